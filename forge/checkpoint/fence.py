@@ -1,0 +1,125 @@
+"""Who may write to a checkpoint directory: one live job, and of one job its newest attempt.
+
+Two things hold that. A lock (POSIX, so that it ends with the process and is not inherited by
+DataLoader workers) keeps a second job out. A token in the directory, checked before every commit,
+keeps out a zombie: an older attempt on a node that was cut off, whose lock the file system may
+have given away.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from forge import messages
+from forge.checkpoint import durable
+from forge.errors import DirectoryInUse
+
+TOKEN_FILE = ".fence.json"
+LOCK_FILE = ".lock"
+
+_claimed_here: set[Path] = set()
+"""POSIX locks do not keep two Runs of one process apart; this does."""
+
+
+class Fence:
+    """The right to commit to one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        """Claim `directory`, which exists.
+
+        Raises:
+            DirectoryInUse: Where a live job holds it.
+        """
+        self._directory = directory.resolve()
+        self._lock_fd = -1
+        job_id = os.environ.get("SLURM_JOB_ID", "")
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+        self._token: dict[str, Any] = {
+            "token": uuid.uuid4().hex,
+            "job_id": job_id,
+            "restart_count": restarts,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "claimed": time.time(),
+        }
+        if self._directory in _claimed_here:
+            raise DirectoryInUse(self._in_use(self._token))
+        previous = self._read()
+        if not self._take_lock() and not self._supersedes(previous):
+            raise DirectoryInUse(self._in_use(previous))
+        durable.replace_file(
+            self._directory / TOKEN_FILE, json.dumps(self._token, indent=1).encode()
+        )
+        _claimed_here.add(self._directory)
+
+    def _take_lock(self) -> bool:
+        if sys.platform == "win32":
+            return True
+        import fcntl
+
+        self._lock_fd = os.open(
+            self._directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+        )
+        try:
+            fcntl.lockf(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return False
+        except OSError as error:
+            # A file system without locks: the token alone has to do.
+            messages.warn(
+                f"{self._directory}: the file system keeps no locks ({error.strerror}). Two jobs"
+                " started in this directory at the same time would not notice at once."
+            )
+        return True
+
+    def _supersedes(self, previous: dict[str, Any]) -> bool:
+        """Whether the holder is an older attempt of this very Slurm job: a zombie."""
+        mine = self._token
+        is_newer = bool(mine["job_id"]) and (
+            previous.get("job_id") == mine["job_id"]
+            and int(previous.get("restart_count", 0)) < mine["restart_count"]
+        )
+        if is_newer:
+            messages.warn(
+                f"{self._directory}: an older attempt of this job still holds the directory"
+                f" (pid {previous.get('pid')} on {previous.get('host')}); it cannot commit any more."
+            )
+        return is_newer
+
+    def _in_use(self, holder: dict[str, Any]) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.get("claimed", 0)))
+        return (
+            f"{self._directory} belongs to a running job: pid {holder.get('pid', 'unknown')} on"
+            f" {holder.get('host', 'unknown')}, since {since}. Wait for it or stop it; or choose"
+            " another `hydra.run.dir` or `resilience.checkpoint.dir`."
+        )
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            content = json.loads((self._directory / TOKEN_FILE).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def check(self) -> None:
+        """Raise DirectoryInUse where a newer attempt has claimed the directory."""
+        holder = self._read()
+        if holder.get("token") != self._token["token"]:
+            raise DirectoryInUse(
+                f"{self._directory} was claimed by a newer attempt (pid {holder.get('pid')} on"
+                f" {holder.get('host')}): this one, pid {os.getpid()}, must not write any more."
+            )
+
+    def release(self) -> None:
+        """Let go of the lock; the token stays as a record."""
+        _claimed_here.discard(self._directory)
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1

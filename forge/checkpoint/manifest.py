@@ -1,0 +1,101 @@
+"""The manifest: the last file of a checkpoint, and what makes it one.
+
+It names every other file with size and CRC-32 and carries a CRC-32 of itself, so that a directory
+is a checkpoint exactly if its manifest reads and its files match.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import zlib
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forge.errors import DamagedCheckpoint
+
+NAME = "manifest.json"
+FORMAT = 1
+_MAX_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint consists of and where it comes from."""
+
+    step: int
+    """Steps done."""
+    attempt: int
+    """Number of the attempt that wrote it."""
+    files: dict[str, dict[str, int]]
+    """Name -> {"size": bytes, "crc32": checksum}."""
+    is_complete: bool = False
+    """Whether training had ended."""
+    world_size: int = 1
+    config_hash: str = ""
+    created: float = 0.0
+    """Unix time in seconds."""
+    versions: dict[str, str] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def to_bytes(self) -> bytes:
+        """The file's content, its own checksum included."""
+        content = asdict(self)
+        return json.dumps({**content, "checksum": _checksum(content)}, indent=1).encode()
+
+
+def _checksum(content: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def read(directory: Path) -> Manifest:
+    """The manifest of a checkpoint.
+
+    Raises:
+        DamagedCheckpoint: Saying what is wrong with it.
+    """
+    path = directory / NAME
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise DamagedCheckpoint("it has no manifest: the save did not finish") from None
+    except OSError as error:
+        raise DamagedCheckpoint(f"{NAME} cannot be opened: {error.strerror}") from error
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
+            raise DamagedCheckpoint(f"{NAME} is not a plain file of reasonable size")
+        raw = file.read(_MAX_BYTES)
+    try:
+        content = json.loads(raw)
+        checksum = content.pop("checksum")
+        if checksum != _checksum(content):
+            raise DamagedCheckpoint(f"{NAME} does not match its own checksum")
+        if content["format"] != FORMAT:
+            raise DamagedCheckpoint(
+                f"{NAME} has format {content['format']}, this forge reads format {FORMAT}"
+            )
+        manifest = Manifest(**content)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{NAME} cannot be read: {error!r}") from error
+    for name in manifest.files:
+        if name != os.path.basename(name) or name in ("", ".", "..", NAME):
+            raise DamagedCheckpoint(f"{NAME} names a file outside the checkpoint: {name!r}")
+    return manifest
+
+
+def check_sizes(directory: Path, manifest: Manifest) -> None:
+    """Raise DamagedCheckpoint unless every file is there with its size."""
+    for name, expected in manifest.files.items():
+        try:
+            status = os.lstat(directory / name)
+        except OSError as error:
+            raise DamagedCheckpoint(f"{name} is missing: {error.strerror}") from error
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedCheckpoint(f"{name} is not a plain file")
+        if status.st_size != expected["size"]:
+            raise DamagedCheckpoint(
+                f"{name}: expected {expected['size']} bytes, found {status.st_size}"
+            )

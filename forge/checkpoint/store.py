@@ -1,0 +1,314 @@
+"""The checkpoints of one job in one directory.
+
+A save goes: temporary sibling, files, manifest, each synced; the fence is checked; one rename;
+the directory is synced; `latest` is swapped. Whoever dies in between leaves a sibling that the
+next attempt removes. Resume takes the newest checkpoint that verifies and tells why it passed
+over the others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import forge
+from forge.checkpoint import durable, manifest, tensorfile
+from forge.checkpoint.codec import Encoder, decode
+from forge.checkpoint.fence import Fence
+from forge.checkpoint.manifest import Manifest
+from forge.config import CheckpointConfig, Verify
+from forge.errors import CheckpointError, DamagedCheckpoint
+
+LATEST = "latest"
+_STEP = re.compile(r"step_(\d+)")
+_STATE, _TENSORS = "state_rank00000.json", "tensors_rank00000.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read and verified."""
+
+    path: Path
+    manifest: Manifest
+    state: dict[str, Any]
+
+
+@dataclass
+class Snapshot:
+    """State on its way to disk."""
+
+    step: int
+    state: Any
+    tensors: dict[str, torch.Tensor]
+    is_complete: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of tensors."""
+        return sum(t.numel() * t.dtype.itemsize for t in self.tensors.values())
+
+
+def step_of(path: Path) -> int | None:
+    """The number in `step_<N>`, or None for every other name."""
+    match = _STEP.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def step_dirs(directory: Path) -> list[Path]:
+    """Everything called `step_<N>`, newest first."""
+    found = [path for path in directory.iterdir() if step_of(path) is not None]
+    return sorted(found, key=lambda path: step_of(path) or 0, reverse=True)
+
+
+class Store:
+    """Reads and writes the checkpoints of one directory; claims it until `close`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        config: CheckpointConfig,
+        *,
+        attempt: int = 0,
+        config_hash: str = "",
+        keep_back_steps: int | None = None,
+    ) -> None:
+        """Claim `directory`, creating it, and remove what a killed save left.
+
+        Args:
+            directory: Where the `step_<N>` lie.
+            config: Retention and verification.
+            attempt: Number of this attempt, for the manifest.
+            config_hash: Hash of the job's config, for the manifest.
+            keep_back_steps: Always keep one checkpoint at least this many steps old.
+        Raises:
+            DirectoryInUse: Where a live job holds it.
+        """
+        self.directory = directory
+        self._config = config
+        self.attempt = attempt
+        self._config_hash = config_hash
+        self._keep_back_steps = keep_back_steps
+        self._damaged: set[str] = set()
+        self.passed_over: list[str] = []
+        """Why the last `newest` did not take the newer checkpoints."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._fence = Fence(directory)
+        for path in directory.iterdir():
+            if path.name.startswith((".step_", ".removed_")):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def close(self) -> None:
+        """Give the directory up."""
+        self._fence.release()
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def newest(self, at_most: int | None = None) -> Checkpoint | None:
+        """The newest checkpoint that verifies, or None where there is none at all.
+
+        Args:
+            at_most: Only those with at most this many steps done.
+        Raises:
+            CheckpointError: Where there are checkpoints but none of them verifies.
+        """
+        self.passed_over = []
+        candidates = step_dirs(self.directory)
+        if at_most is not None:
+            candidates = [path for path in candidates if (step_of(path) or 0) <= at_most]
+        for path in candidates:
+            try:
+                return self.read(path)
+            except DamagedCheckpoint as error:
+                self._damaged.add(path.name)
+                self.passed_over.append(f"{path.name}: {error}")
+        if not self.passed_over or at_most is not None:
+            return None
+        reasons = "".join(f"\n  - {reason}" for reason in self.passed_over)
+        raise CheckpointError(
+            f"No checkpoint in {self.directory} can be used:{reasons}\nTo start from the first"
+            f" step, move these directories away; nothing was changed or removed."
+        )
+
+    def read(self, path: Path) -> Checkpoint:
+        """Read one checkpoint, verifying as `checkpoint.verify` says.
+
+        Raises:
+            DamagedCheckpoint: Saying which file is wrong, what was expected and what was found.
+        """
+        described = manifest.read(path)
+        if described.step != step_of(path):
+            raise DamagedCheckpoint(f"its manifest is that of step {described.step}")
+        if self._config.verify is not Verify.none:
+            manifest.check_sizes(path, described)
+        missing = {_STATE, _TENSORS} - described.files.keys()
+        if missing:
+            raise DamagedCheckpoint(f"its manifest lacks {', '.join(sorted(missing))}")
+        raw = {
+            name: tensorfile.read_bytes(
+                path / name,
+                entry["size"],
+                entry["crc32"] if self._config.verify is Verify.full else None,
+            )
+            for name, entry in described.files.items()
+        }
+        tensors = tensorfile.parse(raw[_TENSORS], _TENSORS)
+        try:
+            tree = json.loads(tensorfile.to_bytes(raw[_STATE]))
+        except (ValueError, RecursionError) as error:
+            raise DamagedCheckpoint(f"{_STATE} cannot be read: {error}") from error
+        return Checkpoint(path, described, decode(tree, tensors))
+
+    # -- writing -------------------------------------------------------------------------------
+
+    @staticmethod
+    def check_savable(state: Any) -> None:
+        """Raise CheckpointError naming a leaf of `state` that cannot be saved."""
+        encoder = Encoder()
+        encoder.encode(state)
+        for name, tensor in encoder.tensors.items():
+            tensorfile.check_dtype(name, tensor)
+
+    @staticmethod
+    def is_savable(state: Any) -> bool:
+        """Whether `check_savable` finds nothing."""
+        try:
+            Store.check_savable(state)
+        except CheckpointError:
+            return False
+        return True
+
+    def snapshot(self, step: int, state: Any, is_complete: bool, copy: bool) -> Snapshot:
+        """Encode `state`; with `copy`, independent of what training does to it afterwards.
+
+        Raises:
+            CheckpointError: Naming a leaf that cannot be saved.
+        """
+        encoder = Encoder()
+        tree = encoder.encode(state)
+        tensors = encoder.tensors
+        if copy:
+            tensors = {
+                name: tensorfile.storable(t, copy=True) for name, t in encoder.tensors.items()
+            }
+        return Snapshot(step, tree, tensors, is_complete)
+
+    def commit(self, snapshot: Snapshot) -> Path:
+        """Write a snapshot; when this returns it survives a power cut.
+
+        Raises:
+            OSError: From the disk; nothing that was there before has changed.
+            DirectoryInUse: Where a newer attempt has taken over.
+        """
+        name = f"step_{snapshot.step}"
+        final = self.directory / name
+        temporary = self.directory / f".{name}.tmp-{os.getpid()}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        self._fence.check()
+        try:
+            temporary.mkdir()
+            self._write(temporary, snapshot)
+            self._fence.check()
+            self._put_in_place(temporary, final)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        durable.sync_directory(self.directory)
+        durable.replace_link(self.directory / LATEST, name)
+        self._damaged.discard(name)
+        return final
+
+    def _write(self, directory: Path, snapshot: Snapshot) -> None:
+        text = json.dumps(snapshot.state).encode()
+        files = {
+            _TENSORS: tensorfile.write(directory / _TENSORS, snapshot.tensors),
+            _STATE: tensorfile.write_synced(directory / _STATE, iter([memoryview(text)])),
+        }
+        described = Manifest(
+            step=snapshot.step,
+            attempt=self.attempt,
+            files={name: {"size": s, "crc32": c} for name, (s, c) in files.items()},
+            is_complete=snapshot.is_complete,
+            config_hash=self._config_hash,
+            created=time.time(),
+            versions={"forge": forge.__version__, "torch": torch.__version__},
+        )
+        content = memoryview(described.to_bytes())
+        tensorfile.write_synced(directory / manifest.NAME, iter([content]))
+        durable.sync_directory(directory)
+
+    def _put_in_place(self, temporary: Path, final: Path) -> None:
+        if final.is_symlink() or final.exists():
+            # Only one that does not verify, or one from before a rollback, stands here: see
+            # `holds`. It is moved away, not removed, until the new one is in its place.
+            aside = self.directory / f".removed_{final.name}-{os.getpid()}"
+            shutil.rmtree(aside, ignore_errors=True)
+            os.rename(final, aside)
+            os.rename(temporary, final)
+            _remove(aside)
+        else:
+            os.rename(temporary, final)
+
+    def holds(self, step: int, is_complete: bool) -> bool:
+        """Whether a good checkpoint of this step, as complete as asked, is there already."""
+        path = self.directory / f"step_{step}"
+        if path.name in self._damaged:
+            return False
+        try:
+            described = manifest.read(path)
+            manifest.check_sizes(path, described)
+        except DamagedCheckpoint:
+            return False
+        return described.step == step and (described.is_complete or not is_complete)
+
+    # -- removing ------------------------------------------------------------------------------
+
+    def retain(self) -> list[str]:
+        """Remove what the policy does not keep; never the newest good one or what `latest` names.
+
+        Returns:
+            The names that were removed.
+        """
+        good = [path for path in step_dirs(self.directory) if path.name not in self._damaged]
+        kept = {path.name for path in good[: self._config.keep_last]}
+        every = self._config.keep_every_steps
+        if every:
+            kept |= {path.name for path in good if (step_of(path) or 0) % every == 0}
+        if self._keep_back_steps is not None and good:
+            newest_step = step_of(good[0]) or 0
+            old = [p for p in good if (step_of(p) or 0) <= newest_step - self._keep_back_steps]
+            kept |= {path.name for path in old[:1]}
+        kept.add(os.path.basename(os.path.realpath(self.directory / LATEST)))
+        removed = [path for path in good if path.name not in kept]
+        for path in removed:
+            self._remove_step(path)
+        return [path.name for path in removed]
+
+    def discard_after(self, step: int) -> None:
+        """Remove the checkpoints of a time line that a rollback to `step` has ended."""
+        durable.replace_link(self.directory / LATEST, f"step_{step}")
+        for path in step_dirs(self.directory):
+            if (step_of(path) or 0) > step:
+                self._remove_step(path)
+        durable.sync_directory(self.directory)
+
+    def _remove_step(self, path: Path) -> None:
+        # Renamed first: a kill while it is being removed must not leave half a checkpoint.
+        aside = self.directory / f".removed_{path.name}-{os.getpid()}"
+        _remove(aside)
+        os.rename(path, aside)
+        _remove(aside)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,195 @@
+"""The resilience policy: typed keys, their defaults, and every rule between them.
+
+`load` turns whatever Hydra composed (or a plain dict) into a `Policy`, once. It reports all
+problems together: unknown keys with the nearest known one, wrong types, values out of range, and
+rules that span several keys. `conf/resilience/default.yaml` repeats the defaults for Hydra; a test
+holds the two equal. This module imports OmegaConf, never torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Optional
+
+
+class SignalAction(Enum):
+    """What a signal makes the run do at its next step boundary."""
+
+    stop = "stop"
+    """Save, run the callbacks, end with 128 + the signal's number."""
+    requeue = "requeue"
+    """Save, run the callbacks, end with 75: run me again."""
+    save = "save"
+    """Save and go on training."""
+    ignore = "ignore"
+    """Nothing."""
+
+
+# The functional form, because `raise` is a keyword and has to be an alias of `halt`.
+NanAction = Enum(
+    "NanAction",
+    {"warn": "warn", "skip": "skip", "rollback": "rollback", "halt": "halt", "raise": "halt"},
+)
+
+
+class CodeChange(Enum):
+    """What to do when the code is not the code the job was first started with."""
+
+    warn = "warn"
+    refuse = "refuse"
+
+
+class HealthCheck(Enum):
+    """A check of this node before training starts."""
+
+    disk = "disk"
+    """The checkpoint directory takes a synced file and has `min_free_gib` left."""
+    gpu = "gpu"
+    """Every visible CUDA device computes and allocates; passes where there is none."""
+
+
+class HealthAction(Enum):
+    """What a failed health check leads to."""
+
+    warn = "warn"
+    refuse = "refuse"
+
+
+class Verify(Enum):
+    """How much of a checkpoint is checked before it is trusted."""
+
+    full = "full"
+    size = "size"
+    none = "none"
+
+
+@dataclass
+class SignalConfig:
+    """Which signals stop a job, and how early."""
+
+    name: str = "USR2"
+    """Signal that the launcher sends before the time limit."""
+    lead_s: float = 120.0
+    """Seconds before the time limit at which it is sent."""
+    actions: dict[str, SignalAction] = field(
+        default_factory=lambda: {
+            "TERM": SignalAction.stop,
+            "INT": SignalAction.stop,
+            "USR1": SignalAction.requeue,
+            "USR2": SignalAction.requeue,
+        }
+    )
+    """What each signal leads to: stop | requeue | save | ignore."""
+
+
+@dataclass
+class ShutdownConfig:
+    """How long stopping may take."""
+
+    timeout_s: float = 90.0
+    """Seconds from the signal to the forced exit with code 70; 0 never forces."""
+
+
+@dataclass
+class RequeueConfig:
+    """How a job goes on in its directory."""
+
+    on_code_change: CodeChange = CodeChange.warn
+    """When the code changed since the job was first started: warn | refuse."""
+
+
+@dataclass
+class RollbackConfig:
+    """Where `nan.action=rollback` goes back to."""
+
+    steps_back: int = 0
+    """Go back at least this many steps before the first bad step."""
+    skip_data: bool = True
+    """Do not see again the batches from there through the last bad one."""
+    lr_scale: float = 1.0
+    """Multiply the learning rate by this at each rollback."""
+    max_rollbacks: int = 3
+    """Halt instead of rolling back once more than this often."""
+
+
+@dataclass
+class NanConfig:
+    """What a NaN or Inf in the loss or the gradients leads to."""
+
+    action: NanAction = NanAction.skip  # type: ignore[valid-type]
+    """warn (say so, update all the same) | skip | rollback | halt (synonym: raise)."""
+    max_consecutive: int = 5
+    """This many bad steps in a row: skip halts the run, rollback goes back."""
+    check_gradients: bool = True
+    """Look at the gradients' norm as well as at the loss."""
+    rollback: RollbackConfig = field(default_factory=RollbackConfig)
+
+
+@dataclass
+class HealthConfig:
+    """Checks of the node, before the first step."""
+
+    checks: list[HealthCheck] = field(default_factory=lambda: [HealthCheck.disk, HealthCheck.gpu])
+    """Which checks run: disk, gpu."""
+    action: HealthAction = HealthAction.refuse
+    """A failed check: warn | refuse (exit code 69)."""
+    timeout_s: float = 60.0
+    """A check that takes longer has failed."""
+    min_free_gib: float = 0.0
+    """GiB that must be free where checkpoints go."""
+
+
+@dataclass
+class CheckpointConfig:
+    """Where and when the state is saved."""
+
+    dir: str = "checkpoints"
+    """Directory; a relative one lies in the job's own output directory."""
+    every_steps: Optional[int] = 1000
+    """Save after this many steps; null: not by steps."""
+    every_s: Optional[float] = 600.0
+    """Save when this many seconds passed since the last save; null: not by time."""
+    keep_last: int = 3
+    """Keep this many of the newest checkpoints."""
+    keep_every_steps: Optional[int] = None
+    """Keep for ever those at multiples of this many steps."""
+    async_save: bool = False
+    """Copy the state to host memory and write it beside training."""
+    verify: Verify = Verify.full
+    """Before a checkpoint is trusted, check: full (checksums) | size | none."""
+
+
+@dataclass
+class Policy:
+    """Everything declared under `resilience`."""
+
+    enabled: bool = True
+    """false: a plain loop; nothing is handled, saved or resumed."""
+    signal: SignalConfig = field(default_factory=SignalConfig)
+    shutdown: ShutdownConfig = field(default_factory=ShutdownConfig)
+    requeue: RequeueConfig = field(default_factory=RequeueConfig)
+    nan: NanConfig = field(default_factory=NanConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+
+def load(policy: Any, *, time_limit_s: float | None = None, limit_key: str = "") -> Policy:
+    """Check a policy and convert it.
+
+    Args:
+        policy: A `Policy`, a mapping, an OmegaConf config, or None for the defaults. Keys left
+            out have their default.
+        time_limit_s: The job's time limit in seconds, where there is one.
+        limit_key: The config key and value that set it, for messages.
+    Raises:
+        ConfigError: With every problem found.
+    """
+    from forge.rules import convert, cross_field_problems
+    from forge.errors import ConfigError
+
+    converted, problems = convert(policy)
+    problems += cross_field_problems(converted, time_limit_s, limit_key)
+    if problems:
+        raise ConfigError(problems)
+    return converted

@@ -1,0 +1,86 @@
+"""What can go wrong, and the codes a forge process ends with.
+
+    ForgeError
+    ├── ConfigError          a policy that cannot work; lists every problem at once
+    ├── CheckpointError      a checkpoint cannot be written or read
+    │   ├── DamagedCheckpoint    its bytes are not the ones that were committed
+    │   └── StateMismatch        its state does not fit the live objects
+    └── DirectoryInUse       another live job, or a newer attempt, owns the directory
+
+    Exit (a SystemExit)      ends the process with one of the codes below
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of a forge job; those of sysexits.h where one fits."""
+
+    FINISHED = 0
+    HALTED = 65
+    """The NaN policy stopped the run; the last good checkpoint is in place."""
+    UNHEALTHY = 69
+    """This node failed a health check."""
+    FORCED = 70
+    """Stopping took longer than `shutdown.timeout_s`; all stacks were dumped to a file."""
+    IN_USE = 73
+    """The directory belongs to a running job."""
+    IO_ERROR = 74
+    """Checkpoints cannot be written or read."""
+    REQUEUE = 75
+    """Checkpointed; run me again."""
+    BAD_CONFIG = 78
+    """The configuration, or the code that is to go on with it, is refused."""
+    INTERRUPTED = 130
+    """Ctrl+C."""
+    TERMINATED = 143
+    """SIGTERM."""
+
+
+class ForgeError(Exception):
+    """Base of every error that forge raises for its users."""
+
+    exit_code = ExitCode.IO_ERROR
+
+
+class ConfigError(ForgeError):
+    """A policy that cannot work. `problems` holds one sentence per problem."""
+
+    exit_code = ExitCode.BAD_CONFIG
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
+        lines = "".join(f"\n  - {problem}" for problem in problems)
+        super().__init__(f"The resilience policy has {count}:{lines}")
+
+
+class CheckpointError(ForgeError):
+    """A checkpoint cannot be written or read."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """The bytes of a checkpoint are not the ones that were committed."""
+
+
+class StateMismatch(CheckpointError):
+    """The state in a checkpoint does not fit the objects it should go into."""
+
+
+class DirectoryInUse(ForgeError):
+    """Another live job, or a newer attempt of this one, owns the checkpoint directory."""
+
+    exit_code = ExitCode.IN_USE
+
+
+class Exit(SystemExit):
+    """Ends the process with `code`; not an `Exception`, so that no `except` takes it for a bug."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(int(code))
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.reason} (exit code {self.code})"

@@ -1,0 +1,157 @@
+"""A job's own directory: its frozen config, its code's fingerprint, and the command to go on.
+
+    <job dir>/.forge/config.yaml     the config the job was first started with, resolved
+    <job dir>/.forge/overrides.yaml  the overrides it was given
+    <job dir>/.forge/code.json       sha256 of each source file the job had imported
+    <job dir>/.forge/resume.sh       its last line goes on with the job
+
+Under Hydra the job's directory is Hydra's output directory, else the checkpoint directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import site
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from forge.ledger import forge_dir
+
+
+def hydra_config() -> Any | None:
+    """Hydra's own config of the job that runs in this process, or None outside Hydra."""
+    if "hydra" not in sys.modules:
+        return None
+    from hydra.core.hydra_config import HydraConfig
+
+    return HydraConfig.get() if HydraConfig.initialized() else None
+
+
+def current(checkpoint_dir: str) -> tuple[Path, Path]:
+    """(job directory, checkpoint directory) of this process; both absolute."""
+    hydra = hydra_config()
+    output_dir = hydra.runtime.output_dir if hydra is not None else None
+    if output_dir is None:
+        path = Path(checkpoint_dir).absolute()
+        return path, path
+    return Path(output_dir), Path(output_dir, checkpoint_dir)
+
+
+# -- the command that goes on ------------------------------------------------------------------
+
+
+def resume_command(job_dir: Path) -> str:
+    """One shell line that goes on with this job, from any directory."""
+    hydra = hydra_config()
+    program, arguments = _command_line()
+    where = Path.cwd()
+    if hydra is not None:
+        where = Path(hydra.runtime.cwd)
+        arguments = _hydra_arguments(hydra, job_dir, arguments)
+    return f"cd {shlex.quote(str(where))} && {shlex.join([*program, *arguments])}"
+
+
+def _command_line() -> tuple[list[str], list[str]]:
+    """How this process was started: the program (`python -u train.py`), and its arguments."""
+    arguments = sys.argv[1:]
+    original = list(sys.orig_argv)
+    count = len(arguments)
+    if count and original[-count:] != arguments:
+        return [sys.executable, sys.argv[0]], arguments  # sys.argv was changed by the program
+    program = original[: len(original) - count]
+    if os.sep not in program[0]:
+        program[0] = sys.executable or program[0]  # `python` may be another one elsewhere
+    return program, arguments
+
+
+_KEPT_OPTIONS = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
+
+
+def _hydra_arguments(hydra: Any, job_dir: Path, arguments: list[str]) -> list[str]:
+    kept: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        name, has_value, _ = argument.partition("=")
+        if name in _KEPT_OPTIONS:
+            kept.append(argument)
+            if not has_value:
+                kept.extend([value for value in [next(rest, None)] if value is not None])
+    # What places a job (its directory, sweep and launcher) is replaced by its directory alone.
+    placing = ("hydra.run.dir", "hydra.sweep.", "hydra.mode", "hydra/launcher", "hydra/sweeper")
+    placing += ("hydra.launcher", "hydra.sweeper")
+    for override in hydra.overrides.hydra:
+        if not override.lstrip("+~").startswith(placing):
+            kept.append(override)
+    kept.extend(hydra.overrides.task)
+    return [*kept, f"hydra.run.dir={_hydra_quoted(str(job_dir))}"]
+
+
+def _hydra_quoted(value: str) -> str:
+    """A value that Hydra's override grammar reads back as it is."""
+    if all(c.isalnum() or c in "/-_.+:@%?*" for c in value):
+        return value
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def write_resume_script(job_dir: Path, command: str) -> None:
+    """Leave the command where people and programs find it."""
+    path = forge_dir(job_dir) / "resume.sh"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, f"#!/bin/sh\n# Goes on with this job.\n{command}\n")
+    path.chmod(0o755)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a small file in one step; not synced, since it can be made again."""
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+# -- the code ----------------------------------------------------------------------------------
+
+
+def code_fingerprint() -> dict[str, str]:
+    """sha256 of every imported source file that is the user's own, by absolute path."""
+    roots = {sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    roots |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parent)}
+    installed = tuple(os.path.join(root, "") for root in roots)
+    found: dict[str, str] = {}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or not file.endswith(".py"):
+            continue
+        path = os.path.abspath(file)
+        if not path.startswith(installed):
+            try:
+                found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            except OSError:
+                continue  # removed since it was imported: there is nothing left to compare
+    return found
+
+
+def changed_code(job_dir: Path) -> list[str]:
+    """Files that differ from those the job was first started with; the first start notes them."""
+    path = forge_dir(job_dir) / "code.json"
+    now = code_fingerprint()
+    try:
+        first: dict[str, str] = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(now, indent=1))
+        return []
+    return sorted(file for file, digest in first.items() if now.get(file, digest) != digest)
+
+
+def config_hash(job_dir: Path) -> str:
+    """sha256 of the frozen config; empty where there is none."""
+    try:
+        return hashlib.sha256((forge_dir(job_dir) / "config.yaml").read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return ""

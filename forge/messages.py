@@ -1,0 +1,81 @@
+"""What forge tells people, without ever waiting for them to read it.
+
+A full stderr pipe blocks whoever writes to it, and a blocked main thread saves nothing. Messages
+therefore go through one daemon thread: normally `say` returns once its text is out, but after
+`PATIENCE_S` it goes on without. Text goes to the logger `forge` where logging is set up (Hydra
+does that), else straight to stderr.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+
+PATIENCE_S = 0.5
+"""Seconds that one message may hold up its sender."""
+
+_logger = logging.getLogger("forge")
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[int, str, threading.Event]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._last: threading.Event | None = None
+
+    def put(self, level: int, text: str) -> None:
+        is_stuck = self._last is not None and not self._last.is_set()
+        done = threading.Event()
+        self._last = done
+        self._queue.put((level, text, done))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="forge-messages", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:  # the interpreter is shutting down: no thread, nobody to wait for
+                return
+        # A reader that let one message wait will let the next one wait as well.
+        done.wait(0.0 if is_stuck else PATIENCE_S)
+
+    def _run(self) -> None:
+        while True:
+            level, text, done = self._queue.get()
+            emit(level, text)
+            done.set()
+
+
+def emit(level: int, text: str) -> None:
+    """Write one message in this thread; may block."""
+    if _logger.hasHandlers():
+        _logger.log(level, text)
+        return
+    try:
+        # Not sys.stderr: a thread blocked inside its lock would abort the interpreter's exit.
+        os.write(2, f"forge: {text}\n".encode(errors="replace"))
+    except OSError:
+        pass  # stderr is closed: there is nobody to tell
+
+
+_writer = _Writer()
+
+
+def say(text: str, level: int = logging.INFO) -> None:
+    """Tell people something; holds the caller up for `PATIENCE_S` at most."""
+    _writer.put(level, text)
+
+
+def warn(text: str) -> None:
+    """Tell people that something needs their attention."""
+    say(text, logging.WARNING)
+
+
+def _start_anew() -> None:
+    global _writer
+    _writer = _Writer()
+
+
+# A forked child has the queue but not the thread.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_anew)

@@ -1,0 +1,290 @@
+"""Where in its data a run is, to the batch, for every kind of loader.
+
+An epoch begins at a known random state; what it yields follows from that state and from how far
+it has come. A position is therefore (epoch, state at its begin, batches taken). Resuming puts the
+state back, makes the iterator, and takes the same number of batches away:
+
+    state_dict on the loader   its own word for it (StatefulDataLoader, own iterables)
+    DataLoader                 by indices where that is exact: without workers, or `seeded`
+    DataLoader with workers    by loading again: the workers' own draws come out the same
+    any other iterable         by iterating again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from forge import data, rng
+from forge.errors import StateMismatch
+from forge.workers import shielded_iter
+
+
+class Position:
+    """The place of one `Run.steps` in its loader."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self._loader: Any = loader
+        self._iterator: Iterator[Any] | None = None
+        self._start: dict[str, Any] | None = None
+        self.epoch = 0
+        self.taken = 0
+        """Batches of this epoch that were taken."""
+        self._total = 0
+        self._is_stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        self._is_dataloader = isinstance(loader, DataLoader) and not self._is_stateful
+        self._is_one_shot = iter_is_self(loader)
+
+    # -- taking --------------------------------------------------------------------------------
+
+    def next(self) -> Any:
+        """The next batch; begins the next epoch where one ends.
+
+        Raises:
+            ValueError: Where the loader yields nothing, or is a one-shot iterator and at its end.
+        """
+        if self._iterator is not None:
+            try:
+                return self._count(next(self._iterator))
+            except StopIteration:
+                self._end_epoch()
+        self._begin_epoch()
+        assert self._iterator is not None
+        try:
+            return self._count(next(self._iterator))
+        except StopIteration:
+            raise ValueError(
+                f"The loader ({type(self._loader).__name__}) yielded no batch in epoch"
+                f" {self.epoch}. Is its dataset empty, or smaller than a batch with drop_last?"
+            ) from None
+
+    def _count(self, batch: Any) -> Any:
+        self.taken += 1
+        self._total += 1
+        return batch
+
+    def _end_epoch(self) -> None:
+        if self._is_one_shot and not self._is_stateful:
+            raise ValueError(
+                f"The loader ended after {self._total} batches and is an iterator, which cannot"
+                " begin a second epoch. Pass the iterable itself (a DataLoader, a list), not"
+                " iter(...) of it."
+            )
+        self._iterator = None
+        self.epoch += 1
+        self.taken = 0
+
+    def _begin_epoch(self) -> None:
+        self._start = {"rng": rng.capture_cpu(), "parts": self._parts_state()}
+        self._announce_epoch()
+        self._iterator = shielded_iter(self._loader)
+
+    def _announce_epoch(self) -> None:
+        data.set_epoch(getattr(self._loader, "dataset", None), self.epoch)
+        for sampler in self._samplers().values():
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(self.epoch)
+
+    def close(self) -> None:
+        """Drop the iterator, and its workers with it."""
+        self._iterator = None
+        self._loader = None
+
+    # -- saving --------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """The position, as it goes into a checkpoint."""
+        state: dict[str, Any] = {
+            "kind": self._kind,
+            "epoch": self.epoch,
+            "taken": self.taken,
+            "total": self._total,
+            "start": self._start if self._iterator is not None else None,
+        }
+        if self._is_stateful and self._iterator is not None:
+            state["loader"] = self._loader.state_dict()
+        return state
+
+    @property
+    def _kind(self) -> str:
+        return "stateful" if self._is_stateful else "replayed"
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go to a saved position; leaves the random state wherever that took it.
+
+        Raises:
+            StateMismatch: Where the loader cannot go there.
+        """
+        if state["kind"] != self._kind:
+            raise StateMismatch(
+                f"data: expected a loader that is {state['kind']}, found"
+                f" {type(self._loader).__name__}, which is {self._kind}"
+            )
+        self._iterator = None
+        if getattr(self._loader, "persistent_workers", False):
+            self._loader._iterator = None  # or it would go on with the epoch it is in
+        self.epoch, self._total = state["epoch"], state["total"]
+        self.taken = 0
+        self._start = state["start"]
+        if self._start is None:
+            return
+        self._restore_start()
+        self._announce_epoch()
+        if self._is_stateful:
+            self._loader.load_state_dict(state["loader"])
+            self._iterator = shielded_iter(self._loader)
+        else:
+            self._iterator = self._iter_without(state["taken"])
+        self.taken = state["taken"]
+
+    def _restore_start(self) -> None:
+        assert self._start is not None
+        rng.restore(self._start["rng"])
+        for name, part in self._start["parts"].items():
+            owner = self._generators().get(name) or self._samplers().get(name)
+            if owner is None:
+                raise StateMismatch(f"data: the loader has no {name} any more, but had when saved")
+            if isinstance(owner, torch.Generator):
+                owner.set_state(part)
+            else:
+                owner.load_state_dict(part)
+
+    def _iter_without(self, count: int) -> Iterator[Any]:
+        """An iterator over the epoch that `_start` describes, without its first batches."""
+        if self._can_skip_indices():
+            return self._iter_skipping_indices(count)
+        iterator = shielded_iter(self._loader)
+        for taken in range(count):
+            try:
+                next(iterator)
+            except StopIteration:
+                raise _too_short(count, taken) from None
+        return iterator
+
+    def _can_skip_indices(self) -> bool:
+        return (
+            self._is_dataloader
+            and not isinstance(self._loader.dataset, IterableDataset)
+            and (self._loader.num_workers == 0 or data.is_seeded(self._loader.dataset))
+        )
+
+    def _iter_skipping_indices(self, count: int) -> Iterator[Any]:
+        loader = self._loader
+        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        inner = getattr(loader, name)
+        # Persistent workers draw their seed once, in the first epoch; a new iterator draws it now.
+        redraws = loader.persistent_workers and self.epoch > 0
+        skipping = _Skipping(inner, count, self._restore_start if redraws else None)
+        loader.__dict__[name] = skipping  # DataLoader refuses the assignment after __init__
+        try:
+            iterator = shielded_iter(loader)
+        finally:
+            loader.__dict__[name] = inner
+        if count:
+            skipping.skip()
+        return iterator
+
+    # -- parts of a DataLoader that have a state of their own ----------------------------------
+
+    def _samplers(self) -> dict[str, Any]:
+        if not isinstance(self._loader, DataLoader):
+            return {}
+        batch_sampler = self._loader.batch_sampler
+        found = {
+            "sampler": self._loader.sampler,
+            "batch_sampler": batch_sampler,
+            "batch_sampler.sampler": getattr(batch_sampler, "sampler", None),
+        }
+        if found["batch_sampler.sampler"] is found["sampler"]:
+            del found["batch_sampler.sampler"]
+        return {name: sampler for name, sampler in found.items() if sampler is not None}
+
+    def _generators(self) -> dict[str, torch.Generator]:
+        owners = {"loader": self._loader, **self._samplers()}
+        found = {f"{name}.generator": getattr(o, "generator", None) for name, o in owners.items()}
+        return {name: g for name, g in found.items() if isinstance(g, torch.Generator)}
+
+    def _parts_state(self) -> dict[str, Any]:
+        if self._is_stateful:
+            return {}
+        parts: dict[str, Any] = {name: g.get_state() for name, g in self._generators().items()}
+        for name, sampler in self._samplers().items():
+            if hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict"):
+                parts[name] = sampler.state_dict()
+        return parts
+
+    # -- what cannot be exact ------------------------------------------------------------------
+
+    def inexact(self) -> list[str]:
+        """What a resume cannot promise to repeat, one sentence each."""
+        loader, name = self._loader, type(self._loader).__name__
+        seeds = "Wrap the dataset in forge.data.seeded."
+        workers = getattr(loader, "num_workers", 0)
+        unseeded = workers > 0 and not data.is_seeded(getattr(loader, "dataset", None))
+        found = []
+        if self._is_stateful and unseeded:
+            found.append(f"{name}: random draws inside its {workers} workers are not saved. {seeds}")
+        if self._is_dataloader and unseeded and loader.persistent_workers:
+            found.append(f"{name}: persistent workers draw on across epochs. {seeds}")
+        if self._is_dataloader and isinstance(loader.dataset, IterableDataset):
+            found.append(
+                f"{name}: {type(loader.dataset).__name__} is read again from the epoch's start on a"
+                " resume, which repeats it only if it yields the same each time. Give the loader"
+                " state_dict and load_state_dict (torchdata.StatefulDataLoader) to go there at once."
+            )
+        if not self._is_stateful and not self._is_dataloader:
+            found.append(
+                f"{name}: has no state_dict, so a resume iterates it again from the epoch's start,"
+                " which repeats it only if it yields the same each time."
+            )
+        return found
+
+
+class _Skipping:
+    """A sampler that leaves out its first indices, the first time it is iterated."""
+
+    def __init__(self, inner: Any, count: int, before: Any) -> None:
+        self._inner = inner
+        self._count = count
+        self._before = before
+        self._iterator: Iterator[Any] = iter(())
+        self._is_skipped = False
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._iterator = iter(self._inner)
+        return self if not self._is_skipped else self._iterator
+
+    def __next__(self) -> Any:
+        self.skip()
+        return next(self._iterator)
+
+    def skip(self) -> None:
+        """Leave the indices out: not before the loader drew its own seed, as in a first epoch."""
+        if self._is_skipped:
+            return
+        self._is_skipped = True
+        if self._before is not None:
+            self._before()
+        for taken in range(self._count):
+            try:
+                next(self._iterator)
+            except StopIteration:
+                raise _too_short(self._count, taken) from None
+
+
+def _too_short(count: int, taken: int) -> StateMismatch:
+    return StateMismatch(
+        f"data: the saved position is {count} batches into an epoch, but the loader now ends after"
+        f" {taken}. Was the dataset, the batch size or drop_last changed?"
+    )
+
+
+def iter_is_self(loader: Iterable[Any]) -> bool:
+    """Whether `loader` is an iterator, which is gone once iterated."""
+    return isinstance(loader, Iterator)

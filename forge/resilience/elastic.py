@@ -1,0 +1,121 @@
+"""What Slurm's environment says about this job, and where to resume from."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from forge import messages
+
+_STEP = re.compile(r"step_(\d+)")
+
+
+@dataclass(frozen=True)
+class SLURMInfo:
+    """A job as its own environment describes it. Source: sbatch(1), output environment."""
+
+    job_id: str
+    job_name: str
+    node_list: str
+    num_nodes: int
+    ntasks_per_node: int
+    """The largest count where nodes differ."""
+    restart_count: int
+    partition: str
+    array_task_id: str | None = None
+
+    @property
+    def is_requeued(self) -> bool:
+        """Whether the job ran before."""
+        return self.restart_count > 0
+
+
+def get_slurm_info() -> SLURMInfo | None:
+    """The job this process runs in, or None outside Slurm."""
+    env = os.environ
+    job_id = env.get("SLURM_JOB_ID", "")
+    if not job_id:
+        return None
+    return SLURMInfo(
+        job_id=job_id,
+        job_name=env.get("SLURM_JOB_NAME", ""),
+        node_list=env.get("SLURM_JOB_NODELIST", "") or env.get("SLURM_NODELIST", ""),
+        num_nodes=_count(env.get("SLURM_JOB_NUM_NODES") or env.get("SLURM_NNODES"), 1),
+        ntasks_per_node=_count(
+            env.get("SLURM_NTASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE"), 1
+        ),
+        restart_count=_count(env.get("SLURM_RESTART_COUNT"), 0),
+        partition=env.get("SLURM_JOB_PARTITION", ""),
+        array_task_id=env.get("SLURM_ARRAY_TASK_ID") or None,
+    )
+
+
+def _count(text: str | None, default: int) -> int:
+    """The number in `8`, the largest in `4(x2),3`; `default` where there is none."""
+    counts = [int(n) for n in re.findall(r"(?:^|,)\s*(\d+)", text or "")]
+    return max(counts, default=default)
+
+
+def is_slurm_job() -> bool:
+    """Whether this process runs inside a Slurm job."""
+    return get_slurm_info() is not None
+
+
+def is_slurm_requeue() -> bool:
+    """Whether this process runs inside a Slurm job that was requeued."""
+    info = get_slurm_info()
+    return info is not None and info.is_requeued
+
+
+def log_job_info() -> None:
+    """Say which job this is; nothing outside Slurm."""
+    info = get_slurm_info()
+    if info is None:
+        return
+    array = f", array task {info.array_task_id}" if info.array_task_id else ""
+    messages.say(
+        f"Slurm job {info.job_id} ({info.job_name}{array}) on {info.num_nodes} node(s)"
+        f" {info.node_list}, partition {info.partition}, {info.ntasks_per_node} task(s) per node,"
+        f" restart {info.restart_count}"
+    )
+
+
+def resolve_resume_path(checkpoint_dir: Path | str) -> Path | None:
+    """The checkpoint to resume from, or None where there is none.
+
+    The `latest` symlink if it resolves to something usable, else the highest-numbered `step_N`.
+    Directories without a readable manifest do not count, unless no sibling has one: then they are
+    another tool's, and the highest-numbered is taken.
+    """
+    # Imported here: reading Slurm's environment should not need torch.
+    from forge.checkpoint import manifest
+    from forge.errors import DamagedCheckpoint
+
+    directory = Path(checkpoint_dir)
+    if not directory.is_dir():
+        return None
+
+    def is_committed(path: Path) -> bool:
+        try:
+            manifest.check_sizes(path, manifest.read(path))
+        except DamagedCheckpoint:
+            return False
+        return True
+
+    steps = [p for p in directory.iterdir() if _STEP.fullmatch(p.name) and p.is_dir()]
+    steps.sort(key=lambda p: int(p.name.removeprefix("step_")), reverse=True)
+    latest = directory / "latest"
+    if any((path / manifest.NAME).exists() for path in steps):
+        usable = [path for path in steps if is_committed(path)]
+    else:
+        usable = steps
+    if latest.is_symlink() and latest.is_dir():
+        target = latest.resolve()
+        is_known = any(path.resolve() == target for path in steps)
+        if any(path.resolve() == target for path in usable):
+            return target
+        if not is_known:
+            return target
+    return usable[0] if usable else None

@@ -1,0 +1,219 @@
+"""NaN detection, and checks of the devices a job runs on.
+
+Shapes: a loss is a scalar (or is judged element by element); flags are int32[1], reduced by MAX.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from forge import messages
+
+ACTIONS = ("warn", "skip", "raise")
+
+
+@dataclass
+class NaNState:
+    """What a detector has seen."""
+
+    consecutive_nans: int = 0
+    total_nans: int = 0
+    last_good_loss: float = float("inf")
+    last_good_step: int = 0
+    nan_steps: list[int] = field(default_factory=list)
+    """The bad steps, the newest `max_history` of them."""
+
+
+class NaNDetector:
+    """Counts NaN and Inf, and says so, skips or raises; all ranks agree.
+
+    Args:
+        action: warn (say so) | skip (be quiet; the caller skips the step) | raise.
+        max_consecutive: Bad steps in a row after which `should_rollback` is true.
+        max_history: How many indices of bad steps are kept.
+    Raises:
+        ValueError: For an unknown action.
+    """
+
+    def __init__(
+        self, action: str = "warn", max_consecutive: int = 5, max_history: int = 100
+    ) -> None:
+        if action not in ACTIONS:
+            raise ValueError(f"Invalid NaN action: {action!r}; expected {' | '.join(ACTIONS)}")
+        self.action = action
+        self.max_consecutive = max_consecutive
+        self.max_history = max_history
+        self.state = NaNState()
+
+    def check_loss(self, loss: torch.Tensor | float, step: int) -> bool:
+        """Whether the loss is finite on ALL ranks; one host synchronisation.
+
+        Raises:
+            RuntimeError: With the action raise, where it is not.
+        """
+        if isinstance(loss, torch.Tensor):
+            loss = loss.detach()
+            is_bad = not bool(torch.isfinite(loss).all().item())
+            value = float(loss.double().mean().item())
+        else:
+            value = float(loss)
+            is_bad = not math.isfinite(value)
+        is_bad = any_rank(is_bad, loss.device if isinstance(loss, torch.Tensor) else None)
+        self.record(is_bad, step, value)
+        if is_bad:
+            self._act(f"NaN/Inf loss at step {step}: {value}")
+        return not is_bad
+
+    def check_gradients(self, model: torch.nn.Module, step: int) -> bool:
+        """Whether every gradient of `model` is finite on ALL ranks; counts as a bad step if not.
+
+        Raises:
+            RuntimeError: With the action raise, where one is not.
+        """
+        named = [(n, p.grad) for n, p in model.named_parameters() if p.grad is not None]
+        culprits = []
+        if named and not math.isfinite(float(total_norm([g for _, g in named]).item())):
+            culprits = non_finite(named)
+        is_bad = any_rank(bool(culprits), named[0][1].device if named else None)
+        if is_bad:
+            self.record(True, step, math.nan)
+            where = ", ".join(culprits[:3]) or "on another rank"
+            self._act(f"NaN/Inf gradient at step {step}: {where}")
+        return not is_bad
+
+    def _act(self, message: str) -> None:
+        if self.action == "raise":
+            raise RuntimeError(message)
+        if self.action == "warn":
+            messages.warn(message)
+
+    def record(self, is_bad: bool, step: int, loss: float) -> None:
+        """Count one judged step."""
+        state = self.state
+        if not is_bad:
+            state.consecutive_nans = 0
+            state.last_good_loss = loss
+            state.last_good_step = step
+            return
+        state.consecutive_nans += 1
+        state.total_nans += 1
+        state.nan_steps.append(step)
+        del state.nan_steps[: -self.max_history or None]
+
+    @property
+    def should_rollback(self) -> bool:
+        """Whether `max_consecutive` steps in a row were bad."""
+        return self.state.consecutive_nans >= self.max_consecutive
+
+    def reset(self) -> None:
+        """Forget everything seen so far."""
+        self.state = NaNState()
+
+
+def any_rank(flag: bool, device: torch.device | None = None) -> bool:
+    """Whether `flag` is set on any rank, so that none steps alone."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return flag
+    if dist.get_backend() == "nccl" and (device is None or device.type != "cuda"):
+        device = torch.device("cuda", torch.cuda.current_device())
+    elif dist.get_backend() != "nccl":
+        device = torch.device("cpu")
+    agreed = torch.tensor([int(flag)], dtype=torch.int32, device=device)
+    dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
+    return bool(agreed.item())
+
+
+def total_norm(grads: list[torch.Tensor]) -> torch.Tensor:
+    """L2 norm over all gradients: a scalar tensor, with no host synchronisation."""
+    values = [g.coalesce().values() if g.layout is torch.sparse_coo else g for g in grads]
+    return torch.nn.utils.get_total_norm(values)
+
+
+def non_finite(named: list[tuple[str, torch.Tensor]]) -> list[str]:
+    """The gradients that hold NaN or Inf, each with how many; exact, and one look each."""
+    found = []
+    for name, grad in named:
+        values = grad.coalesce().values() if grad.layout is torch.sparse_coo else grad
+        num_nan = int(torch.isnan(values).sum().item())
+        num_inf = int(torch.isinf(values).sum().item())
+        if num_nan or num_inf:
+            found.append(f"{name} ({num_nan} NaN, {num_inf} Inf of {values.numel()})")
+    return found
+
+
+def check_gpu_health(device: int = 0) -> dict[str, Any]:
+    """Whether a CUDA device answers, computes and allocates.
+
+    Returns:
+        cuda_available, device_accessible, compute_ok, memory_ok (bool) and error (str, empty
+        where nothing failed).
+    """
+    result: dict[str, Any] = {
+        "cuda_available": torch.cuda.is_available(),
+        "device_accessible": False,
+        "compute_ok": False,
+        "memory_ok": False,
+        "error": "",
+    }
+    if not result["cuda_available"]:
+        result["error"] = "CUDA is not available"
+        return result
+    try:
+        where = torch.device("cuda", device)
+        torch.cuda.get_device_properties(where)
+        result["device_accessible"] = True
+        a = torch.arange(64 * 64, dtype=torch.float32, device=where).reshape(64, 64) % 7
+        # Small integers: exact in float32 whatever the order of the sums.
+        result["compute_ok"] = bool(torch.equal((a @ a.T).cpu(), a.cpu() @ a.cpu().T))
+        if not result["compute_ok"]:
+            result["error"] = f"cuda:{device} computed a wrong matrix product"
+        block = torch.full((16 << 20,), 0xA5, dtype=torch.uint8, device=where)
+        result["memory_ok"] = bool((block == 0xA5).all().item())
+        if not result["memory_ok"]:
+            result["error"] = f"cuda:{device} did not keep what was written to its memory"
+    except (RuntimeError, AssertionError, ValueError) as error:
+        result["error"] = f"cuda:{device}: {error}"
+    return result
+
+
+def check_nccl_health(timeout_sec: float = 10.0) -> bool:
+    """Whether an all-reduce over all ranks comes back right within `timeout_sec` seconds.
+
+    Works on every backend (nccl, gloo). True where torch.distributed is not initialised.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return True
+    is_cuda = dist.get_backend() == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
+
+    def reduce() -> bool:
+        ones = torch.ones(1, device=device)
+        work = dist.all_reduce(ones, async_op=True)
+        work.wait(timedelta(seconds=timeout_sec))
+        return int(ones.item()) == dist.get_world_size()
+
+    return bool(bounded(reduce, timeout_sec, default=False))
+
+
+def bounded(function: Callable[[], Any], timeout_s: float, default: Any) -> Any:
+    """`function()`, or `default` where it raises or takes longer than `timeout_s` seconds."""
+    result: list[Any] = [default]
+
+    def call() -> None:
+        try:
+            result[0] = function()
+        except Exception as error:  # noqa: BLE001 - a failed check is an answer, told to people
+            messages.warn(f"health check failed: {error}")
+
+    thread = threading.Thread(target=call, name="forge-health", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return default if thread.is_alive() else result[0]

@@ -1,0 +1,313 @@
+"""Cooperative shutdown: a signal sets a flag and a deadline, at once, and nothing else.
+
+Python runs signal handlers in the main thread only, between two bytecodes; a main thread inside
+a C call runs none. The C half of every handler, however, writes the signal's number into a file
+descriptor at once. A thread waits at its other end: it sets the flag, arms the deadline, and
+when the deadline passes it dumps every thread's stack into a file and ends the process.
+Source: signal.set_wakeup_fd.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from forge import messages, processes
+from forge.errors import ExitCode
+
+DEFAULT_ACTIONS: Mapping[str, str] = {
+    "TERM": "stop",
+    "INT": "stop",
+    "USR1": "requeue",
+    "USR2": "requeue",
+}
+
+_TIME = struct.Struct("<d")
+_registered: weakref.WeakSet[ShutdownHandler] = weakref.WeakSet()
+
+
+class ShutdownHandler:
+    """Turns signals into a flag that a training loop reads after each step.
+
+    Args:
+        timeout_sec: Seconds from the first stopping signal until the process is ended with
+            code 70 by `os._exit`, its children with it; 0 never forces.
+        actions: Signal (`TERM`, `SIGUSR1`, …) -> stop | requeue | save | ignore.
+        stacks_dir: Where the forced exit writes the stacks; the working directory by default.
+    """
+
+    def __init__(
+        self,
+        timeout_sec: float = 600.0,
+        actions: Mapping[str, str] | None = None,
+        stacks_dir: Path | str | None = None,
+    ) -> None:
+        self.signal_received: signal.Signals | None = None
+        """The signal that decides how the process ends, or None."""
+        self.save_requested = False
+        """A signal asked for a save; whoever saves sets it back."""
+        self.interrupt: Callable[[], None] | None = None
+        """Called in the main thread after a stopping signal; may raise."""
+        self.deadline: float | None = None
+        """`time.monotonic()` of the forced exit, or None."""
+        self._interrupts = 0
+        self._originals: dict[signal.Signals, Any] = {}
+        self._lock = threading.RLock()  # re-entrant: handlers interrupt the main thread anywhere
+        self._pid = 0
+        self._heard = mmap.mmap(-1, _TIME.size)  # shared with forked children
+        self.configure(timeout_sec, actions, stacks_dir)
+
+    def configure(
+        self,
+        timeout_sec: float,
+        actions: Mapping[str, str] | None = None,
+        stacks_dir: Path | str | None = None,
+    ) -> None:
+        """Change what the arguments of the constructor set; also while registered."""
+        self.timeout_sec = timeout_sec
+        self.actions = {
+            signal.Signals["SIG" + name.upper().removeprefix("SIG")]: action
+            for name, action in (actions or DEFAULT_ACTIONS).items()
+        }
+        self.stacks_dir = Path(stacks_dir) if stacks_dir is not None else Path.cwd()
+        if self._originals:
+            self._install()
+
+    # -- registering ---------------------------------------------------------------------------
+
+    def register(self) -> None:
+        """Install the handlers; a second call changes nothing.
+
+        Raises:
+            RuntimeError: Outside the main thread, where Python cannot set handlers.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                "ShutdownHandler.register() was called in thread"
+                f" {threading.current_thread().name!r}: Python sets signal handlers in the main"
+                " thread only. Register there, before starting threads."
+            )
+        if self._originals:
+            return
+        self._pid = os.getpid()
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._outer_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._install()
+        _registered.add(self)
+        self._thread = threading.Thread(target=self._watch, name="forge-signals", daemon=True)
+        self._thread.start()
+
+    def _install(self) -> None:
+        for number in self.actions:
+            if number not in self._originals:
+                self._originals[number] = signal.signal(number, self._on_signal)
+
+    def unregister(self) -> None:
+        """Restore the handlers that were there before, and cancel the forced exit."""
+        if not self._originals:
+            return
+        for number, original in self._originals.items():
+            # None: the handler was not set from Python, and cannot be set back from it either.
+            signal.signal(number, signal.SIG_DFL if original is None else original)
+        self._originals = {}
+        signal.set_wakeup_fd(self._outer_fd)
+        _registered.discard(self)
+        self.deadline = None
+        self._writer.send(b"\0")
+        self._thread.join()
+        self._reader.close()
+        self._writer.close()
+
+    def finish(self) -> None:
+        """Stopping is done: cancel the forced exit and restore the previous handlers."""
+        self.unregister()
+
+    def cancel_forced_exit(self) -> None:
+        """What had to be saved is saved: the deadline no longer ends the process."""
+        self.deadline = None
+        self.timeout_sec = 0.0
+        if self._originals:
+            self._writer.send(b"\0")
+
+    # -- reading -------------------------------------------------------------------------------
+
+    @property
+    def shutdown_requested(self) -> bool:
+        """Whether a signal asked the process to stop."""
+        return self.signal_received is not None
+
+    def should_shutdown(self) -> bool:
+        """Whether to stop now; costs about two microseconds, so ask after every step."""
+        if self._originals:
+            self._drain()
+        return self.signal_received is not None
+
+    @property
+    def is_requeue(self) -> bool:
+        """Whether the deciding signal asks for the job to be run again."""
+        received = self.signal_received
+        return received is not None and self.actions.get(received) == "requeue"
+
+    @property
+    def exit_code(self) -> int:
+        """The code that a stop by the deciding signal ends with."""
+        if self.signal_received is None:
+            return int(ExitCode.FINISHED)
+        return int(ExitCode.REQUEUE) if self.is_requeue else 128 + self.signal_received
+
+    # -- receiving -----------------------------------------------------------------------------
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """The Python half, in the main thread."""
+        if os.getpid() != self._pid:
+            self._in_child(number)
+            return
+        fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        if fd != self._writer.fileno():
+            # Somebody else (asyncio, say) took the descriptor, and this signal's number with it.
+            self._outer_fd = fd
+            self._writer.send(bytes([number]))
+        self._drain()
+        if self.interrupt is not None and self.signal_received is not None:
+            self.interrupt()
+
+    def _watch(self) -> None:
+        """The thread: waits for signals and for the deadline."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, set(self.actions))
+        poll = select.poll()
+        poll.register(self._reader, select.POLLIN)
+        while self._originals:
+            deadline = self.deadline
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                self._force_exit()
+            poll.poll(None if left_s is None else left_s * 1000 + 1)
+            self._drain()
+
+    def _drain(self) -> None:
+        """Take in every signal that arrived; called from any thread."""
+        if os.getpid() != self._pid:
+            return  # a forked child: what arrives is its parent's
+        with self._lock:
+            while True:
+                try:
+                    numbers = self._reader.recv(512)
+                except (BlockingIOError, InterruptedError):
+                    return
+                except OSError:
+                    return  # unregistered meanwhile
+                for number in numbers:
+                    self._received(number)
+
+    def _received(self, number: int) -> None:
+        if number == 0:
+            return  # a wake-up of our own
+        if self._outer_fd != -1:
+            try:
+                os.write(self._outer_fd, bytes([number]))
+            except OSError:
+                self._outer_fd = -1  # its owner closed it
+        received = signal.Signals(number)
+        action = self.actions.get(received, "ignore")
+        _TIME.pack_into(self._heard, 0, time.monotonic())
+        if action == "save":
+            self.save_requested = True
+        if action not in ("stop", "requeue"):
+            return
+        if received is signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                processes.kill_descendants()
+                os._exit(ExitCode.INTERRUPTED)
+        # The first signal decides, but for Ctrl+C: a person at the keyboard wants no requeue.
+        if self.signal_received is None or received is signal.SIGINT:
+            self.signal_received = received
+        if self.timeout_sec > 0 and self.deadline is None:
+            self.deadline = time.monotonic() + self.timeout_sec
+
+    def _force_exit(self) -> None:
+        """End the process now; no lock, no disk and no pipe may hold this up for long."""
+        sink = open(os.devnull, "w")  # noqa: SIM115 - the process ends before it could be closed
+        faulthandler.dump_traceback_later(10, exit=True, file=sink)
+        try:
+            self._dump_stacks()
+            processes.kill_descendants()
+        finally:
+            os._exit(ExitCode.FORCED)
+
+    def _dump_stacks(self) -> None:
+        path = self.stacks_dir / f"stacks_{os.getpid()}.txt"
+        try:
+            self.stacks_dir.mkdir(parents=True, exist_ok=True)
+            with path.open("a") as file:
+                file.write(f"Stopping took longer than {self.timeout_sec:g} s. All threads:\n")
+                file.flush()
+                faulthandler.dump_traceback(file, all_threads=True)
+            where = f"the stacks of all threads are in {path}"
+        except OSError as error:
+            where = f"their stacks could not be written to {path}: {error}"
+        messages.warn(
+            f"Stopping took longer than {self.timeout_sec:g} s"
+            f" (`resilience.shutdown.timeout_s`): forced exit with code 70; {where}"
+        )
+
+    # -- forked children -----------------------------------------------------------------------
+
+    def _in_child(self, number: int) -> None:
+        """A helper that this process forked: Slurm signals it too, but it does not decide.
+
+        It outlives a signal that its parent got as well, since the parent ends it in its own
+        time; a SIGTERM meant for it alone (`Process.terminate`) ends it as ever.
+        """
+        if number != signal.SIGTERM:
+            return
+        arrived = time.monotonic()
+        while time.monotonic() - arrived < 0.25:
+            (heard,) = _TIME.unpack_from(self._heard)
+            if abs(heard - arrived) < 0.5:
+                return
+            time.sleep(0.01)  # the parent hears of it within microseconds, or not at all
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _before_fork() -> None:
+    if _registered:
+        _masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, _ALL))
+
+
+def _after_fork_in_parent() -> None:
+    if _masks:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop())
+
+
+def _after_fork_in_child() -> None:
+    if _masks:
+        # The pipe is the parent's: a signal to the child alone must not stop the parent.
+        signal.set_wakeup_fd(-1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop())
+
+
+_masks: list[Any] = []
+if sys.platform != "win32":
+    _ALL = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )

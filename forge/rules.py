@@ -1,0 +1,217 @@
+"""Conversion of a policy, and the rules that its keys must keep together."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from forge.config import NanAction, Policy, SignalAction
+
+SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2")
+"""Signals a policy may name: those that can be caught and that people send to jobs."""
+
+_MAPPINGS = ("signal.actions",)
+
+
+def signal_name(name: str) -> str:
+    """`SIGUSR2`, `usr2` and `USR2` are one signal."""
+    return str(name).upper().removeprefix("SIG")
+
+
+def convert(policy: Any) -> tuple[Policy, list[str]]:
+    """Bring `policy` into typed form; what does not fit keeps its default and is reported."""
+    typed = OmegaConf.structured(Policy)
+    problems: list[str] = []
+    if isinstance(policy, Policy):
+        return policy, problems
+    if isinstance(policy, DictConfig):
+        policy = OmegaConf.to_container(policy, resolve=True)
+    if policy is None:
+        policy = {}
+    if not isinstance(policy, Mapping):
+        problems.append(
+            f"`resilience` is {policy!r}: expected a group of keys. Choose a preset, for example"
+            " `resilience=default`, in the defaults list of your config."
+        )
+        policy = {}
+    for key, value in _leaves(policy, ""):
+        problem = _set(typed, key, value)
+        if problem:
+            problems.append(problem)
+    result = OmegaConf.to_object(typed)
+    assert isinstance(result, Policy)
+    return result, problems
+
+
+def _leaves(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and (value or key not in _MAPPINGS):
+            yield from _leaves(value, key + ".")
+        else:
+            yield key, value
+
+
+def known_keys() -> list[str]:
+    """Every key of a policy, dotted, without the leading `resilience.`."""
+    container = OmegaConf.to_container(OmegaConf.structured(Policy))
+    assert isinstance(container, dict)
+    return [key for key, _ in _leaves(container, "")]
+
+
+def nearest_key(key: str) -> str | None:
+    """The known key that a mistyped one most likely stands for."""
+    known = known_keys()
+    groups = {k.rsplit(".", n)[0] for k in known for n in range(1, k.count(".") + 1)}
+    last = key.rsplit(".", 1)[-1]
+    same_name = [k for k in known if k.rsplit(".", 1)[-1] == last]
+    if len(same_name) == 1:
+        return same_name[0]
+    close = difflib.get_close_matches(key, [*known, *groups], n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def _set(typed: DictConfig, key: str, value: Any) -> str | None:
+    """Set one key with OmegaConf's own conversion; return what is wrong with it, or None."""
+    shown = f"`resilience.{key}={value}`"
+    path = key
+    if key.startswith("signal.actions."):
+        name = signal_name(key.rsplit(".", 1)[-1])
+        if name not in SIGNALS:
+            return f"{shown}: unknown signal. A policy can name {', '.join(SIGNALS)}."
+        path = f"signal.actions.{name}"
+    elif key not in known_keys():
+        if any(k.startswith(key + ".") for k in known_keys()):
+            members = ", ".join(k for k in known_keys() if k.startswith(key + "."))
+            return f"{shown}: is a group of keys, not a value. Set one of {members}."
+        near = nearest_key(key)
+        hint = f"Did you mean `resilience.{near}`?" if near else "See conf/resilience/default.yaml."
+        return f"{shown}: there is no such key. {hint}"
+    if isinstance(value, bool) and not isinstance(OmegaConf.select(typed, path), bool):
+        # YAML 1.1 reads on, off, yes and no as booleans; OmegaConf would take True for 1.
+        return f"{shown}: {_expected(typed, path)}, found a boolean."
+    if isinstance(value, float) and _is_int(typed, path) and not value.is_integer():
+        return f"{shown}: {_expected(typed, path)}, found a fraction."
+    try:
+        OmegaConf.update(typed, path, value)
+    except OmegaConfBaseException:
+        return f"{shown}: {_expected(typed, path)}, found {value!r}."
+    return None
+
+
+def _node(typed: DictConfig, key: str) -> Any:
+    parent, _, name = key.rpartition(".")
+    return OmegaConf.select(typed, parent)._get_node(name) if parent else typed._get_node(name)
+
+
+def _is_int(typed: DictConfig, key: str) -> bool:
+    node = _node(typed, key)
+    return node is not None and node._metadata.ref_type is int
+
+
+def _expected(typed: DictConfig, key: str) -> str:
+    kind = SignalAction
+    if not key.startswith("signal.actions."):
+        kind = _node(typed, key)._metadata.ref_type
+        kind = getattr(_node(typed, key)._metadata, "element_type", None) or kind
+    if hasattr(kind, "__members__"):
+        return "expected " + " | ".join(kind.__members__)
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    return "expected " + names.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def cross_field_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> list[str]:
+    """Everything that is wrong with values that are each of the right type."""
+    found: list[str] = []
+
+    def positive(key: str, value: float | None, why: str) -> None:
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            found.append(f"`resilience.{key}={value}`: {why}")
+
+    def at_least(key: str, value: float, least: float, why: str) -> None:
+        if not (value >= least and math.isfinite(value)):
+            found.append(f"`resilience.{key}={value}`: has to be at least {least:g}. {why}")
+
+    never = "an interval has to be above 0. To switch it off, set it to null."
+    positive("checkpoint.every_steps", p.checkpoint.every_steps, never)
+    positive("checkpoint.every_s", p.checkpoint.every_s, never)
+    positive("checkpoint.keep_every_steps", p.checkpoint.keep_every_steps, never)
+    at_least("checkpoint.keep_last", p.checkpoint.keep_last, 1, "The newest one is always kept.")
+    if not p.checkpoint.dir.strip():
+        found.append(
+            "`resilience.checkpoint.dir=`: is empty. Name a directory, or leave the default."
+        )
+    elif os.path.isabs(p.checkpoint.dir):
+        problem = directory_problem(Path(p.checkpoint.dir))
+        if problem:
+            found.append(f"`resilience.checkpoint.dir={p.checkpoint.dir}`: {problem}")
+    positive("health.timeout_s", p.health.timeout_s, "a check needs some time.")
+    at_least("health.min_free_gib", p.health.min_free_gib, 0, "0 asks for no free space.")
+    at_least("nan.max_consecutive", p.nan.max_consecutive, 1, "1 acts on the first bad step.")
+    back = p.nan.rollback
+    at_least("nan.rollback.steps_back", back.steps_back, 0, "0 is the newest good checkpoint.")
+    at_least("nan.rollback.max_rollbacks", back.max_rollbacks, 0, "0 never rolls back.")
+    positive("nan.rollback.lr_scale", back.lr_scale, "has to be above 0; 1 keeps the rate.")
+    can_save = p.checkpoint.every_steps or p.checkpoint.every_s
+    if p.nan.action is NanAction.rollback and not can_save:
+        found.append(
+            "`resilience.nan.action=rollback`: needs checkpoints to go back to, but"
+            " `resilience.checkpoint.every_steps` and `resilience.checkpoint.every_s` are both"
+            " null. Set one of them."
+        )
+    found += _signal_problems(p, time_limit_s, limit_key)
+    return found
+
+
+def _signal_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> list[str]:
+    found: list[str] = []
+    name, lead_s, timeout_s = signal_name(p.signal.name), p.signal.lead_s, p.shutdown.timeout_s
+    lead = f"`resilience.signal.lead_s={lead_s:g}`"
+    if name not in SIGNALS:
+        found.append(
+            f"`resilience.signal.name={p.signal.name}`: unknown signal. It can be"
+            f" {', '.join(SIGNALS)}."
+        )
+    elif p.signal.actions.get(name, SignalAction.ignore) is SignalAction.ignore:
+        found.append(
+            f"`resilience.signal.name={p.signal.name}`: this signal announces the time limit, but"
+            f" `resilience.signal.actions.{name}` is ignore. Set it to requeue."
+        )
+    if not (lead_s > 0 and math.isfinite(lead_s)):
+        found.append(f"{lead}: has to be above 0: without a lead there is no time to save.")
+    if not (timeout_s >= 0 and math.isfinite(timeout_s)):
+        found.append(
+            f"`resilience.shutdown.timeout_s={timeout_s:g}`: has to be 0 (never force) or above."
+        )
+    elif timeout_s >= lead_s > 0:
+        found.append(
+            f"`resilience.shutdown.timeout_s={timeout_s:g}`: the forced exit is not shorter than"
+            f" {lead}: Slurm would kill the job before its own exit. Raise the lead, or set"
+            f" `resilience.shutdown.timeout_s` to at most {lead_s * 0.75:g}."
+        )
+    if time_limit_s is not None and lead_s >= time_limit_s:
+        found.append(
+            f"{lead}: is not below the time limit of {time_limit_s:g} s"
+            f"{f' (`{limit_key}`)' if limit_key else ''}: the job would be signalled as it starts."
+            f" Raise the limit, or set `resilience.signal.lead_s` to at most {time_limit_s / 2:g}."
+        )
+    return found
+
+
+def directory_problem(path: Path) -> str | None:
+    """Why nothing can be written below `path`, or None; creates nothing."""
+    existing = path
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        return f"{existing} is not a directory. Remove it, or choose another directory."
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{existing} cannot be written. Change its permissions, or choose another one."
+    return None

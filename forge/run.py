@@ -1,0 +1,173 @@
+"""`forge.Run`: the part of forge that stands in the user's loop.
+
+    with forge.Run(cfg.resilience, model=model, optimizer=optimizer) as run:
+        for step, batch in run.steps(1000, loader):
+            loss = loss_fn(model, batch)
+            loss.backward()
+            run.update(loss, optimizer)
+
+Entering claims the directory, checks the node and loads the newest good checkpoint. Every step
+boundary is where a stop, a save or a rollback happens, so that what is saved is always the state
+between two steps. Leaving without an error saves the finished state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+
+from forge import startup, stopping
+from forge.config import Policy
+from forge.errors import Exit, ForgeError
+from forge.live_state import LiveState
+from forge.nan_policy import NanPolicy
+from forge.position import Position
+from forge.session import Session
+from forge.update import Updater
+
+_Callback = TypeVar("_Callback")
+
+
+class Run:
+    """One attempt at a training job.
+
+    Args:
+        policy: `cfg.resilience`, a mapping, a `forge.Policy`, or None for the defaults.
+        stateful: Objects with state_dict and load_state_dict (or `torch.Generator`s), by name.
+            Random states of python, numpy, torch and every CUDA device are always saved.
+    Raises:
+        Exit: With code 78 for a bad policy; on entering 73 where a running job owns the
+            directory, 69 for a failed health check, 74 where no checkpoint can be used.
+        StateMismatch: On entering, where the checkpoint does not fit the objects.
+    """
+
+    def __init__(self, policy: Any = None, /, **stateful: Any) -> None:
+        self.policy: Policy = startup.checked_policy(policy)
+        self._live = LiveState(stateful)
+        self._nan = NanPolicy(self.policy.nan)
+        self._updater = Updater(self._live, self._nan, self.policy.enabled)
+        self._session: Session | None = None
+        self._is_inside = False
+        self._plain_step = 0
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self._session.step if self._session is not None else self._plain_step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the loader that is being read; 0 without one."""
+        return self._session.epoch if self._session is not None else 0
+
+    @property
+    def resumed_from(self) -> str | None:
+        """Name of the checkpoint this attempt began with, or None."""
+        return self._session.resumed_from if self._session is not None else None
+
+    def __enter__(self) -> Run:
+        self._is_inside = True
+        if self.policy.enabled:
+            self._session = Session(self.policy, self._live, self._nan, self._updater)
+            self._session.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._is_inside = False
+        if self._session is not None:
+            self._session.close(error)
+
+    def steps(self, n: int, loader: Iterable[Any] | None = None) -> Iterator[Any]:
+        """Yield `(step, batch)`, or `step` without a loader, from the saved step up to `n`.
+
+        Epochs begin by themselves. A second call goes on counting where the first ended, with
+        its own loader and a larger `n`. A stop leaves through `Exit`, which only `finally`
+        blocks see.
+
+        Args:
+            n: Steps in total, not those still to do.
+            loader: A DataLoader, StatefulDataLoader, or any iterable of batches.
+        """
+        if not self._is_inside:
+            raise ForgeError("Run.steps() needs `with forge.Run(...) as run:` around the loop")
+        if self._session is not None:
+            return self._session.steps(n, loader)
+        return self._plain_steps(n, loader)
+
+    def _plain_steps(self, n: int, loader: Iterable[Any] | None) -> Iterator[Any]:
+        position = Position(loader) if loader is not None else None
+        while self._plain_step < n:
+            step = self._plain_step
+            yield (step, position.next()) if position is not None else step
+            self._plain_step += 1
+
+    def update(
+        self,
+        loss: torch.Tensor | float,
+        optimizer: torch.optim.Optimizer,
+        schedule: Any = None,
+        *,
+        scaler: Any = None,
+        clip_norm: float | None = None,
+    ) -> bool:
+        """The whole update under the NaN policy: check, clip, step, schedule, zero_grad.
+
+        One host synchronisation a step, none per parameter. A skipped update moves neither the
+        optimizer nor the schedule. Gradients are set to None afterwards.
+
+        Args:
+            loss: The loss that `backward` was called on (unscaled, where a scaler is used).
+            optimizer: One that was given to `forge.Run`.
+            schedule: A learning rate schedule given to `forge.Run`, stepped once.
+            scaler: A `torch.amp.GradScaler` given to `forge.Run`; its own infs are no NaNs.
+            clip_norm: Largest L2 norm of the gradients, as in `clip_grad_norm_`.
+        Returns:
+            Whether the update was done.
+        Raises:
+            ForgeError: Where one of the objects was not given to `forge.Run`.
+        """
+        return self._updater.update(loss, optimizer, schedule, scaler, clip_norm)
+
+    def guard(self, loss: torch.Tensor | float) -> bool:
+        """Whether the update may be done, for loops that do it themselves.
+
+        One host synchronisation. Where it returns False, clear the gradients and do not step.
+        """
+        return self._updater.guard(loss)
+
+    def log(self, **values: Any) -> None:
+        """Record numbers or one-element tensors under the current step; no host synchronisation."""
+        if self._session is not None:
+            self._session.metrics.log(values)
+
+    def poll(self) -> bool:
+        """Let a stop happen inside a long evaluation or warm-up.
+
+        Where the state can be saved exactly, this saves it and leaves through `Exit`; the
+        evaluation begins again when the job does. Else it returns whether a stop is wanted
+        (then come to the step's end soon; the loop stops there).
+        """
+        return self._session.poll() if self._session is not None else False
+
+    def save(self) -> None:
+        """Save at the next step boundary (at once where no step is under way)."""
+        if self._session is not None:
+            self._session.request_save()
+
+    def on_stop(self, callback: Any, timeout_s: float = stopping.CALLBACK_TIMEOUT_S) -> Any:
+        """Call `callback()` when the run is stopped, after the save; see `forge.on_stop`."""
+        if self._session is not None:
+            self._session.callbacks.append(callback)
+            return stopping.on_stop(callback, timeout_s)
+        return callback
+
+
+__all__ = ["Exit", "Run"]

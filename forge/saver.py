@@ -1,0 +1,156 @@
+"""When state is saved, and what happens when saving fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from forge import messages
+from forge.checkpoint import Store
+from forge.checkpoint.store import Snapshot
+from forge.config import CheckpointConfig
+from forge.errors import CheckpointError, DirectoryInUse
+from forge.ledger import Ledger
+
+MAX_FAILURES = 5
+"""Failed saves in a row after which the run ends: it would only train what it cannot keep."""
+
+FINAL_TRIES = 3
+"""Tries of the save at a stop."""
+
+
+class Saver:
+    """Saves in this thread or, with `checkpoint.async_save`, beside training."""
+
+    def __init__(self, store: Store, config: CheckpointConfig, ledger: Ledger) -> None:
+        self._store = store
+        self._config = config
+        self._ledger = ledger
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._failures = 0
+        self._last_step: int | None = None
+        self._last_time = time.monotonic()
+
+    def begin(self, step: int | None) -> None:
+        """Count intervals from `step`, which is saved; None: nothing is saved yet."""
+        self._last_step = step
+        self._last_time = time.monotonic()
+
+    def is_due(self, step: int) -> bool:
+        """Whether a periodic save falls on the boundary before `step`."""
+        if step == self._last_step:
+            return False
+        if self._last_step is None and step == 0:
+            return False  # what nothing was done for can be built again
+        every_steps, every_s = self._config.every_steps, self._config.every_s
+        if every_steps is not None and step % every_steps == 0:
+            return True
+        return every_s is not None and time.monotonic() - self._last_time >= every_s
+
+    def save(self, step: int, state: Callable[[], Any], reason: str) -> None:
+        """A periodic save; a failure is told and counted, and ends the run only when repeated.
+
+        Raises:
+            CheckpointError: After MAX_FAILURES failures in a row.
+            DirectoryInUse: Where a newer attempt has taken over.
+        """
+        self.wait()
+        self.begin(step)
+        if self._store.holds(step, is_complete=False):
+            return
+        snapshot = self._store.snapshot(step, state(), False, copy=self._config.async_save)
+        if self._config.async_save:
+            self._thread = threading.Thread(
+                target=self._commit_beside, args=(snapshot, reason), name="forge-save", daemon=True
+            )
+            self._thread.start()
+            return
+        try:
+            self._commit(snapshot, reason)
+        except OSError as error:
+            self._count_failure(step, error)
+
+    def save_final(self, step: int, state: Callable[[], Any], is_complete: bool, why: str) -> None:
+        """The save at a stop or at the end; tried more than once.
+
+        Raises:
+            CheckpointError: Where it could not be written.
+        """
+        self.wait()
+        self.begin(step)
+        if self._store.holds(step, is_complete):
+            return
+        snapshot = self._store.snapshot(step, state(), is_complete, copy=False)
+        for tries_left in range(FINAL_TRIES - 1, -1, -1):
+            try:
+                self._commit(snapshot, why)
+                return
+            except OSError as error:
+                messages.warn(f"The save at step {step} failed: {error}")
+                self._ledger.write("save_failed", step=step, error=str(error))
+                if not tries_left:
+                    raise CheckpointError(
+                        f"The state at step {step} could not be saved to {self._store.directory}:"
+                        f" {error}. The last good checkpoint is in place."
+                    ) from error
+
+    def wait(self) -> None:
+        """Wait for the save that is under way, and take its outcome in."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def finish(self) -> None:
+        """Wait for the save that is under way; its failure can only be told any more."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            messages.warn(f"The last save failed: {self._failure}")
+
+    def check(self) -> None:
+        """Take in the outcome of a save that has ended beside training."""
+        failure, self._failure = self._failure, None
+        if isinstance(failure, OSError):
+            self._count_failure(self._last_step or 0, failure)
+        elif failure is not None:
+            raise failure
+
+    def _commit_beside(self, snapshot: Snapshot, reason: str) -> None:
+        try:
+            self._commit(snapshot, reason)
+        except (OSError, CheckpointError, DirectoryInUse) as error:
+            self._failure = error
+
+    def _commit(self, snapshot: Snapshot, reason: str) -> None:
+        begin = time.monotonic()
+        self._ledger.sync()
+        path = self._store.commit(snapshot)
+        self._failures = 0
+        self._ledger.write(
+            "save",
+            step=snapshot.step,
+            reason=reason,
+            path=path.name,
+            bytes=snapshot.num_bytes,
+            seconds=round(time.monotonic() - begin, 4),
+        )
+        try:
+            self._store.retain()
+        except OSError as error:
+            messages.warn(f"Old checkpoints could not be removed: {error}")
+
+    def _count_failure(self, step: int, error: OSError) -> None:
+        self._failures += 1
+        self._ledger.write("save_failed", step=step, error=str(error))
+        text = f"The save at step {step} failed ({self._failures} of {MAX_FAILURES}): {error}"
+        if self._failures >= MAX_FAILURES:
+            raise CheckpointError(
+                f"{text}. The run ends here, because nothing it learns from now on could be kept."
+                f" Make room or repair {self._store.directory}, then start it again."
+            ) from error
+        messages.warn(f"{text}. Training goes on; the next save tries again.")

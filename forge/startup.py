@@ -1,0 +1,115 @@
+"""What a run checks before its first step."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forge import config, job_dir, messages
+from forge.config import CodeChange, HealthAction, HealthCheck, HealthConfig, Policy
+from forge.errors import CheckpointError, ConfigError, DirectoryInUse, Exit, ExitCode, ForgeError
+from forge.resilience.health import bounded, check_gpu_health
+
+
+@contextmanager
+def exits() -> Iterator[None]:
+    """Turn errors that end a job into `Exit` with their code, having told people."""
+    try:
+        yield
+    except (ConfigError, CheckpointError, DirectoryInUse) as error:
+        messages.say(str(error), logging.ERROR)
+        raise Exit(error.exit_code, str(error)) from error
+
+
+def checked_policy(policy: Any) -> Policy:
+    """The policy, checked; a bad one ends the process with code 78."""
+    if sys.platform == "win32":
+        raise ForgeError(
+            "forge.Run needs POSIX signals and file locks, which Windows lacks. Use Linux, macOS"
+            " or WSL; on Windows only `import forge` and reading checkpoints and ledgers work."
+        )
+    with exits():
+        return config.load(policy)
+
+
+def whoami() -> dict[str, Any]:
+    """Where this attempt runs."""
+    return {"pid": os.getpid(), "host": socket.gethostname(), "torch": torch.__version__}
+
+
+def check_code(directory: Path, action: CodeChange) -> None:
+    """Compare the code with that of the job's first start.
+
+    Raises:
+        ConfigError: Where it changed and the policy says refuse.
+    """
+    changed = job_dir.changed_code(directory)
+    if not changed:
+        return
+    text = f"the code changed since this job was first started: {', '.join(changed[:5])}"
+    if len(changed) > 5:
+        text += f" and {len(changed) - 5} more"
+    if action is CodeChange.refuse:
+        raise ConfigError(
+            [
+                f"`resilience.requeue.on_code_change=refuse`: {text}. Put the code back, or set"
+                " `resilience.requeue.on_code_change` to warn in the job's .forge/config.yaml."
+            ]
+        )
+    messages.warn(text)
+
+
+def check_health(health: HealthConfig, checkpoint_dir: Path) -> None:
+    """Run the start-up checks.
+
+    Raises:
+        Exit: With code 69, where one fails and the policy says refuse.
+    """
+    checks: dict[HealthCheck, Callable[[], str]] = {
+        HealthCheck.disk: lambda: _disk_problem(checkpoint_dir, health.min_free_gib),
+        HealthCheck.gpu: _gpu_problem,
+    }
+    for check in health.checks:
+        late = f"no answer within {health.timeout_s:g} s"
+        problem = bounded(checks[check], health.timeout_s, default=late)
+        if not problem:
+            continue
+        text = f"Health check `{check.name}` failed on {socket.gethostname()}: {problem}"
+        if health.action is HealthAction.refuse:
+            messages.say(f"{text}. This node is left alone (exit code 69).", logging.ERROR)
+            raise Exit(ExitCode.UNHEALTHY, text)
+        messages.warn(text)
+
+
+def _disk_problem(directory: Path, min_free_gib: float) -> str:
+    try:
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".step_health_") as file:
+            file.write(b"\0" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+        free_gib = shutil.disk_usage(directory).free / 2**30
+    except OSError as error:
+        return f"{directory} cannot be written: {error}"
+    if free_gib < min_free_gib:
+        return (
+            f"{directory} has {free_gib:.1f} GiB free,"
+            f" `resilience.health.min_free_gib={min_free_gib:g}`"
+        )
+    return ""
+
+
+def _gpu_problem() -> str:
+    if not torch.cuda.is_available():
+        return ""
+    results = [check_gpu_health(device) for device in range(torch.cuda.device_count())]
+    return "; ".join(result["error"] for result in results if result["error"])

@@ -1,0 +1,137 @@
+"""One update under the NaN policy: look, decide, clip, step, and clear the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from forge import messages
+from forge.errors import ForgeError
+from forge.live_state import LiveState
+from forge.nan_policy import NanPolicy
+
+
+class Updater:
+    """Does the updates of a run's steps."""
+
+    def __init__(self, live: LiveState, nan: NanPolicy, is_enabled: bool) -> None:
+        self._live = live
+        self._nan = nan
+        self._is_enabled = is_enabled
+        self._names = {id(p): name for name, p in live.parameters()}
+        self._step = 0
+        self.has_updated = False
+        """Whether this iteration's update was decided about."""
+        self.is_guarded = False
+        """Whether the user does this iteration's update: when it ends is not known here."""
+        self.restore: Callable[[], None] | None = None
+        """Set where the update was done before a stop: called instead of doing it again."""
+        self.after_update: Callable[[], None] = lambda: None
+
+    def begin(self, step: int) -> None:
+        """A new iteration."""
+        self._step = step
+        self.has_updated = self.is_guarded = False
+
+    def update(
+        self,
+        loss: torch.Tensor | float,
+        optimizer: torch.optim.Optimizer,
+        schedule: Any,
+        scaler: Any,
+        clip_norm: float | None,
+    ) -> bool:
+        """See `Run.update`."""
+        if not self._is_enabled:
+            self._apply(optimizer, schedule, scaler, clip_norm, None, None)
+            return True
+        self._require_registered(optimizer=optimizer, schedule=schedule, scaler=scaler)
+        self.has_updated = True
+        if self.restore is not None:
+            restore, self.restore = self.restore, None
+            restore()
+            return True
+        is_scaled = scaler is not None and scaler.is_enabled()
+        if is_scaled:
+            scaler.unscale_(optimizer)
+        gradients = self._gradients(optimizer)
+        value, norm, problem = self._nan.look(loss, gradients, clip_norm is not None)
+        if is_scaled and problem.startswith("the gradient") and scaler.get_scale() >= 1.0:
+            # The scaler probes for the largest scale that does not overflow: its inf is no NaN.
+            self._apply(optimizer, None, scaler, None, None, None)
+            self.after_update()
+            return False
+        may_update, message = self._nan.judge(self._step, value, problem)
+        if message:
+            messages.warn(message)
+        if may_update:
+            self._apply(optimizer, schedule, scaler, clip_norm, norm, gradients)
+        else:
+            if is_scaled:
+                scaler.update()  # forget what unscale_ noted for this optimizer
+            optimizer.zero_grad(set_to_none=True)
+        self.after_update()
+        return may_update
+
+    def _apply(
+        self,
+        optimizer: torch.optim.Optimizer,
+        schedule: Any,
+        scaler: Any,
+        clip_norm: float | None,
+        norm: torch.Tensor | None,
+        gradients: list[tuple[str, torch.Tensor]] | None,
+    ) -> None:
+        """Clip, step, move the schedule, clear the gradients."""
+        is_scaled = scaler is not None and scaler.is_enabled()
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if clip_norm is not None:
+            if norm is None:
+                if is_scaled:
+                    scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
+            else:
+                torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
+        has_stepped = True
+        if is_scaled:
+            before = scaler.get_scale() if schedule is not None else 0.0
+            scaler.step(optimizer)
+            scaler.update()
+            # A lowered scale is the scaler's word that it skipped the step.
+            has_stepped = schedule is None or scaler.get_scale() >= before
+        else:
+            optimizer.step()
+        if schedule is not None and has_stepped:
+            schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def guard(self, loss: torch.Tensor | float) -> bool:
+        """See `Run.guard`."""
+        if not self._is_enabled:
+            return True
+        self.has_updated = self.is_guarded = True
+        gradients = [(name, p.grad) for name, p in self._live.parameters() if p.grad is not None]
+        value, _, problem = self._nan.look(loss, gradients, needs_norm=False)
+        may_update, message = self._nan.judge(self._step, value, problem)
+        if message:
+            messages.warn(message)
+        return may_update
+
+    def _gradients(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
+        return [
+            (self._names.get(id(p), "a parameter"), p.grad)
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
+
+    def _require_registered(self, **objects: Any) -> None:
+        for name, one in objects.items():
+            if one is not None and not self._live.holds(one):
+                raise ForgeError(
+                    f"Run.update({name}=…): this {type(one).__name__} was not given to forge.Run,"
+                    f" so its state would be lost at every stop. Write"
+                    f" forge.Run(policy, …, {name}={name})."
+                )

@@ -1,0 +1,34 @@
+"""The verdict: why the training process ended, for whoever started it.
+
+A file, because an exit code does not survive every launcher, and none tells a crash from a kill.
+No file means that the process did not get to say: a forced exit, a crash, a SIGKILL.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+from forge.job_dir import write_atomically
+from forge.ledger import forge_dir
+
+NAME = "verdict.json"
+
+
+def write(job_dir: Path, reason: str, step: int, code: int) -> None:
+    """Leave the verdict of this attempt."""
+    content = {
+        "reason": reason,
+        "step": step,
+        "exit_code": int(code),
+        "pid": os.getpid(),
+        "time": time.time(),
+    }
+    write_atomically(forge_dir(job_dir) / NAME, json.dumps(content) + "\n")
+
+
+def clear(job_dir: Path) -> None:
+    """Remove the verdict of an earlier attempt."""
+    (forge_dir(job_dir) / NAME).unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""forge's Hydra plugins: thin shells, since Hydra executes these modules twice."""
