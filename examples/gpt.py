@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 
-PACKAGES = (
-    ". asyncio collections concurrent/futures email html http importlib json logging"
-    " multiprocessing unittest urllib wsgiref xml/dom xml/sax"
-).split()
+PACKAGES = [
+    *(".", "asyncio", "collections", "concurrent/futures", "email", "html", "http", "importlib"),
+    *("json", "logging", "multiprocessing", "unittest", "urllib", "wsgiref", "xml/dom", "xml/sax"),
+]
 CHARACTERS = "\n" + "".join(map(chr, range(ord(" "), 127)))
 NOT_CODE = re.compile(
     r'(?:(?<=:\n)|\A) *r?"""[\s\S]*?"""\n'  # docstrings
@@ -58,6 +58,8 @@ def read_sources(max_file_bytes: int, max_bytes: int) -> list[str]:
         if max_bytes < 0:
             break
         texts.append(text)
+    if not texts:
+        raise FileNotFoundError(f"{root}: no source files of Python's standard library there")
     return texts
 
 
@@ -194,6 +196,7 @@ class GPT(nn.Module):
         self.register_buffer("angles", angles, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """`tokens`: (B, T) int64, T at most the window."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, self.angles[: tokens.shape[1]])
@@ -246,15 +249,23 @@ def evaluate(
     return torch.stack(losses).mean().item()
 
 
+def report(step: int, held_out: float) -> float:
+    """Print the held-out loss after a step, and hand it on."""
+    print(f"step {step + 1}: held-out loss {held_out:.3f}", flush=True)
+    return held_out
+
+
 @torch.no_grad()
-def sample(model: GPT, vocabulary: Vocabulary, prompt: str, num_tokens: int, seed: int) -> str:
+def sample(
+    model: GPT, vocabulary: Vocabulary, prompt: str, num_tokens: int, temperature: float, seed: int
+) -> str:
     """What the model writes after `prompt`; its own generator leaves the training's alone."""
     model.eval()
     generator = torch.Generator(model.angles.device).manual_seed(seed)
     tokens = torch.tensor([vocabulary.encode(prompt)], device=model.angles.device)
     for _ in range(num_tokens):
         logits, candidates = model(tokens[:, -model.window :])[0, -1].topk(40)
-        chosen = torch.multinomial((logits / 0.7).softmax(-1), 1, generator=generator)
+        chosen = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
         tokens = torch.cat([tokens, candidates[chosen][None]], dim=1)
     model.train()
     return vocabulary.decode(tokens[0].tolist())

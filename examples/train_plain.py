@@ -1,11 +1,12 @@
 """Train a small GPT on Python's standard library: a plain PyTorch loop, the twin of train.py."""
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import hydra
 import torch
-from gpt import build, endless, evaluate, loss_fn, sample
+from gpt import build, endless, evaluate, loss_fn, report, sample
 from hydra.core.hydra_config import HydraConfig
 
 
@@ -13,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 def main(cfg: Any) -> None:
     """Train, then show what was learned and keep the weights."""
     model, optimizer, schedule, loader, data = build(cfg)
-    for step, batch in zip(range(cfg.steps), endless(loader)):
+    for step, batch in enumerate(islice(endless(loader), cfg.steps)):
         loss = loss_fn(model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -21,10 +22,9 @@ def main(cfg: Any) -> None:
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
         if (step + 1) % cfg.eval_every == 0:
-            held_out = evaluate(model, data)
-            print(f"step {step + 1}: held-out loss {held_out:.3f}", flush=True)
-    print(sample(model, data.vocabulary, "\nclass ", num_tokens=300, seed=cfg.seed))
-    torch.save(model.state_dict(), Path(HydraConfig.get().runtime.output_dir) / "weights.pt")
+            report(step, evaluate(model, data))
+    print(sample(model, data.vocabulary, **cfg.sample))
+    torch.save(model.state_dict(), Path(HydraConfig.get().runtime.output_dir, "weights.pt"))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from forge import rng
 
@@ -74,6 +74,8 @@ def is_seeded(dataset: Any) -> bool:
     """Whether all that a sample draws is a function of its index."""
     if type(dataset) is Subset:
         return is_seeded(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return all(map(is_seeded, dataset.datasets))
     return isinstance(dataset, SeededDataset)
 
 

@@ -31,20 +31,29 @@ def composition_succeeded() -> None:
 
 def hints_for(keys: Iterable[str]) -> list[str]:
     """One sentence per key that Hydra may have refused."""
-    from forge.rules import known_keys, nearest_key
+    from forge.rules import SIGNALS, known_keys, nearest_key, signal_name
 
+    known = known_keys()
+    unknown = [key for key in keys if key not in known]
+    if not unknown:
+        return [
+            "if your config has no `resilience` yet, add a preset to its defaults list (`defaults:"
+            " [resilience: default, _self_]`), or add `+resilience=default` to this command"
+        ]
     found = []
-    for key in keys:
-        if key not in known_keys() and not key.startswith("signal.actions."):
-            near = nearest_key(key)
+    for key in unknown:
+        group, _, name = key.rpartition(".")
+        near = nearest_key(key)
+        if group == "signal.actions" and signal_name(name) in SIGNALS:
+            right = f"{group}.{signal_name(name)}"
+            plus = "" if right in known else "+"  # Hydra adds a key only where it is told to
+            found.append(f"write `{plus}resilience.{right}=…`")
+        elif near:
             found.append(
-                f"`resilience.{key}` is no key of the policy."
-                + (f" Did you mean `resilience.{near}`?" if near else "")
+                f"`resilience.{key}` is no key of forge's policy. Did you mean `resilience.{near}`?"
             )
-    return found or [
-        "if your config has no `resilience` yet, add a preset to its defaults list"
-        " (`defaults: [resilience: default, _self_]`), or add `+resilience=default` to this command"
-    ]
+        # What resembles none of our keys may be the app's own, and Hydra said what is wrong.
+    return found
 
 
 def _print() -> None:

@@ -13,6 +13,7 @@ import mmap
 import os
 import re
 import struct
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -48,13 +49,14 @@ class Ledger:
                 number += 1
         self.attempt = number
         self._unwritten = b""
+        self._lock = threading.Lock()  # a save beside training writes here as well
         self._progress = _map_progress(forge_dir(job_dir) / "progress")
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one event; torn only if the machine dies in the middle of it."""
         line = json.dumps({"t": round(time.time(), 3), "kind": kind, **values})
-        self._unwritten += line.encode() + b"\n"
-        with contextlib.suppress(OSError):  # kept for the next write; `sync` is what tells
+        with self._lock, contextlib.suppress(OSError):  # kept for the next; `sync` is what tells
+            self._unwritten += line.encode() + b"\n"
             self._flush()
 
     def _flush(self) -> None:
@@ -71,7 +73,8 @@ class Ledger:
         Raises:
             OSError: Where the disk does not take it; nothing is lost, the next call tries again.
         """
-        self._flush()
+        with self._lock:
+            self._flush()
         os.fsync(self._fd)
 
     def close(self) -> None:
@@ -83,7 +86,10 @@ class Ledger:
 def _map_progress(path: Path) -> mmap.mmap:
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        os.ftruncate(fd, _PROGRESS.size)
+        if os.fstat(fd).st_size != _PROGRESS.size:
+            # Written, not only sized: on a full disk a mapped hole would be a SIGBUS later.
+            os.pwrite(fd, bytes(_PROGRESS.size), 0)
+            os.ftruncate(fd, _PROGRESS.size)
         return mmap.mmap(fd, _PROGRESS.size)
     finally:
         os.close(fd)
@@ -135,7 +141,9 @@ def read(job_dir: Path | str) -> History:
     attempts = []
     for number in sorted(_numbers(folder)) if folder.is_dir() else ():
         text = (folder / f"attempt_{number:04d}.jsonl").read_text(errors="replace")
-        attempts.append(Attempt(number, [event for event in map(_parse, text.split("\n")) if event]))
+        attempts.append(
+            Attempt(number, [event for event in map(_parse, text.split("\n")) if event])
+        )
     metrics: dict[int, dict[str, float]] = {}
     for attempt in attempts:
         for event in attempt.events:

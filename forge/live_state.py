@@ -112,10 +112,14 @@ class LiveState:
             try:
                 one.load_state_dict(saved["states"][name])
             except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
-                raise StateMismatch(f"{name}: {_kind(one)}.load_state_dict failed: {error}") from error
+                raise StateMismatch(
+                    f"{name}: {_kind(one)}.load_state_dict failed: {error}"
+                ) from error
+            if isinstance(one, torch.optim.Optimizer):
+                _make_exact(one, saved["states"][name])
         for name, parameter in self.parameters():
             gradient = saved["grads"].get(name)
-            parameter.grad = None if gradient is None else gradient.to(parameter.device)
+            parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
 
     def _differences(self, saved: dict[str, Any]) -> Iterator[str]:
         for name in sorted(self.objects.keys() | saved["states"].keys()):
@@ -169,12 +173,40 @@ def _optimizer_differences(
         if expected != found:
             yield f"{name}.param_groups[{i}]: expected {expected} parameters, found {found}"
             continue
+        total = sum(parameter.numel() for parameter in group["params"])
         for parameter, number in zip(group["params"], saved_group["params"], strict=True):
-            for key, value in saved["state"].get(number, {}).items():
-                # Averages of a parameter have its shape; counters and factors have not.
-                is_average = isinstance(value, torch.Tensor) and value.dim() == parameter.dim()
-                if is_average and value.dim() > 0 and value.numel() != parameter.numel():
-                    yield (
-                        f"{name}.state[{number}].{key}: expected {list(parameter.shape)},"
-                        f" found {list(value.shape)}"
-                    )
+            # Averages of a parameter have its shape; counters have not, nor do all factors, or
+            # what LBFGS keeps for all parameters at once. It misfits where nothing fits.
+            averages = {
+                key: value
+                for key, value in saved["state"].get(number, {}).items()
+                if isinstance(value, torch.Tensor) and value.dim() == parameter.dim() > 0
+            }
+            if averages and not any(_fits(v, parameter, total) for v in averages.values()):
+                key, value = next(iter(averages.items()))
+                yield (
+                    f"{name}.state[{number}].{key}: expected {list(parameter.shape)},"
+                    f" found {list(value.shape)}"
+                )
+
+
+def _fits(value: torch.Tensor, parameter: torch.Tensor, total: int) -> bool:
+    sizes = zip(value.shape, parameter.shape, strict=True)
+    return all(found in (1, size) for found, size in sizes) or value.numel() == total
+
+
+def _make_exact(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Undo what `Optimizer.load_state_dict` does to state: it casts to the parameter's dtype.
+
+    It also keeps the loaded tensors themselves, which are views of the whole file's memory.
+    """
+    groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
+    pairs = [p for live, old in groups for p in zip(live["params"], old["params"], strict=True)]
+    for parameter, number in pairs:
+        live_state = optimizer.state.get(parameter, {})
+        for key, value in saved["state"].get(number, {}).items():
+            live = live_state.get(key)
+            if isinstance(live, torch.Tensor) and isinstance(value, torch.Tensor):
+                if live.shape == value.shape:
+                    dtype = live.dtype if key == "step" else value.dtype
+                    live_state[key] = value.to(live.device, dtype, copy=True)

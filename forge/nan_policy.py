@@ -13,7 +13,15 @@ from typing import Any
 import torch
 
 from forge.config import NanAction, NanConfig
-from forge.resilience.health import NaNDetector, NaNState, any_rank, non_finite, total_norm
+from forge.resilience.health import (
+    NaNDetector,
+    NaNState,
+    any_rank,
+    mean,
+    non_finite,
+    total_norm,
+    widest,
+)
 
 _ACTION: Any = NanAction
 
@@ -30,6 +38,8 @@ class NanPolicy:
         """What the learning rate is multiplied by."""
         self.first_bad_step: int | None = None
         """The first step of the streak that is under way."""
+        self._judged: int | None = None
+        self._first_bad_before: int | None = None
         self.halt_reason: str | None = None
         self.rollback_from: int | None = None
 
@@ -46,12 +56,11 @@ class NanPolicy:
             The loss, the gradients' norm (float, or None if not computed) and what is wrong, in
             words; empty if nothing is.
         """
-        value = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(float(loss))
-        value = value.double().mean()
+        value = mean(loss)
         norm = None
         if named and (needs_norm or self._config.check_gradients):
             norm = total_norm([grad for _, grad in named])
-            pair = torch.stack([value, norm.to(value.device, torch.float64)])
+            pair = torch.stack([value, norm.to(value.device, value.dtype)])
             host_loss, host_norm = pair.tolist()
         else:
             host_loss, host_norm = float(value.item()), 0.0
@@ -62,24 +71,28 @@ class NanPolicy:
         culprits = non_finite(named)
         if not culprits:
             # Huge but finite: squares overflow in float32 and below, not in float64.
-            norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for _, g in named]
-            return host_loss, torch.linalg.vector_norm(torch.stack(norms)), ""
+            norms = [torch.linalg.vector_norm(g, dtype=widest(g.device)) for _, g in named]
+            norm = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
+            return host_loss, norm, ""
         more = f" and {len(culprits) - 3} more" if len(culprits) > 3 else ""
         return host_loss, norm, f"the gradient of {', '.join(culprits[:3])}{more}"
 
     def judge(self, step: int, loss: float, problem: str) -> tuple[bool, str]:
-        """Decide about a step that was looked at.
+        """Decide about a step that was looked at; once for each of its updates.
 
         Returns:
             Whether to update, and what to tell people (empty: nothing).
         """
         is_bad = any_rank(bool(problem))
-        self._detector.record(is_bad, step, loss)
+        is_same_step = step == self._judged
+        if not is_same_step:
+            self._judged, self._first_bad_before = step, self.first_bad_step
+        self._detector.record(is_bad, step, loss, is_same_step)
         if not is_bad:
-            self.first_bad_step = None
+            if self._detector.state.consecutive_nans == 0:
+                self.first_bad_step = None
             return True, ""
-        if self.first_bad_step is None:
-            self.first_bad_step = step
+        self.first_bad_step = step if self._first_bad_before is None else self._first_bad_before
         what = f"Step {step}: NaN or Inf: {problem or 'on another rank'}"
         count = self._detector.state.consecutive_nans
         streak = f"{count} of {self._config.max_consecutive} in a row"
@@ -106,7 +119,7 @@ class NanPolicy:
         """Note that a rollback was done."""
         self.rollbacks += 1
         self.lr_scale *= self._config.rollback.lr_scale
-        self.first_bad_step = self.rollback_from = None
+        self.first_bad_step = self.rollback_from = self._judged = None
         self._detector.state.consecutive_nans = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -116,6 +129,9 @@ class NanPolicy:
             "rollbacks": self.rollbacks,
             "lr_scale": self.lr_scale,
             "first_bad_step": self.first_bad_step,
+            # A stop inside the step whose end they are due at.
+            "halt_reason": self.halt_reason,
+            "rollback_from": self.rollback_from,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -124,7 +140,8 @@ class NanPolicy:
         self.rollbacks = state["rollbacks"]
         self.lr_scale = state["lr_scale"]
         self.first_bad_step = state["first_bad_step"]
-        self.halt_reason = self.rollback_from = None
+        self.halt_reason, self.rollback_from = state["halt_reason"], state["rollback_from"]
+        self._judged = None
 
 
 class RateScale:

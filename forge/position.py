@@ -12,7 +12,7 @@ state back, makes the iterator, and takes the same number of batches away:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -103,10 +103,16 @@ class Position:
             "taken": self.taken,
             "total": self._total,
             "start": self._start if self._iterator is not None else None,
+            "parts": self._parts_state(),
         }
         if self._is_stateful and self._iterator is not None:
             state["loader"] = self._loader.state_dict()
         return state
+
+    def load_finished(self, state: dict[str, Any]) -> None:
+        """Leave the loader as a `steps` that has ended left it: another may go on with it."""
+        if state["kind"] == self._kind:
+            self._restore_parts(state["parts"])
 
     @property
     def _kind(self) -> str:
@@ -130,6 +136,7 @@ class Position:
         self.taken = 0
         self._start = state["start"]
         if self._start is None:
+            self._restore_parts(state["parts"])
             return
         self._restore_start()
         self._announce_epoch()
@@ -143,7 +150,10 @@ class Position:
     def _restore_start(self) -> None:
         assert self._start is not None
         rng.restore(self._start["rng"])
-        for name, part in self._start["parts"].items():
+        self._restore_parts(self._start["parts"])
+
+    def _restore_parts(self, parts: dict[str, Any]) -> None:
+        for name, part in parts.items():
             owner = self._generators().get(name) or self._samplers().get(name)
             if owner is None:
                 raise StateMismatch(f"data: the loader has no {name} any more, but had when saved")
@@ -226,7 +236,9 @@ class Position:
         unseeded = workers > 0 and not data.is_seeded(getattr(loader, "dataset", None))
         found = []
         if self._is_stateful and unseeded:
-            found.append(f"{name}: random draws inside its {workers} workers are not saved. {seeds}")
+            found.append(
+                f"{name}: random draws inside its {workers} workers are not saved. {seeds}"
+            )
         if self._is_dataloader and unseeded and loader.persistent_workers:
             found.append(f"{name}: persistent workers draw on across epochs. {seeds}")
         if self._is_dataloader and isinstance(loader.dataset, IterableDataset):
@@ -235,7 +247,9 @@ class Position:
                 " resume, which repeats it only if it yields the same each time. Give the loader"
                 " state_dict and load_state_dict (torchdata.StatefulDataLoader) to go there at once."
             )
-        if not self._is_stateful and not self._is_dataloader:
+        if self._is_dataloader and workers > 1 and not getattr(loader, "in_order", True):
+            found.append(f"{name}: with in_order=False batches come as its workers finish them.")
+        if not (self._is_stateful or self._is_dataloader or isinstance(loader, Sequence)):
             found.append(
                 f"{name}: has no state_dict, so a resume iterates it again from the epoch's start,"
                 " which repeats it only if it yields the same each time."

@@ -8,6 +8,7 @@ changed since the mark, which the tensors' version counters tell.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -24,22 +25,39 @@ _UNCHANGED_BY_EVALUATION = (
 )
 
 
+_SLOW_S = 0.005
+"""A step of this length is marked without being asked: a mark costs about 1 % of it."""
+
+
 class Marker:
     """Remembers the random state and the tensors' versions at the last exact moment."""
 
     def __init__(self, live: LiveState, updater: Updater) -> None:
         self._live = live
         self._updater = updater
+        modules = [one for one in live.objects.values() if isinstance(one, torch.nn.Module)]
+        self._tensors = [t for m in modules for t in [*m.parameters(), *m.buffers()]]
+        self._began = 0.0
         self.is_used = False
-        """Whether this run polls at all; marking costs some microseconds a step."""
+        """Whether this run polls at all: then every step is marked."""
         self.rng: dict[str, Any] = {}
         self._versions = -1
 
-    def mark(self) -> None:
-        """Now is such a moment: a step begins, or its update has just been done."""
+    def begin(self) -> None:
+        """A step begins, with the boundary's state."""
+        self._began = time.monotonic()
+        self.rng = {}
         if self.is_used:
-            self.rng = rng.capture()
-            self._versions = self._count_versions()
+            self._mark()
+
+    def updated(self) -> None:
+        """The step's update has just been done."""
+        if self.is_used or time.monotonic() - self._began >= _SLOW_S:
+            self._mark()
+
+    def _mark(self) -> None:
+        self.rng = rng.capture()
+        self._versions = self._count_versions()
 
     def is_exact(self) -> bool:
         """Whether the state is still that of the mark."""
@@ -52,8 +70,4 @@ class Marker:
         )
 
     def _count_versions(self) -> int:
-        total = 0
-        for one in self._live.objects.values():
-            if isinstance(one, torch.nn.Module):
-                total += sum(t._version for t in [*one.parameters(), *one.buffers()])
-        return total
+        return sum(t._version for t in self._tensors)

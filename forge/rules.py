@@ -5,19 +5,19 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from forge.config import NanAction, Policy, SignalAction
 
 SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2")
 """Signals a policy may name: those that can be caught and that people send to jobs."""
-
-_MAPPINGS = ("signal.actions",)
 
 
 def signal_name(name: str) -> str:
@@ -30,10 +30,8 @@ def convert(policy: Any) -> tuple[Policy, list[str]]:
     typed = OmegaConf.structured(Policy)
     problems: list[str] = []
     if isinstance(policy, Policy):
-        return policy, problems
-    if isinstance(policy, DictConfig):
-        policy = OmegaConf.to_container(policy, resolve=True)
-    if policy is None:
+        policy = asdict(policy)  # a dataclass takes every value: check it like any other
+    if policy is None or (isinstance(policy, DictConfig) and policy._is_none()):
         policy = {}
     if not isinstance(policy, Mapping):
         problems.append(
@@ -41,19 +39,40 @@ def convert(policy: Any) -> tuple[Policy, list[str]]:
             " `resilience=default`, in the defaults list of your config."
         )
         policy = {}
-    for key, value in _leaves(policy, ""):
+    for key, value in _leaves(_resolved(policy, "", problems), ""):
         problem = _set(typed, key, value)
         if problem:
             problems.append(problem)
     result = OmegaConf.to_object(typed)
     assert isinstance(result, Policy)
+    if signal_name(result.signal.name) in SIGNALS:
+        result.signal.name = signal_name(result.signal.name)
     return result, problems
 
 
-def _leaves(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def _resolved(tree: Mapping[Any, Any], prefix: str, problems: list[str]) -> dict[str, Any]:
+    """The tree as plain values; an interpolation that fails is reported and left out."""
+    found: dict[str, Any] = {}
+    for name in tree:
+        try:
+            value = tree[name]
+            if isinstance(value, ListConfig):
+                value = OmegaConf.to_container(value, resolve=True)
+        except MissingMandatoryValue:
+            value = "???"
+        except OmegaConfBaseException as error:
+            reason = str(error).splitlines()[0]
+            problems.append(f"`resilience.{prefix}{name}`: cannot be resolved: {reason}")
+            continue
+        is_group = isinstance(value, Mapping)
+        found[str(name)] = _resolved(value, f"{prefix}{name}.", problems) if is_group else value
+    return found
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in tree.items():
         key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and (value or key not in _MAPPINGS):
+        if isinstance(value, Mapping) and value:
             yield from _leaves(value, key + ".")
         else:
             yield key, value
@@ -89,7 +108,9 @@ def _set(typed: DictConfig, key: str, value: Any) -> str | None:
         path = f"signal.actions.{name}"
     elif key not in known_keys():
         if any(k.startswith(key + ".") for k in known_keys()):
-            members = ", ".join(k for k in known_keys() if k.startswith(key + "."))
+            if value == {}:
+                return None  # a group of which nothing is set
+            members = ", ".join(f"resilience.{k}" for k in known_keys() if k.startswith(key + "."))
             return f"{shown}: is a group of keys, not a value. Set one of {members}."
         near = nearest_key(key)
         hint = f"Did you mean `resilience.{near}`?" if near else "See conf/resilience/default.yaml."
@@ -99,11 +120,22 @@ def _set(typed: DictConfig, key: str, value: Any) -> str | None:
         return f"{shown}: {_expected(typed, path)}, found a boolean."
     if isinstance(value, float) and _is_int(typed, path) and not value.is_integer():
         return f"{shown}: {_expected(typed, path)}, found a fraction."
+    before = OmegaConf.select(typed, path, default=SignalAction.ignore)
     try:
         OmegaConf.update(typed, path, value)
+        # Resolves what is an interpolation, and refuses `???`.
+        _resolve(OmegaConf.select(typed, path, throw_on_missing=True))
     except OmegaConfBaseException:
+        OmegaConf.update(typed, path, before)
+        if isinstance(value, str) and "${" in value:
+            return f"{shown}: this interpolation does not give {_expected(typed, path, '')}."
         return f"{shown}: {_expected(typed, path)}, found {value!r}."
     return None
+
+
+def _resolve(value: Any) -> None:
+    if isinstance(value, ListConfig):
+        OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
 
 
 def _node(typed: DictConfig, key: str) -> Any:
@@ -116,15 +148,15 @@ def _is_int(typed: DictConfig, key: str) -> bool:
     return node is not None and node._metadata.ref_type is int
 
 
-def _expected(typed: DictConfig, key: str) -> str:
+def _expected(typed: DictConfig, key: str, verb: str = "expected ") -> str:
     kind = SignalAction
     if not key.startswith("signal.actions."):
         kind = _node(typed, key)._metadata.ref_type
         kind = getattr(_node(typed, key)._metadata, "element_type", None) or kind
     if hasattr(kind, "__members__"):
-        return "expected " + " | ".join(kind.__members__)
+        return verb + " | ".join(kind.__members__)
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    return "expected " + names.get(kind, getattr(kind, "__name__", str(kind)))
+    return verb + names.get(kind, getattr(kind, "__name__", str(kind)))
 
 
 def cross_field_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> list[str]:
@@ -139,7 +171,7 @@ def cross_field_problems(p: Policy, time_limit_s: float | None, limit_key: str) 
         if not (value >= least and math.isfinite(value)):
             found.append(f"`resilience.{key}={value}`: has to be at least {least:g}. {why}")
 
-    never = "an interval has to be above 0. To switch it off, set it to null."
+    never = "an interval has to be above 0 and finite. To switch it off, set it to null."
     positive("checkpoint.every_steps", p.checkpoint.every_steps, never)
     positive("checkpoint.every_s", p.checkpoint.every_s, never)
     positive("checkpoint.keep_every_steps", p.checkpoint.keep_every_steps, never)
@@ -148,17 +180,22 @@ def cross_field_problems(p: Policy, time_limit_s: float | None, limit_key: str) 
         found.append(
             "`resilience.checkpoint.dir=`: is empty. Name a directory, or leave the default."
         )
+    elif p.checkpoint.dir.startswith("~"):
+        found.append(
+            f"`resilience.checkpoint.dir={p.checkpoint.dir}`: `~` would be a directory of that name."
+            " Write the path in full, or as `${oc.env:HOME}/…`."
+        )
     elif os.path.isabs(p.checkpoint.dir):
         problem = directory_problem(Path(p.checkpoint.dir))
         if problem:
             found.append(f"`resilience.checkpoint.dir={p.checkpoint.dir}`: {problem}")
-    positive("health.timeout_s", p.health.timeout_s, "a check needs some time.")
+    positive("health.timeout_s", p.health.timeout_s, "a check needs a time above 0 and finite, in seconds.")
     at_least("health.min_free_gib", p.health.min_free_gib, 0, "0 asks for no free space.")
     at_least("nan.max_consecutive", p.nan.max_consecutive, 1, "1 acts on the first bad step.")
     back = p.nan.rollback
     at_least("nan.rollback.steps_back", back.steps_back, 0, "0 is the newest good checkpoint.")
     at_least("nan.rollback.max_rollbacks", back.max_rollbacks, 0, "0 never rolls back.")
-    positive("nan.rollback.lr_scale", back.lr_scale, "has to be above 0; 1 keeps the rate.")
+    positive("nan.rollback.lr_scale", back.lr_scale, "has to be above 0 and finite; 1 keeps the rate.")
     can_save = p.checkpoint.every_steps or p.checkpoint.every_s
     if p.nan.action is NanAction.rollback and not can_save:
         found.append(
@@ -185,10 +222,14 @@ def _signal_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> l
             f" `resilience.signal.actions.{name}` is ignore. Set it to requeue."
         )
     if not (lead_s > 0 and math.isfinite(lead_s)):
-        found.append(f"{lead}: has to be above 0: without a lead there is no time to save.")
+        found.append(
+            f"{lead}: has to be above 0 and finite: without a lead there is no time to save. Set"
+            " it to the seconds that a save takes, with a margin."
+        )
     if not (timeout_s >= 0 and math.isfinite(timeout_s)):
         found.append(
-            f"`resilience.shutdown.timeout_s={timeout_s:g}`: has to be 0 (never force) or above."
+            f"`resilience.shutdown.timeout_s={timeout_s:g}`: has to be 0 (never force), or"
+            " above 0 and finite."
         )
     elif timeout_s >= lead_s > 0:
         found.append(
@@ -206,12 +247,18 @@ def _signal_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> l
 
 
 def directory_problem(path: Path) -> str | None:
-    """Why nothing can be written below `path`, or None; creates nothing."""
+    """Why nothing can be written below `path`, or None; leaves nothing behind."""
     existing = path
-    while not existing.exists() and existing != existing.parent:
+    while not os.path.lexists(existing) and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir():
         return f"{existing} is not a directory. Remove it, or choose another directory."
-    if not os.access(existing, os.W_OK | os.X_OK):
-        return f"{existing} cannot be written. Change its permissions, or choose another one."
-    return None
+    try:
+        # Tried out, because to root and on special file systems permissions say nothing.
+        with tempfile.TemporaryFile(dir=existing):
+            return None
+    except OSError as error:
+        return (
+            f"{existing} cannot be written ({error.strerror}). Change its permissions, or choose"
+            " another directory."
+        )

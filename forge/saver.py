@@ -79,7 +79,10 @@ class Saver:
         Raises:
             CheckpointError: Where it could not be written.
         """
-        self.wait()
+        try:
+            self.wait()
+        except CheckpointError as error:
+            messages.warn(str(error))  # this save may still succeed
         self.begin(step)
         if self._store.holds(step, is_complete):
             return
@@ -123,7 +126,7 @@ class Saver:
     def _commit_beside(self, snapshot: Snapshot, reason: str) -> None:
         try:
             self._commit(snapshot, reason)
-        except (OSError, CheckpointError, DirectoryInUse) as error:
+        except BaseException as error:  # noqa: BLE001 - raised again by `check`
             self._failure = error
 
     def _commit(self, snapshot: Snapshot, reason: str) -> None:

@@ -73,7 +73,7 @@ class Session:
             self._release()
             raise
         self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]
-        self._updater.after_update = self._marker.mark
+        self._updater.after_update = self._marker.updated
 
     def _claim(self) -> None:
         policy = self._policy
@@ -185,7 +185,7 @@ class Session:
             batch = position.next() if position is not None else None
             self.metrics.begin(self.step, set())
         self._batch = batch
-        self._marker.mark()
+        self._marker.begin()
         self._is_in_step = True
         try:
             yield (self.step, batch) if position is not None else self.step
@@ -208,7 +208,7 @@ class Session:
         self._nan.load_state_dict(self._loaded["nan"])
         rng.restore(self._loaded["rng"])
         self._loaded = None
-        self._marker.mark()
+        self._marker.updated()
 
     # -- a boundary ----------------------------------------------------------------------------
 
@@ -226,8 +226,8 @@ class Session:
             self._saver.check()
             if self._handler.should_shutdown():
                 self._stop()
-            if self._is_save_requested or self._handler.save_requested:
-                self._is_save_requested = self._handler.save_requested = False
+            if self._handler.take_save_request() or self._is_save_requested:
+                self._is_save_requested = False
                 self._save("requested")
             elif self._saver.is_due(self.step):
                 self._save("periodic")

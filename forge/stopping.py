@@ -71,7 +71,7 @@ def install(policy: Policy, stacks_dir: Path | None = None) -> ShutdownHandler:
     if _state.handler is None:
         handler = ShutdownHandler(policy.shutdown.timeout_s, actions, stacks_dir)
         handler.register()
-        handler.interrupt = _leave_unsaved
+        handler.interrupt_with(_leave_unsaved)
         _state.handler = handler
         atexit.register(_last_breath)
     else:
@@ -100,7 +100,7 @@ def on_unsaved_stop(tell: Callable[[str, int], None]) -> None:
 def hold_interrupts(is_held: bool) -> None:
     """While held, a stopping signal only sets the flag: a Run will read it."""
     if _state.handler is not None:
-        _state.handler.interrupt = None if is_held else _leave_unsaved
+        _state.handler.interrupt_with(None if is_held else _leave_unsaved)
 
 
 def _leave_unsaved() -> None:
@@ -110,8 +110,9 @@ def _leave_unsaved() -> None:
     if _state.is_leaving:
         return
     _state.is_leaving = True
-    assert handler.signal_received is not None
-    name, code = handler.signal_received.name, handler.exit_code
+    received = handler.signal_received
+    assert received is not None
+    name, code = received.name, handler.exit_code
     threading.Thread(target=_finish_outside, args=(name, code), name="forge-stop").start()
     raise Exit(code, f"stopped by {name}")
 

@@ -51,6 +51,15 @@ class Process:
         """Signal every process of the session, as Slurm does with a step."""
         os.killpg(self.pid, number)
 
+    def is_pending(self, number: int) -> bool:
+        """Whether a signal was sent that no thread has taken yet (or the process is gone)."""
+        try:
+            status = Path("/proc", str(self.pid), "status").read_text()
+        except OSError:
+            return False
+        (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("ShdPnd"))
+        return bool(int(mask, 16) >> (number - 1) & 1)
+
     def session_pids(self) -> list[int]:
         """Live processes of the session, found by /proc."""
         found = []

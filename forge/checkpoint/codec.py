@@ -36,8 +36,10 @@ class Encoder:
             CheckpointError: Naming the leaf that cannot be kept.
         """
         kind = type(value)
-        if value is None or kind in (bool, int, str):
+        if value is None or kind in (bool, str):
             return value
+        if kind is int:  # Python converts no more than 4300 digits, and those slowly
+            return value if value.bit_length() <= 256 else {"!int": hex(value)}
         if kind is float:
             return value if math.isfinite(value) else {"!float": repr(value)}
         if kind is list:
@@ -54,8 +56,10 @@ class Encoder:
             if hasattr(value, "_metadata"):  # a module's: versions of its layers' formats
                 encoded["metadata"] = self.encode(dict(value._metadata), path)
             return encoded
-        if isinstance(value, enum.Enum):
-            return {"!enum": [kind.__module__, kind.__qualname__, value.name]}
+        if isinstance(value, enum.Enum) and _find_class(kind.__module__, kind.__qualname__) is kind:
+            known = kind.__members__.get(value.name or "") is value
+            content = {"name": value.name} if known else {"value": self.encode(value.value, path)}
+            return {"!enum": [kind.__module__, kind.__qualname__], **content}
         if kind in (bytes, bytearray):
             return {f"!{kind.__name__}": base64.b64encode(value).decode()}
         if kind is complex:
@@ -95,16 +99,17 @@ class Encoder:
         )
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> dict[str, Any]:
-        tensor = tensor.detach()
         problem = _tensor_problem(tensor)
         if problem:
             raise CheckpointError(f"{path}: {problem} cannot be saved yet")
+        tensor = tensor.detach()
         shape, stride = tuple(tensor.shape), tensor.stride()
-        same = (tensor.data_ptr(), tensor.dtype, shape, stride, str(tensor.device))
+        views = (tensor.is_conj(), tensor.is_neg())  # the same memory, but not the same values
+        same = (tensor.data_ptr(), tensor.dtype, shape, stride, views, str(tensor.device))
         name = self._names.get(same) if tensor.numel() else None
         if name is None:
             name = path or "tensor"
-            while name in self.tensors:
+            while name in self.tensors or name == "__metadata__":  # safetensors' own
                 name += "'"
             self._names[same] = name
             self.tensors[name] = tensor
@@ -121,15 +126,27 @@ def _join(path: str, key: Any) -> str:
 
 
 def _tensor_problem(tensor: torch.Tensor) -> str | None:
+    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        return "a parameter that a lazy module has not made yet (call the module once)"
     if type(tensor) not in _PLAIN_TENSORS:
         return f"a tensor of the subclass {type(tensor).__qualname__}"
     if tensor.layout is not torch.strided:
         return f"a tensor of the layout {tensor.layout}"
+    if tensor.is_nested:
+        return "a nested tensor"
     if tensor.is_quantized:
         return "a quantized tensor"
     if tensor.is_meta:
         return "a tensor without data (device meta)"
     return None
+
+
+def _find_class(module: str, qualname: str) -> object:
+    """What the program has under this name; imports nothing."""
+    found: object = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
@@ -192,16 +209,19 @@ def _decode_pairs(pairs: list[list[Any]], tensors: _Tensors) -> list[tuple[Any, 
 
 
 def _decode_enum(value: dict[str, Any], tensors: _Tensors) -> enum.Enum:
-    module, qualname, name = value["!enum"]
+    module, qualname = value["!enum"]
     # Only from modules that the program has imported already: loading must not import.
-    found: Any = sys.modules[module]
-    for part in qualname.split("."):
-        found = getattr(found, part)
+    found: Any = _find_class(module, qualname)
     if not (isinstance(found, type) and issubclass(found, enum.Enum)):
-        raise DamagedCheckpoint(f"{module}.{qualname} is not an enum")
-    member = found[name]
-    assert isinstance(member, enum.Enum)
-    return member
+        raise DamagedCheckpoint(f"{module}.{qualname} is no enum that this program has imported")
+    return found[value["name"]] if "name" in value else found(decode(value["value"], tensors))
+
+
+def _decode_dtype(value: dict[str, Any], tensors: _Tensors) -> torch.dtype:
+    found = getattr(torch, value["!dtype"])
+    if not isinstance(found, torch.dtype):
+        raise DamagedCheckpoint(f"torch.{value['!dtype']} is not a dtype")
+    return found
 
 
 def _decode_numpy_scalar(value: dict[str, Any], tensors: _Tensors) -> Any:
@@ -229,11 +249,12 @@ _DECODERS: dict[str, Callable[[dict[str, Any], _Tensors], Any]] = {
     "!set": lambda v, t: set(decode(v["!set"], t)),
     "!frozenset": lambda v, t: frozenset(decode(v["!frozenset"], t)),
     "!size": lambda v, t: torch.Size(v["!size"]),
+    "!int": lambda v, t: int(v["!int"], 16),
     "!float": lambda v, t: float(v["!float"]),
     "!complex": lambda v, t: complex(*decode(v["!complex"], t)),
     "!bytes": lambda v, t: base64.b64decode(v["!bytes"]),
     "!bytearray": lambda v, t: bytearray(base64.b64decode(v["!bytearray"])),
-    "!dtype": lambda v, t: getattr(torch, v["!dtype"]),
+    "!dtype": _decode_dtype,
     "!device": lambda v, t: torch.device(v["!device"]),
     "!enum": _decode_enum,
     "!numpy_scalar": _decode_numpy_scalar,

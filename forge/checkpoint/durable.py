@@ -18,11 +18,15 @@ def sync_directory(path: Path) -> None:
 def replace_file(path: Path, content: bytes) -> None:
     """Put `content` at `path` in one step: readers see the old file or the new one."""
     temporary = path.with_name(f".{path.name.lstrip('.')}.tmp-{os.getpid()}")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_directory(path.parent)
 
 
@@ -32,5 +36,9 @@ def replace_link(path: Path, target: str) -> None:
     temporary.unlink(missing_ok=True)
     # os.replace alone: removing the old link first would leave none if we die here.
     os.symlink(target, temporary)
-    os.replace(temporary, path)
+    try:
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_directory(path.parent)

@@ -52,11 +52,14 @@ class Fence:
         if self._directory in _claimed_here:
             raise DirectoryInUse(self._in_use(self._token))
         previous = self._read()
-        if not self._take_lock() and not self._supersedes(previous):
-            raise DirectoryInUse(self._in_use(previous))
-        durable.replace_file(
-            self._directory / TOKEN_FILE, json.dumps(self._token, indent=1).encode()
-        )
+        try:
+            if not self._take_lock() and not self._supersedes(previous):
+                raise DirectoryInUse(self._in_use(previous))
+            content = json.dumps(self._token, indent=1).encode()
+            durable.replace_file(self._directory / TOKEN_FILE, content)
+        except BaseException:
+            self.release()
+            raise
         _claimed_here.add(self._directory)
 
     def _take_lock(self) -> bool:
@@ -84,7 +87,7 @@ class Fence:
         mine = self._token
         is_newer = bool(mine["job_id"]) and (
             previous.get("job_id") == mine["job_id"]
-            and int(previous.get("restart_count", 0)) < mine["restart_count"]
+            and previous.get("restart_count", 0) < mine["restart_count"]
         )
         if is_newer:
             messages.warn(
@@ -106,7 +109,10 @@ class Fence:
             content = json.loads((self._directory / TOKEN_FILE).read_bytes())
         except (FileNotFoundError, ValueError):
             return {}
-        return content if isinstance(content, dict) else {}
+        is_ours = isinstance(content, dict) and all(
+            type(content.get(key)) is type(value) for key, value in self._token.items()
+        )
+        return content if is_ours else {}
 
     def check(self) -> None:
         """Raise DirectoryInUse where a newer attempt has claimed the directory."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import zlib
 from dataclasses import asdict, dataclass, field
@@ -19,6 +20,7 @@ from forge.errors import DamagedCheckpoint
 NAME = "manifest.json"
 FORMAT = 1
 _MAX_BYTES = 16 << 20
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,15 @@ def read(directory: Path) -> Manifest:
         raise DamagedCheckpoint("it has no manifest: the save did not finish") from None
     except OSError as error:
         raise DamagedCheckpoint(f"{NAME} cannot be opened: {error.strerror}") from error
-    with os.fdopen(fd, "rb") as file:
+    try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
             raise DamagedCheckpoint(f"{NAME} is not a plain file of reasonable size")
-        raw = file.read(_MAX_BYTES)
+        raw = os.read(fd, _MAX_BYTES)
+    except OSError as error:
+        raise DamagedCheckpoint(f"{NAME} cannot be read: {error.strerror}") from error
+    finally:
+        os.close(fd)
     try:
         content = json.loads(raw)
         checksum = content.pop("checksum")
@@ -78,11 +84,14 @@ def read(directory: Path) -> Manifest:
                 f"{NAME} has format {content['format']}, this forge reads format {FORMAT}"
             )
         manifest = Manifest(**content)
+        entries = [(entry["size"], entry["crc32"]) for entry in manifest.files.values()]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{NAME} cannot be read: {error!r}") from error
     for name in manifest.files:
-        if name != os.path.basename(name) or name in ("", ".", "..", NAME):
+        if not _FILE_NAME.fullmatch(name) or name == NAME:
             raise DamagedCheckpoint(f"{NAME} names a file outside the checkpoint: {name!r}")
+    if not all(type(n) is int and n >= 0 for entry in entries for n in entry):
+        raise DamagedCheckpoint(f"{NAME} has a size or checksum that is no number")
     return manifest
 
 

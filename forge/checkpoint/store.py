@@ -22,13 +22,15 @@ import torch
 import forge
 from forge.checkpoint import durable, manifest, tensorfile
 from forge.checkpoint.codec import Encoder, decode
-from forge.checkpoint.fence import Fence
+from forge.checkpoint.fence import TOKEN_FILE, Fence
 from forge.checkpoint.manifest import Manifest
 from forge.config import CheckpointConfig, Verify
 from forge.errors import CheckpointError, DamagedCheckpoint
 
 LATEST = "latest"
 _STEP = re.compile(r"step_(\d+)")
+_REPLACED = re.compile(r"\.replaced_(step_\d+)-\d+")
+_LEFTOVERS = (".step_", ".removed_", f".{LATEST}.tmp-", f"{TOKEN_FILE}.tmp-")
 _STATE, _TENSORS = "state_rank00000.json", "tensors_rank00000.safetensors"
 
 
@@ -99,11 +101,21 @@ class Store:
         self._damaged: set[str] = set()
         self.passed_over: list[str] = []
         """Why the last `newest` did not take the newer checkpoints."""
-        directory.mkdir(parents=True, exist_ok=True)
-        self._fence = Fence(directory)
-        for path in directory.iterdir():
-            if path.name.startswith((".step_", ".removed_")):
-                shutil.rmtree(path, ignore_errors=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._fence = Fence(directory)
+        except OSError as error:
+            raise CheckpointError(f"{directory} cannot be claimed: {error}") from error
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        """Remove what a killed save left; put back what it was about to replace."""
+        for path in self.directory.iterdir():
+            replaced = _REPLACED.fullmatch(path.name)
+            if replaced and not os.path.lexists(self.directory / replaced[1]):
+                os.rename(path, self.directory / replaced[1])
+            elif replaced or path.name.startswith(_LEFTOVERS):
+                _remove(path)
 
     def close(self) -> None:
         """Give the directory up."""
@@ -246,12 +258,17 @@ class Store:
 
     def _put_in_place(self, temporary: Path, final: Path) -> None:
         if final.is_symlink() or final.exists():
-            # Only one that does not verify, or one from before a rollback, stands here: see
-            # `holds`. It is moved away, not removed, until the new one is in its place.
-            aside = self.directory / f".removed_{final.name}-{os.getpid()}"
-            shutil.rmtree(aside, ignore_errors=True)
+            # One that does not verify, or that was not complete yet, stands here: see
+            # `holds`. It is moved away, not removed, until the new one is in its place; a kill in
+            # between is put right by `_clean_up`.
+            aside = self.directory / f".replaced_{final.name}-{os.getpid()}"
+            _remove(aside)
             os.rename(final, aside)
-            os.rename(temporary, final)
+            try:
+                os.rename(temporary, final)
+            except BaseException:
+                os.rename(aside, final)
+                raise
             _remove(aside)
         else:
             os.rename(temporary, final)

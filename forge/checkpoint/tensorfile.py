@@ -86,7 +86,7 @@ def write(path: Path, tensors: dict[str, torch.Tensor]) -> tuple[int, int]:
         offset = end
     header["__metadata__"] = {"format": "pt", "complex128": json.dumps(complex128)}
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(8 + len(text)) % 64)  # complex128 needs 16, other libraries like 64
     head = len(text).to_bytes(8, "little") + text
     return write_synced(path, _pieces(head, [tensors[name] for name in names]))
 
@@ -128,38 +128,45 @@ def read_bytes(path: Path, size: int, checksum: int | None) -> torch.Tensor:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise DamagedCheckpoint(f"{path.name}: cannot be opened: {error.strerror}") from error
-    with os.fdopen(fd, "rb", buffering=0) as file:
-        found = file_size(fd)
-        if found != size:
-            raise DamagedCheckpoint(f"{path.name}: expected {size} bytes, found {found}")
-        buffer = torch.empty(size, dtype=torch.uint8)
-        if size == 0:
-            return buffer
-        view = memoryview((ctypes.c_char * size).from_address(buffer.data_ptr())).cast("B")
-        position = seen = 0
-        while position < size:
-            count = file.readinto(view[position : position + CHUNK])
-            if not count:
-                raise DamagedCheckpoint(f"{path.name}: ends after {position} of {size} bytes")
-            if checksum is not None:
-                seen = zlib.crc32(view[position : position + count], seen)
-            position += count
-    if checksum is not None and seen != checksum:
+    try:
+        buffer, found = _read_all(fd, size, is_checked=checksum is not None)
+    except OSError as error:
+        raise DamagedCheckpoint(f"{path.name}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise DamagedCheckpoint(f"{path.name}: {error}") from error
+    finally:
+        os.close(fd)
+    if checksum is not None and found != checksum:
         raise DamagedCheckpoint(
-            f"{path.name}: expected CRC-32 {checksum:08x}, found {seen:08x}: bytes have changed"
+            f"{path.name}: expected CRC-32 {checksum:08x}, found {found:08x}: bytes have changed"
         )
     return buffer
+
+
+def _read_all(fd: int, size: int, is_checked: bool) -> tuple[torch.Tensor, int]:
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("is not a plain file")
+    if status.st_size != size:  # before any memory is asked for
+        raise ValueError(f"expected {size} bytes, found {status.st_size}")
+    buffer = torch.empty(size, dtype=torch.uint8)
+    if size == 0:
+        return buffer, 0
+    view = memoryview((ctypes.c_char * size).from_address(buffer.data_ptr())).cast("B")
+    position = checksum = 0
+    while position < size:
+        count = os.readv(fd, [view[position : position + CHUNK]])
+        if not count:
+            raise ValueError(f"ends after {position} of {size} bytes")
+        if is_checked:
+            checksum = zlib.crc32(view[position : position + count], checksum)
+        position += count
+    return buffer, checksum
 
 
 def to_bytes(buffer: torch.Tensor) -> bytes:
     """The content of a uint8 tensor of shape [size]."""
     return ctypes.string_at(buffer.data_ptr(), len(buffer)) if len(buffer) else b""
-
-
-def file_size(fd: int) -> int:
-    """Size of an open plain file; -1 for anything else."""
-    status = os.fstat(fd)
-    return status.st_size if stat.S_ISREG(status.st_mode) else -1
 
 
 def parse(buffer: torch.Tensor, name: str) -> dict[str, torch.Tensor]:
@@ -170,7 +177,7 @@ def parse(buffer: torch.Tensor, name: str) -> dict[str, torch.Tensor]:
     """
     try:
         return _parse(buffer)
-    except (ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         raise DamagedCheckpoint(f"{name}: is not in safetensors layout: {error!r}") from error
 
 

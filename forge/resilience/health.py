@@ -51,7 +51,7 @@ class NaNDetector:
         self.action = action
         self.max_consecutive = max_consecutive
         self.max_history = max_history
-        self.state = NaNState()
+        self.reset()
 
     def check_loss(self, loss: torch.Tensor | float, step: int) -> bool:
         """Whether the loss is finite on ALL ranks; one host synchronisation.
@@ -59,14 +59,10 @@ class NaNDetector:
         Raises:
             RuntimeError: With the action raise, where it is not.
         """
+        value, device = float(mean(loss).item()), None
         if isinstance(loss, torch.Tensor):
-            loss = loss.detach()
-            is_bad = not bool(torch.isfinite(loss).all().item())
-            value = float(loss.double().mean().item())
-        else:
-            value = float(loss)
-            is_bad = not math.isfinite(value)
-        is_bad = any_rank(is_bad, loss.device if isinstance(loss, torch.Tensor) else None)
+            device = loss.device
+        is_bad = any_rank(not math.isfinite(value), device)
         self.record(is_bad, step, value)
         if is_bad:
             self._act(f"NaN/Inf loss at step {step}: {value}")
@@ -84,7 +80,7 @@ class NaNDetector:
             culprits = non_finite(named)
         is_bad = any_rank(bool(culprits), named[0][1].device if named else None)
         if is_bad:
-            self.record(True, step, math.nan)
+            self.record(True, step, math.nan, is_same_step=step == self._step)
             where = ", ".join(culprits[:3]) or "on another rank"
             self._act(f"NaN/Inf gradient at step {step}: {where}")
         return not is_bad
@@ -95,15 +91,24 @@ class NaNDetector:
         if self.action == "warn":
             messages.warn(message)
 
-    def record(self, is_bad: bool, step: int, loss: float) -> None:
-        """Count one judged step."""
+    def record(self, is_bad: bool, step: int, loss: float, is_same_step: bool = False) -> None:
+        """Count one judgement.
+
+        A step is bad if one of its judgements is: a good loss must not end the streak of a step
+        whose gradients turn out to be bad, nor may one step count twice.
+        """
         state = self.state
+        if not is_same_step:
+            self._step, self._streak_before, self._is_bad = step, state.consecutive_nans, False
+        if self._is_bad:
+            return
         if not is_bad:
             state.consecutive_nans = 0
             state.last_good_loss = loss
             state.last_good_step = step
             return
-        state.consecutive_nans += 1
+        self._is_bad = True
+        state.consecutive_nans = self._streak_before + 1
         state.total_nans += 1
         state.nan_steps.append(step)
         del state.nan_steps[: -self.max_history or None]
@@ -116,6 +121,9 @@ class NaNDetector:
     def reset(self) -> None:
         """Forget everything seen so far."""
         self.state = NaNState()
+        self._step: int | None = None
+        self._streak_before = 0
+        self._is_bad = False
 
 
 def any_rank(flag: bool, device: torch.device | None = None) -> bool:
@@ -129,6 +137,18 @@ def any_rank(flag: bool, device: torch.device | None = None) -> bool:
     agreed = torch.tensor([int(flag)], dtype=torch.int32, device=device)
     dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
     return bool(agreed.item())
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The widest float of a device; MPS has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def mean(loss: torch.Tensor | float) -> torch.Tensor:
+    """A loss as one number on its device; not finite if any element is not."""
+    if not isinstance(loss, torch.Tensor):
+        return torch.tensor(float(loss), dtype=torch.float64)
+    return loss.detach().to(widest(loss.device)).mean()
 
 
 def total_norm(grads: list[torch.Tensor]) -> torch.Tensor:

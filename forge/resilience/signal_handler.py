@@ -9,6 +9,7 @@ Source: signal.set_wakeup_fd.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import mmap
 import os
@@ -55,12 +56,10 @@ class ShutdownHandler:
         actions: Mapping[str, str] | None = None,
         stacks_dir: Path | str | None = None,
     ) -> None:
-        self.signal_received: signal.Signals | None = None
-        """The signal that decides how the process ends, or None."""
-        self.save_requested = False
-        """A signal asked for a save; whoever saves sets it back."""
-        self.interrupt: Callable[[], None] | None = None
-        """Called in the main thread after a stopping signal; may raise."""
+        self._decisive: signal.Signals | None = None
+        self._is_save_requested = False
+        self._interrupt: Callable[[], None] | None = None
+        self._trips: dict[int, FrameType | None] = {}
         self.deadline: float | None = None
         """`time.monotonic()` of the forced exit, or None."""
         self._interrupts = 0
@@ -113,9 +112,24 @@ class ShutdownHandler:
         self._thread.start()
 
     def _install(self) -> None:
+        """Set the Python half of the handlers.
+
+        While nothing has to be interrupted it is a method written in C. A handler of bytecodes is
+        itself interrupted by the next signal: a flood of them would end in a RecursionError.
+        """
+        python_half = self._trips.__setitem__ if self._interrupt is None else self._on_signal
         for number in self.actions:
-            if number not in self._originals:
-                self._originals[number] = signal.signal(number, self._on_signal)
+            previous = signal.signal(number, python_half)
+            self._originals.setdefault(number, previous)
+
+    def interrupt_with(self, callback: Callable[[], None] | None) -> None:
+        """Call `callback` in the main thread after a stopping signal; it may raise.
+
+        None (the default): a signal only sets the flag. Main thread only.
+        """
+        self._interrupt = callback
+        if self._originals:
+            self._install()
 
     def unregister(self) -> None:
         """Restore the handlers that were there before, and cancel the forced exit."""
@@ -128,7 +142,7 @@ class ShutdownHandler:
         signal.set_wakeup_fd(self._outer_fd)
         _registered.discard(self)
         self.deadline = None
-        self._writer.send(b"\0")
+        self._wake()
         self._thread.join()
         self._reader.close()
         self._writer.close()
@@ -142,9 +156,20 @@ class ShutdownHandler:
         self.deadline = None
         self.timeout_sec = 0.0
         if self._originals:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Make the thread look again."""
+        with contextlib.suppress(BlockingIOError):  # full of signals: it is awake already
             self._writer.send(b"\0")
 
     # -- reading -------------------------------------------------------------------------------
+
+    @property
+    def signal_received(self) -> signal.Signals | None:
+        """The signal that decides how the process ends, or None."""
+        self._take_in()
+        return self._decisive
 
     @property
     def shutdown_requested(self) -> bool:
@@ -153,9 +178,30 @@ class ShutdownHandler:
 
     def should_shutdown(self) -> bool:
         """Whether to stop now; costs about two microseconds, so ask after every step."""
-        if self._originals:
-            self._drain()
         return self.signal_received is not None
+
+    def take_save_request(self) -> bool:
+        """Whether a signal has asked for a save since the last call."""
+        self._take_in()
+        was_requested, self._is_save_requested = self._is_save_requested, False
+        return was_requested
+
+    def _take_in(self) -> None:
+        if not self._originals:
+            return
+        if threading.current_thread() is threading.main_thread():
+            self._reclaim_wakeup_fd()
+        self._drain()
+
+    def _reclaim_wakeup_fd(self) -> None:
+        """Take the descriptor back where somebody else (asyncio, say) has set theirs."""
+        fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        if fd != self._writer.fileno():
+            self._outer_fd = fd
+            for number in list(self._trips):  # their numbers went to the other descriptor
+                with contextlib.suppress(BlockingIOError):
+                    self._writer.send(bytes([number]))
+        self._trips.clear()
 
     @property
     def is_requeue(self) -> bool:
@@ -166,25 +212,18 @@ class ShutdownHandler:
     @property
     def exit_code(self) -> int:
         """The code that a stop by the deciding signal ends with."""
-        if self.signal_received is None:
+        received = self.signal_received
+        if received is None:
             return int(ExitCode.FINISHED)
-        return int(ExitCode.REQUEUE) if self.is_requeue else 128 + self.signal_received
+        return int(ExitCode.REQUEUE) if self.is_requeue else 128 + received
 
     # -- receiving -----------------------------------------------------------------------------
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """The Python half, in the main thread."""
-        if os.getpid() != self._pid:
-            self._in_child(number)
-            return
-        fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        if fd != self._writer.fileno():
-            # Somebody else (asyncio, say) took the descriptor, and this signal's number with it.
-            self._outer_fd = fd
-            self._writer.send(bytes([number]))
-        self._drain()
-        if self.interrupt is not None and self.signal_received is not None:
-            self.interrupt()
+        """The Python half, in the main thread, where something may have to be interrupted."""
+        self._trips[number] = None
+        if self.signal_received is not None and self._interrupt is not None:
+            self._interrupt()
 
     def _watch(self) -> None:
         """The thread: waits for signals and for the deadline."""
@@ -222,11 +261,13 @@ class ShutdownHandler:
                 os.write(self._outer_fd, bytes([number]))
             except OSError:
                 self._outer_fd = -1  # its owner closed it
+        if number not in self.actions:
+            return  # somebody else's signal: the descriptor carries them all
         received = signal.Signals(number)
-        action = self.actions.get(received, "ignore")
+        action = self.actions[received]
         _TIME.pack_into(self._heard, 0, time.monotonic())
         if action == "save":
-            self.save_requested = True
+            self._is_save_requested = True
         if action not in ("stop", "requeue"):
             return
         if received is signal.SIGINT:
@@ -235,8 +276,8 @@ class ShutdownHandler:
                 processes.kill_descendants()
                 os._exit(ExitCode.INTERRUPTED)
         # The first signal decides, but for Ctrl+C: a person at the keyboard wants no requeue.
-        if self.signal_received is None or received is signal.SIGINT:
-            self.signal_received = received
+        if self._decisive is None or received is signal.SIGINT:
+            self._decisive = received
         if self.timeout_sec > 0 and self.deadline is None:
             self.deadline = time.monotonic() + self.timeout_sec
 
@@ -268,7 +309,12 @@ class ShutdownHandler:
 
     # -- forked children -----------------------------------------------------------------------
 
-    def _in_child(self, number: int) -> None:
+    def _adopt_child(self) -> None:
+        """Runs in a forked child."""
+        for number in self.actions:
+            signal.signal(number, self._in_child)
+
+    def _in_child(self, number: int, frame: FrameType | None) -> None:
         """A helper that this process forked: Slurm signals it too, but it does not decide.
 
         It outlives a signal that its parent got as well, since the parent ends it in its own
@@ -300,6 +346,8 @@ def _after_fork_in_child() -> None:
     if _masks:
         # The pipe is the parent's: a signal to the child alone must not stop the parent.
         signal.set_wakeup_fd(-1)
+        for handler in list(_registered):
+            handler._adopt_child()
         signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop())
 
 

@@ -1,0 +1,229 @@
+"""Signals to whole jobs: true processes, true signals, at every stage of a job's life."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from harness import Job, assert_same_run
+
+from forge import ledger
+
+CODES = {"TERM": 143, "INT": 130, "USR1": 75, "USR2": 75}
+
+
+def number(name: str) -> int:
+    return signal.Signals["SIG" + name]
+
+
+def stage_job(tmp_path, stage, **spec) -> Job:
+    return Job(tmp_path / "job", "stages.py", stage=stage, **spec)
+
+
+def start_and_wait(job: Job, **env):
+    process = job.start(**env)
+    process.wait_for((job.directory / "ready").exists, "the stage")
+    return process
+
+
+def events(job: Job) -> list[str]:
+    path = job.directory / "events.txt"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_a_signal_saves_at_the_next_boundary_and_ends_with_its_code(tmp_path, name):
+    """The code tells the launcher whether to run the job again."""
+    job = stage_job(tmp_path, "loop", callbacks=True)
+    process = start_and_wait(job)
+    process.signal(number(name))
+    assert process.wait() == CODES[name]
+    assert (job.checkpoints / "latest").resolve().name == "step_3"
+    # The last registered first; one that fails does not keep the next from running.
+    assert events(job) == ["callback last", "callback fails", "callback first", "finally in with"]
+    assert "a callback's own bug" in job.output
+
+
+def test_what_follows_the_with_block_runs_only_when_training_is_finished(tmp_path):
+    """A stopped job must not publish half-trained weights."""
+    job = stage_job(tmp_path, "loop")
+    process = start_and_wait(job)
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 143
+    assert "after" not in events(job)
+    assert job.run() == 0
+    assert events(job)[-1] == "after"
+
+
+def test_a_stop_in_the_last_step_keeps_the_work_and_the_rest_runs_at_the_next_start(tmp_path):
+    """All steps are done, but the evaluation after them is not."""
+    job = stage_job(tmp_path, "last_step", at=4)
+    process = start_and_wait(job)
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 143
+    assert "after" not in events(job)
+    assert job.run() == 0
+    assert "after" in events(job)
+    assert job.steps_repeated == [0]
+
+
+def test_a_signal_after_the_with_block_ends_at_once(tmp_path):
+    """Training is finished and saved: there is nothing to wait for."""
+    job = stage_job(tmp_path, "after", early_callbacks=True)
+    process = start_and_wait(job)
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 143
+    assert events(job)[-1] == "callback first"
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_a_signal_during_imports_costs_nothing(tmp_path, name):
+    """No handler is there yet: the process dies of it, and starts again from the same place."""
+    job = stage_job(tmp_path, "imports")
+    process = start_and_wait(job)
+    process.signal(number(name))
+    assert process.wait() != 0
+    job.spec["stage"] = "none"
+    assert job.run() == 0
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_a_signal_while_the_trainer_is_built_ends_promptly_and_runs_callbacks(tmp_path, name):
+    """`forge.on_stop` works before a Run exists; `finally` blocks run too."""
+    job = stage_job(tmp_path, "building", early_callbacks=True)
+    process = start_and_wait(job)
+    process.signal(number(name))
+    assert process.wait() == CODES[name]
+    assert events(job) == ["finally", "callback last", "callback fails", "callback first"]
+
+
+def test_a_signal_in_an_evaluation_stops_there_without_losing_a_step(tmp_path):
+    """An evaluation may be longer than the time that a preemption leaves."""
+    job = stage_job(tmp_path, "evaluation", steps=5)
+    process = start_and_wait(job)
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 143
+    job.spec["stage"] = "none"
+    assert job.run() == 0
+    assert job.steps_repeated == [1]
+
+
+@pytest.mark.parametrize("name", ["TERM", "USR1"])
+def test_repeated_signals_change_nothing(tmp_path, name):
+    """Slurm sends SIGTERM twice; impatient people send more, until the process is gone."""
+    job = stage_job(tmp_path, "loop", callbacks=True)
+    process = start_and_wait(job)
+    while process.popen.poll() is None:
+        try:
+            process.signal(number(name))
+        except ProcessLookupError:
+            break
+        # As fast as the process can take them, and never waiting for it.
+        os.sched_yield()
+    assert process.wait() == CODES[name]
+    assert (job.checkpoints / "latest").resolve().name == "step_3"
+
+
+def test_the_save_action_saves_and_goes_on(tmp_path):
+    """`signal.actions.USR1=save` is a checkpoint on demand."""
+    job = stage_job(tmp_path, "loop", policy={"signal": {"actions": {"USR1": "save"}}})
+    process = start_and_wait(job)
+    process.signal(signal.SIGUSR1)
+    assert process.wait() == 0
+    saves = [e for e in job.history.attempts[0].events if e["kind"] == "save"]
+    assert [(e["step"], e["reason"]) for e in saves] == [(3, "requested"), (5, "finished")]
+
+
+def test_an_ignored_signal_is_ignored(tmp_path):
+    """`signal.actions.TERM=ignore` leaves the decision to another signal."""
+    job = stage_job(tmp_path, "loop", policy={"signal": {"actions": {"TERM": "ignore"}}})
+    process = start_and_wait(job)
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+
+
+def test_the_forced_exit_comes_while_the_main_thread_sits_in_a_c_call(tmp_path):
+    """The deadline is armed by a thread: the main thread never gets to run a handler."""
+    policy = {"shutdown": {"timeout_s": 1.0}}
+    job = stage_job(tmp_path, "c_call", policy=policy, children=["stubborn"])
+    process = start_and_wait(job)
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 70
+    (stacks,) = (job.checkpoints / ".forge").glob("stacks_*.txt")
+    assert "stages.py" in stacks.read_text()
+    assert "forge-signals" in stacks.read_text() or "Thread 0x" in stacks.read_text()
+    assert process.session_pids() == []
+
+
+def test_a_stderr_that_nobody_reads_stops_neither_the_save_nor_the_exit(tmp_path):
+    """A full pipe blocks whoever writes to it; the save comes first and the exit all the same."""
+    job = stage_job(tmp_path, "loop")
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    try:
+        while True:
+            os.write(writer, b"x" * 4096)
+    except BlockingIOError:
+        os.set_blocking(writer, True)
+    import json
+
+    process = subprocess.Popen(
+        [sys.executable, str(job.script), str(job.directory), json.dumps(job.spec)],
+        stdout=writer,
+        stderr=writer,
+        start_new_session=True,
+    )
+    os.close(writer)
+    try:
+        while not (job.directory / "ready").exists():
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+    finally:
+        os.close(reader)
+        process.kill()
+    assert (job.checkpoints / "latest").resolve().name == "step_3"
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("name", ["TERM", "USR2"])
+def test_workers_outlive_the_signal_that_slurm_sends_to_every_process(tmp_path, start, name):
+    """A worker that dies takes the save with it: «DataLoader worker exited unexpectedly»."""
+    spec = {"workers": 2, "start": start, "augment": "seeded", "steps": 30, "step_s": 0.03}
+    job = Job(tmp_path / "job", **spec)
+    process = job.start()
+    job.wait_for_step(process, 12)  # in the second epoch: workers of the first have gone
+    assert len(process.session_pids()) >= 3
+    process.signal_session(number(name))
+    assert process.wait() == CODES[name]
+    assert "exited unexpectedly" not in job.output
+    assert process.session_pids() == []
+    job.spec["step_s"] = 0
+    assert job.run() == 0
+    assert job.steps_repeated == [0]
+    undisturbed = Job(tmp_path / "undisturbed", **(job.spec))
+    undisturbed.run_to_end()
+    assert_same_run(job, undisturbed)
+
+
+def test_helpers_that_were_forked_or_shielded_outlive_it_too(tmp_path):
+    """Loggers and executors are needed until the save is done; then they are ended."""
+    job = Job(tmp_path / "job", "helpers.py")
+    process = job.start()
+    process.wait_for((job.directory / "ready").exists, "helpers")
+    process.signal_session(signal.SIGTERM)
+    process.wait_for((job.directory / "answers.txt").exists, "the helpers' answers")
+    assert process.wait() == 143, job.output
+    assert (job.directory / "answers.txt").read_text().split() == ["forked", "shielded", "pool"]
+    assert process.session_pids() == []
+
+
+def test_progress_is_known_while_a_job_runs(tmp_path):
+    """The demo, and people, read it without touching the job."""
+    job = stage_job(tmp_path, "loop")
+    process = start_and_wait(job)
+    assert ledger.read_progress(job.checkpoints) == (1, 2)
+    process.signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert ledger.read_progress(job.checkpoints) == (1, 2)
