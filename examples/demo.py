@@ -177,7 +177,8 @@ class Demo:
                 job.note_progress()
             if self.undisturbed.has_ended():
                 self._see_it_finish(self.undisturbed)
-            self.screen.show([(job.name, job.last_step, job.steps, job.remark()) for job in jobs])
+            if self.screen.is_due():
+                self.screen.show([(j.name, j.last_step, j.steps, j.remark()) for j in jobs])
             time.sleep(POLL_S)
 
     def _expect(self, is_fine: bool, otherwise: str) -> None:
@@ -190,13 +191,21 @@ class Demo:
 def main() -> int:
     """Run the demo; 0 if everything happened as expected and not one bit differs."""
     plain, train = OmegaConf.load(CONF / "plain.yaml"), OmegaConf.load(CONF / "train.yaml")
-    every_steps = train.resilience.checkpoint.every_steps
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--seed", type=int, default=0, help="chooses where to strike")
-    parser.add_argument("--steps", type=int, default=plain.steps, help="steps of each run")
+    parser.add_argument("--seed", type=int, default=0, help="chooses where to strike (0)")
+    parser.add_argument("--steps", type=int, help=f"steps of each run ({plain.steps})")
     options = parser.parse_args()
-    if options.steps < 12 * every_steps:
-        parser.error(f"--steps has to be at least {12 * every_steps}: five blows need some room")
+    every_steps, overrides = train.resilience.checkpoint.every_steps, []
+    if options.steps is None:
+        options.steps = plain.steps
+    elif options.steps < 100:
+        parser.error("--steps has to be at least 100: five blows need some room")
+    else:
+        every_steps = options.steps // 20
+        overrides = [
+            f"steps={options.steps}",
+            f"resilience.checkpoint.every_steps={every_steps}",
+        ]
     root = Path("outputs", "demo", time.strftime("%Y-%m-%d_%H-%M-%S"))
     root.mkdir(parents=True)
     print(paint("forge demo", "bold"))
@@ -204,11 +213,11 @@ def main() -> int:
     print(textwrap.fill(INTRODUCTION.format(steps=options.steps), width))
     print(f"Output and checkpoints: {root}\n")
     jobs = [Job(name, root / name, options.steps) for name in ("undisturbed", "disturbed")]
-    demo = Demo(*jobs, screen=Screen(), problems=[])
+    demo = Demo(jobs[0], jobs[1], Screen(), problems=[])
     try:
-        demo.run(plan(options.seed, options.steps, every_steps), [f"steps={options.steps}"])
-    except Unexpected as problem:
-        demo.problems.append(str(problem))
+        demo.run(plan(options.seed, options.steps, every_steps), overrides)
+    except Unexpected as unexpected:
+        demo.problems.append(str(unexpected))
     except KeyboardInterrupt:
         demo.screen.close()
         print("Interrupted: both runs are ended.")

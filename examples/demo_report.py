@@ -19,7 +19,7 @@ def print_sample(job: Job, num_lines: int = 12) -> None:
     """The beginning of what the trained model wrote."""
     lines = job.attempt.log.read_text(errors="replace").splitlines()
     first = next((i for i, line in enumerate(lines) if line.startswith("class ")), len(lines))
-    print(f"\n{paint('What it writes after half a minute of training', 'bold')}")
+    print(f"\n{paint('What the model writes now', 'bold')}")
     for line in lines[first : first + num_lines]:
         print(paint(f"    {line}", "dim"))
 

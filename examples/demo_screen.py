@@ -50,16 +50,20 @@ class Screen:
         print(f"{paint(head, 'dim')}{paint(f'{label:<13}', style)}{joint.join(lines)}", flush=True)
         self._draw()
 
+    def is_due(self) -> bool:
+        """Whether it is time for `show` again."""
+        return time.monotonic() >= self._next_redraw
+
     def show(self, runs: list[tuple[str, int, int, str]]) -> None:
         """Progress of every run: (name, steps done, steps in total, remark)."""
+        self._next_redraw = time.monotonic() + REDRAW_S
         if not self._is_live:
             for name, step, steps, remark in runs:
                 quarter = 4 * step // steps
                 if quarter > self._quarters.get(name, 0):
                     self._quarters[name] = quarter
                     self.tell(name, f"step {step} of {steps}{f', {remark}' if remark else ''}")
-        elif time.monotonic() >= self._next_redraw:
-            self._next_redraw = time.monotonic() + REDRAW_S
+        else:
             width = shutil.get_terminal_size().columns - 1
             self._erase()
             self._bars = [self._bar(*run, width) for run in runs]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Optional
+from typing import Any
 
 
 class SignalAction(Enum):
@@ -117,7 +117,7 @@ class RollbackConfig:
 class NanConfig:
     """What a NaN or Inf in the loss or the gradients leads to."""
 
-    action: NanAction = NanAction.skip  # type: ignore[valid-type]
+    action: NanAction = NanAction.skip
     """warn (say so, update all the same) | skip | rollback | halt (synonym: raise)."""
     max_consecutive: int = 5
     """This many bad steps in a row: skip halts the run, rollback goes back."""
@@ -146,13 +146,13 @@ class CheckpointConfig:
 
     dir: str = "checkpoints"
     """Directory; a relative one lies in the job's own output directory."""
-    every_steps: Optional[int] = 1000
+    every_steps: int | None = 1000
     """Save after this many steps; null: not by steps."""
-    every_s: Optional[float] = 600.0
+    every_s: float | None = 600.0
     """Save when this many seconds passed since the last save; null: not by time."""
     keep_last: int = 3
     """Keep this many of the newest checkpoints."""
-    keep_every_steps: Optional[int] = None
+    keep_every_steps: int | None = None
     """Keep for ever those at multiples of this many steps."""
     async_save: bool = False
     """Copy the state to host memory and write it beside training."""
@@ -185,8 +185,8 @@ def load(policy: Any, *, time_limit_s: float | None = None, limit_key: str = "")
     Raises:
         ConfigError: With every problem found.
     """
-    from forge.rules import convert, cross_field_problems
     from forge.errors import ConfigError
+    from forge.rules import convert, cross_field_problems
 
     converted, problems = convert(policy)
     problems += cross_field_problems(converted, time_limit_s, limit_key)

@@ -7,6 +7,7 @@ it are refused. The policy is checked here too, before the user's main builds an
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from forge import config, hints, job_dir, messages, stopping
@@ -31,6 +32,9 @@ class JobConfig(Callback):
         directory = _run_dir(config)
         if directory is not None and (forge_dir(directory) / "config.yaml").exists():
             _restore(config, directory)
+        else:
+            with read_write(config):
+                _resolve_now(config, is_root=True)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before a sweep: nothing to bring back here."""
@@ -62,6 +66,26 @@ def _run_dir(cfg: DictConfig) -> Path | None:
         return None  # Hydra reports it, in its own words, in a moment
     finally:
         HydraConfig.instance().cfg = outer
+
+
+def _resolve_now(node: Any, is_root: bool = False) -> None:
+    """Replace interpolations by their values, so that main and the stored config see the same.
+
+    `${now:…}` and the like give another value each time somebody asks. What refers to Hydra's own
+    config is left: parts of it are not known yet, and it is the same at every start.
+    """
+    for key in list(node) if isinstance(node, DictConfig) else range(len(node)):
+        if is_root and key == "hydra":
+            continue
+        child = node._get_node(key)
+        if OmegaConf.is_interpolation(node, key):
+            if "hydra:" not in str(child._value()) and "hydra." not in str(child._value()):
+                with contextlib.suppress(OmegaConfBaseException):  # reported where it is read
+                    node[key] = node[key]
+        elif isinstance(child, (DictConfig, ListConfig)) and not (
+            child._is_none() or child._is_missing()
+        ):
+            _resolve_now(child)
 
 
 def _task_config(cfg: DictConfig) -> dict[str, Any]:

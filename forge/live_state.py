@@ -206,7 +206,7 @@ def _make_exact(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None
         live_state = optimizer.state.get(parameter, {})
         for key, value in saved["state"].get(number, {}).items():
             live = live_state.get(key)
-            if isinstance(live, torch.Tensor) and isinstance(value, torch.Tensor):
-                if live.shape == value.shape:
-                    dtype = live.dtype if key == "step" else value.dtype
-                    live_state[key] = value.to(live.device, dtype, copy=True)
+            are_tensors = isinstance(live, torch.Tensor) and isinstance(value, torch.Tensor)
+            if are_tensors and live.shape == value.shape:
+                dtype = live.dtype if key == "step" else value.dtype
+                live_state[key] = value.to(live.device, dtype, copy=True)

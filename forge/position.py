@@ -166,7 +166,9 @@ class Position:
         """An iterator over the epoch that `_start` describes, without its first batches."""
         if self._can_skip_indices():
             return self._iter_skipping_indices(count)
-        iterator = shielded_iter(self._loader)
+        # The order that persistent workers get is that of their epoch, whatever they draw in it.
+        is_reused = self._is_dataloader and self._redraws()
+        iterator = self._iter_skipping_indices(0) if is_reused else shielded_iter(self._loader)
         for taken in range(count):
             try:
                 next(iterator)
@@ -181,13 +183,16 @@ class Position:
             and (self._loader.num_workers == 0 or data.is_seeded(self._loader.dataset))
         )
 
+    def _redraws(self) -> bool:
+        """Persistent workers draw their seed in the first epoch only; a new iterator does again."""
+        is_iterable = isinstance(self._loader.dataset, IterableDataset)
+        return self._loader.persistent_workers and self.epoch > 0 and not is_iterable
+
     def _iter_skipping_indices(self, count: int) -> Iterator[Any]:
         loader = self._loader
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         inner = getattr(loader, name)
-        # Persistent workers draw their seed once, in the first epoch; a new iterator draws it now.
-        redraws = loader.persistent_workers and self.epoch > 0
-        skipping = _Skipping(inner, count, self._restore_start if redraws else None)
+        skipping = _Skipping(inner, count, self._restore_start if self._redraws() else None)
         loader.__dict__[name] = skipping  # DataLoader refuses the assignment after __init__
         try:
             iterator = shielded_iter(loader)
@@ -245,7 +250,7 @@ class Position:
             found.append(
                 f"{name}: {type(loader.dataset).__name__} is read again from the epoch's start on a"
                 " resume, which repeats it only if it yields the same each time. Give the loader"
-                " state_dict and load_state_dict (torchdata.StatefulDataLoader) to go there at once."
+                " state_dict and load_state_dict (torchdata.StatefulDataLoader) to go there."
             )
         if self._is_dataloader and workers > 1 and not getattr(loader, "in_order", True):
             found.append(f"{name}: with in_order=False batches come as its workers finish them.")

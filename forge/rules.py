@@ -69,7 +69,7 @@ def _resolved(tree: Mapping[Any, Any], prefix: str, problems: list[str]) -> dict
     return found
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def _leaves(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value:
@@ -118,9 +118,13 @@ def _set(typed: DictConfig, key: str, value: Any) -> str | None:
     if isinstance(value, bool) and not isinstance(OmegaConf.select(typed, path), bool):
         # YAML 1.1 reads on, off, yes and no as booleans; OmegaConf would take True for 1.
         return f"{shown}: {_expected(typed, path)}, found a boolean."
-    if isinstance(value, float) and _is_int(typed, path) and not value.is_integer():
-        return f"{shown}: {_expected(typed, path)}, found a fraction."
+    if isinstance(value, float) and _is_int(typed, path):
+        if not value.is_integer():
+            return f"{shown}: {_expected(typed, path)}, found a fraction."
+        value = int(value)  # 1e3
     before = OmegaConf.select(typed, path, default=SignalAction.ignore)
+    if isinstance(before, ListConfig):
+        before = list(before)  # an update changes the list in its place
     try:
         OmegaConf.update(typed, path, value)
         # Resolves what is an interpolation, and refuses `???`.
@@ -178,24 +182,25 @@ def cross_field_problems(p: Policy, time_limit_s: float | None, limit_key: str) 
     at_least("checkpoint.keep_last", p.checkpoint.keep_last, 1, "The newest one is always kept.")
     if not p.checkpoint.dir.strip():
         found.append(
-            "`resilience.checkpoint.dir=`: is empty. Name a directory, or leave the default."
+            f"`resilience.checkpoint.dir={p.checkpoint.dir}`: is empty. Name a directory, or leave"
+            " the default."
         )
     elif p.checkpoint.dir.startswith("~"):
         found.append(
-            f"`resilience.checkpoint.dir={p.checkpoint.dir}`: `~` would be a directory of that name."
-            " Write the path in full, or as `${oc.env:HOME}/…`."
+            f"`resilience.checkpoint.dir={p.checkpoint.dir}`: `~` would be a directory of that"
+            " name. Write the path in full, or as `${oc.env:HOME}/…`."
         )
     elif os.path.isabs(p.checkpoint.dir):
         problem = directory_problem(Path(p.checkpoint.dir))
         if problem:
             found.append(f"`resilience.checkpoint.dir={p.checkpoint.dir}`: {problem}")
-    positive("health.timeout_s", p.health.timeout_s, "a check needs a time above 0 and finite, in seconds.")
+    positive("health.timeout_s", p.health.timeout_s, "a check needs seconds above 0 and finite.")
     at_least("health.min_free_gib", p.health.min_free_gib, 0, "0 asks for no free space.")
     at_least("nan.max_consecutive", p.nan.max_consecutive, 1, "1 acts on the first bad step.")
     back = p.nan.rollback
     at_least("nan.rollback.steps_back", back.steps_back, 0, "0 is the newest good checkpoint.")
     at_least("nan.rollback.max_rollbacks", back.max_rollbacks, 0, "0 never rolls back.")
-    positive("nan.rollback.lr_scale", back.lr_scale, "has to be above 0 and finite; 1 keeps the rate.")
+    positive("nan.rollback.lr_scale", back.lr_scale, "has to be above 0 and finite; 1 keeps it.")
     can_save = p.checkpoint.every_steps or p.checkpoint.every_s
     if p.nan.action is NanAction.rollback and not can_save:
         found.append(

@@ -11,7 +11,7 @@ from forge import messages
 from forge.checkpoint import Store
 from forge.checkpoint.store import Snapshot
 from forge.config import CheckpointConfig
-from forge.errors import CheckpointError, DirectoryInUse
+from forge.errors import CheckpointError
 from forge.ledger import Ledger
 
 MAX_FAILURES = 5

@@ -45,7 +45,7 @@ class Updater:
     ) -> bool:
         """See `Run.update`."""
         if not self._is_enabled:
-            self._apply(optimizer, schedule, scaler, clip_norm, None, None)
+            self._apply(optimizer, schedule, scaler, clip_norm, None)
             return True
         self._require_registered(optimizer=optimizer, schedule=schedule, scaler=scaler)
         self.has_updated = True
@@ -58,16 +58,15 @@ class Updater:
             scaler.unscale_(optimizer)
         gradients = self._gradients(optimizer)
         value, norm, problem = self._nan.look(loss, gradients, clip_norm is not None)
-        if is_scaled and problem.startswith("the gradient") and scaler.get_scale() >= 1.0:
-            # The scaler probes for the largest scale that does not overflow: its inf is no NaN.
-            self._apply(optimizer, None, scaler, None, None, None)
+        if is_scaled and _is_own_inf(scaler, problem):
+            self._apply(optimizer, None, scaler, None, None)
             self.after_update()
             return False
         may_update, message = self._nan.judge(self._step, value, problem)
         if message:
             messages.warn(message)
         if may_update:
-            self._apply(optimizer, schedule, scaler, clip_norm, norm, gradients)
+            self._apply(optimizer, schedule, scaler, clip_norm, norm)
         else:
             if is_scaled:
                 scaler.update()  # forget what unscale_ noted for this optimizer
@@ -82,7 +81,6 @@ class Updater:
         scaler: Any,
         clip_norm: float | None,
         norm: torch.Tensor | None,
-        gradients: list[tuple[str, torch.Tensor]] | None,
     ) -> None:
         """Clip, step, move the schedule, clear the gradients."""
         is_scaled = scaler is not None and scaler.is_enabled()
@@ -114,6 +112,9 @@ class Updater:
         self.has_updated = self.is_guarded = True
         gradients = [(name, p.grad) for name, p in self._live.parameters() if p.grad is not None]
         value, _, problem = self._nan.look(loss, gradients, needs_norm=False)
+        scalers = (o for o in self._live.objects.values() if isinstance(o, torch.amp.GradScaler))
+        if problem and any(one.is_enabled() and _is_own_inf(one, problem) for one in scalers):
+            return True  # the scaler leaves this step out itself
         may_update, message = self._nan.judge(self._step, value, problem)
         if message:
             messages.warn(message)
@@ -135,3 +136,8 @@ class Updater:
                     f" so its state would be lost at every stop. Write"
                     f" forge.Run(policy, …, {name}={name})."
                 )
+
+
+def _is_own_inf(scaler: torch.amp.GradScaler, problem: str) -> bool:
+    """Whether the scaler brought it about: it probes for the largest scale without overflow."""
+    return problem.startswith("the gradient") and float(scaler.get_scale()) >= 1.0

@@ -126,7 +126,7 @@ def _join(path: str, key: Any) -> str:
 
 
 def _tensor_problem(tensor: torch.Tensor) -> str | None:
-    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+    if torch.nn.parameter.is_lazy(tensor):
         return "a parameter that a lazy module has not made yet (call the module once)"
     if type(tensor) not in _PLAIN_TENSORS:
         return f"a tensor of the subclass {type(tensor).__qualname__}"

@@ -92,7 +92,7 @@ class Fence:
         if is_newer:
             messages.warn(
                 f"{self._directory}: an older attempt of this job still holds the directory"
-                f" (pid {previous.get('pid')} on {previous.get('host')}); it cannot commit any more."
+                f" (pid {previous.get('pid')} on {previous.get('host')}); it can commit no more."
             )
         return is_newer
 

@@ -107,15 +107,10 @@ def resolve_resume_path(checkpoint_dir: Path | str) -> Path | None:
     steps = [p for p in directory.iterdir() if _STEP.fullmatch(p.name) and p.is_dir()]
     steps.sort(key=lambda p: int(p.name.removeprefix("step_")), reverse=True)
     latest = directory / "latest"
-    if any((path / manifest.NAME).exists() for path in steps):
-        usable = [path for path in steps if is_committed(path)]
-    else:
-        usable = steps
+    is_ours = any((path / manifest.NAME).exists() for path in steps)
+    usable = [path for path in steps if is_committed(path)] if is_ours else steps
     if latest.is_symlink() and latest.is_dir():
         target = latest.resolve()
-        is_known = any(path.resolve() == target for path in steps)
-        if any(path.resolve() == target for path in usable):
-            return target
-        if not is_known:
+        if is_committed(target) or not is_ours:
             return target
     return usable[0] if usable else None

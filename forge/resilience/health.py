@@ -51,6 +51,7 @@ class NaNDetector:
         self.action = action
         self.max_consecutive = max_consecutive
         self.max_history = max_history
+        self._step: int | None = None
         self.reset()
 
     def check_loss(self, loss: torch.Tensor | float, step: int) -> bool:
@@ -121,7 +122,7 @@ class NaNDetector:
     def reset(self) -> None:
         """Forget everything seen so far."""
         self.state = NaNState()
-        self._step: int | None = None
+        self._step = None
         self._streak_before = 0
         self._is_bad = False
 

@@ -190,7 +190,7 @@ def test_a_stderr_that_nobody_reads_stops_neither_the_save_nor_the_exit(tmp_path
 @pytest.mark.parametrize("name", ["TERM", "USR2"])
 def test_workers_outlive_the_signal_that_slurm_sends_to_every_process(tmp_path, start, name):
     """A worker that dies takes the save with it: «DataLoader worker exited unexpectedly»."""
-    spec = {"workers": 2, "start": start, "augment": "seeded", "steps": 30, "step_s": 0.03}
+    spec = {"workers": 2, "start": start, "augment": "seeded", "steps": 15, "step_s": 0.05}
     job = Job(tmp_path / "job", **spec)
     process = job.start()
     job.wait_for_step(process, 12)  # in the second epoch: workers of the first have gone

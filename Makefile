@@ -1,0 +1,73 @@
+# Everything happens in an environment of its own: Python and make are all that a machine needs.
+#
+#   make demo      watch a training being interrupted, killed and damaged, and finish all the same
+#   make test      run every test, the slow ones too
+#   make check     format, lint, types, import rules
+#   make coverage  lines and branches of forge that the tests run, in subprocesses too
+#   make bench     start-up and save times of this machine
+#   make clean     remove the environment and everything that was built
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= auto
+
+IN_VENV := $(VENV)/bin/python
+PYTEST := $(IN_VENV) -m pytest
+
+# What a shell exports for other environments must not reach into this one.
+unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test check coverage bench format clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n '/^#   make/s/^#   //p' $(firstword $(MAKEFILE_LIST))
+
+demo: $(VENV)/.demo-installed
+	$(IN_VENV) examples/demo.py
+
+test: $(VENV)/.dev-installed
+	$(PYTEST) -n $(JOBS) --maxprocesses 8 --dist worksteal
+
+check: $(VENV)/.dev-installed
+	$(IN_VENV) -m ruff format --check .
+	$(IN_VENV) -m ruff check .
+	$(IN_VENV) -m mypy
+	$(PYTEST) -q tests/packaging/test_imports.py
+
+# Each process writes a file of its own below .coverage-data; they are combined at the end.
+coverage: $(VENV)/.dev-installed
+	rm -rf .coverage-data && mkdir .coverage-data
+	COVERAGE_FILE='$(CURDIR)/.coverage-data/data' $(IN_VENV) -m coverage run -m pytest \
+	  -n $(JOBS) --maxprocesses 8 --dist worksteal --timeout 900
+	COVERAGE_FILE='$(CURDIR)/.coverage-data/data' $(IN_VENV) -m coverage combine --quiet
+	COVERAGE_FILE='$(CURDIR)/.coverage-data/data' $(IN_VENV) -m coverage report --show-missing
+
+bench: $(VENV)/.dev-installed
+	$(IN_VENV) benchmarks/startup.py
+	$(IN_VENV) benchmarks/save.py
+
+format: $(VENV)/.dev-installed
+	$(IN_VENV) -m ruff format .
+	$(IN_VENV) -m ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .coverage-data .mypy_cache .pytest_cache .ruff_cache
+
+# Stamps: a second call installs nothing, a changed pyproject.toml or constraints.txt does.
+$(VENV)/.%-installed: pyproject.toml constraints.txt | $(VENV)/.created
+	@echo "Installing forge and what it needs into $(VENV): once, some minutes"
+	@$(IN_VENV) -m pip install -qq --constraint constraints.txt --editable '.[$*]'
+	@touch $@
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "forge needs Python 3.10 or newer, and $(PYTHON) is not. Try: make PYTHON=python3.11 ..."; \
+	  exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' || { \
+	  echo "$(PYTHON) cannot make environments. On Debian and Ubuntu: apt-get install python3-venv"; \
+	  exit 1; }
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	@touch $@

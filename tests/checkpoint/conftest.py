@@ -1,0 +1,45 @@
+"""Stores in a directory of their own, closed at the test's end."""
+
+import pytest
+import torch
+
+from forge.checkpoint import Store
+from forge.config import CheckpointConfig
+
+
+@pytest.fixture
+def open_store(tmp_path):
+    opened = []
+
+    def open_one(directory=tmp_path / "checkpoints", keep_back_steps=None, **config):
+        store = Store(directory, CheckpointConfig(**config), keep_back_steps=keep_back_steps)
+        opened.append(store)
+        return store
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def store(open_store):
+    return open_store(keep_last=100)
+
+
+def state_of(step):
+    """A state that tells its step, and has a tensor that is not tiny."""
+    return {"step": step, "weights": torch.full((64,), float(step)), "names": ["a", "b"]}
+
+
+def commit(store, step, is_complete=False):
+    return store.commit(store.snapshot(step, state_of(step), is_complete, copy=False))
+
+
+@pytest.fixture(name="commit")
+def _commit():
+    return commit
+
+
+@pytest.fixture(name="state_of")
+def _state_of():
+    return state_of

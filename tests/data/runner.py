@@ -1,0 +1,65 @@
+"""A process that has torch imported and forks one job after the other, which saves its import.
+
+Reads JSON lines {"directory": …, "spec": …} and answers with the pid, then the exit code; negative for a signal.
+"""
+
+import json
+import os
+import signal
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "jobs"))
+
+import small
+import torch
+import torchdata.stateful_dataloader  # noqa: F401 - imported once, for all jobs
+
+import forge.run  # noqa: F401
+from forge.update import Updater
+
+
+def serve():
+    """Returns in a child only, with the job it is to run."""
+    torch.set_num_threads(1)
+    while line := sys.stdin.readline():
+        job = json.loads(line)
+        pid = os.fork()
+        if not pid:
+            return Path(job["directory"]), job["spec"]
+        print(pid, flush=True)
+        status = os.waitpid(pid, 0)[1]
+        print(os.waitstatus_to_exitcode(status), flush=True)
+    return None
+
+
+def main():
+    job = serve()
+    if job is None:
+        return
+    os.setsid()
+    output = os.open(job[0] / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    with kills(job[1].pop("kill_in_attempt", {})):
+        small.main(*job)
+
+
+@contextmanager
+def kills(at):
+    """Signal this process in these steps, in whichever attempt."""
+    begin = Updater.begin
+
+    def begin_and_kill(self, step):
+        begin(self, step)
+        if str(step) in at:
+            os.kill(os.getpid(), signal.Signals["SIG" + at[str(step)]])
+
+    Updater.begin = begin_and_kill
+    yield
+
+
+if __name__ == "__main__":
+    main()

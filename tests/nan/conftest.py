@@ -1,0 +1,20 @@
+"""Runs that halt or stop inside the test's own process."""
+
+import signal
+
+import pytest
+
+from forge import processes, stopping
+
+
+@pytest.fixture(autouse=True)
+def _a_stop_does_not_end_the_tests(monkeypatch):
+    """A halt starts a guard that ends the process ten seconds later; here it goes on."""
+    on_child = signal.getsignal(signal.SIGCHLD)
+    monkeypatch.setattr(stopping, "_start_guard", lambda code: None)
+    monkeypatch.setattr(processes, "end_descendants", lambda grace_s=0.0: 0)
+    yield
+    stopping.uninstall()
+    stopping._state.is_leaving = False
+    stopping._state.callbacks = []
+    signal.signal(signal.SIGCHLD, on_child)

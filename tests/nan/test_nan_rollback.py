@@ -1,0 +1,434 @@
+"""`resilience.nan.action=rollback`: where it goes, what it skips, when it gives up, and resumes."""
+
+import signal
+
+import pytest
+import torch
+from harness import Job, assert_same_run
+from nan_trainer import (
+    assert_same_state,
+    checkpoints,
+    events,
+    kill,
+    stop,
+    streak,
+    train,
+)
+
+from forge.config import NanConfig, RollbackConfig
+from forge.nan_policy import NanPolicy, RateScale
+
+ROLLBACK = {"action": "rollback", "max_consecutive": 2}
+
+
+def damage(directory, step):
+    (path,) = (directory / f"step_{step}").glob("tensors*")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def rollbacks(directory):
+    return [(e["step"], e["first_bad"], e["from_step"]) for e in events(directory, "rollback")]
+
+
+@pytest.fixture(autouse=True)
+def _show_warnings(caplog):
+    caplog.set_level("INFO", logger="forge")
+
+
+# -- where to -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("steps_back", "every_steps", "expected"),
+    [(0, 1, 9), (1, 1, 8), (4, 1, 5), (0, 4, 8), (1, 4, 8), (2, 4, 4), (9, 4, 0)],
+)
+def test_it_goes_to_the_newest_checkpoint_far_enough_before_the_first_bad_step(
+    tmp_path, steps_back, every_steps, expected
+):
+    """The weights may have gone wrong some steps before the loss shows it."""
+    nan = ROLLBACK | {"rollback": {"steps_back": steps_back}}
+    outcome = train(tmp_path, bad=streak(9, 2), every_steps=every_steps, **nan)
+    assert outcome.code == 0
+    assert rollbacks(tmp_path) == [(expected, 9, 11)]
+    assert outcome.steps == [*range(11), *range(expected, 24)]
+
+
+def test_a_streak_shorter_than_max_consecutive_only_skips(tmp_path):
+    outcome = train(tmp_path, action="rollback", max_consecutive=3, bad=streak(9, 2))
+    assert (outcome.code, rollbacks(tmp_path)) == (0, [])
+    assert outcome.updated.count(False) == 2
+
+
+def test_a_damaged_newer_checkpoint_is_passed_over(tmp_path):
+    """Going back is no use if what lies there cannot be read."""
+
+    def damage_two(run):
+        damage(tmp_path, 9)
+        damage(tmp_path, 8)
+
+    outcome = train(tmp_path, bad=streak(9, 2), at={10: damage_two}, **ROLLBACK)
+    assert outcome.code == 0
+    assert rollbacks(tmp_path) == [(7, 9, 11)]
+
+
+def test_checkpoints_of_the_abandoned_time_line_are_gone(tmp_path):
+    """A resume must not land in what was rolled back."""
+    seen = []
+
+    def look(run):
+        seen.append((checkpoints(tmp_path), (tmp_path / "latest").resolve().name))
+
+    nan = ROLLBACK | {"rollback": {"steps_back": 3}}
+    train(tmp_path, bad=streak(9, 2), at={11: look}, **nan)
+    assert seen == [({f"step_{n}" for n in range(7)}, "step_6")]
+
+
+def test_without_a_checkpoint_to_go_back_to_it_halts_and_says_so(tmp_path):
+    nan = ROLLBACK | {"rollback": {"steps_back": 10}}
+    outcome = train(tmp_path, bad=streak(9, 2), every_steps=4, **nan)
+    assert outcome.code == 65
+    assert "step 9 is bad, but there is no good checkpoint" in outcome.reason
+    assert "step_8" in checkpoints(tmp_path)
+
+
+def test_where_every_checkpoint_is_damaged_it_halts(tmp_path):
+    outcome = train(
+        tmp_path, bad=streak(2, 2), at={3: lambda run: damage_all(tmp_path)}, **ROLLBACK
+    )
+    assert outcome.code == 65
+    assert "no good checkpoint" in outcome.reason
+
+
+def damage_all(directory):
+    for name in checkpoints(directory):
+        damage(directory, name.removeprefix("step_"))
+
+
+def test_the_first_steps_can_be_rolled_back_too(tmp_path):
+    """Before the first interval there is the start itself."""
+    outcome = train(tmp_path, bad=streak(1, 2), every_steps=1000, **ROLLBACK)
+    assert outcome.code == 0
+    assert rollbacks(tmp_path) == [(0, 1, 3)]
+
+
+@pytest.mark.xfail(strict=True, reason="Store.retain removes what will be old enough only later")
+def test_retention_keeps_a_checkpoint_from_before_the_streak(tmp_path):
+    """With few checkpoints kept and a save at each step, the bad steps would push out the good."""
+    nan = {"action": "rollback", "max_consecutive": 4, "rollback": {"steps_back": 2}}
+    outcome = train(tmp_path, bad=streak(12, 4), keep_last=1, **nan)
+    assert outcome.code == 0
+    assert rollbacks(tmp_path) == [(10, 12, 16)]
+
+
+def test_the_weights_are_those_of_the_checkpoint(tmp_path):
+    """Bit by bit: the run after the rollback is the run that never saw the streak."""
+    rolled = train(tmp_path / "a", steps=9, bad=streak(7, 2), every_steps=4, **ROLLBACK)
+    plain = train(tmp_path / "b", steps=4, every_steps=4, **ROLLBACK)
+    first = next(e for e in events(tmp_path / "a", "rollback"))
+    assert first["step"] == 4
+    metrics = {}
+    for name in ("a", "b"):
+        metrics[name] = [e for e in events(tmp_path / name, "metrics") if e["step"] < 4]
+    assert [e["values"] for e in metrics["a"]] == [e["values"] for e in metrics["b"]]
+    assert rolled.code == plain.code == 0
+
+
+def test_two_loops_in_one_run_do_not_roll_back_into_each_other(tmp_path):
+    """A checkpoint of the first loop knows nothing of the second one's data."""
+    import forge
+
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    policy = {"nan": ROLLBACK, "checkpoint": {"dir": str(tmp_path), "every_steps": 5}}
+
+    def loops():
+        with forge.Run(policy, model=model, optimizer=optimizer) as run:
+            for n, spoiled in ((5, ()), (10, (6, 7))):
+                for step, x in run.steps(n, [torch.ones(1, 1)]):
+                    loss = model(x).sum() * (torch.nan if step in spoiled else 1)
+                    loss.backward()
+                    run.update(loss, optimizer)
+
+    with pytest.raises(forge.Exit) as caught:
+        loops()
+    assert caught.value.code == 65
+    assert "no good checkpoint of this loop" in caught.value.reason
+
+
+# -- which data -----------------------------------------------------------------------------------
+
+
+def test_skip_data_does_not_see_again_what_led_there(tmp_path):
+    """The poison is in the data: seeing it again would end in the same place."""
+    plain = train(tmp_path / "plain", action="skip", steps=32)
+    nan = ROLLBACK | {"rollback": {"skip_data": True, "steps_back": 2}}
+    rolled = train(tmp_path / "rolled", bad=streak(6, 2), **nan)
+    assert rolled.steps == [*range(8), *range(4, 24)]
+    # The epoch goes on as if nothing had happened; only the batches 4 to 7 were seen in vain.
+    assert rolled.batches[:10] == plain.batches[:10]
+
+
+def test_without_skip_data_the_same_batches_come_again(tmp_path):
+    nan = ROLLBACK | {"rollback": {"skip_data": False, "steps_back": 2}}
+    rolled = train(tmp_path / "rolled", bad=streak(6, 2), **nan)
+    plain = train(tmp_path / "plain", action="skip")
+    assert rolled.batches[8:] == plain.batches[4:]
+    assert_same_state(rolled.state, plain.state)
+
+
+def test_without_skip_data_a_rollback_crosses_the_epochs_border(tmp_path):
+    """The order of an epoch that had ended has to come back with it."""
+    nan = ROLLBACK | {"rollback": {"skip_data": False, "steps_back": 4}}
+    rolled = train(tmp_path / "rolled", bad=streak(12, 2), **nan)
+    plain = train(tmp_path / "plain", action="skip")
+    assert rolled.steps[14:] == list(range(8, 24))
+    assert rolled.batches[14:] == plain.batches[8:]
+    assert_same_state(rolled.state, plain.state)
+
+
+def test_poisoned_samples_are_left_behind(tmp_path):
+    """The bad batches of an epoch are passed by; all others are trained on."""
+    order = [b for _, b in train(tmp_path / "order", action="skip", steps=10).seen]
+    poison = {*order[5], *order[6]}
+    outcome = train(
+        tmp_path / "run", steps=8, bad=lambda v, s, indices: bool(poison & {*indices}), **ROLLBACK
+    )
+    assert outcome.code == 0
+    assert rollbacks(tmp_path / "run") == [(5, 5, 7)]
+    assert outcome.batches[7:10] == order[7:10]
+
+
+# -- giving up ------------------------------------------------------------------------------------
+
+
+def test_after_max_rollbacks_it_halts(tmp_path):
+    nan = ROLLBACK | {"rollback": {"max_rollbacks": 2}}
+    outcome = train(tmp_path, bad=lambda visit, step, indices: step in (6, 7), **nan)
+    assert outcome.code == 65
+    assert rollbacks(tmp_path) == [(6, 6, 8), (6, 6, 8)]
+    assert "2 of 2 in a row, and 2 rollbacks are behind us" in outcome.reason
+    assert (tmp_path / "latest").resolve().is_dir()
+
+
+def test_zero_rollbacks_halts_at_the_first_streak(tmp_path):
+    outcome = train(tmp_path, bad=streak(6, 2), **(ROLLBACK | {"rollback": {"max_rollbacks": 0}}))
+    assert (outcome.code, rollbacks(tmp_path)) == (65, [])
+
+
+def test_a_rollback_at_every_bad_step_is_possible(tmp_path):
+    """max_consecutive=1: two rollbacks to the same step, one after the other."""
+    nan = {"action": "rollback", "max_consecutive": 1}
+    outcome = train(tmp_path, bad=streak(6, 2), **nan)
+    assert outcome.code == 0
+    assert rollbacks(tmp_path) == [(6, 6, 7), (6, 6, 7)]
+
+
+# -- the rate -------------------------------------------------------------------------------------
+
+SCHEDULES = {
+    "none": None,
+    "LambdaLR": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: 1 / (1 + n)),
+    "OneCycleLR": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.2, total_steps=30),
+    "CosineAnnealingLR": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 30),
+    "SequentialLR": lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o,
+        [
+            torch.optim.lr_scheduler.LinearLR(o, 0.1, total_iters=3),
+            torch.optim.lr_scheduler.ExponentialLR(o, 0.9),
+        ],
+        [3],
+    ),
+    "ReduceLROnPlateau": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=1),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["float", "tensor"])
+def test_the_rate_is_multiplied_whatever_the_schedule_sets(name, as_tensor):
+    """Schedules overwrite the rate, each in its way; the scale has to act on what they set."""
+
+    def rates(scale):
+        parameter = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        rate = torch.tensor(0.1, dtype=torch.float64) if as_tensor else 0.1
+        optimizer = torch.optim.SGD([parameter], lr=rate)
+        schedule = SCHEDULES[name](optimizer) if SCHEDULES[name] else None
+        policy = NanPolicy(NanConfig(rollback=RollbackConfig(lr_scale=scale)))
+        scaling = RateScale(policy, optimizer)
+        found = []
+        for step in range(8):
+            if step == 4:
+                policy.rolled_back()
+            before = parameter.item()
+            parameter.sum().backward()
+            optimizer.step()
+            if name == "ReduceLROnPlateau":
+                schedule.step(1.0)
+            elif schedule:
+                schedule.step()
+            optimizer.zero_grad()
+            found.append(before - parameter.item())
+        scaling.remove()
+        return torch.tensor(found), optimizer.param_groups[0]["lr"]
+
+    (plain, last), (scaled, last_scaled) = rates(1.0), rates(0.25)
+    torch.testing.assert_close(scaled[:4], plain[:4])
+    torch.testing.assert_close(scaled[4:], plain[4:] * 0.25)
+    assert last == last_scaled, "what the optimizer shows and saves stays the schedule's"
+
+
+def test_every_rollback_multiplies_again(tmp_path, caplog):
+    nan = {"action": "rollback", "max_consecutive": 1, "rollback": {"lr_scale": 0.5}}
+    train(tmp_path, bad=streak(6, 2), **nan)
+    assert "learning rate times 0.5" in caplog.text
+    assert "learning rate times 0.25" in caplog.text
+
+
+def test_a_scale_is_taken_off_the_optimizer_when_the_run_ends(tmp_path):
+    """The optimizer is the user's own."""
+    kept = []
+
+    def sgd(parameters):
+        kept.append(torch.optim.SGD(parameters, lr=0.1))
+        return kept[0]
+
+    nan = {"action": "rollback", "max_consecutive": 1, "rollback": {"lr_scale": 0.5}}
+    train(tmp_path, bad=streak(2, 1), optimizer=sgd, schedule=None, **nan)
+    (optimizer,) = kept
+    (before,) = (optimizer.param_groups[0]["params"][0].detach().clone(),)
+    optimizer.param_groups[0]["params"][0].grad = torch.ones_like(before)
+    optimizer.step()
+    torch.testing.assert_close(optimizer.param_groups[0]["params"][0].detach(), before - 0.1)
+
+
+# -- interrupted ----------------------------------------------------------------------------------
+
+SPEC = {
+    "bad": lambda visit, step, indices: 3 in indices,  # in every epoch, by the data
+    "every_steps": 3,
+    "action": "rollback",
+    "max_consecutive": 1,
+    "rollback": {"max_rollbacks": 50, "lr_scale": 0.8},
+}
+
+
+@pytest.mark.parametrize("skip_data", [True, False])
+@pytest.mark.parametrize("how", [stop, kill], ids=["stopped", "killed"])
+def test_a_run_with_rollbacks_ends_with_the_same_bits_however_it_is_interrupted(
+    tmp_path, how, skip_data
+):
+    """The product's promise, with the NaN policy's own state in it."""
+    spec = SPEC | {"rollback": SPEC["rollback"] | {"skip_data": skip_data}}
+    if not skip_data:
+        spec |= {"bad": lambda visit, step, indices: False}
+    undisturbed = train(tmp_path / "undisturbed", **spec)
+    assert undisturbed.code == 0
+    assert skip_data == bool(rollbacks(tmp_path / "undisturbed"))
+    interrupted = tmp_path / "interrupted"
+    codes = [train(interrupted, at={visit: how}, **spec).code for visit in (4, 5, 7, 3)]
+    assert set(codes) == {143 if how is stop else -signal.SIGKILL}
+    outcome = train(interrupted, **spec)
+    assert outcome.code == 0
+    assert_same_state(outcome.state, undisturbed.state)
+
+
+OFF_THE_GRID = pytest.mark.xfail(
+    strict=True, reason="a rollback goes to the stop's own checkpoint, which no other run has"
+)
+
+
+@pytest.mark.parametrize(
+    ("how", "visit"),
+    [
+        *((kill, visit) for visit in range(7, 13)),
+        *((stop, visit) for visit in range(7, 13) if visit != 8),
+        pytest.param(stop, 8, marks=OFF_THE_GRID),
+    ],
+)
+def test_an_interruption_around_a_rollback_changes_nothing(tmp_path, how, visit):
+    """Before it, in it, and in the steps after it."""
+    poison = {*train(tmp_path / "order", action="skip", steps=10).batches[9]}
+    spec = SPEC | {"bad": lambda v, s, indices: poison == {*indices}, "every_steps": 4}
+    undisturbed = train(tmp_path / "undisturbed", **spec)
+    assert rollbacks(tmp_path / "undisturbed")[0] == (8, 9, 10)
+    assert train(tmp_path / "run", at={visit: how}, **spec).code in (143, -signal.SIGKILL)
+    outcome = train(tmp_path / "run", **spec)
+    assert outcome.code == 0
+    assert_same_state(outcome.state, undisturbed.state)
+
+
+def test_the_scale_and_the_budget_survive_a_stop(tmp_path):
+    """A job that is preempted often must not get new rollbacks for nothing."""
+    spec = {
+        "bad": lambda visit, step, indices: step in (6, 12),
+        "action": "rollback",
+        "max_consecutive": 1,
+        "rollback": {"max_rollbacks": 3, "lr_scale": 0.5},
+    }
+    undisturbed = train(tmp_path / "undisturbed", **spec)
+    assert (undisturbed.code, len(rollbacks(tmp_path / "undisturbed"))) == (65, 3)
+
+    def once(step):
+        seen = set()
+
+        def bad(visit, current, indices):
+            is_bad = current == step and not seen
+            seen.update([current] if is_bad else [])
+            return is_bad
+
+        return bad
+
+    spec["bad"] = once(6)
+    assert train(tmp_path / "run", at={9: stop}, **spec).code == 143
+    spec["bad"] = once(12)
+    assert train(tmp_path / "run", at={6: stop}, **spec).code == 143
+    spec["bad"] = lambda visit, step, indices: step == 18
+    assert train(tmp_path / "run", **spec).code == 65
+    assert len(rollbacks(tmp_path / "run")) == 3
+
+
+@pytest.mark.parametrize("how", [stop, kill], ids=["stopped", "killed"])
+@pytest.mark.parametrize("action", ["skip", "rollback"])
+def test_a_streak_survives_a_resume(tmp_path, how, action):
+    """Stopped in the middle of it: three in a row are three in a row."""
+    spec = {"action": action, "max_consecutive": 4, "bad": lambda v, step, i: 6 <= step < 10}
+    spec["rollback"] = {"max_rollbacks": 0}
+    first = train(tmp_path, at={7: how}, **spec)
+    assert first.code in (143, -signal.SIGKILL)
+    second = train(tmp_path, **spec)
+    assert second.code == 65
+    assert second.steps[-1] == 9
+    assert "4 of 4 in a row" in second.reason
+
+
+def test_a_streak_delays_neither_a_stop_nor_a_save(tmp_path):
+    """The state is good, because bad updates are skipped; the time that is left is short."""
+    outcome = train(tmp_path, action="skip", max_consecutive=9, bad=streak(5, 6), at={7: stop})
+    assert outcome.code == 143
+    assert outcome.steps == list(range(8))
+    assert {"step_6", "step_7", "step_8"} <= checkpoints(tmp_path)
+
+
+def test_a_save_asked_for_in_a_streak_is_done(tmp_path):
+    outcome = train(
+        tmp_path,
+        action="skip",
+        every_steps=1000,
+        bad=streak(5, 3),
+        at={6: lambda run: run.save()},
+    )
+    assert outcome.code == 0
+    assert [e["step"] for e in events(tmp_path, "save") if e["reason"] == "requested"] == [7]
+
+
+@pytest.mark.slow
+def test_a_true_job_with_a_streak_is_killed_and_goes_on_exactly(tmp_path):
+    """The same with a true process and a true SIGKILL in the middle of a streak."""
+    policy = {"nan": {"action": "skip", "max_consecutive": 4}, "checkpoint": {"every_steps": 3}}
+    spec = {"steps": 14, "bad_steps": [5, 6, 7], "policy": policy}
+    undisturbed = Job(tmp_path / "undisturbed", **spec)
+    undisturbed.run_to_end()
+    job = Job(tmp_path / "job", **spec, kill_at={"6": "KILL"})
+    job.run_to_end(-signal.SIGKILL)
+    assert_same_run(job, undisturbed)

@@ -1,0 +1,35 @@
+"""Environments that the packaging tests share; made once for all test processes."""
+
+import pytest
+from environments import Environment, build_wheel, made_once
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory, worker_id):
+    """A folder that all test processes of this run see."""
+    base = tmp_path_factory.getbasetemp()
+    return base if worker_id == "master" else base.parent
+
+
+@pytest.fixture(scope="session")
+def wheel(shared_folder):
+    """The built wheel."""
+    (path,) = made_once(shared_folder / "dist", build_wheel).glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="session")
+def without_forge(shared_folder):
+    """An environment with all that forge needs, and no forge."""
+    folder = made_once(shared_folder / "without", lambda f: Environment.make(f / "env"))
+    return Environment(folder / "env")
+
+
+@pytest.fixture(scope="session")
+def with_wheel(shared_folder, wheel):
+    """The same, and the wheel."""
+
+    def make(folder):
+        Environment.make(folder / "env").install(str(wheel))
+
+    return Environment(made_once(shared_folder / "with", make) / "env")

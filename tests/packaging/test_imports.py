@@ -1,0 +1,148 @@
+"""What may import what; what `import forge` costs; where it works."""
+
+import py_compile
+import re
+import sys
+
+import pytest
+from repository import ROOT, imports, modules, pythons, run
+
+HEAVY = ("torch", "hydra", "submitit", "omegaconf", "numpy", "yaml")
+THIRD_PARTY = {"torch", "hydra", "submitit", "omegaconf", "numpy"}
+
+
+def layers() -> list[tuple[str, list[str], set[str]]]:
+    """(layer, patterns of its modules, third-party packages) of ARCHITECTURE.md, highest first."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    table = text.partition("<!-- layers -->")[2].partition("<!-- /layers -->")[0]
+    rows = [row.strip("| ").split("|") for row in table.strip().splitlines()][2:]
+    found = []
+    for name, members, packages in rows:
+        needs = set(re.findall(r"`(\w+)`", packages))
+        found.append((name.strip(), re.findall(r"`([\w.*]+)`", members), needs))
+    return found
+
+
+def layer_of(module: str) -> int:
+    short = module.removeprefix("forge.")
+    for number, (_, members, _) in enumerate(layers()):
+        for member in members:
+            if short == member or (member.endswith(".*") and f"{short}.".startswith(member[:-1])):
+                return number
+    raise AssertionError(f"{module} stands in no layer of ARCHITECTURE.md")
+
+
+def test_every_module_stands_in_a_layer_and_every_layer_has_modules():
+    """The rule below says nothing about a module that nobody placed."""
+    used = {layer_of(module) for module in modules() if module != "forge"}
+    assert used == set(range(len(layers())))
+
+
+@pytest.mark.parametrize("module", [m for m in modules() if m != "forge"])
+def test_imports_point_down(module):
+    """Data flows one way, so the training loop can never come to need the launcher."""
+    for imported in imports(modules()[module]):
+        if imported.startswith("forge."):
+            assert layer_of(imported) >= layer_of(module), f"{module} imports {imported}"
+
+
+@pytest.mark.parametrize("module", list(modules()))
+def test_only_the_layers_that_need_a_package_import_it(module):
+    """A policy without torch can be checked on a login node in milliseconds."""
+    packages = {name.partition(".")[0] for name in imports(modules()[module])} & THIRD_PARTY
+    allowed = layers()[layer_of(module)][2] if module != "forge" else set()
+    assert packages <= allowed, f"{module} imports {sorted(packages - allowed)}"
+
+
+def test_the_training_process_knows_nothing_of_slurm_s_commands():
+    """It is handed a way to requeue; only the job and the launcher talk to the controller."""
+    outside = {"forge.slurm", "forge.launch", "forge.job", "forge.watch", "submitit"}
+    for module, path in modules().items():
+        if not module.startswith(tuple(outside)):
+            assert not imports(path) & outside, module
+        commands = re.findall(r"""["'](sbatch|squeue|scontrol|sacct|srun)["']""", path.read_text())
+        assert not commands or module == "forge.slurm", f"{module} names {commands}"
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+def test_import_forge_loads_nothing_else(version, tmp_path):
+    """It stands at the top of every training script, and of scripts that only ask for a status."""
+    if version not in pythons():
+        pytest.skip(f"no Python {version} on this machine")
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import forge
+forge.ExitCode, forge.Policy, forge.ledger, forge.resilience
+from forge.resilience import ShutdownHandler
+print(sorted(set(sys.modules) & set({HEAVY!r})))
+"""
+    assert run([pythons()[version], "-c", code], tmp_path).strip() == "[]"
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+def test_every_module_compiles(version, tmp_path):
+    """Syntax of a newer Python would fail on the cluster, not on the laptop."""
+    if version not in pythons():
+        pytest.skip(f"no Python {version} on this machine")
+    code = (
+        "import sys, py_compile\n"
+        f"for i, path in enumerate(sys.argv[1:]): py_compile.compile(path, {str(tmp_path)!r}"
+        " + f'/{i}.pyc', doraise=True)"
+    )
+    run([pythons()[version], "-W", "error", "-c", code, *map(str, modules().values())], tmp_path)
+
+
+def test_py_compile_finds_what_it_should(tmp_path):
+    """The test above must be able to fail."""
+    path = tmp_path / "wrong.py"
+    path.write_text("def f(:\n")
+    with pytest.raises(py_compile.PyCompileError):
+        py_compile.compile(str(path), doraise=True)
+
+
+def test_checking_a_policy_needs_no_torch(tmp_path):
+    """Submitting checks it, on a login node."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "import forge, forge.hydra_hooks\n"
+        "forge.config.load({'nan': {'action': 'skip'}})\n"
+        "assert not {'torch', 'submitit'} & set(sys.modules)"
+    )
+    run([sys.executable, "-c", code], tmp_path)
+
+
+WINDOWS = """
+import sys
+sys.path.insert(0, {root!r})
+import os, signal
+import hydra, torch, torch.utils.data  # before: their own code would take this for Windows
+import hydra.core.hydra_config, hydra.experimental.callback
+for module in [m for m in sys.modules if m.partition(".")[0] in ("forge", "fcntl")]:
+    del sys.modules[module]
+sys.platform, os.name = "win32", "nt"
+for gone in ("fcntl", "resource", "pwd", "grp", "termios"):
+    sys.modules[gone] = None
+for gone in ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGKILL", "pthread_sigmask", "sigwaitinfo"):
+    delattr(signal, gone)
+for gone in ("fork", "register_at_fork", "pidfd_open", "getppid", "killpg", "geteuid"):
+    if hasattr(os, gone):
+        delattr(os, gone)
+import importlib
+for module in {modules!r}:
+    importlib.import_module(module)
+import forge
+try:
+    forge.Run({{}})
+except forge.ForgeError as error:
+    print(error)
+"""
+
+
+def test_on_windows_everything_imports_and_run_says_what_is_missing(tmp_path):
+    """People edit configs and read ledgers on Windows; what cannot work there says so."""
+    names = [name for name in modules() if name.startswith("forge")]
+    code = WINDOWS.format(root=str(ROOT), modules=names)
+    said = run([sys.executable, "-c", code], tmp_path)
+    assert "POSIX signals" in said
+    assert "Windows" in said
