@@ -27,7 +27,27 @@ _HOME_OF = {
 }
 _MODULES = ("checkpoint", "config", "data", "errors", "ledger", "resilience")
 
-__all__ = ["__version__", *_HOME_OF, *_MODULES]  # noqa: PLE0604
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DamagedCheckpoint",
+    "DirectoryInUse",
+    "Exit",
+    "ExitCode",
+    "ForgeError",
+    "Policy",
+    "Run",
+    "StateMismatch",
+    "__version__",
+    "checkpoint",
+    "config",
+    "data",
+    "errors",
+    "ledger",
+    "on_stop",
+    "resilience",
+    "shielded",
+]
 
 if TYPE_CHECKING:
     from forge import checkpoint, config, data, errors, ledger, resilience

@@ -25,7 +25,8 @@ class SeededDataset(Dataset[Any]):
         self.dataset = dataset
         self.seed = seed
         # In shared memory: persistent workers keep their first copy of the dataset.
-        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+        self._epoch = torch.zeros(1, dtype=torch.int64)
+        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
 
     @property
     def epoch(self) -> int:

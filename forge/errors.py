@@ -1,13 +1,13 @@
 """What can go wrong, and the codes a forge process ends with.
 
-    ForgeError
-    ├── ConfigError          a policy that cannot work; lists every problem at once
-    ├── CheckpointError      a checkpoint cannot be written or read
-    │   ├── DamagedCheckpoint    its bytes are not the ones that were committed
-    │   └── StateMismatch        its state does not fit the live objects
-    └── DirectoryInUse       another live job, or a newer attempt, owns the directory
+ForgeError
+├── ConfigError          a policy that cannot work; lists every problem at once
+├── CheckpointError      a checkpoint cannot be written or read
+│   ├── DamagedCheckpoint    its bytes are not the ones that were committed
+│   └── StateMismatch        its state does not fit the live objects
+└── DirectoryInUse       another live job, or a newer attempt, owns the directory
 
-    Exit (a SystemExit)      ends the process with one of the codes below
+Exit (a SystemExit)      ends the process with one of the codes below
 """
 
 from __future__ import annotations

@@ -51,7 +51,9 @@ class JobConfig(Callback):
         command = job_dir.resume_command(directory)
 
         def tell(name: str, code: int) -> None:
-            messages.say(f"{name} before training began: nothing to save. To start again:\n  {command}")
+            messages.say(
+                f"{name} before training began: nothing to save. To start again:\n  {command}"
+            )
 
         stopping.on_unsaved_stop(tell)
 
@@ -91,7 +93,7 @@ def _resolve_now(node: Any, is_root: bool = False) -> None:
 def _task_config(cfg: DictConfig) -> dict[str, Any]:
     """The user's part of the config, resolved."""
     with read_write(cfg):
-        copied = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
+        copied = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     try:
         container = OmegaConf.to_container(copied, resolve=True)
     except OmegaConfBaseException as error:
@@ -116,7 +118,7 @@ def _restore(cfg: DictConfig, directory: Path) -> None:
     stored = OmegaConf.load(forge_dir(directory) / "config.yaml")
     assert isinstance(stored, DictConfig)
     path = forge_dir(directory) / "overrides.yaml"
-    first_overrides = list(OmegaConf.load(path)) if path.exists() else []
+    first_overrides = [str(one) for one in OmegaConf.load(path)] if path.exists() else []
     before = _flat(OmegaConf.to_container(cfg, resolve=False), leave_out="hydra")
     after = _flat(OmegaConf.to_container(stored, resolve=False))
     new = [o for o in cfg.hydra.overrides.task if o not in first_overrides]
@@ -142,7 +144,7 @@ def _restore(cfg: DictConfig, directory: Path) -> None:
             f" files have changed since: {shown}"
         )
     with read_write(cfg), open_dict(cfg):
-        for key in [key for key in cfg if key != "hydra"]:
+        for key in [str(key) for key in cfg if key != "hydra"]:
             del cfg[key]
         for key in stored:
             cfg[key] = stored._get_node(key)

@@ -69,6 +69,15 @@ def _command_line() -> tuple[list[str], list[str]]:
     return program, arguments
 
 
+_PLACING = (
+    "hydra.run.dir",
+    "hydra.sweep.",
+    "hydra.mode",
+    "hydra/launcher",
+    "hydra.launcher",
+    "hydra/sweeper",
+    "hydra.sweeper",
+)
 _KEPT_OPTIONS = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
 
 
@@ -82,10 +91,8 @@ def _hydra_arguments(hydra: Any, job_dir: Path, arguments: list[str]) -> list[st
             if not has_value:
                 kept.extend([value for value in [next(rest, None)] if value is not None])
     # What places a job (its directory, sweep and launcher) is replaced by its directory alone.
-    placing = ("hydra.run.dir", "hydra.sweep.", "hydra.mode", "hydra/launcher", "hydra/sweeper")
-    placing += ("hydra.launcher", "hydra.sweeper")
     for override in hydra.overrides.hydra:
-        if not override.lstrip("+~").startswith(placing):
+        if not override.lstrip("+~").startswith(_PLACING):
             kept.append(override)
     kept.extend(hydra.overrides.task)
     return [*kept, f"hydra.run.dir={_hydra_quoted(str(job_dir))}"]

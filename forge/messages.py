@@ -8,6 +8,7 @@ does that), else straight to stderr.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -51,11 +52,9 @@ def emit(level: int, text: str) -> None:
     if _logger.hasHandlers():
         _logger.log(level, text)
         return
-    try:
-        # Not sys.stderr: a thread blocked inside its lock would abort the interpreter's exit.
+    # Not sys.stderr: a thread blocked inside its lock would abort the interpreter's exit.
+    with contextlib.suppress(OSError):  # stderr is closed: there is nobody to tell
         os.write(2, f"forge: {text}\n".encode(errors="replace"))
-    except OSError:
-        pass  # stderr is closed: there is nobody to tell
 
 
 _writer = _Writer()

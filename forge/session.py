@@ -25,9 +25,7 @@ _ACTION: Any = NanAction
 class Session:
     """What one attempt holds open: directory, ledger, signal handler; and where it is."""
 
-    def __init__(
-        self, policy: Policy, live: LiveState, nan: NanPolicy, updater: Updater
-    ) -> None:
+    def __init__(self, policy: Policy, live: LiveState, nan: NanPolicy, updater: Updater) -> None:
         self._policy = policy
         self._live = live
         self._nan = nan

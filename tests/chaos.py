@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -76,8 +78,7 @@ def disturb(number: int, seed: int, root: Path, attempt_s: float, undisturbed: J
             process.wait_for(has_begun, "training")
         try:
             process.popen.wait(delay_s)  # a hit that comes too late hits nobody
-        except Exception as error:
-            assert type(error).__name__ == "TimeoutExpired"
+        except subprocess.TimeoutExpired:
             process.signal(signal.Signals["SIG" + name])
             outcome.hits.append(name)
         outcome.codes.append(process.wait())
@@ -103,7 +104,7 @@ def repeated_after_cooperative(job: Job) -> list[int]:
     """Steps done again by each attempt whose predecessor answered its signal with a save."""
     attempts = job.history.attempts
     found = []
-    for before, after in zip(attempts, attempts[1:], strict=False):
+    for before, after in itertools.pairwise(attempts):
         stopped = any(event["kind"] == "stop" for event in before.events)
         for event in after.events:
             if event["kind"] == "start" and stopped:
@@ -130,7 +131,10 @@ def main() -> int:
         reference = undisturbed[number % len(SPECS)]
         outcome = disturb(number, options.seed, root, attempt_s, reference)
         mark = "FAILED" if outcome.problem else "same bits"
-        print(f"{number:4} hit by {','.join(outcome.hits):24} codes {outcome.codes} {mark}", flush=True)
+        print(
+            f"{number:4} hit by {','.join(outcome.hits):24} codes {outcome.codes} {mark}",
+            flush=True,
+        )
         return outcome
 
     with ThreadPoolExecutor(options.parallel) as pool:
@@ -143,7 +147,8 @@ def main() -> int:
     print(
         f"\n{len(outcomes)} jobs, {sum(hits.values())} hits ({dict(sorted(hits.items()))}),"
         f" {sum(len(o.codes) for o in outcomes)} attempts in {time.monotonic() - began:.0f} s"
-        f"\nfinished with the bits and metrics of the undisturbed run: {len(outcomes) - len(failed)}"
+        f"\nfinished with the bits and metrics of the undisturbed run:"
+        f" {len(outcomes) - len(failed)}"
         f"\ncooperative stops: {len(repeated)}, steps repeated after them: at most"
         f" {max(repeated, default=0)}"
     )

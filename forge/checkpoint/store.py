@@ -301,7 +301,9 @@ class Store:
         if self._keep_back_steps is not None and good:
             newest_step = step_of(good[0]) or 0
             old = [p for p in good if (step_of(p) or 0) <= newest_step - self._keep_back_steps]
-            kept |= {path.name for path in old[:1]}
+            base = good.index(old[0]) if old else len(good) - 1
+            # With it the one that takes its place once that is old enough itself.
+            kept |= {path.name for path in (good[base], good[max(base - 1, 0)])}
         kept.add(os.path.basename(os.path.realpath(self.directory / LATEST)))
         removed = [path for path in good if path.name not in kept]
         for path in removed:

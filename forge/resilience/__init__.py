@@ -24,7 +24,22 @@ _HOME_OF = {
 }
 _MODULES = ("elastic", "health", "signal_handler")
 
-__all__ = [*_HOME_OF, *_MODULES]  # noqa: PLE0604
+__all__ = [
+    "NaNDetector",
+    "NaNState",
+    "SLURMInfo",
+    "ShutdownHandler",
+    "check_gpu_health",
+    "check_nccl_health",
+    "elastic",
+    "get_slurm_info",
+    "health",
+    "is_slurm_job",
+    "is_slurm_requeue",
+    "log_job_info",
+    "resolve_resume_path",
+    "signal_handler",
+]
 
 if TYPE_CHECKING:
     from forge.resilience import elastic, health, signal_handler

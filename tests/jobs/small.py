@@ -127,7 +127,7 @@ def evaluate(model, run, spec):
     model.eval()
     total = 0.0
     with torch.no_grad():
-        for i in range(spec["evaluate_polls"]):
+        for _ in range(spec["evaluate_polls"]):
             total += model(torch.randn(4, 6)).sum().item()
             run.poll()
             time.sleep(spec["evaluate_s"])
@@ -160,7 +160,9 @@ def main(directory, spec):
     is_first = not (directory / "checkpoints").exists()
     with forge.Run(policy, **stateful) as run:
         for item in run.steps(spec["steps"], loader):
-            step, (x, y) = item if loader is not None else (item, (torch.randn(5, 6), torch.ones(5, 1)))
+            step, (x, y) = (
+                item if loader is not None else (item, (torch.randn(5, 6), torch.ones(5, 1)))
+            )
             if is_first and str(step) in spec["kill_at"]:
                 os.kill(os.getpid(), signal.Signals["SIG" + spec["kill_at"][str(step)]])
             loss = (model(x) - y).square().mean()

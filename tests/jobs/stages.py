@@ -48,7 +48,13 @@ import torch  # noqa: E402
 
 import forge  # noqa: E402
 
-IGNORE = "import signal, time; [signal.signal(s, signal.SIG_IGN) for s in (1, 2, 15)]; print(flush=True); time.sleep(600)"
+IGNORE = """
+import signal, time
+for number in (1, 2, 15):
+    signal.signal(number, signal.SIG_IGN)
+print(flush=True)
+time.sleep(600)
+"""
 
 
 def start_helpers():

@@ -15,7 +15,7 @@ def layers() -> list[tuple[str, list[str], set[str]]]:
     """(layer, patterns of its modules, third-party packages) of ARCHITECTURE.md, highest first."""
     text = (ROOT / "ARCHITECTURE.md").read_text()
     table = text.partition("<!-- layers -->")[2].partition("<!-- /layers -->")[0]
-    rows = [row.strip("| ").split("|") for row in table.strip().splitlines()][2:]
+    rows = [row.strip()[1:-1].split("|") for row in table.strip().splitlines()][2:]
     found = []
     for name, members, packages in rows:
         needs = set(re.findall(r"`(\w+)`", packages))
