@@ -146,8 +146,8 @@ def _restore(cfg: DictConfig, directory: Path) -> None:
     with read_write(cfg), open_dict(cfg):
         for key in [str(key) for key in cfg if key != "hydra"]:
             del cfg[key]
-        for key in stored:
-            cfg[key] = stored._get_node(key)
+        for name in stored:
+            cfg[name] = stored._get_node(name)
 
 
 def _contradicts(override: str, cfg: DictConfig, stored: DictConfig) -> bool:

@@ -9,13 +9,14 @@ from typing import Any, NoReturn
 from forge import job_dir, messages, rng, startup, stopping, verdict
 from forge.checkpoint import Store
 from forge.config import NanAction, Policy
-from forge.errors import CheckpointError, DirectoryInUse, Exit, ExitCode, ForgeError
+from forge.errors import CheckpointError, ConfigError, DirectoryInUse, Exit, ExitCode, ForgeError
 from forge.ledger import Ledger, forge_dir
 from forge.live_state import LiveState
 from forge.metrics import Metrics
 from forge.nan_policy import NanPolicy, RateScale
 from forge.position import Position
 from forge.replay import Marker
+from forge.rules import directory_problem
 from forge.saver import Saver
 from forge.update import Updater
 
@@ -75,6 +76,10 @@ class Session:
 
     def _claim(self) -> None:
         policy = self._policy
+        problem = directory_problem(self._checkpoint_dir)
+        if problem:
+            key = f"`resilience.checkpoint.dir={policy.checkpoint.dir}`"
+            raise ConfigError([f"{key} ({self._checkpoint_dir}): {problem}"])
         back = policy.nan.rollback.steps_back + policy.nan.max_consecutive
         self._store = Store(
             self._checkpoint_dir,

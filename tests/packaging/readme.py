@@ -1,0 +1,73 @@
+"""What tests take from README.md, so that it cannot drift; `python readme.py` renews the diff."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from repository import ROOT
+
+README = ROOT / "README.md"
+BEGIN, END = "<!-- diff -->", "<!-- /diff -->"
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced code blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@dataclass
+class App:
+    """The ten-line app."""
+
+    script: str
+    config: str
+
+    @staticmethod
+    def from_readme() -> App:
+        """Its script and its config, each the first block of its language."""
+        return App(blocks("python")[0], blocks("yaml")[0])
+
+    def write_to(self, folder: Path) -> None:
+        """Into a folder that is empty, or not there yet."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "train.py").write_text(self.script)
+        (folder / "train.yaml").write_text(self.config)
+
+
+def table(heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading, without its own head."""
+    text = README.read_text().partition(f"\n{heading}\n")[2]
+    assert text, f"README.md has no heading {heading!r}"
+    rows = re.search(r"^(\|.*\|\n)+", text, re.MULTILINE)
+    assert rows, f"README.md has no table below {heading!r}"
+    lines = rows[0].strip().splitlines()
+    return [[cell.strip() for cell in line[1:-1].split(" | ")] for line in lines[2:]]
+
+
+def diff() -> str:
+    """From the plain example to the one that survives."""
+    names = ["examples/train_plain.py", "examples/train.py"]
+    texts = [(ROOT / name).read_text().splitlines() for name in names]
+    # The doc strings differ as well, which is nothing that a user has to write.
+    texts = [text[next(i for i, line in enumerate(text) if not line) :] for text in texts]
+    lines = difflib.unified_diff(*texts, *names, lineterm="", n=1)
+    return "".join(f"{line}\n" for line in lines if not line.startswith("@@"))
+
+
+def written_diff() -> str:
+    """The one that stands in README.md."""
+    return README.read_text().partition(f"{BEGIN}\n```diff\n")[2].partition(f"```\n{END}")[0]
+
+
+def main() -> None:
+    """Write the diff into README.md."""
+    before, _, rest = README.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    README.write_text(f"{before}{BEGIN}\n```diff\n{diff()}```\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()

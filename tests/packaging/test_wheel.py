@@ -1,0 +1,99 @@
+"""The built wheel, and the editable install, outside the repository."""
+
+import shutil
+import signal
+import zipfile
+
+import pytest
+import repository
+from environments import Environment
+from harness import Process
+from readme import App
+from repository import ROOT, run
+
+from forge import ledger
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_wheel_holds_the_package_the_plugin_and_the_presets(wheel):
+    """A preset that is missing shows only on somebody else's machine."""
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    code = {str(path.relative_to(ROOT)) for path in repository.modules().values()}
+    conf = {f"forge/{name}" for name in repository.files() if name.startswith("conf/")}
+    found = {name for name in packed if ".dist-info/" not in name}
+    assert found == code | conf
+
+
+def test_the_readme_app_runs_is_stopped_and_resumes_from_the_wheel(with_wheel, tmp_path):
+    """The first thing that a newcomer does, in a clean environment and an empty folder."""
+    folders = {"disturbed": tmp_path / "disturbed", "undisturbed": tmp_path / "undisturbed"}
+    started = {}
+    for name, folder in folders.items():
+        App.from_readme().write_to(folder)
+        command = [with_wheel.python, "train.py", "hydra.run.dir=out"]
+        started[name] = Process(command, folder / "output.txt", folder, **clean())
+    disturbed, out = started["disturbed"], folders["disturbed"] / "out"
+
+    def trains() -> bool:
+        progress = ledger.read_progress(out)
+        return progress is not None and progress[1] >= 50
+
+    disturbed.wait_for(trains, "step 50")
+    disturbed.signal(signal.SIGTERM)
+    assert disturbed.wait() == 143, disturbed.output
+    script = (out / ".forge" / "resume.sh").read_text()
+    command = script.splitlines()[-1]
+    assert command in disturbed.output
+    resumed = Process(["sh", "-c", command], folders["disturbed"] / "resumed.txt", tmp_path, **clean())
+    assert resumed.wait() == 0, resumed.output
+    assert started["undisturbed"].wait() == 0, started["undisturbed"].output
+    last_lines = [p.output.splitlines()[-1] for p in (resumed, started["undisturbed"])]
+    assert last_lines[0] == last_lines[1] != ""
+    weights = [
+        (folder / "out" / "checkpoints" / "latest" / "tensors_rank00000.safetensors").read_bytes()
+        for folder in folders.values()
+    ]
+    assert weights[0] == weights[1]
+    starts = [e for a in ledger.read(out).attempts for e in a.events if e["kind"] == "start"]
+    assert [start["step"] > 0 for start in starts] == [False, True]
+
+
+def clean() -> dict[str, str]:
+    """For `Process`, which adds to the environment: only what must be overridden."""
+    return {"PYTHONPATH": "", "COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}
+
+
+def test_the_wheel_reads_its_own_presets(with_wheel, tmp_path):
+    """Not those of a repository that happens to lie on the same machine."""
+    App.from_readme().write_to(tmp_path)
+    shown = run([with_wheel.python, "train.py", "--info", "searchpath"], tmp_path)
+    assert f"file://{with_wheel.site_packages}/forge/conf" in shown.replace(" ", "")
+    assert str(ROOT) not in shown
+
+
+@pytest.mark.parametrize("preset", ["default", "preemptible", "debug", "disabled"])
+def test_every_preset_is_found(with_wheel, tmp_path, preset):
+    """In the wheel, by the name that README gives it."""
+    App.from_readme().write_to(tmp_path)
+    command = [with_wheel.python, "train.py", f"resilience={preset}", "--cfg", "job"]
+    assert "checkpoint:" in run(command, tmp_path)
+
+
+def test_the_editable_install_reads_the_repository_s_presets(tmp_path):
+    """An edited preset counts at once; a copy that an older build left inside does not."""
+    copy = tmp_path / "copy"
+    for name in repository.files():
+        if name.startswith(("forge/", "hydra_plugins/", "conf/")) or "/" not in name:
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, copy / name)
+    environment = Environment.make(tmp_path / "env")
+    environment.install("--editable", str(copy))
+    shutil.copytree(copy / "conf", copy / "forge" / "conf")
+    preset = copy / "conf" / "resilience" / "default.yaml"
+    text = preset.read_text()
+    assert "lead_s: 120.0" in text
+    preset.write_text(text.replace("lead_s: 120.0", "lead_s: 117.0"))
+    App.from_readme().write_to(tmp_path / "app")
+    command = [environment.python, "train.py", "--cfg", "job"]
+    assert "lead_s: 117.0" in run(command, tmp_path / "app")
