@@ -89,7 +89,8 @@ def _map_progress(path: Path) -> mmap.mmap:
         if os.fstat(fd).st_size != _PROGRESS.size:
             # Written, not only sized: on a full disk a mapped hole would be a SIGBUS later.
             os.pwrite(fd, bytes(_PROGRESS.size), 0)
-            os.ftruncate(fd, _PROGRESS.size)
+            # Written, not only made longer: a full disk is an error here, but SIGBUS in a mapping.
+        os.pwrite(fd, os.pread(fd, _PROGRESS.size, 0).ljust(_PROGRESS.size, b"\0"), 0)
         return mmap.mmap(fd, _PROGRESS.size)
     finally:
         os.close(fd)

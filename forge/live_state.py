@@ -192,7 +192,7 @@ def _optimizer_differences(
 
 def _fits(value: torch.Tensor, parameter: torch.Tensor, total: int) -> bool:
     sizes = zip(value.shape, parameter.shape, strict=True)
-    return all(found in (1, size) for found, size in sizes) or value.numel() == total
+    return all(found in (1, size) for found, size in sizes) or list(value.shape) == [total]
 
 
 def _make_exact(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, NoReturn
 
 from forge import job_dir, messages, rng, startup, stopping, verdict
 from forge.checkpoint import Store
 from forge.config import NanAction, Policy
-from forge.errors import CheckpointError, ConfigError, DirectoryInUse, Exit, ExitCode, ForgeError
-from forge.ledger import Ledger, forge_dir
+from forge.errors import CheckpointError, DirectoryInUse, Exit, ExitCode, ForgeError
+from forge.holdings import Holdings
+from forge.ledger import forge_dir
 from forge.live_state import LiveState
-from forge.metrics import Metrics
 from forge.nan_policy import NanPolicy, RateScale
 from forge.position import Position
 from forge.replay import Marker
-from forge.rules import directory_problem
-from forge.saver import Saver
 from forge.update import Updater
 
 _ACTION: Any = NanAction
 
 
 class Session:
-    """What one attempt holds open: directory, ledger, signal handler; and where it is."""
+    """Where one attempt is, and what it does between two steps."""
 
     def __init__(self, policy: Policy, live: LiveState, nan: NanPolicy, updater: Updater) -> None:
         self._policy = policy
@@ -43,6 +42,7 @@ class Session:
         self._is_complete = False
         self._is_in_step = False
         self._is_save_requested = False
+        self._loop: Generator[Any, None, None] | None = None
         self._leaving: Exit | None = None
 
     @property
@@ -57,16 +57,17 @@ class Session:
         """Claim, check, resume."""
         # What cannot be saved is named now, not at a first save hours later.
         Store.check_savable(self._live.capture())
-        self.job_dir, self._checkpoint_dir = job_dir.current(self._policy.checkpoint.dir)
+        job, checkpoint_dir = job_dir.current(self._policy.checkpoint.dir)
         self._was_installed = stopping.is_installed()
         with startup.exits():
-            self._claim()
+            self._disk = Holdings(self._policy, job, checkpoint_dir)
+        self.metrics = self._disk.metrics
         try:
-            self._handler = stopping.install(self._policy, forge_dir(self.job_dir))
+            self._handler = stopping.install(self._policy, forge_dir(job))
             stopping.hold_interrupts(True)
             with startup.exits():
-                startup.check_code(self.job_dir, self._policy.requeue.on_code_change)
-                startup.check_health(self._policy.health, self._checkpoint_dir)
+                startup.check_code(job, self._policy.requeue.on_code_change)
+                startup.check_health(self._policy.health, checkpoint_dir)
                 self._resume()
         except BaseException:
             self._release()
@@ -74,50 +75,13 @@ class Session:
         self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]
         self._updater.after_update = self._marker.updated
 
-    def _claim(self) -> None:
-        policy = self._policy
-        problem = directory_problem(self._checkpoint_dir)
-        if problem:
-            key = f"`resilience.checkpoint.dir={policy.checkpoint.dir}`"
-            raise ConfigError([f"{key} ({self._checkpoint_dir}): {problem}"])
-        back = policy.nan.rollback.steps_back + policy.nan.max_consecutive
-        self._store = Store(
-            self._checkpoint_dir,
-            policy.checkpoint,
-            config_hash=job_dir.config_hash(self.job_dir),
-            keep_back_steps=back if policy.nan.action is _ACTION.rollback else None,
-        )
-        self._ledger = Ledger(self.job_dir)
-        self._store.attempt = self._ledger.attempt
-        self._saver = Saver(self._store, policy.checkpoint, self._ledger)
-        self.metrics = Metrics(self._ledger)
-        verdict.clear(self.job_dir)
-        self._command = job_dir.resume_command(self.job_dir)
-        job_dir.write_resume_script(self.job_dir, self._command)
-
     def _resume(self) -> None:
-        found = self._store.newest()
-        for reason in self._store.passed_over:
-            messages.warn(f"Passed over {reason}")
+        found = self._disk.newest()
         if found is not None:
             self._load(found.state)
             self._is_complete = found.manifest.is_complete
             self.resumed_from = found.path.name
-        self._ledger.write(
-            "start",
-            step=self.step,
-            resumed_from=self.resumed_from,
-            passed_over=self._store.passed_over,
-            previous_step=self._ledger.previous_step,
-            replays=self._replay is not None,
-            **startup.whoami(),
-        )
-        self._ledger.progress(self.step)
-        self._saver.begin(self.step if found else None)
-        self.metrics.begin(self.step, set())
-        begins = f"goes on at step {self.step}" if found else "begins at step 0"
-        messages.say(f"Training {begins}; checkpoints in {self._store.directory}")
-        messages.say(f"To go on with this job after a stop:\n  {self._command}")
+        self._disk.begin(self.step, self.resumed_from, self._replay is not None)
 
     def _load(self, state: dict[str, Any]) -> None:
         self._live.load(state["live"])
@@ -144,6 +108,10 @@ class Session:
 
     def steps(self, n: int, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
+        self._loop = self._steps(n, loader)
+        return self._loop
+
+    def _steps(self, n: int, loader: Iterable[Any] | None) -> Generator[Any, None, None]:
         call = len(self._positions)
         saved = self._loaded["positions"][call:] if self._loaded is not None else []
         has_ended = self._is_complete and (self._planned is None or n <= self._planned)
@@ -158,7 +126,7 @@ class Session:
         self._planned, self._is_complete = n, False
         self._go_to(position, saved[0] if saved else None)
         if self.step == 0 and self._policy.nan.action is _ACTION.rollback:
-            self._saver.save(0, self._state, "start")
+            self._disk.saver.save(0, self._state, "start")
         while True:
             self._boundary(position)
             if self.step >= n:
@@ -176,7 +144,7 @@ class Session:
             # Only now: making an iterator draws.
             rng.restore(self._loaded["rng"])
 
-    def _one_step(self, position: Position | None) -> Iterator[Any]:
+    def _one_step(self, position: Position | None) -> Generator[Any, None, None]:
         self._updater.begin(self.step)
         replay, self._replay = self._replay, None
         if replay is not None:
@@ -224,22 +192,22 @@ class Session:
                 self._roll_back(position)
             if self._replay is None:
                 self._loaded = None  # the second copy of the model is not needed any more
-            self._ledger.progress(self.step)
+            self._disk.ledger.progress(self.step)
             self.metrics.flush_if_due()
-            self._saver.check()
+            self._disk.saver.check()
             if self._handler.should_shutdown():
                 self._stop()
             if self._handler.take_save_request() or self._is_save_requested:
                 self._is_save_requested = False
                 self._save("requested")
-            elif self._saver.is_due(self.step):
+            elif self._disk.saver.is_due(self.step):
                 self._save("periodic")
         except (CheckpointError, DirectoryInUse) as error:
             self._leave(error.exit_code, str(error), "error", logging.ERROR)
 
     def _save(self, reason: str) -> None:
         self.metrics.flush()
-        self._saver.save(self.step, self._state, reason)
+        self._disk.saver.save(self.step, self._state, reason)
 
     def request_save(self) -> None:
         """See `Run.save`."""
@@ -277,13 +245,13 @@ class Session:
         self.metrics.flush()
         if should_save:
             try:
-                self._saver.save_final(self.step, lambda: self._state(replay), False, name)
+                self._disk.saver.save_final(self.step, lambda: self._state(replay), False, name)
             except (CheckpointError, DirectoryInUse) as error:
                 self._leave(error.exit_code, f"{name}, but {error}", "error", logging.ERROR)
         self._leave(code, f"stopped by {name}", "stop", signal=name)
 
     def _halt(self, reason: str) -> NoReturn:
-        self._saver.wait()
+        self._disk.saver.wait()
         self._leave(
             ExitCode.HALTED,
             f"halted by the NaN policy: {reason}. The last good checkpoint is in place",
@@ -293,11 +261,11 @@ class Session:
 
     def _roll_back(self, position: Position | None) -> None:
         """To the newest good checkpoint far enough before the first bad step."""
-        self._saver.wait()
+        self._disk.saver.wait()
         first_bad = self._nan.rollback_from
         assert first_bad is not None
         at_most = first_bad - self._policy.nan.rollback.steps_back
-        found = self._store.newest(at_most=at_most)
+        found = self._disk.store.newest(at_most=at_most)
         call = len(self._positions) - 1
         if found is None or len(found.state["positions"]) != call + 1:
             self._halt(
@@ -313,9 +281,9 @@ class Session:
         if position is not None and not self._policy.nan.rollback.skip_data:
             position.load(found.state["positions"][call])
         rng.restore(found.state["rng"])
-        self._store.discard_after(self.step)
-        self._saver.begin(self.step)
-        self._ledger.write("rollback", step=self.step, first_bad=first_bad, from_step=bad_step)
+        self._disk.store.discard_after(self.step)
+        self._disk.saver.begin(self.step)
+        self._disk.ledger.write("rollback", step=self.step, first_bad=first_bad, from_step=bad_step)
         messages.warn(
             f"Rolled back from step {bad_step} to step {self.step}"
             f" ({self._nan.rollbacks} of {self._policy.nan.rollback.max_rollbacks}), learning rate"
@@ -328,10 +296,11 @@ class Session:
         self, code: int, reason: str, kind: str, level: int = logging.INFO, **details: Any
     ) -> NoReturn:
         """Tell, run the callbacks, end the children, raise."""
-        verdict.write(self.job_dir, reason, self.step, code)
-        self._ledger.write(kind, reason=reason, step=self.step, code=int(code), **details)
+        verdict.write(self._disk.job, reason, self.step, code)
+        self._disk.ledger.write(kind, reason=reason, step=self.step, code=int(code), **details)
         messages.say(
-            f"{reason} at step {self.step}, exit code {int(code)}. To go on:\n  {self._command}",
+            f"{reason} at step {self.step}, exit code {int(code)}."
+            f" To go on:\n  {self._disk.command}",
             level,
         )
         self._close_positions()  # a DataLoader's workers end in their own way, before all others
@@ -353,21 +322,25 @@ class Session:
 
     def _finish(self) -> None:
         """The loop ended: by itself or by break."""
+        if self._loop is not None:
+            self._loop.close()  # after a break, if somebody still holds it
         if self._nan.halt_reason is not None:
             self._halt(self._nan.halt_reason)
         self.metrics.flush()
         with startup.exits():
-            self._saver.save_final(self.step, self._state, True, "finished")
-        self._ledger.write("finish", step=self.step)
-        verdict.write(self.job_dir, "finished", self.step, ExitCode.FINISHED)
+            self._disk.saver.save_final(self.step, self._state, True, "finished")
+        self._disk.ledger.write("finish", step=self.step)
+        verdict.write(self._disk.job, "finished", self.step, ExitCode.FINISHED)
         messages.say(f"Training finished at step {self.step}")
 
     def _fail(self, error: BaseException) -> None:
-        self.metrics.flush()
+        with contextlib.suppress(RuntimeError):  # values on a device that has failed stay there
+            self.metrics.flush()
         text = f"{type(error).__name__}: {error}"
-        self._ledger.write("error", reason=text, step=self.step)
+        self._disk.ledger.write("error", reason=text, step=self.step)
         messages.say(
-            f"{text} (in step {self.step}). To go on from the last checkpoint:\n  {self._command}",
+            f"{text} (in step {self.step})."
+            f" To go on from the last checkpoint:\n  {self._disk.command}",
             logging.ERROR,
         )
 
@@ -379,10 +352,8 @@ class Session:
     def _release(self) -> None:
         self._close_positions()
         try:
-            self._saver.finish()
+            self._disk.release()
         finally:
-            self._store.close()
-            self._ledger.close()
             for callback in self.callbacks:
                 stopping.remove_callback(callback)
             for scale in getattr(self, "_scales", ()):

@@ -24,16 +24,21 @@ class Updater:
         self._step = 0
         self.has_updated = False
         """Whether this iteration's update was decided about."""
+        self.num_updates = 0
+        """Updates of this iteration; more than one where there are several optimizers."""
         self.is_guarded = False
         """Whether the user does this iteration's update: when it ends is not known here."""
         self.restore: Callable[[], None] | None = None
         """Set where the update was done before a stop: called instead of doing it again."""
+        self.restore_at = 1
+        """The update of the iteration that `restore` stands for: the last one before the stop."""
         self.after_update: Callable[[], None] = lambda: None
 
     def begin(self, step: int) -> None:
         """A new iteration."""
         self._step = step
         self.has_updated = self.is_guarded = False
+        self.num_updates = 0
 
     def update(
         self,
@@ -49,9 +54,11 @@ class Updater:
             return True
         self._require_registered(optimizer=optimizer, schedule=schedule, scaler=scaler)
         self.has_updated = True
+        self.num_updates += 1
         if self.restore is not None:
-            restore, self.restore = self.restore, None
-            restore()
+            if self.num_updates == self.restore_at:
+                restore, self.restore = self.restore, None
+                restore()
             return True
         is_scaled = scaler is not None and scaler.is_enabled()
         if is_scaled:

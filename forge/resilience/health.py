@@ -66,7 +66,8 @@ class NaNDetector:
         is_bad = any_rank(not math.isfinite(value), device)
         self.record(is_bad, step, value)
         if is_bad:
-            self._act(f"NaN/Inf loss at step {step}: {value}")
+            where = value if not math.isfinite(value) else "on another rank"
+            self._act(f"NaN/Inf loss at step {step}: {where}")
         return not is_bad
 
     def check_gradients(self, model: torch.nn.Module, step: int) -> bool:

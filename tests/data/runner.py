@@ -1,6 +1,7 @@
 """A process that has torch imported and forks one job after the other, which saves its import.
 
-Reads JSON lines {"directory": …, "spec": …} and answers with the pid, then the exit code; negative for a signal.
+Reads JSON lines {"directory": …, "spec": …} and answers with the pid, then the exit code
+(negative for a signal).
 """
 
 import json
@@ -16,13 +17,17 @@ import small
 import torch
 import torchdata.stateful_dataloader  # noqa: F401 - imported once, for all jobs
 
-import forge.run  # noqa: F401
+import forge.resilience.signal_handler
+import forge.run
+import forge.session  # noqa: F401
 from forge.update import Updater
 
 
 def serve():
     """Returns in a child only, with the job it is to run."""
     torch.set_num_threads(1)
+    # The first optimizer of a process makes torch import a thousand modules.
+    torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
     while line := sys.stdin.readline():
         job = json.loads(line)
         pid = os.fork()

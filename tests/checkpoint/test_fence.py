@@ -1,0 +1,182 @@
+"""One live job a directory, and of one job only its newest attempt may commit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from harness import Job
+
+from forge.checkpoint.fence import LOCK_FILE, TOKEN_FILE
+from forge.errors import CheckpointError, DirectoryInUse
+
+HOLDER = """
+import sys
+from pathlib import Path
+from forge.checkpoint.fence import Fence
+fence = Fence(Path(sys.argv[1]))
+print("held", flush=True)
+for _ in sys.stdin:
+    try:
+        fence.check()
+        print("may commit", flush=True)
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+"""
+
+
+@pytest.fixture
+def hold(tmp_path):
+    """Another process that holds the directory; answers to `ask` whether it may commit."""
+    processes = []
+
+    def start(**env):
+        directory = tmp_path / "checkpoints"
+        directory.mkdir(exist_ok=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | env,
+        )
+        processes.append(process)
+        assert process.stdout.readline() == "held\n"
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def ask(process):
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+def test_a_second_store_in_the_same_process_is_refused(open_store):
+    """POSIX locks do not see it; two Runs in one script must not mix their checkpoints."""
+    first = open_store()
+    with pytest.raises(DirectoryInUse, match=f"pid {os.getpid()}"):
+        open_store()
+    first.close()
+    open_store()
+
+
+def test_the_same_directory_by_another_name_is_the_same_directory(tmp_path, open_store):
+    """`latest_run` links are common."""
+    open_store()
+    (tmp_path / "link").symlink_to(tmp_path / "checkpoints")
+    with pytest.raises(DirectoryInUse):
+        open_store(tmp_path / "link")
+
+
+def test_a_live_process_keeps_others_out_and_is_named(hold, open_store):
+    """The person who started the second one has to find the first."""
+    process = hold()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(DirectoryInUse, match=rf"pid {process.pid} on .*hydra\.run\.dir"):
+        open_store()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert ask(process) == "may commit"
+
+
+def test_a_killed_process_blocks_nobody(hold, open_store, commit):
+    """A lock file left by SIGKILL must not need a person."""
+    process = hold()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert (open_store().directory / LOCK_FILE).exists()
+
+
+def test_a_requeued_job_takes_over_from_its_zombie(hold, open_store, commit, monkeypatch):
+    """A node that was cut off may still run the old attempt, and hold the lock."""
+    zombie = hold(SLURM_JOB_ID="77", SLURM_RESTART_COUNT="1")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    store = open_store()
+    commit(store, 1)
+    assert ask(zombie) == "DirectoryInUse"
+
+
+@pytest.mark.parametrize(("job", "restarts"), [("77", "1"), ("77", "0"), ("78", "2"), ("", "9")])
+def test_any_other_job_does_not_take_over(job, restarts, hold, open_store, monkeypatch):
+    """Only a later restart of the very same job knows that the holder is a zombie."""
+    hold(SLURM_JOB_ID="77", SLURM_RESTART_COUNT="1")
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    with pytest.raises(DirectoryInUse):
+        open_store()
+
+
+def test_who_was_superseded_commits_nothing(store, commit):
+    """Also where the file system gave its lock away."""
+    commit(store, 1)
+    token = json.loads((store.directory / TOKEN_FILE).read_text())
+    (store.directory / TOKEN_FILE).write_text(json.dumps(token | {"token": "newer", "pid": 1}))
+    with pytest.raises(DirectoryInUse, match=r"claimed by a newer attempt \(pid 1 "):
+        commit(store, 2)
+    assert store.newest().manifest.step == 1
+    assert not list(store.directory.glob(".step_*"))
+
+
+def test_being_superseded_while_writing_prevents_the_commit(store, commit, monkeypatch):
+    """Writing takes minutes; the check before it is not enough."""
+    write = store._write
+
+    def write_and_lose(directory, snapshot):
+        write(directory, snapshot)
+        (store.directory / TOKEN_FILE).write_text("{}")
+
+    monkeypatch.setattr(store, "_write", write_and_lose)
+    with pytest.raises(DirectoryInUse):
+        commit(store, 1)
+    assert not [p for p in store.directory.iterdir() if "step_" in p.name]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"restart_count": "x"}', "\0", '{"claimed": {}}'])
+def test_a_broken_token_stops_nobody(content, tmp_path, open_store, commit):
+    """The lock decides; the token of an earlier attempt is only a record."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / TOKEN_FILE).write_text(content)
+    commit(open_store(), 1)
+
+
+def test_a_directory_that_cannot_be_written_is_an_error_of_ours(tmp_path, open_store):
+    """A traceback from pathlib tells nobody what to do."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be claimed"):
+        open_store(tmp_path / "file" / "checkpoints")
+
+
+def test_a_second_job_ends_with_73_and_disturbs_nothing(tmp_path):
+    """Two people, or a requeue and a person, start the same directory."""
+    first = Job(tmp_path / "job", steps=10_000, step_s=0.01)
+    process = first.start()
+    first.wait_for_step(process, 2)
+    second = Job(tmp_path / "job", steps=10_000)
+    assert second.run() == 73, second.output
+    assert "belongs to a running job" in second.output
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 143
+    assert [a.number for a in first.history.attempts] == [1]
+
+
+def test_a_job_whose_token_was_replaced_ends_with_73(tmp_path):
+    """It must not train on for days what it may not save."""
+    job = Job(
+        tmp_path / "job", steps=10_000, step_s=0.01, policy={"checkpoint": {"every_steps": 20}}
+    )
+    process = job.start()
+    job.wait_for_step(process, 2)
+    token = json.loads((job.checkpoints / TOKEN_FILE).read_text())
+    (job.checkpoints / "new").write_text(json.dumps(token | {"token": "newer"}))
+    (job.checkpoints / "new").rename(job.checkpoints / TOKEN_FILE)
+    assert process.wait() == 73
+    assert "newer attempt" in job.output

@@ -1,0 +1,194 @@
+"""What is known of a job after any end: torn lines, kills, rollbacks, attempts, full disks."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from forge import ledger
+from forge.ledger import Ledger
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    opened = []
+
+    def open_one():
+        opened.append(Ledger(tmp_path))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        one.close()
+
+
+def log(writer, step, **values):
+    writer.write("metrics", step=step, values=values)
+
+
+def test_attempts_merge_into_what_an_undisturbed_run_would_have_logged(attempt, tmp_path):
+    """Steps that are done again replace what their first time logged."""
+    one = attempt()
+    one.write("start", step=0)
+    for step in range(5):
+        log(one, step, loss=step)
+    two = attempt()
+    two.write("start", step=3)
+    log(two, 3, loss=30)
+    history = ledger.read(tmp_path)
+    assert history.metrics == {0: {"loss": 0}, 1: {"loss": 1}, 2: {"loss": 2}, 3: {"loss": 30}}
+    assert [(a.number, a.start_step) for a in history.attempts] == [(1, 0), (2, 3)]
+
+
+def test_a_step_that_is_repeated_up_to_its_update_keeps_what_it_logged(attempt, tmp_path):
+    """A stop inside an evaluation: the loss was logged before, the evaluation comes again."""
+    one = attempt()
+    one.write("start", step=0)
+    log(one, 2, loss=2)
+    two = attempt()
+    two.write("start", step=2, replays=True)
+    log(two, 2, held_out=9)
+    assert ledger.read(tmp_path).metrics == {2: {"loss": 2, "held_out": 9}}
+
+
+def test_a_rollback_forgets_the_steps_it_undoes(attempt, tmp_path):
+    """They are no part of the run that ended well."""
+    one = attempt()
+    one.write("start", step=0)
+    for step in range(5):
+        log(one, step, loss=step)
+    one.write("rollback", step=2)
+    log(one, 2, loss=20)
+    assert ledger.read(tmp_path).metrics == {0: {"loss": 0}, 1: {"loss": 1}, 2: {"loss": 20}}
+
+
+@pytest.mark.parametrize("lost", range(1, 12))
+def test_a_torn_last_line_costs_that_line_only(lost, attempt, tmp_path):
+    """A power cut in the middle of a write."""
+    one = attempt()
+    log(one, 0, loss=1.0)
+    log(one, 1, loss=2.0)
+    (path,) = (tmp_path / ".forge" / "ledger").iterdir()
+    os.truncate(path, path.stat().st_size - lost)
+    metrics = ledger.read(tmp_path).metrics
+    assert metrics in ({0: {"loss": 1.0}}, {0: {"loss": 1.0}, 1: {"loss": 2.0}})
+    assert lost == 1 or 1 not in metrics
+
+
+@pytest.mark.parametrize("junk", [b"\0" * 50, b"\xff\xfe", b"[]", b"3", b'{"step": 1}', b"null"])
+def test_lines_that_are_no_events_are_left_out(junk, attempt, tmp_path):
+    """Some file systems fill what was not written with zeros."""
+    one = attempt()
+    log(one, 0, loss=1.0)
+    (path,) = (tmp_path / ".forge" / "ledger").iterdir()
+    with path.open("ab") as file:
+        file.write(junk + b"\n")
+    log(one, 1, loss=2.0)
+    assert list(ledger.read(tmp_path).metrics) == [0, 1]
+
+
+def test_values_that_json_lacks_are_kept(attempt, tmp_path):
+    """A NaN loss is what people look for."""
+    log(attempt(), 0, loss=float("nan"), peak=float("inf"), tiny=5e-324)
+    found = ledger.read(tmp_path).metrics[0]
+    assert str(found["loss"]) == "nan"
+    assert (found["peak"], found["tiny"]) == (float("inf"), 5e-324)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from forge.ledger import Ledger
+one = Ledger(Path(sys.argv[1]))
+for step in range(1000):
+    one.write("metrics", step=step, values={"loss": 1.0})
+    one.progress(step)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_progress_and_lines_survive_sigkill(attempt, tmp_path):
+    """Nothing is held in the process: what a kill costs is told from this."""
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)])
+    assert done.returncode == -signal.SIGKILL
+    assert ledger.read_progress(tmp_path) == (1, 999)
+    assert len(ledger.read(tmp_path).metrics) == 1000
+    assert attempt().previous_step == 999
+
+
+@pytest.mark.parametrize("content", [b"", b"short", bytes(32), b"x" * 32, b"y" * 99])
+def test_a_progress_file_that_is_none_is_no_progress(content, attempt, tmp_path):
+    """A crash of the machine may leave any bytes; the next attempt writes it anew."""
+    (tmp_path / ".forge").mkdir()
+    (tmp_path / ".forge" / "progress").write_bytes(content)
+    assert ledger.read_progress(tmp_path) is None
+    one = attempt()
+    assert one.previous_step is None
+    one.progress(7)
+    assert ledger.read_progress(tmp_path) == (1, 7)
+
+
+def test_the_progress_file_owns_its_bytes_on_disk(attempt, tmp_path):
+    """A hole in it would be a SIGBUS on a full disk, at the first step."""
+    attempt()
+    assert (tmp_path / ".forge" / "progress").stat().st_blocks > 0
+
+
+def test_a_full_disk_loses_no_line(attempt, tmp_path, monkeypatch):
+    """Lines wait for room; half-written ones are completed."""
+    one = attempt()
+    write, left = os.write, [3]
+
+    def failing(fd, content):
+        if fd != one._fd:
+            return write(fd, content)
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, content[:7])  # and then only a little at a time
+
+    monkeypatch.setattr(os, "write", failing)
+    for step in range(3):
+        log(one, step, loss=step)
+    left[0] = 1
+    with pytest.raises(OSError, match="No space left"):
+        one.sync()
+    one.sync()
+    assert list(ledger.read(tmp_path).metrics) == [0, 1, 2]
+
+
+def test_lines_of_two_threads_are_neither_lost_nor_doubled(attempt, tmp_path):
+    """A save beside training notes itself while the loop logs."""
+    one = attempt()
+    barrier = threading.Barrier(3)
+
+    def write(name):
+        barrier.wait()
+        for i in range(2000):
+            one.write(name, i=i)
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    events = ledger.read(tmp_path).attempts[0].events
+    for name in "abc":
+        assert [e["i"] for e in events if e["kind"] == name] == list(range(2000))
+
+
+def test_a_number_that_another_attempt_took_is_skipped(attempt, tmp_path, monkeypatch):
+    """A zombie and its successor may start in the same moment."""
+    attempt()
+    monkeypatch.setattr(ledger, "_numbers", lambda folder: [])
+    assert attempt().attempt == 2
+
+
+def test_a_job_without_a_ledger_has_an_empty_history(tmp_path):
+    """Asked about before its first start."""
+    assert ledger.read(tmp_path).attempts == []
+    assert ledger.read_progress(tmp_path) is None

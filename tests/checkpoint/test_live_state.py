@@ -1,0 +1,239 @@
+"""State goes back into the objects it came from, exactly, or nothing changes and it is said why."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from forge.errors import StateMismatch
+from forge.live_state import LiveState
+
+
+def model(*sizes, **options):
+    return nn.Sequential(*(nn.Linear(a, b, **options) for a, b in itertools.pairwise(sizes)))
+
+
+def trained(kind, layer, **options):
+    optimizer = kind(layer.parameters(), **options)
+    parameter = next(layer.parameters())
+    x = torch.ones(1, parameter.shape[-1], dtype=parameter.dtype)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = layer(x).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    optimizer.zero_grad()
+    return optimizer
+
+
+def refusal(live, saved):
+    before = str(live.capture())
+    with pytest.raises(StateMismatch) as error:
+        live.load(saved)
+    assert str(live.capture()) == before, "a misfit must change nothing"
+    return str(error.value)
+
+
+CASES = {
+    "missing": (
+        lambda: model(2, 3),
+        lambda: model(2, 3, 1),
+        "model.1.weight: expected float32[1, 3], found nothing in the checkpoint",
+    ),
+    "unexpected": (
+        lambda: model(2, 3, 1),
+        lambda: model(2, 3),
+        "model.1.bias: expected nothing, found float32[1] in the checkpoint",
+    ),
+    "shape": (
+        lambda: model(2, 3),
+        lambda: model(2, 4),
+        "model.0.weight: expected float32[4, 2], found float32[3, 2]",
+    ),
+    "dtype": (
+        lambda: model(2, 3),
+        lambda: model(2, 3, dtype=torch.float64),
+        "model.0.weight: expected float64[3, 2], found float32[3, 2]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_module_that_does_not_fit_is_named_leaf_by_leaf(case):
+    """«size mismatch» deep in a traceback costs an hour; a silent fresh start costs a week."""
+    old, new, sentence = CASES[case]
+    saved = LiveState({"model": old()}).capture()
+    assert sentence in refusal(LiveState({"model": new()}), saved)
+
+
+def test_many_differences_are_counted_not_listed():
+    """A wholly other model has hundreds."""
+    text = refusal(LiveState({"m": model(*[2] * 9)}), LiveState({"m": model(2, 3)}).capture())
+    assert text.count("\n  - ") == 9
+    assert "… and 8 more" in text
+
+
+def test_an_object_too_few_or_too_many_is_named():
+    """A forgotten schedule would start again from its first rate."""
+    one, two = LiveState({"a": model(1, 1)}), LiveState({"a": model(1, 1), "b": model(1, 1)})
+    assert "b: expected its state in the checkpoint, found none" in refusal(two, one.capture())
+    assert "b: expected an object of this name" in refusal(one, two.capture())
+
+
+def test_another_optimizer_is_refused():
+    """Adam's averages would be dropped by SGD without a word."""
+    layer = model(2, 1)
+    saved = LiveState({"o": torch.optim.Adam(layer.parameters())}).capture()
+    text = refusal(LiveState({"o": torch.optim.SGD(layer.parameters(), lr=1.0)}), saved)
+    assert "o: expected a torch.optim.sgd.SGD, found the state of a torch.optim.adam.Adam" in text
+
+
+def test_other_parameter_groups_are_refused():
+    """Rates and decay would go to the wrong parameters."""
+    one, two = model(2, 1), model(2, 1, 1)
+    saved = LiveState({"o": torch.optim.SGD(one.parameters(), lr=1.0)}).capture()
+    groups = [{"params": [p]} for p in one.parameters()]
+    text = refusal(LiveState({"o": torch.optim.SGD(groups, lr=1.0)}), saved)
+    assert "o.param_groups: expected 2 groups, found 1" in text
+    text = refusal(LiveState({"o": torch.optim.SGD(two.parameters(), lr=1.0)}), saved)
+    assert "o.param_groups[0]: expected 4 parameters, found 2" in text
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (4, 2)])
+def test_averages_of_parameters_of_another_shape_are_refused(shape):
+    """Where the parameters belong to no registered module, only the optimizer's state tells."""
+    old = nn.Parameter(torch.ones(1, 8))
+    optimizer = torch.optim.Adam([old])
+    old.sum().backward()
+    optimizer.step()
+    saved = LiveState({"o": optimizer}).capture()
+    new = torch.optim.Adam([nn.Parameter(torch.ones(shape))])
+    saved["grads"] = {}
+    assert "o.state[0].exp_avg: expected" in refusal(LiveState({"o": new}), saved)
+
+
+OPTIMIZERS = {
+    "Adafactor": {},
+    "Adam": {"amsgrad": True},
+    "AdamW": {},
+    "LBFGS": {},
+    "SGD": {"momentum": 0.9},
+    "Rprop": {},
+    "ASGD": {},
+    "Adadelta": {},
+    "Adagrad": {},
+    "RMSprop": {"centered": True},
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("sizes", [(3, 2), (4, 1), (1, 1), (1, 5)], ids=str)
+def test_every_optimizer_goes_back_to_the_same_bits(name, sizes):
+    """Factored and flat state has other shapes than its parameters, and is no mismatch."""
+    kind = getattr(torch.optim, name)
+    layer = model(*sizes)
+    layer.insert(0, nn.LayerNorm(sizes[0]))  # its first parameter has one dimension
+    live = LiveState({"layer": layer, "o": trained(kind, layer, **OPTIMIZERS[name])})
+    saved = live.capture()
+    other = model(*sizes)
+    other.insert(0, nn.LayerNorm(sizes[0]))
+    again = LiveState({"layer": other, "o": kind(other.parameters(), **OPTIMIZERS[name])})
+    again.load(saved)
+    assert str(again.capture()) == str(saved)
+
+
+class Float32Momentum(torch.optim.Optimizer):
+    """Keeps averages in float32 for parameters in bfloat16, as many do."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure):
+        with torch.enable_grad():
+            closure()
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["average"] = torch.full(parameter.shape, 1 / 3)
+
+
+def test_averages_in_a_wider_type_than_their_parameters_stay_exact():
+    """`Optimizer.load_state_dict` casts them to bfloat16: two thirds of the bits are lost."""
+    layer = model(2, 1, dtype=torch.bfloat16)
+    saved = LiveState({"o": trained(Float32Momentum, layer)}).capture()
+    optimizer = Float32Momentum(layer.parameters())
+    LiveState({"o": optimizer}).load(saved)
+    average = optimizer.state[layer[0].weight]["average"]
+    assert average.dtype is torch.float32
+    assert torch.equal(average, torch.full((1, 2), 1 / 3))
+
+
+def test_what_was_loaded_is_independent_of_the_checkpoint_in_memory():
+    """Else a second load of it, in a step that is repeated, would find it trained on."""
+    layer = model(2, 1)
+    live = LiveState({"layer": layer, "o": trained(torch.optim.Adam, layer)})
+    layer(torch.ones(1, 2)).sum().backward()
+    saved = copy.deepcopy(live.capture())
+    expected = str(saved)
+    live.load(saved)
+    layer(torch.ones(1, 2)).sum().backward()
+    live.objects["o"].step()
+    assert str(saved) == expected
+
+
+def test_gradients_that_are_being_accumulated_come_back_and_others_are_cleared():
+    """A stop between two micro-batches is a stop as any other."""
+    layer = model(2, 1)
+    live = LiveState({"layer": layer})
+    layer[0].weight.grad = torch.tensor([[1.0, 2.0]])
+    saved = live.capture()
+    layer[0].weight.grad, layer[0].bias.grad = None, torch.ones(1)
+    live.load(saved)
+    assert layer[0].weight.grad.tolist() == [[1, 2]]
+    assert layer[0].bias.grad is None
+
+
+def test_tied_parameters_and_generators_are_taken_once():
+    """A generator is no module, but decides what is drawn next."""
+    layer = nn.Linear(2, 2)
+    layer.again = layer.weight
+    generator = torch.Generator().manual_seed(1)
+    live = LiveState({"layer": layer, "g": generator})
+    assert [name for name, _ in live.parameters()] == ["layer.weight", "layer.bias"]
+    saved = live.capture()
+    expected = torch.rand(3, generator=generator)
+    live.load(saved)
+    assert torch.equal(torch.rand(3, generator=generator), expected)
+
+
+class OnlySaves:
+    def state_dict(self):
+        return {}
+
+
+@pytest.mark.parametrize(
+    "value", [3, "x", lambda: 0, [1], OnlySaves(), nn.Parameter(torch.ones(1))]
+)
+def test_what_has_no_state_is_refused_by_name(value):
+    """It would be lost at every stop."""
+    with pytest.raises(TypeError, match=r"forge\.Run\(thing=…\): a .* has no state_dict"):
+        LiveState({"thing": value})
+
+
+class Fails:
+    def state_dict(self):
+        return {"a": 1}
+
+    def load_state_dict(self, state):
+        raise KeyError("b")
+
+
+def test_an_objects_own_refusal_is_named():
+    """Which of ten objects it was is the first question."""
+    live = LiveState({"mine": Fails()})
+    with pytest.raises(StateMismatch, match=r"mine: .*Fails\.load_state_dict failed: 'b'"):
+        live.load(live.capture())

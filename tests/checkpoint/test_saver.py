@@ -1,0 +1,197 @@
+"""When saves happen, and what a failing disk leads to."""
+
+import errno
+import os
+import threading
+
+import pytest
+import torch
+
+import forge
+from forge import stopping
+from forge.config import CheckpointConfig
+from forge.errors import CheckpointError, DirectoryInUse
+from forge.ledger import Ledger, read
+from forge.saver import FINAL_TRIES, MAX_FAILURES, Saver
+
+
+@pytest.fixture
+def make_saver(open_store):
+    ledgers = []
+
+    def make(**config):
+        store = open_store()
+        ledgers.append(Ledger(store.directory))
+        return Saver(store, CheckpointConfig(**config), ledgers[-1]), store
+
+    yield make
+    for ledger in ledgers:
+        ledger.close()
+
+
+@pytest.fixture
+def fail(monkeypatch):
+    """Make the next `count` commits fail."""
+
+    def failing(store, count, error=None):
+        commit, left = store.commit, [count]
+
+        def wrapped(snapshot):
+            left[0] -= 1
+            if left[0] >= 0:
+                raise error or OSError(errno.EIO, "Input/output error")
+            return commit(snapshot)
+
+        monkeypatch.setattr(store, "commit", wrapped)
+        return left
+
+    return failing
+
+
+def kinds(store):
+    return [e["kind"] for e in read(store.directory).attempts[0].events]
+
+
+def test_periodic_saves_fall_on_multiples_and_not_on_what_is_saved(make_saver):
+    """A resumed run must not save again what it has just loaded, nor an untrained model."""
+    saver, _ = make_saver(every_steps=10, every_s=None)
+    saver.begin(None)
+    assert [step for step in range(31) if saver.is_due(step)] == [10, 20, 30]
+    saver.begin(20)
+    assert [step for step in range(20, 31) if saver.is_due(step)] == [30]
+
+
+def test_saves_by_time_count_from_the_last_one(make_saver, monkeypatch):
+    """`every_s` bounds what a kill costs, however slow the steps are."""
+    now = [100.0]
+    monkeypatch.setattr("forge.saver.time.monotonic", lambda: now[0])
+    saver, _ = make_saver(every_steps=None, every_s=60.0)
+    saver.begin(3)
+    assert not saver.is_due(4)
+    now[0] += 60
+    assert saver.is_due(4)
+    assert not saver.is_due(3)
+    saver.save(4, dict, "periodic")
+    assert not saver.is_due(5)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["here", "beside"])
+def test_one_failed_save_is_told_and_training_goes_on(is_async, make_saver, fail, caplog):
+    """A full scratch disk for a minute must not end a week's run."""
+    saver, store = make_saver(async_save=is_async)
+    fail(store, MAX_FAILURES - 1)
+    for step in range(1, MAX_FAILURES + 1):
+        saver.save(step, lambda: {"x": 1}, "periodic")
+    saver.wait()
+    assert kinds(store) == ["save_failed"] * (MAX_FAILURES - 1) + ["save"]
+    assert "failed (1 of 5): [Errno 5]" in caplog.text
+    # A success starts the count again.
+    fail(store, MAX_FAILURES - 1)
+    for step in range(10, 10 + MAX_FAILURES):
+        saver.save(step, lambda: {"x": 1}, "periodic")
+    saver.wait()
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["here", "beside"])
+def test_saves_that_fail_again_and_again_end_the_run(is_async, make_saver, fail):
+    """It would only train what it cannot keep."""
+    saver, store = make_saver(async_save=is_async)
+    fail(store, 99)
+
+    def save_all():
+        for step in range(1, MAX_FAILURES + 1):
+            saver.save(step, lambda: {"x": 1}, "periodic")
+        saver.wait()
+
+    with pytest.raises(CheckpointError, match=rf"step {MAX_FAILURES} failed \(5 of 5\)"):
+        save_all()
+
+
+def test_the_save_at_a_stop_is_tried_again(make_saver, fail):
+    """It is the last chance to keep the work since the last save."""
+    saver, store = make_saver()
+    fail(store, FINAL_TRIES - 1)
+    saver.save_final(7, lambda: {"x": 1}, False, "SIGTERM")
+    assert store.newest().manifest.step == 7
+
+
+def test_a_stop_that_cannot_be_saved_says_so(make_saver, fail):
+    """The job must not look as if it had been saved."""
+    saver, store = make_saver()
+    fail(store, FINAL_TRIES)
+    with pytest.raises(CheckpointError, match="step 7 could not be saved"):
+        saver.save_final(7, lambda: {"x": 1}, False, "SIGTERM")
+
+
+def test_the_save_at_a_stop_happens_though_the_one_before_it_was_one_failure_too_many(
+    make_saver, fail
+):
+    """The disk may have come back; giving up without trying would lose the work."""
+    saver, store = make_saver(async_save=True)
+    fail(store, MAX_FAILURES)
+    for step in range(1, MAX_FAILURES + 1):
+        saver.save(step, lambda: {"x": 1}, "periodic")
+    saver.save_final(7, lambda: {"x": 1}, False, "SIGTERM")
+    assert store.newest().manifest.step == 7
+
+
+@pytest.mark.parametrize("error", [DirectoryInUse("newer"), ValueError("a bug"), MemoryError()])
+def test_any_failure_beside_training_comes_to_light(error, make_saver, fail):
+    """A thread that dies in silence would leave a run that never saves again."""
+    saver, store = make_saver(async_save=True)
+    fail(store, 1, error)
+    saver.save(1, lambda: {"x": 1}, "periodic")
+    with pytest.raises(type(error)):
+        saver.wait()
+
+
+def test_a_save_beside_training_is_the_state_of_its_own_step(make_saver, monkeypatch):
+    """Training changes the weights while they are being written."""
+    saver, store = make_saver(async_save=True)
+    may_write = threading.Event()
+    commit = store.commit
+
+    def late(snapshot):
+        may_write.wait()
+        return commit(snapshot)
+
+    monkeypatch.setattr(store, "commit", late)
+    weights = torch.zeros(3)
+    saver.save(1, lambda: {"w": weights}, "periodic")
+    weights += 1
+    may_write.set()
+    saver.wait()
+    assert store.newest().state["w"].tolist() == [0, 0, 0]
+
+
+def test_a_full_disk_under_a_whole_run_ends_it_with_74(tmp_path, monkeypatch):
+    """Seen from outside: five failures, one code, the last good checkpoint in place."""
+    model = torch.nn.Linear(2, 1)
+    policy = {"checkpoint": {"dir": str(tmp_path), "every_steps": 2}}
+    fsync = os.fsync
+    is_full = False
+
+    def failing(fd):
+        if is_full and "step_" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    monkeypatch.setattr("forge.stopping.leave", lambda code, reason: forge.Exit(code, reason))
+    seen = []
+
+    def train():
+        nonlocal is_full
+        with forge.Run(policy, model=model) as run:
+            for step in run.steps(100):
+                is_full = step >= 5
+                seen.append(step)
+
+    try:
+        with pytest.raises(forge.Exit) as exit_:
+            train()
+    finally:
+        stopping.uninstall()
+    assert exit_.value.code == 74
+    assert seen[-1] == 13  # saves at 6, 8, 10, 12 and 14 failed
+    assert (tmp_path / "latest").resolve().name == "step_4"

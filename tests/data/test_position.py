@@ -1,0 +1,297 @@
+"""Positions in every kind of loader, within one process."""
+
+import copy
+import random
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Subset,
+    WeightedRandomSampler,
+)
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from forge import data, rng
+from forge.errors import StateMismatch
+from forge.position import Position
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+
+
+class Numbers(Dataset):
+    """0 … size-1; counts what is read."""
+
+    def __init__(self, size, draws=False):
+        self.size, self.draws, self.read = size, draws, []
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return torch.tensor(float(index)) + (torch.rand(()) if self.draws else 0)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(7))
+
+
+class DrawsAsItGoes:
+    """A sampler that draws each index from the global generator, as it is asked for."""
+
+    def __len__(self):
+        return 6
+
+    def __iter__(self):
+        for _ in range(6):
+            yield int(torch.randint(100, ()))
+
+
+def loaders():
+    numbers = Numbers(100)
+    seeded = data.seeded(Numbers(10, draws=True), 1)
+    generator = torch.Generator()
+    return {
+        "in order": lambda: DataLoader(numbers, batch_size=12),
+        "shuffled": lambda: DataLoader(numbers, batch_size=12, shuffle=True),
+        "drop_last": lambda: DataLoader(numbers, batch_size=12, shuffle=True, drop_last=True),
+        "no batches": lambda: DataLoader(Numbers(5), batch_size=None, shuffle=True),
+        "generator": lambda: DataLoader(
+            Numbers(6), shuffle=True, generator=generator.manual_seed(4)
+        ),
+        "weighted": lambda: DataLoader(
+            numbers, batch_size=3, sampler=WeightedRandomSampler(torch.ones(100), 20)
+        ),
+        "drawing sampler": lambda: DataLoader(numbers, sampler=DrawsAsItGoes()),
+        "batch sampler": lambda: DataLoader(
+            numbers, batch_sampler=BatchSampler(DrawsAsItGoes(), 2, False)
+        ),
+        "stream": lambda: DataLoader(Stream(), batch_size=2),
+        "stateful": lambda: StatefulDataLoader(numbers, batch_size=12, shuffle=True),
+        "seeded": lambda: DataLoader(seeded, batch_size=3, shuffle=True),
+        "list": lambda: [torch.tensor(i) for i in range(5)],
+        "python's shuffle": lambda: Shuffled(),
+    }
+
+
+class Shuffled:
+    def __iter__(self):
+        order = list(range(5))
+        random.shuffle(order)
+        return iter(torch.tensor(order))
+
+
+def drawn(position, count):
+    """Batches, with draws of training in between."""
+    return [(position.next().tolist(), torch.rand(1).item(), random.random()) for _ in range(count)]
+
+
+def seed():
+    torch.manual_seed(3)
+    random.seed(3)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 4, 5, 6, 7, 9, 10, 11, 14])
+@pytest.mark.parametrize("name", loaders())
+def test_what_comes_after_a_resume_is_what_would_have_come(name, taken):
+    """Batches and draws alike, at, before and after an epoch's end, for two more epochs."""
+    seed()
+    original = Position(loaders()[name]())
+    drawn(original, taken)
+    saved, random_state = copy.deepcopy(original.state()), copy.deepcopy(rng.capture())
+    expected = drawn(original, 16)
+    seed()
+    resumed = Position(loaders()[name]())  # built as always: some loaders draw here
+    torch.rand(5)
+    random.random()
+    resumed.load(saved)
+    rng.restore(random_state)
+    assert drawn(resumed, 16) == expected
+    assert resumed.state()["epoch"] == original.state()["epoch"]
+    assert resumed.state()["taken"] == original.state()["taken"]
+
+
+def test_batches_that_were_taken_are_not_read_again():
+    """Skipping a million samples by reading them would cost hours."""
+    first = Position(DataLoader(Numbers(100), batch_size=10))
+    drawn(first, 7)
+    numbers = Numbers(100)
+    position = Position(DataLoader(numbers, batch_size=10))
+    position.load(first.state())
+    assert numbers.read == []
+    assert position.next().tolist() == list(range(70, 80))
+    assert numbers.read == list(range(70, 80))
+
+
+def test_what_was_left_out_once_is_not_left_out_of_the_next_epoch():
+    """The sampler is the loader's own again."""
+    first = Position(DataLoader(Numbers(6), batch_size=2))
+    drawn(first, 2)
+    loader = DataLoader(Numbers(6), batch_size=2)
+    sampler = loader.batch_sampler
+    position = Position(loader)
+    position.load(first.state())
+    assert [position.next().tolist() for _ in range(4)] == [[4, 5], [0, 1], [2, 3], [4, 5]]
+    assert loader.batch_sampler is sampler
+    assert [b.tolist() for b in loader] == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_became_shorter_is_named_with_both_numbers(workers):
+    """Going on «somewhere» would train on other data without a word."""
+    first = Position(DataLoader(Numbers(100), batch_size=10))
+    drawn(first, 7)
+    options = {"multiprocessing_context": "fork"} if workers else {}
+    shorter = DataLoader(Numbers(50), batch_size=10, num_workers=workers, **options)
+    with pytest.raises(StateMismatch, match=r"7 batches into an epoch, .* ends after 5\."):
+        Position(shorter).load(first.state())
+
+
+def test_a_loader_of_another_kind_is_named():
+    """Its state means nothing to the other kind."""
+    first = Position(StatefulDataLoader(Numbers(4)))
+    first.next()
+    with pytest.raises(StateMismatch, match="expected a loader that is stateful, found DataLoader"):
+        Position(DataLoader(Numbers(4))).load(first.state())
+
+
+def test_a_generator_that_is_gone_is_named():
+    """The order that it made cannot be made again."""
+    first = Position(DataLoader(Numbers(4), shuffle=True, generator=torch.Generator()))
+    first.next()
+    with pytest.raises(StateMismatch, match=r"no loader\.generator any more"):
+        Position(DataLoader(Numbers(4), shuffle=True)).load(first.state())
+
+
+EMPTY = {"list": [], "no data": DataLoader([]), "drop_last": DataLoader([1], 2, drop_last=True)}
+
+
+@pytest.mark.parametrize("loader", EMPTY.values(), ids=EMPTY)
+def test_an_empty_loader_is_an_error_and_no_endless_loop(loader):
+    """Epoch after epoch of nothing would hang the job at full speed."""
+    with pytest.raises(ValueError, match="yielded no batch in epoch 0"):
+        Position(loader).next()
+
+
+def test_an_iterator_that_ends_says_what_to_pass_instead():
+    """`iter(loader)` is a common way to write it, and has no second epoch."""
+    position = Position(iter([1, 2]))
+    assert [position.next(), position.next()] == [1, 2]
+    with pytest.raises(ValueError, match=r"ended after 2 batches and is an iterator"):
+        position.next()
+
+
+def test_epochs_are_announced_to_samplers_and_seeded_datasets():
+    """`set_epoch` is forgotten in half of all training scripts."""
+    numbers = data.seeded(Numbers(8), 1)
+    sampler = DistributedSampler(numbers, num_replicas=2, rank=0)
+    position = Position(DataLoader(numbers, batch_size=2, sampler=sampler))
+    for epoch in (0, 0, 1, 1, 2):
+        position.next()
+        assert (sampler.epoch, numbers.epoch, position.epoch) == (epoch,) * 3
+    other_data = data.seeded(Numbers(8), 1)
+    other = DistributedSampler(other_data, num_replicas=2, rank=0)
+    resumed = Position(DataLoader(other_data, batch_size=2, sampler=other))
+    resumed.load(position.state())
+    assert (other.epoch, other_data.epoch) == (2, 2)
+
+
+def test_a_loop_that_has_ended_leaves_its_generator_to_the_next_one():
+    """Warm-up and training may share a loader: the second shuffles on where the first ended."""
+
+    def loader():
+        return DataLoader(Numbers(9), shuffle=True, generator=torch.Generator().manual_seed(1))
+
+    shared = loader()
+    first = Position(shared)
+    drawn(first, 4)
+    saved = copy.deepcopy(first.state())
+    expected = [b.tolist() for b, *_ in zip(Position(shared)._loader, range(9), strict=True)]
+    again = loader()
+    Position(again).load_finished(saved)
+    assert [b.tolist() for b in again] == expected
+
+
+def sentences(loader):
+    return " ".join(Position(loader).inexact())
+
+
+def test_what_cannot_be_exact_is_named_and_nothing_else_is():
+    """A warning that is always there is read by nobody."""
+    numbers, seeded = Numbers(4), data.seeded(Numbers(4), 1)
+    workers = {"num_workers": 2}
+    for exact in (
+        *(DataLoader(numbers), DataLoader(numbers, **workers), StatefulDataLoader(numbers), [1]),
+        StatefulDataLoader(seeded, **workers),
+        DataLoader(Subset(seeded, [0]), persistent_workers=True, **workers),
+        DataLoader(ConcatDataset([seeded, seeded]), persistent_workers=True, **workers),
+    ):
+        assert sentences(exact) == "", exact
+    assert "random draws inside its 2 workers" in sentences(StatefulDataLoader(numbers, **workers))
+    persistent = DataLoader(numbers, persistent_workers=True, **workers)
+    assert "persistent workers draw on across epochs" in sentences(persistent)
+    assert "read again from the epoch's start" in sentences(DataLoader(Stream()))
+    assert "has no state_dict" in sentences(Shuffled())
+    assert "in_order=False" in sentences(DataLoader(seeded, in_order=False, **workers))
+
+
+def test_seeded_draws_are_a_function_of_seed_epoch_and_index():
+    """Neither of who draws, nor of when, nor of what was drawn before."""
+    one, two = data.seeded(Numbers(4, draws=True), 1), data.seeded(Numbers(4, draws=True), 1)
+    first = [one[i].item() for i in range(4)]
+    torch.rand(7)
+    assert [two[i].item() for i in (3, 1, 0, 2)] == [first[i] for i in (3, 1, 0, 2)]
+    assert len({value % 1 for value in first}) == 4
+    two.set_epoch(1)
+    assert two[0].item() != first[0]
+    assert data.seeded(Numbers(4, draws=True), 2)[0].item() != first[0]
+
+
+def test_seeded_draws_leave_no_trace_in_the_generators():
+    """Training's own draws must not depend on how many samples were read."""
+    numpy = pytest.importorskip("numpy")
+
+    class DrawsFromAll(Numbers):
+        def __getitem__(self, index):
+            return torch.rand(1).item(), random.random(), numpy.random.rand()
+
+    dataset = data.seeded(DrawsFromAll(3), 1)
+    before = str(rng.capture())
+    assert dataset[0] == dataset[0] != dataset[1]
+    assert str(rng.capture()) == before
+
+
+def test_seeded_refuses_a_dataset_without_indices():
+    """There is nothing to seed with."""
+    with pytest.raises(TypeError, match="map-style dataset"):
+        data.seeded(Stream(), 1)
+
+
+def test_every_generator_comes_back_to_the_bit():
+    """Half a pair of Gaussians may be waiting in any of the three."""
+    numpy = pytest.importorskip("numpy")
+
+    def draws():
+        return (
+            [random.gauss(0, 1), random.random(), random.getrandbits(99)],
+            torch.randn(3).tolist() + torch.rand(20).tolist(),
+            [numpy.random.normal(), *numpy.random.rand(3), numpy.random.randint(99)],
+        )
+
+    draws()
+    for _ in range(3):  # at even and at odd places in the pairs
+        random.gauss(0, 1)
+        numpy.random.normal()
+        torch.randn(1)
+        state = rng.capture()
+        expected = draws()
+        assert draws() != expected
+        rng.restore(state)
+        assert draws() == expected

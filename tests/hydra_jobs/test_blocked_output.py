@@ -1,0 +1,44 @@
+"""Output that nobody reads: a full pipe blocks Hydra's logging, but neither save nor exit."""
+
+import os
+import signal
+import subprocess
+import sys
+
+from test_job_config import App
+
+
+def full_pipe() -> tuple[int, int]:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    try:
+        while True:
+            os.write(writer, b"x" * 4096)
+    except BlockingIOError:
+        os.set_blocking(writer, True)
+    return reader, writer
+
+
+def test_a_job_whose_log_nobody_reads_saves_and_ends_with_its_code(tmp_path):
+    """`python train.py | less`, and the reader scrolls no further."""
+    app = App(tmp_path / "app")
+    config = app.folder / "train.yaml"
+    config.write_text(config.read_text().replace("steps: 8", "steps: 100000000"))
+    reader, writer = full_pipe()
+    process = subprocess.Popen(
+        [sys.executable, "train.py", "hydra.run.dir=job"],
+        cwd=app.folder,
+        stdout=writer,
+        stderr=writer,
+    )
+    os.close(writer)
+    try:
+        while not (app.folder / "job/.forge/progress").exists():
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(90) == 143
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reader)
+    assert (app.folder / "job/checkpoints/latest").exists()

@@ -1,0 +1,75 @@
+"""Rules that the files of the repository keep."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from repository import ROOT, files, modules
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10; pytest brings it along
+    import tomli as tomllib
+
+
+def texts():
+    for name in files():
+        try:
+            yield name, (ROOT / name).read_text()
+        except UnicodeDecodeError:
+            continue  # a picture
+
+
+def test_no_file_names_a_place_of_one_machine_or_a_registry():
+    """What works here only because it lies here does not work anywhere else."""
+    places = [r"/wor" + r"k/", r"/tm" + r"p/dev", r"/roo" + r"t\b", r"/opt/" + r"(wheels|pypi)"]
+    registries = [r"pypi\." + r"org", r"python" + r"hosted", r"--(extra-)?index-" + r"url"]
+    forbidden = re.compile("|".join([*places, *registries]))
+    home = str(Path.home())
+    for name, text in texts():
+        found = [hit[0] for hit in forbidden.finditer(text)]
+        if len(home) > 5:
+            found += re.findall(re.escape(home), text)
+        assert not found, f"{name}: {found}"
+
+
+@pytest.mark.parametrize("module", list(modules()))
+def test_a_module_has_at_most_400_lines(module):
+    """A longer one does more than one job."""
+    assert len(modules()[module].read_text().splitlines()) <= 400
+
+
+def test_ci_runs_check_and_test_and_stops_at_the_first_failure():
+    """It is what lands or does not."""
+    script = (ROOT / ".ci" / "run").read_text()
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    assert "set -euo pipefail" in script
+    assert script.split("\n")[-3:] == ["make check", "make test", ""]
+
+
+def project():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_every_requirement_is_pinned():
+    """A set-up of today and one of next year are the same."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    form = re.compile(r"[a-z0-9-]+==[\w.]+( ; python_version (<|>=) \"3\.11\")?")
+    assert [pin for pin in pins if not form.fullmatch(pin)] == []
+    names = {pin.partition("==")[0] for pin in pins}
+    metadata = project()["project"]
+    wanted = list(metadata["dependencies"])
+    for extra in metadata["optional-dependencies"].values():
+        wanted += extra
+    assert {re.split(r"[<>=!~ ;\[]", one)[0] for one in wanted} - names == set()
+    assert "torch==2.13.0" in pins
+
+
+def test_every_version_that_is_promised_is_classified():
+    """The metadata say the Pythons that the tests look for."""
+    classifiers = project()["project"]["classifiers"]
+    minors = {c.rpartition(" :: ")[2] for c in classifiers if "Python :: 3." in c}
+    assert minors == {"3.10", "3.11", "3.12", "3.13"}
+    assert project()["project"]["requires-python"] == ">=3.10"
