@@ -86,11 +86,9 @@ class Ledger:
 def _map_progress(path: Path) -> mmap.mmap:
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        if os.fstat(fd).st_size != _PROGRESS.size:
-            # Written, not only sized: on a full disk a mapped hole would be a SIGBUS later.
-            os.pwrite(fd, bytes(_PROGRESS.size), 0)
-            # Written, not only made longer: a full disk is an error here, but SIGBUS in a mapping.
+        # Written, not only made longer: a full disk is an error here, but SIGBUS in a mapping.
         os.pwrite(fd, os.pread(fd, _PROGRESS.size, 0).ljust(_PROGRESS.size, b"\0"), 0)
+        os.ftruncate(fd, _PROGRESS.size)
         return mmap.mmap(fd, _PROGRESS.size)
     finally:
         os.close(fd)
