@@ -38,6 +38,7 @@ class Holdings:
             policy.checkpoint,
             config_hash=job_dir.config_hash(job),
             keep_back_steps=back if policy.nan.action is _ACTION.rollback else None,
+            keep_back_every=policy.checkpoint.every_steps or 1,
         )
         self.ledger = Ledger(job)
         self.store.attempt = self.ledger.attempt

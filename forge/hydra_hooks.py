@@ -36,12 +36,13 @@ class JobConfig(Callback):
             with read_write(config):
                 _resolve_now(config, is_root=True)
 
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Before a sweep: nothing to bring back here."""
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """After a sweep: every job was composed, here or where it ran."""
         hints.composition_succeeded()
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         """In the job's process, before the user's main."""
+        hints.composition_succeeded()
         directory = Path(config.hydra.runtime.output_dir)
         policy = _checked_policy(config)
         if policy is None or not policy.enabled:

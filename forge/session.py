@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any, NoReturn
 
 from forge import job_dir, messages, rng, startup, stopping, verdict
 from forge.checkpoint import Store
+from forge.checkpoint.store import step_dirs
 from forge.config import NanAction, Policy
 from forge.errors import CheckpointError, DirectoryInUse, Exit, ExitCode, ForgeError
 from forge.holdings import Holdings
@@ -42,7 +44,7 @@ class Session:
         self._is_complete = False
         self._is_in_step = False
         self._is_save_requested = False
-        self._loop: Generator[Any, None, None] | None = None
+        self._loop: weakref.ref[Generator[Any, None, None]] | None = None
         self._leaving: Exit | None = None
 
     @property
@@ -108,8 +110,10 @@ class Session:
 
     def steps(self, n: int, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
-        self._loop = self._steps(n, loader)
-        return self._loop
+        loop = self._steps(n, loader)
+        # Weak: after a break nothing else holds it, and it ends at once.
+        self._loop = weakref.ref(loop)
+        return loop
 
     def _steps(self, n: int, loader: Iterable[Any] | None) -> Generator[Any, None, None]:
         call = len(self._positions)
@@ -118,6 +122,8 @@ class Session:
         if self.step >= n or has_ended:
             # Nothing to do here, but what follows finds the random state that this left behind.
             self._positions.append(saved[0] if saved else None)
+            if loader is not None and saved and saved[0] is not None:
+                Position(loader).load_finished(saved[0])
             if self._loaded is not None:
                 rng.restore(self._loaded["rng"])
             return
@@ -152,6 +158,7 @@ class Session:
             self.metrics.begin(self.step, set(replay["logged"]))
             if replay["has_updated"]:
                 self._updater.restore = self._restore_after_update
+                self._updater.restore_at = replay["num_updates"]
         else:
             batch = position.next() if position is not None else None
             self.metrics.begin(self.step, set())
@@ -224,6 +231,8 @@ class Session:
             return False
         if not self._is_in_step:
             self._stop()
+        if self._nan.halt_reason is not None or self._nan.rollback_from is not None:
+            return True  # the boundary decides what becomes of this state
         if self._updater.restore is not None:
             self._stop(should_save=False)  # the checkpoint we came from is this very state
         if not self._marker.is_exact():
@@ -231,6 +240,7 @@ class Session:
         replay = {
             "batch": self._batch,
             "has_updated": self._updater.has_updated,
+            "num_updates": self._updater.num_updates,
             "logged": sorted(self.metrics.logged),
         }
         if not Store.is_savable(replay):
@@ -251,10 +261,13 @@ class Session:
         self._leave(code, f"stopped by {name}", "stop", signal=name)
 
     def _halt(self, reason: str) -> NoReturn:
+        self._disk.metrics.flush()
         self._disk.saver.wait()
+        steps = step_dirs(self._disk.checkpoint_dir)
+        place = f"{steps[0].name} is in place" if steps else "There is no checkpoint yet"
         self._leave(
             ExitCode.HALTED,
-            f"halted by the NaN policy: {reason}. The last good checkpoint is in place",
+            f"halted by the NaN policy: {reason}. {place}",
             "halt",
             logging.ERROR,
         )
@@ -265,7 +278,11 @@ class Session:
         first_bad = self._nan.rollback_from
         assert first_bad is not None
         at_most = first_bad - self._policy.nan.rollback.steps_back
-        found = self._disk.store.newest(at_most=at_most)
+        # Those that every run of this job has: the saves of a stop are this one's own.
+        every, store = self._policy.checkpoint.every_steps or 1, self._disk.store
+        found = store.newest(at_most, every) or store.newest(at_most)
+        for reason in store.passed_over:
+            messages.warn(f"Passed over {reason}")
         call = len(self._positions) - 1
         if found is None or len(found.state["positions"]) != call + 1:
             self._halt(
@@ -322,8 +339,9 @@ class Session:
 
     def _finish(self) -> None:
         """The loop ended: by itself or by break."""
-        if self._loop is not None:
-            self._loop.close()  # after a break, if somebody still holds it
+        loop = self._loop() if self._loop is not None else None
+        if loop is not None:
+            loop.close()  # after a break, where somebody still holds it
         if self._nan.halt_reason is not None:
             self._halt(self._nan.halt_reason)
         self.metrics.flush()

@@ -136,6 +136,12 @@ class Updater:
         ]
 
     def _require_registered(self, **objects: Any) -> None:
+        if isinstance(objects.get("schedule"), torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise ForgeError(
+                "Run.update(schedule=…): ReduceLROnPlateau steps on a metric, not on every update."
+                " Leave it out here, call schedule.step(metric) where the metric is known, and"
+                " give it to forge.Run(policy, …, schedule=schedule)."
+            )
         for name, one in objects.items():
             if one is not None and not self._live.holds(one):
                 raise ForgeError(

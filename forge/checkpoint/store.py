@@ -81,6 +81,7 @@ class Store:
         attempt: int = 0,
         config_hash: str = "",
         keep_back_steps: int | None = None,
+        keep_back_every: int = 1,
     ) -> None:
         """Claim `directory`, creating it, and remove what a killed save left.
 
@@ -98,6 +99,7 @@ class Store:
         self.attempt = attempt
         self._config_hash = config_hash
         self._keep_back_steps = keep_back_steps
+        self._keep_back_every = keep_back_every
         self._damaged: set[str] = set()
         self.passed_over: list[str] = []
         """Why the last `newest` did not take the newer checkpoints."""
@@ -123,7 +125,7 @@ class Store:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def newest(self, at_most: int | None = None) -> Checkpoint | None:
+    def newest(self, at_most: int | None = None, every: int = 1) -> Checkpoint | None:
         """The newest checkpoint that verifies, or None where there is none at all.
 
         Args:
@@ -135,6 +137,7 @@ class Store:
         candidates = step_dirs(self.directory)
         if at_most is not None:
             candidates = [path for path in candidates if (step_of(path) or 0) <= at_most]
+        candidates = [path for path in candidates if (step_of(path) or 0) % every == 0]
         for path in candidates:
             try:
                 return self.read(path)
@@ -299,11 +302,12 @@ class Store:
         if every:
             kept |= {path.name for path in good if (step_of(path) or 0) % every == 0}
         if self._keep_back_steps is not None and good:
-            newest_step = step_of(good[0]) or 0
-            old = [p for p in good if (step_of(p) or 0) <= newest_step - self._keep_back_steps]
-            base = good.index(old[0]) if old else len(good) - 1
-            # With it the one that takes its place once that is old enough itself.
-            kept |= {path.name for path in (good[base], good[max(base - 1, 0)])}
+            back_to = (step_of(good[0]) or 0) - self._keep_back_steps
+            # Only those that every run of this job has: where a rollback goes must not depend
+            # on when this one was stopped. The younger ones are old enough later.
+            planned = [p for p in good if (step_of(p) or 0) % self._keep_back_every == 0]
+            num_young = sum((step_of(p) or 0) > back_to for p in planned)
+            kept |= {path.name for path in planned[: num_young + 1]}
         kept.add(os.path.basename(os.path.realpath(self.directory / LATEST)))
         removed = [path for path in good if path.name not in kept]
         for path in removed:

@@ -139,13 +139,19 @@ class ShutdownHandler:
             # None: the handler was not set from Python, and cannot be set back from it either.
             signal.signal(number, signal.SIG_DFL if original is None else original)
         self._originals = {}
-        signal.set_wakeup_fd(self._outer_fd)
+        self._give_wakeup_fd_back()
         _registered.discard(self)
         self.deadline = None
         self._wake()
         self._thread.join()
         self._reader.close()
         self._writer.close()
+
+    def _give_wakeup_fd_back(self) -> None:
+        current = signal.set_wakeup_fd(-1)
+        theirs = self._outer_fd if current == self._writer.fileno() else current
+        with contextlib.suppress(OSError, ValueError):  # its owner has closed it
+            signal.set_wakeup_fd(theirs)
 
     def finish(self) -> None:
         """Stopping is done: cancel the forced exit and restore the previous handlers."""
@@ -199,6 +205,8 @@ class ShutdownHandler:
         if fd != self._writer.fileno():
             self._outer_fd = fd
             for number in list(self._trips):  # their numbers went to the other descriptor
+                if number == signal.SIGINT and self._interrupts:
+                    continue  # perhaps heard before it was taken, and twice means at once
                 with contextlib.suppress(BlockingIOError):
                     self._writer.send(bytes([number]))
         self._trips.clear()

@@ -110,9 +110,6 @@ def test_phases_that_share_a_loader_go_on_with_its_generator(crash_at, trainer):
     assert one.seen == undisturbed.seen
 
 
-@pytest.mark.xfail(
-    strict=True, reason="Session.steps has to call Position.load_finished for phases behind it"
-)
 def test_a_stop_between_phases_that_share_a_loader_keeps_its_generator(trainer):
     """Exactly at the border no iterator is there to take the generator's state from."""
     undisturbed, one = trainer(), trainer()
@@ -139,7 +136,6 @@ def test_a_break_ends_training_and_a_restart_trains_nothing_again(trainer):
     assert after == ["ran", "ran"]
 
 
-@pytest.mark.xfail(strict=True, reason="Session._loop keeps the generator alive: use a weakref")
 def test_after_a_break_the_run_knows_at_once_that_the_step_is_done(trainer):
     """`run.step` is printed there, and `run.save()` called: both must not lie in a step."""
     after = []

@@ -185,7 +185,6 @@ def test_a_halted_run_that_is_started_again_goes_on_from_its_last_good_step(tmp_
     assert_same_state(again.state, train(tmp_path / "b", action="halt").state)
 
 
-@pytest.mark.xfail(strict=True, reason="session._halt does not flush the metrics")
 def test_the_metrics_up_to_the_halt_are_in_the_ledger(tmp_path):
     """The losses just before the NaN are those that people want to see."""
     train(tmp_path, action="halt", bad=streak(7, 1), every_steps=1000)

@@ -334,17 +334,11 @@ def test_a_run_with_rollbacks_ends_with_the_same_bits_however_it_is_interrupted(
     assert_same_state(outcome.state, undisturbed.state)
 
 
-OFF_THE_GRID = pytest.mark.xfail(
-    strict=True, reason="a rollback goes to the stop's own checkpoint, which no other run has"
-)
-
-
 @pytest.mark.parametrize(
     ("how", "visit"),
     [
         *((kill, visit) for visit in range(7, 13)),
-        *((stop, visit) for visit in range(7, 13) if visit != 8),
-        pytest.param(stop, 8, marks=OFF_THE_GRID),
+        *((stop, visit) for visit in range(7, 13)),
     ],
 )
 def test_an_interruption_around_a_rollback_changes_nothing(tmp_path, how, visit):

@@ -337,7 +337,6 @@ def test_a_step_with_two_updates_counts_once(tmp_path):
     assert state["first_bad_step"] is None
 
 
-@pytest.mark.xfail(strict=True, reason="a repeated step takes its first update for its only one")
 def test_a_stop_after_two_updates_repeats_neither(tmp_path):
     """An evaluation that is interrupted is begun again; the updates before it were done."""
 

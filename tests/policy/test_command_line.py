@@ -134,7 +134,6 @@ def test_a_mistyped_key_is_followed_by_the_key_that_was_meant(light_app):
     assert "Did you mean `resilience.nan.action`?" in output[hint:]
 
 
-@pytest.mark.xfail(strict=True, reason="hydra_hooks.on_multirun_start disarms the hint too early")
 def test_a_mistyped_key_in_a_sweep_gets_the_hint_too(light_app):
     code, output = run(light_app, "-m", "resilience.nan.actoin=skip,halt")
     assert code == 1

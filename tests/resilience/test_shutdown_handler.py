@@ -285,7 +285,6 @@ def test_asyncio_with_handlers_of_its_own_works_inside(handler):
         signal.signal(signal.SIGHUP, on_hup)
 
 
-@pytest.mark.xfail(strict=True, reason="unregister() sets whatever descriptor was there before")
 @pytest.mark.parametrize("taken", [False, True])
 def test_unregistering_survives_a_descriptor_that_its_owner_closed(taken, pair):
     """An event loop that was there when we registered may be gone by now."""
@@ -301,7 +300,6 @@ def test_unregistering_survives_a_descriptor_that_its_owner_closed(taken, pair):
     assert threading.active_count() == threads
 
 
-@pytest.mark.xfail(strict=True, reason="unregister() sets whatever descriptor was there before")
 def test_unregistering_leaves_a_descriptor_that_somebody_set_meanwhile(pair):
     """A running event loop must not go deaf because a run ended inside it."""
     _, writer = pair
@@ -326,7 +324,6 @@ print("saved")
 """
 
 
-@pytest.mark.xfail(strict=True, reason="_reclaim_wakeup_fd() sends again what was heard already")
 def test_one_ctrl_c_is_one_though_somebody_took_the_descriptor():
     """Counted twice it would end the process before the save."""
     code, output = finish(run_script(ONE_CTRL_C))
