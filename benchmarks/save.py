@@ -37,9 +37,8 @@ def main() -> None:
     state = make_state(options.mib)
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         found = measure(variants(Path(folder), state), options.rounds)
-    print(
-        f"medians of {options.rounds} interleaved rounds, {options.mib} MiB, {options.dir or ''}\n"
-    )
+    where = options.dir or tempfile.gettempdir()
+    print(f"medians of {options.rounds} interleaved rounds, {options.mib} MiB, below {where}\n")
     print(f"{'':34}{'blocks ms':>10}{'durable ms':>12}{'blocks, ratio':>15}")
     base = statistics.median(blocks for blocks, _ in found["torch.save, fsync, rename"])
     for name, times in found.items():

@@ -11,6 +11,7 @@ from forge.config import NanAction, Policy
 from forge.errors import ConfigError
 from forge.ledger import Ledger
 from forge.metrics import Metrics
+from forge.nan_policy import NanPolicy
 from forge.rules import directory_problem
 from forge.saver import Saver
 
@@ -25,24 +26,24 @@ class Holdings:
         DirectoryInUse: Where a live job holds them.
     """
 
-    def __init__(self, policy: Policy, job: Path, checkpoint_dir: Path) -> None:
+    def __init__(self, policy: Policy, nan: NanPolicy, job: Path, checkpoint_dir: Path) -> None:
         self.job = job
         self.checkpoint_dir = checkpoint_dir
         problem = directory_problem(checkpoint_dir)
         if problem:
             key = f"`resilience.checkpoint.dir={policy.checkpoint.dir}`"
             raise ConfigError([f"{key} ({checkpoint_dir}): {problem}"])
-        back = policy.nan.rollback.steps_back + policy.nan.max_consecutive
+        can_roll_back = policy.nan.action is _ACTION.rollback
         self.store = Store(
             checkpoint_dir,
             policy.checkpoint,
             config_hash=job_dir.config_hash(job),
-            keep_back_steps=back if policy.nan.action is _ACTION.rollback else None,
+            keep_back_steps=policy.nan.rollback.steps_back if can_roll_back else None,
             keep_back_every=policy.checkpoint.every_steps or 1,
         )
         self.ledger = Ledger(job)
         self.store.attempt = self.ledger.attempt
-        self.saver = Saver(self.store, policy.checkpoint, self.ledger)
+        self.saver = Saver(self.store, policy.checkpoint, self.ledger, nan)
         self.metrics = Metrics(self.ledger)
         verdict.clear(job)
         self.command = job_dir.resume_command(job)

@@ -153,7 +153,9 @@ class Run:
 
         Where the state can be saved exactly, this saves it and leaves through `Exit`; the
         evaluation begins again when the job does. Else it returns whether a stop is wanted
-        (then come to the step's end soon; the loop stops there).
+        (then come to the step's end soon; the loop stops there). The step is repeated up to its
+        update, with the weights of after it: log what comes from the model, other than the loss
+        given to `update`, before the evaluation.
         """
         return self._session.poll() if self._session is not None else False
 

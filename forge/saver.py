@@ -13,6 +13,7 @@ from forge.checkpoint.store import Snapshot
 from forge.config import CheckpointConfig
 from forge.errors import CheckpointError
 from forge.ledger import Ledger
+from forge.nan_policy import NanPolicy
 
 MAX_FAILURES = 5
 """Failed saves in a row after which the run ends: it would only train what it cannot keep."""
@@ -24,10 +25,13 @@ FINAL_TRIES = 3
 class Saver:
     """Saves in this thread or, with `checkpoint.async_save`, beside training."""
 
-    def __init__(self, store: Store, config: CheckpointConfig, ledger: Ledger) -> None:
+    def __init__(
+        self, store: Store, config: CheckpointConfig, ledger: Ledger, nan: NanPolicy
+    ) -> None:
         self._store = store
         self._config = config
         self._ledger = ledger
+        self._nan = nan
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._failures = 0
@@ -143,7 +147,7 @@ class Saver:
             seconds=round(time.monotonic() - begin, 4),
         )
         try:
-            self._store.retain()
+            self._store.retain(self._nan.first_bad_step)
         except OSError as error:
             messages.warn(f"Old checkpoints could not be removed: {error}")
 

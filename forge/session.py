@@ -41,6 +41,8 @@ class Session:
         self._loaded: dict[str, Any] | None = None
         self._replay: dict[str, Any] | None = None
         self._planned: int | None = None
+        self._broken_off: set[int] = set()
+        """Which calls of `steps` a break has ended."""
         self._is_complete = False
         self._is_in_step = False
         self._is_save_requested = False
@@ -62,7 +64,7 @@ class Session:
         job, checkpoint_dir = job_dir.current(self._policy.checkpoint.dir)
         self._was_installed = stopping.is_installed()
         with startup.exits():
-            self._disk = Holdings(self._policy, job, checkpoint_dir)
+            self._disk = Holdings(self._policy, self._nan, job, checkpoint_dir)
         self.metrics = self._disk.metrics
         try:
             self._handler = stopping.install(self._policy, forge_dir(job))
@@ -89,6 +91,7 @@ class Session:
         self._live.load(state["live"])
         self._nan.load_state_dict(state["nan"])
         self.step, self._planned = state["step"], state["planned"]
+        self._broken_off = set(state["broken_off"])
         self._marker.is_used |= state["uses_poll"]
         self._loaded, self._replay = state, state["replay"]
 
@@ -98,6 +101,7 @@ class Session:
         return {
             "step": self.step,
             "planned": self._planned,
+            "broken_off": sorted(self._broken_off),
             "live": self._live.capture(),
             "nan": self._nan.state_dict(),
             "positions": positions,
@@ -119,7 +123,7 @@ class Session:
         call = len(self._positions)
         saved = self._loaded["positions"][call:] if self._loaded is not None else []
         has_ended = self._is_complete and (self._planned is None or n <= self._planned)
-        if self.step >= n or has_ended:
+        if self.step >= n or has_ended or call in self._broken_off:
             # Nothing to do here, but what follows finds the random state that this left behind.
             self._positions.append(saved[0] if saved else None)
             if loader is not None and saved and saved[0] is not None:
@@ -137,7 +141,11 @@ class Session:
             self._boundary(position)
             if self.step >= n:
                 return
-            yield from self._one_step(position)
+            try:
+                yield from self._one_step(position)
+            except GeneratorExit:
+                self._broken_off.add(call)
+                raise
 
     def _go_to(self, position: Position | None, saved: dict[str, Any] | None) -> None:
         """To the place in the data, and the random state, that were loaded, if any were."""
@@ -156,9 +164,8 @@ class Session:
         if replay is not None:
             batch = replay["batch"]
             self.metrics.begin(self.step, set(replay["logged"]))
-            if replay["has_updated"]:
-                self._updater.restore = self._restore_after_update
-                self._updater.restore_at = replay["num_updates"]
+            if replay["losses"]:
+                self._updater.repeat(replay["losses"], self._restore_after_update)
         else:
             batch = position.next() if position is not None else None
             self.metrics.begin(self.step, set())
@@ -172,7 +179,7 @@ class Session:
             raise
         finally:
             self._is_in_step = False
-        if self._updater.restore is not None:
+        if self._updater.is_repeating:
             raise ForgeError(
                 f"Step {self.step} was saved after its run.update(), but run.update() was not"
                 " called when the step was repeated. Has the training script changed?"
@@ -233,14 +240,13 @@ class Session:
             self._stop()
         if self._nan.halt_reason is not None or self._nan.rollback_from is not None:
             return True  # the boundary decides what becomes of this state
-        if self._updater.restore is not None:
+        if self._updater.is_repeating:
             self._stop(should_save=False)  # the checkpoint we came from is this very state
         if not self._marker.is_exact():
             return True
         replay = {
             "batch": self._batch,
-            "has_updated": self._updater.has_updated,
-            "num_updates": self._updater.num_updates,
+            "losses": self._updater.losses,
             "logged": sorted(self.metrics.logged),
         }
         if not Store.is_savable(replay):
@@ -281,6 +287,8 @@ class Session:
         # Those that every run of this job has: the saves of a stop are this one's own.
         every, store = self._policy.checkpoint.every_steps or 1, self._disk.store
         found = store.newest(at_most, every) or store.newest(at_most)
+        while found is not None and found.state["replay"] is not None:
+            found = store.newest(found.manifest.step - 1)  # saved inside a step: no boundary
         for reason in store.passed_over:
             messages.warn(f"Passed over {reason}")
         call = len(self._positions) - 1

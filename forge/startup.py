@@ -29,6 +29,10 @@ def exits() -> Iterator[None]:
     except (ConfigError, CheckpointError, DirectoryInUse) as error:
         messages.say(str(error), logging.ERROR)
         raise Exit(error.exit_code, str(error)) from error
+    except OSError as error:
+        text = f"The job's directory cannot be used: {error}"
+        messages.say(text, logging.ERROR)
+        raise Exit(ExitCode.IO_ERROR, text) from error
 
 
 def checked_policy(policy: Any) -> Policy:

@@ -24,21 +24,32 @@ class Updater:
         self._step = 0
         self.has_updated = False
         """Whether this iteration's update was decided about."""
-        self.num_updates = 0
-        """Updates of this iteration; more than one where there are several optimizers."""
+        self.losses: list[torch.Tensor | float] = []
+        """The losses of this iteration's updates; several where there are several optimizers."""
         self.is_guarded = False
         """Whether the user does this iteration's update: when it ends is not known here."""
-        self.restore: Callable[[], None] | None = None
-        """Set where the update was done before a stop: called instead of doing it again."""
-        self.restore_at = 1
-        """The update of the iteration that `restore` stands for: the last one before the stop."""
+        self._repeated: list[torch.Tensor | float] = []
+        self._restore: Callable[[], None] | None = None
         self.after_update: Callable[[], None] = lambda: None
 
     def begin(self, step: int) -> None:
         """A new iteration."""
         self._step = step
         self.has_updated = self.is_guarded = False
-        self.num_updates = 0
+        self.losses = []
+
+    def repeat(self, losses: list[torch.Tensor | float], restore: Callable[[], None]) -> None:
+        """The updates of this iteration were done before a stop, with these losses.
+
+        They are not done again: the last one calls `restore` in its place. The losses are put
+        back, since the repeated step computed them with the weights of after the updates.
+        """
+        self._repeated, self._restore = losses, restore
+
+    @property
+    def is_repeating(self) -> bool:
+        """Whether updates of this iteration are still to be repeated."""
+        return self._restore is not None
 
     def update(
         self,
@@ -54,10 +65,12 @@ class Updater:
             return True
         self._require_registered(optimizer=optimizer, schedule=schedule, scaler=scaler)
         self.has_updated = True
-        self.num_updates += 1
-        if self.restore is not None:
-            if self.num_updates == self.restore_at:
-                restore, self.restore = self.restore, None
+        if self._restore is not None:
+            loss = self._put_back(loss)
+        self.losses.append(loss.detach() if isinstance(loss, torch.Tensor) else float(loss))
+        if self._restore is not None:
+            if len(self.losses) == len(self._repeated):
+                restore, self._restore = self._restore, None
                 restore()
             return True
         is_scaled = scaler is not None and scaler.is_enabled()
@@ -80,6 +93,12 @@ class Updater:
             optimizer.zero_grad(set_to_none=True)
         self.after_update()
         return may_update
+
+    def _put_back(self, loss: torch.Tensor | float) -> torch.Tensor | float:
+        was = self._repeated[len(self.losses)]
+        if isinstance(loss, torch.Tensor) and isinstance(was, torch.Tensor):
+            loss.detach().copy_(was)
+        return loss
 
     def _apply(
         self,

@@ -73,6 +73,17 @@ class Process:
                     found.append(int(entry))
         return found
 
+    def is_session_gone(self, timeout_s: float = 10.0) -> bool:
+        """Whether no process of the session is left.
+
+        Helpers of the interpreter's own (multiprocessing's resource tracker) end when their pipe
+        to the process closes, an instant after it.
+        """
+        deadline = time.monotonic() + timeout_s
+        while self.session_pids() and time.monotonic() < deadline:
+            select.select([], [], [], 0.01)
+        return self.session_pids() == []
+
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
         """The exit code; negative for a signal. Kills and fails after `timeout_s`."""
         try:

@@ -8,6 +8,7 @@ have given away.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -116,6 +117,12 @@ class Fence:
 
     def check(self) -> None:
         """Raise DirectoryInUse where a newer attempt has claimed the directory."""
+        if not (self._directory / TOKEN_FILE).exists():
+            raise FileNotFoundError(
+                errno.ENOENT,
+                "the directory was removed or emptied under a running job",
+                str(self._directory),
+            )
         holder = self._read()
         if holder.get("token") != self._token["token"]:
             raise DirectoryInUse(

@@ -290,9 +290,11 @@ class Store:
 
     # -- removing ------------------------------------------------------------------------------
 
-    def retain(self) -> list[str]:
+    def retain(self, first_bad_step: int | None = None) -> list[str]:
         """Remove what the policy does not keep; never the newest good one or what `latest` names.
 
+        Args:
+            first_bad_step: Where a streak of bad steps began that is under way.
         Returns:
             The names that were removed.
         """
@@ -302,7 +304,8 @@ class Store:
         if every:
             kept |= {path.name for path in good if (step_of(path) or 0) % every == 0}
         if self._keep_back_steps is not None and good:
-            back_to = (step_of(good[0]) or 0) - self._keep_back_steps
+            newest = step_of(good[0]) or 0
+            back_to = (newest if first_bad_step is None else first_bad_step) - self._keep_back_steps
             # Only those that every run of this job has: where a rollback goes must not depend
             # on when this one was stopped. The younger ones are old enough later.
             planned = [p for p in good if (step_of(p) or 0) % self._keep_back_every == 0]

@@ -9,9 +9,10 @@ import torch
 
 import forge
 from forge import stopping
-from forge.config import CheckpointConfig
+from forge.config import CheckpointConfig, NanConfig
 from forge.errors import CheckpointError, DirectoryInUse
 from forge.ledger import Ledger, read
+from forge.nan_policy import NanPolicy
 from forge.saver import FINAL_TRIES, MAX_FAILURES, Saver
 
 
@@ -22,7 +23,8 @@ def make_saver(open_store):
     def make(**config):
         store = open_store()
         ledgers.append(Ledger(store.directory))
-        return Saver(store, CheckpointConfig(**config), ledgers[-1]), store
+        nan = NanPolicy(NanConfig())
+        return Saver(store, CheckpointConfig(**config), ledgers[-1], nan), store
 
     yield make
     for ledger in ledgers:

@@ -306,7 +306,7 @@ def test_one_old_enough_to_roll_back_to_is_kept(open_store, commit):
         store.retain()
         old_enough = [kept for kept in steps(store) if kept <= step - 25]
         assert step < 25 or max(old_enough) >= step - 60
-        assert len(steps(store)) <= 3
+        assert len(steps(store)) <= 4  # those younger than 25 steps, and one older
 
 
 def test_what_latest_names_is_never_removed(open_store, commit):

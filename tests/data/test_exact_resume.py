@@ -120,8 +120,15 @@ def test_a_kill_changes_no_bit(variant, tmp_path, make_job, undisturbed):
 
 @pytest.mark.parametrize(
     "extra",
-    [{}, {"accumulate": 3}, {"guard": True}, {"loader": "list"}, {"scaler": True}],
-    ids=["exact", "accumulating", "guard", "list", "scaler"],
+    [
+        {},
+        {"accumulate": 3},
+        {"guard": True},
+        {"loader": "list"},
+        {"scaler": True},
+        {"logs_late": True},
+    ],
+    ids=["exact", "accumulating", "guard", "list", "scaler", "logs late"],
 )
 def test_a_stop_inside_an_evaluation_changes_no_bit(extra, tmp_path, make_job, undisturbed):
     """Saved there where that is exact, else (open gradients, guard) at the step's end."""

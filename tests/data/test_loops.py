@@ -100,6 +100,25 @@ def test_phases_with_loaders_of_their_own_resume_in_the_right_one(crash_at, trai
     assert one.metrics == undisturbed.metrics
 
 
+def broken_phases(run, loader, train):
+    for step, x in run.steps(8, loader):
+        train(run, step, x)
+        if step == 4:
+            break
+    for step, x in run.steps(12, loader):
+        train(run, step, x)
+
+
+@pytest.mark.parametrize("crash_at", [4, 5, 6, 11])
+def test_a_phase_that_a_break_has_ended_is_not_entered_again(crash_at, trainer):
+    """Early stopping of the warm-up, then a kill in the training after it."""
+    undisturbed, one = trainer(), trainer()
+    expected = undisturbed.run(broken_phases)
+    one.run(broken_phases, crash_at)
+    assert_same(one.run(broken_phases), expected)
+    assert one.metrics == undisturbed.metrics
+
+
 @pytest.mark.parametrize("crash_at", [7, 9, 14])
 def test_phases_that_share_a_loader_go_on_with_its_generator(crash_at, trainer):
     """The second phase shuffles on where the first ended."""

@@ -32,6 +32,7 @@ DEFAULTS = {
     "evaluate_every": 0,
     "evaluate_polls": 5,
     "evaluate_s": 0.0,
+    "logs_late": False,  # after the evaluation
     "scaler": False,
     "guard": False,
 }
@@ -177,9 +178,12 @@ def main(directory, spec):
                     optimizer.zero_grad()
                 else:
                     run.update(loss, optimizer, schedule, scaler=scaler, clip_norm=1.0)
-            run.log(loss=loss)
+            if not spec["logs_late"]:
+                run.log(loss=loss)
             if spec["evaluate_every"] and (step + 1) % spec["evaluate_every"] == 0:
                 run.log(held_out=evaluate(model, run, spec))
+            if spec["logs_late"]:
+                run.log(loss=loss)
             time.sleep(spec["step_s"])
     torch.save(model.state_dict(), directory / "weights.pt")
 

@@ -36,7 +36,9 @@ def test_every_link_and_every_file_that_a_doc_names_exists(name):
     text = text_of(name)
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if ":" not in link]
     links = [os.path.normpath(Path(name).parent / link) for link in links]
-    pattern = r"(?<![\w./>])((?:forge|conf|tests|examples|benchmarks|docs|hydra_plugins)/[\w./-]*\w)"
+    pattern = (
+        r"(?<![\w./>])((?:forge|conf|tests|examples|benchmarks|docs|hydra_plugins)/[\w./-]*\w)"
+    )
     prose = text if name != "README.md" else text.partition("<!-- tree -->")[0]
     missing = [path for path in [*links, *re.findall(pattern, prose)] if not exists(path)]
     assert not missing
