@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from forge import job_dir, messages, startup, verdict
 from forge.checkpoint import Checkpoint, Store
 from forge.config import NanAction, Policy
-from forge.errors import ConfigError
+from forge.errors import ConfigError, ExitCode
 from forge.ledger import Ledger
 from forge.metrics import Metrics
 from forge.nan_policy import NanPolicy
@@ -57,7 +58,7 @@ class Holdings:
             messages.warn(f"Passed over {reason}")
         return found
 
-    def begin(self, step: int, resumed_from: str | None, replays: bool) -> None:
+    def begin(self, step: int, resumed_from: str | None, replays: bool, is_complete: bool) -> None:
         """Record and tell where this attempt begins."""
         self.ledger.write(
             "start",
@@ -73,7 +74,46 @@ class Holdings:
         self.metrics.begin(step, set())
         begins = f"goes on at step {step}" if resumed_from else "begins at step 0"
         messages.say(f"Training {begins}; checkpoints in {self.checkpoint_dir}")
+        if is_complete:
+            messages.warn(
+                f"This job had finished at step {step}: what is done is not trained again. For"
+                " another training choose another directory."
+            )
         messages.say(f"To go on with this job after a stop:\n  {self.command}")
+
+    def rollback_target(self, at_most: int, every: int) -> Checkpoint | None:
+        """The newest good checkpoint at a boundary with at most so many steps done.
+
+        Preferably one that every run of this job has: the saves of a stop are this one's own.
+        """
+        found = self.store.newest(at_most, every) or self.store.newest(at_most)
+        while found is not None and found.state["replay"] is not None:
+            found = self.store.newest(found.manifest.step - 1)  # saved inside a step
+        for reason in self.store.passed_over:
+            messages.warn(f"Passed over {reason}")
+        return found
+
+    def end(self, kind: str, reason: str, step: int, code: int, level: int, **details: Any) -> None:
+        """Record and tell why this attempt leaves."""
+        verdict.write(self.job, reason, step, code)
+        self.ledger.write(kind, reason=reason, step=step, code=int(code), **details)
+        messages.say(
+            f"{reason} at step {step}, exit code {int(code)}. To go on:\n  {self.command}", level
+        )
+
+    def finish(self, step: int) -> None:
+        """Record and tell that training is finished."""
+        self.ledger.write("finish", step=step)
+        verdict.write(self.job, "finished", step, ExitCode.FINISHED)
+        messages.say(f"Training finished at step {step}")
+
+    def fail(self, error: str, step: int) -> None:
+        """Record and tell that the user's code raised."""
+        self.ledger.write("error", reason=error, step=step)
+        messages.say(
+            f"{error} (in step {step}). To go on from the last checkpoint:\n  {self.command}",
+            logging.ERROR,
+        )
 
     def release(self) -> None:
         """Wait for the save that is under way and give everything up."""

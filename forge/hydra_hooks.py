@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +22,8 @@ from omegaconf.errors import OmegaConfBaseException
 from forge import config, hints, job_dir, messages, stopping
 from forge.errors import ConfigError, ExitCode
 from forge.ledger import forge_dir
+
+_STORABLE = (str, bytes, int, float, bool, Enum, Path, DictConfig, ListConfig, type(None))
 
 
 class JobConfig(Callback):
@@ -84,7 +87,9 @@ def _resolve_now(node: Any, is_root: bool = False) -> None:
         if OmegaConf.is_interpolation(node, key):
             if "hydra:" not in str(child._value()) and "hydra." not in str(child._value()):
                 with contextlib.suppress(OmegaConfBaseException):  # reported where it is read
-                    node[key] = node[key]
+                    value = node[key]
+                    if isinstance(value, _STORABLE):  # an object would come back as its name
+                        node[key] = value
         elif isinstance(child, (DictConfig, ListConfig)) and not (
             child._is_none() or child._is_missing()
         ):
@@ -119,8 +124,8 @@ def _restore(cfg: DictConfig, directory: Path) -> None:
     stored = OmegaConf.load(forge_dir(directory) / "config.yaml")
     assert isinstance(stored, DictConfig)
     path = forge_dir(directory) / "overrides.yaml"
-    first_overrides = [str(one) for one in OmegaConf.load(path)] if path.exists() else []
-    before = _flat(OmegaConf.to_container(cfg, resolve=False), leave_out="hydra")
+    first_overrides = _overrides_in(path)
+    before = _flat(_as_stored(cfg))
     after = _flat(OmegaConf.to_container(stored, resolve=False))
     new = [o for o in cfg.hydra.overrides.task if o not in first_overrides]
     refused = [o for o in new if _contradicts(o, cfg, stored)]
@@ -145,16 +150,47 @@ def _restore(cfg: DictConfig, directory: Path) -> None:
             f" files have changed since: {shown}"
         )
     with read_write(cfg), open_dict(cfg):
-        for key in [str(key) for key in cfg if key != "hydra"]:
-            del cfg[key]
-        for name in stored:
-            cfg[name] = stored._get_node(name)
+        _overlay(cfg, stored, is_root=True)
+
+
+def _overlay(node: Any, stored: Any, is_root: bool = False) -> None:
+    """Make `node` hold what is stored, keeping the types that its schema gives it."""
+    for key in [key for key in node if key not in stored and not (is_root and key == "hydra")]:
+        del node[key]
+    for key in stored:
+        wanted = stored._get_node(key)
+        present = node._get_node(key)
+        if _is_plain_dict(wanted) and _is_plain_dict(present):
+            _overlay(present, wanted)
+            continue
+        try:
+            node[key] = OmegaConf.to_container(wanted) if _is_plain_dict(wanted) else wanted
+        except OmegaConfBaseException:
+            messages.warn(f"The stored `{key}` no longer fits its schema; the stored value is used")
+            del node[key]
+            node[key] = wanted
+
+
+def _is_plain_dict(node: Any) -> bool:
+    return isinstance(node, DictConfig) and not (
+        node._is_none() or node._is_missing() or node._is_interpolation()
+    )
+
+
+def _overrides_in(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    # Unresolved: an override may hold an interpolation of the config it was given to.
+    typed: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    return [str(one) for one in typed]
 
 
 def _contradicts(override: str, cfg: DictConfig, stored: DictConfig) -> bool:
     """Whether a command-line override asks for something else than what is stored."""
     key = _key(override)
     wanted = OmegaConf.select(cfg, key, throw_on_missing=False)
+    if isinstance(wanted, Enum):
+        wanted = wanted.name  # as it is stored
     return bool(OmegaConf.create({"v": wanted}) != OmegaConf.create({"v": _select(stored, key)}))
 
 
@@ -167,11 +203,16 @@ def _select(cfg: DictConfig, key: str) -> Any:
     return OmegaConf.select(cfg, key, throw_on_missing=False)
 
 
-def _flat(tree: Any, prefix: str = "", leave_out: str = "") -> dict[str, Any]:
+def _as_stored(cfg: DictConfig) -> Any:
+    """The user's part of a config as it would be read back from its file."""
+    with read_write(cfg):
+        copied = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    return OmegaConf.to_container(OmegaConf.create(OmegaConf.to_yaml(copied)), resolve=False)
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in tree.items():
-        if key == leave_out:
-            continue
         if isinstance(value, dict):
             found.update(_flat(value, f"{prefix}{key}."))
         else:

@@ -91,16 +91,24 @@ def _hydra_arguments(hydra: Any, job_dir: Path, arguments: list[str]) -> list[st
             if not has_value:
                 kept.extend([value for value in [next(rest, None)] if value is not None])
     # What places a job (its directory, sweep and launcher) is replaced by its directory alone.
-    for override in hydra.overrides.hydra:
+    for override in _unresolved(hydra.overrides.hydra):
         if not override.lstrip("+~").startswith(_PLACING):
             kept.append(override)
-    kept.extend(hydra.overrides.task)
+    kept.extend(_unresolved(hydra.overrides.task))
     return [*kept, f"hydra.run.dir={_hydra_quoted(str(job_dir))}"]
+
+
+def _unresolved(overrides: Any) -> list[str]:
+    """Overrides as they were typed: iterating the config would resolve their interpolations."""
+    from omegaconf import OmegaConf
+
+    typed: Any = OmegaConf.to_container(overrides, resolve=False)
+    return [str(one) for one in typed]
 
 
 def _hydra_quoted(value: str) -> str:
     """A value that Hydra's override grammar reads back as it is."""
-    if all(c.isalnum() or c in "/-_.+:@%?*" for c in value):
+    if all((c.isascii() and c.isalnum()) or c in "/-_.+:@%?*" for c in value):
         return value
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"

@@ -90,6 +90,7 @@ class LiveState:
         return {
             "kinds": {name: _kind(one) for name, one in self.objects.items()},
             "states": {name: one.state_dict() for name, one in self.objects.items()},
+            "frozen": [name for name, p in self.parameters() if not p.requires_grad],
             "grads": {name: p.grad for name, p in self.parameters() if p.grad is not None},
         }
 
@@ -106,7 +107,8 @@ class LiveState:
             raise StateMismatch(
                 "The checkpoint does not fit the objects given to forge.Run:"
                 + "".join(f"\n  - {line}" for line in lines)
-                + "\nBuild them as they were when the job was started, or start a new directory."
+                + "\nBuild them as they were when this was saved (with what the loop had added to"
+                " them by then), or start a new directory."
             )
         for name, one in self.objects.items():
             try:
@@ -117,7 +119,9 @@ class LiveState:
                 ) from error
             if isinstance(one, torch.optim.Optimizer):
                 _make_exact(one, saved["states"][name])
+        frozen = set(saved["frozen"])
         for name, parameter in self.parameters():
+            parameter.requires_grad_(name not in frozen)
             gradient = saved["grads"].get(name)
             parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
 

@@ -49,7 +49,8 @@ class _Writer:
 
 def emit(level: int, text: str) -> None:
     """Write one message in this thread; may block."""
-    if _logger.hasHandlers():
+    is_silenced = logging.root.manager.disable >= level or _logger.disabled
+    if _logger.hasHandlers() and (_logger.isEnabledFor(level) or is_silenced):
         _logger.log(level, text)
         return
     # Not sys.stderr: a thread blocked inside its lock would abort the interpreter's exit.

@@ -12,6 +12,8 @@ state back, makes the iterator, and takes the same number of batches away:
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -146,6 +148,11 @@ class Position:
         else:
             self._iterator = self._iter_without(state["taken"])
         self.taken = state["taken"]
+        # One that the loop draws from as well has moved on since the epoch began.
+        generators = self._generators()
+        for name, part in state["parts"].items():
+            if name in generators:
+                generators[name].set_state(part)
 
     def _restore_start(self) -> None:
         assert self._start is not None
@@ -223,9 +230,9 @@ class Position:
         return {name: g for name, g in found.items() if isinstance(g, torch.Generator)}
 
     def _parts_state(self) -> dict[str, Any]:
-        if self._is_stateful:
-            return {}
         parts: dict[str, Any] = {name: g.get_state() for name, g in self._generators().items()}
+        if self._is_stateful:
+            return parts  # its samplers are in its own state
         for name, sampler in self._samplers().items():
             if hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict"):
                 parts[name] = sampler.state_dict()
@@ -252,6 +259,11 @@ class Position:
                 " resume, which repeats it only if it yields the same each time. Give the loader"
                 " state_dict and load_state_dict (torchdata.StatefulDataLoader) to go there."
             )
+        found += [
+            f"{name}: {type(one).__name__} holds a random generator of its own, which is not saved."
+            f" {remedy}"
+            for one, remedy in self._private_generators(workers, seeds)
+        ]
         if self._is_dataloader and workers > 1 and not getattr(loader, "in_order", True):
             found.append(f"{name}: with in_order=False batches come as its workers finish them.")
         if not (self._is_stateful or self._is_dataloader or isinstance(loader, Sequence)):
@@ -260,6 +272,25 @@ class Position:
                 " which repeats it only if it yields the same each time."
             )
         return found
+
+    def _private_generators(self, workers: int, seeds: str) -> Iterator[tuple[Any, str]]:
+        known = self._generators()
+        for name, sampler in self._samplers().items():
+            has_state = hasattr(sampler, "state_dict") or hasattr(sampler, "set_epoch")
+            if not has_state and f"{name}.generator" not in known and _draws_for_itself(sampler):
+                yield sampler, "Give it state_dict and load_state_dict, or a `generator`."
+        dataset = getattr(self._loader, "dataset", None)
+        if workers == 0 and _draws_for_itself(dataset):
+            yield dataset, seeds.replace("Wrap", "Draw from torch's global generator, or wrap")
+
+
+def _draws_for_itself(one: Any) -> bool:
+    """Whether an object keeps a generator that only it knows."""
+    kinds: tuple[type, ...] = (random.Random, torch.Generator)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        kinds += (numpy.random.Generator, numpy.random.RandomState)
+    return any(isinstance(value, kinds) for value in getattr(one, "__dict__", {}).values())
 
 
 class _Skipping:

@@ -25,39 +25,57 @@ _UNCHANGED_BY_EVALUATION = (
 )
 
 
-_SLOW_S = 0.005
+_SLOW_S = 0.02
 """A step of this length is marked without being asked: a mark costs about 1 % of it."""
 
 
 class Marker:
-    """Remembers the random state and the tensors' versions at the last exact moment."""
+    """Remembers the random state, and what everything looked like, at the last exact moment."""
 
     def __init__(self, live: LiveState, updater: Updater) -> None:
         self._live = live
         self._updater = updater
-        modules = [one for one in live.objects.values() if isinstance(one, torch.nn.Module)]
+        objects = live.objects.values()
+        modules = [one for one in objects if isinstance(one, torch.nn.Module)]
         self._tensors = [t for m in modules for t in [*m.parameters(), *m.buffers()]]
+        # Version counters do not see writes through `.data`: a few numbers of each tensor do.
+        self._samples = [
+            t.detach().view(-1)[:8]
+            for t in self._tensors
+            if t.is_floating_point() and t.is_contiguous() and t.numel()
+        ]
+        self._schedules = [
+            one for one in objects if isinstance(one, torch.optim.lr_scheduler.LRScheduler)
+        ]
         self._began = 0.0
+        self._was_slow = False
         self.is_used = False
         """Whether this run polls at all: then every step is marked."""
+        self.begin_rng: dict[str, Any] = {}
+        """The random state in which the step began, if it was noted."""
         self.rng: dict[str, Any] = {}
-        self._versions = -1
+        self._looks: tuple[Any, ...] = ()
 
     def begin(self) -> None:
         """A step begins, with the boundary's state."""
         self._began = time.monotonic()
-        self.rng = {}
+        self.rng = self.begin_rng = {}
         if self.is_used:
-            self._mark()
+            self.mark()
+            self.begin_rng = self.rng
+        elif self._was_slow:
+            self.begin_rng = rng.capture()
 
     def updated(self) -> None:
         """The step's update has just been done."""
-        if self.is_used or time.monotonic() - self._began >= _SLOW_S:
-            self._mark()
+        self._was_slow = time.monotonic() - self._began >= _SLOW_S
+        if self.is_used or self._was_slow:
+            self.mark()
 
-    def _mark(self) -> None:
+    def mark(self) -> None:
+        """Now is an exact moment."""
         self.rng = rng.capture()
-        self._versions = self._count_versions()
+        self._looks = self._look()
 
     def is_exact(self) -> bool:
         """Whether the state is still that of the mark."""
@@ -66,8 +84,56 @@ class Marker:
             and not self._updater.is_guarded
             and all(isinstance(o, _UNCHANGED_BY_EVALUATION) for o in self._live.objects.values())
             and all(p.grad is None for _, p in self._live.parameters())
-            and self._versions == self._count_versions()
+            and self._looks == self._look()
         )
 
-    def _count_versions(self) -> int:
-        return sum(t._version for t in self._tensors)
+    def _look(self) -> tuple[Any, ...]:
+        """What changes when a weight, a schedule or a learning rate does."""
+        return (
+            sum(t._version for t in self._tensors),
+            [t.data_ptr() for t in self._tensors],
+            _Norm(torch.nn.utils.get_total_norm(self._samples)),
+            [repr(one.state_dict()) for one in self._schedules],
+            [
+                [value for value in group.values() if isinstance(value, (int, float))]
+                for optimizer in self._live.optimizers
+                for group in optimizer.param_groups
+            ],
+        )
+
+
+class _Norm:
+    """A norm that stays on its device until it is compared."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Norm) and torch.equal(self._value, other._value)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class HeldBatch:
+    """A batch as the loader gave it, whatever the loop does to its containers afterwards."""
+
+    def __init__(self, batch: Any) -> None:
+        self._tensors: list[torch.Tensor] = []
+        self.batch = self._hold(batch)
+        self._versions = self._count()
+
+    def _hold(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            self._tensors.append(value)
+        elif type(value) is dict:
+            return {key: self._hold(one) for key, one in value.items()}
+        elif type(value) in (list, tuple):
+            return type(value)(self._hold(one) for one in value)
+        return value
+
+    def is_intact(self) -> bool:
+        """Whether no tensor was written to."""
+        return self._versions == self._count()
+
+    def _count(self) -> int:
+        return sum(tensor._version for tensor in self._tensors)

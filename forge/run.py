@@ -89,8 +89,9 @@ class Run:
         """Yield `(step, batch)`, or `step` without a loader, from the saved step up to `n`.
 
         Epochs begin by themselves. A second call goes on counting where the first ended, with
-        its own loader and a larger `n`. A stop leaves through `Exit`, which only `finally`
-        blocks see.
+        its own loader and a larger `n`; what stands between two calls runs again at every
+        resume, so keep evaluations inside the loop. A stop leaves through `Exit`, which only
+        `finally` blocks see.
 
         Args:
             n: Steps in total, not those still to do.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import weakref
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any, NoReturn
 
-from forge import job_dir, messages, rng, startup, stopping, verdict
+from forge import job_dir, messages, rng, startup, stopping
 from forge.checkpoint import Store
 from forge.checkpoint.store import step_dirs
 from forge.config import NanAction, Policy
@@ -18,7 +19,7 @@ from forge.ledger import forge_dir
 from forge.live_state import LiveState
 from forge.nan_policy import NanPolicy, RateScale
 from forge.position import Position
-from forge.replay import Marker
+from forge.replay import HeldBatch, Marker
 from forge.update import Updater
 
 _ACTION: Any = NanAction
@@ -45,7 +46,9 @@ class Session:
         """Which calls of `steps` a break has ended."""
         self._is_complete = False
         self._is_in_step = False
+        self._has_begun = False
         self._is_save_requested = False
+        self._pid = os.getpid()
         self._loop: weakref.ref[Generator[Any, None, None]] | None = None
         self._leaving: Exit | None = None
 
@@ -85,7 +88,7 @@ class Session:
             self._load(found.state)
             self._is_complete = found.manifest.is_complete
             self.resumed_from = found.path.name
-        self._disk.begin(self.step, self.resumed_from, self._replay is not None)
+        self._disk.begin(self.step, self.resumed_from, self._replay is not None, self._is_complete)
 
     def _load(self, state: dict[str, Any]) -> None:
         self._live.load(state["live"])
@@ -95,8 +98,10 @@ class Session:
         self._marker.is_used |= state["uses_poll"]
         self._loaded, self._replay = state, state["replay"]
 
-    def _state(self, replay: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Everything a checkpoint holds."""
+    def _state(
+        self, replay: dict[str, Any] | None = None, is_marked: bool = False
+    ) -> dict[str, Any]:
+        """Everything a checkpoint holds; with the random state of the mark, if asked for."""
         positions = [p.state() if isinstance(p, Position) else p for p in self._positions]
         return {
             "step": self.step,
@@ -105,7 +110,7 @@ class Session:
             "live": self._live.capture(),
             "nan": self._nan.state_dict(),
             "positions": positions,
-            "rng": rng.capture() if replay is None else self._marker.rng,
+            "rng": self._marker.rng if is_marked else rng.capture(),
             "replay": replay,
             "uses_poll": self._marker.is_used,
         }
@@ -122,7 +127,7 @@ class Session:
     def _steps(self, n: int, loader: Iterable[Any] | None) -> Generator[Any, None, None]:
         call = len(self._positions)
         saved = self._loaded["positions"][call:] if self._loaded is not None else []
-        has_ended = self._is_complete and (self._planned is None or n <= self._planned)
+        has_ended = self._is_complete and self._planned is not None and n <= self._planned
         if self.step >= n or has_ended or call in self._broken_off:
             # Nothing to do here, but what follows finds the random state that this left behind.
             self._positions.append(saved[0] if saved else None)
@@ -133,13 +138,17 @@ class Session:
             return
         position = Position(loader) if loader is not None else None
         self._positions.append(position)
-        self._planned, self._is_complete = n, False
+        self._planned, self._is_complete, self._has_begun = n, False, True
         self._go_to(position, saved[0] if saved else None)
         if self.step == 0 and self._policy.nan.action is _ACTION.rollback:
             self._disk.saver.save(0, self._state, "start")
         while True:
             self._boundary(position)
             if self.step >= n:
+                # What follows, an evaluation perhaps, belongs to this boundary.
+                self.metrics.begin(self.step, set())
+                self._updater.begin(self.step)
+                self._marker.mark()
                 return
             try:
                 yield from self._one_step(position)
@@ -165,11 +174,12 @@ class Session:
             batch = replay["batch"]
             self.metrics.begin(self.step, set(replay["logged"]))
             if replay["losses"]:
+                rng.restore(replay["begin_rng"])
                 self._updater.repeat(replay["losses"], self._restore_after_update)
         else:
             batch = position.next() if position is not None else None
             self.metrics.begin(self.step, set())
-        self._batch = batch
+        self._batch = HeldBatch(batch)
         self._marker.begin()
         self._is_in_step = True
         try:
@@ -237,23 +247,37 @@ class Session:
         if not self._handler.should_shutdown():
             return False
         if not self._is_in_step:
-            self._stop()
+            return self._poll_between()
         if self._nan.halt_reason is not None or self._nan.rollback_from is not None:
             return True  # the boundary decides what becomes of this state
         if self._updater.is_repeating:
             self._stop(should_save=False)  # the checkpoint we came from is this very state
-        if not self._marker.is_exact():
+        if not (self._marker.is_exact() and self._marker.begin_rng and self._batch.is_intact()):
             return True
         replay = {
-            "batch": self._batch,
+            "batch": self._batch.batch,
+            "begin_rng": self._marker.begin_rng,
             "losses": self._updater.losses,
             "logged": sorted(self.metrics.logged),
         }
         if not Store.is_savable(replay):
             return True
-        self._stop(replay)
+        self._stop(replay, is_marked=True)
 
-    def _stop(self, replay: dict[str, Any] | None = None, should_save: bool = True) -> NoReturn:
+    def _poll_between(self) -> bool:
+        """A stop before, between or after the loops."""
+        if not self._has_begun:
+            self._stop(should_save=False)  # nothing was trained: what is on disk is all there is
+        if not self._marker.is_exact():
+            return True
+        self._stop(is_marked=True)
+
+    def _stop(
+        self,
+        replay: dict[str, Any] | None = None,
+        should_save: bool = True,
+        is_marked: bool = False,
+    ) -> NoReturn:
         """Save and leave, as the signal that was received asks."""
         received = self._handler.signal_received
         assert received is not None
@@ -261,7 +285,9 @@ class Session:
         self.metrics.flush()
         if should_save:
             try:
-                self._disk.saver.save_final(self.step, lambda: self._state(replay), False, name)
+                self._disk.saver.save_final(
+                    self.step, lambda: self._state(replay, is_marked), False, name
+                )
             except (CheckpointError, DirectoryInUse) as error:
                 self._leave(error.exit_code, f"{name}, but {error}", "error", logging.ERROR)
         self._leave(code, f"stopped by {name}", "stop", signal=name)
@@ -284,13 +310,7 @@ class Session:
         first_bad = self._nan.rollback_from
         assert first_bad is not None
         at_most = first_bad - self._policy.nan.rollback.steps_back
-        # Those that every run of this job has: the saves of a stop are this one's own.
-        every, store = self._policy.checkpoint.every_steps or 1, self._disk.store
-        found = store.newest(at_most, every) or store.newest(at_most)
-        while found is not None and found.state["replay"] is not None:
-            found = store.newest(found.manifest.step - 1)  # saved inside a step: no boundary
-        for reason in store.passed_over:
-            messages.warn(f"Passed over {reason}")
+        found = self._disk.rollback_target(at_most, self._policy.checkpoint.every_steps or 1)
         call = len(self._positions) - 1
         if found is None or len(found.state["positions"]) != call + 1:
             self._halt(
@@ -321,19 +341,15 @@ class Session:
         self, code: int, reason: str, kind: str, level: int = logging.INFO, **details: Any
     ) -> NoReturn:
         """Tell, run the callbacks, end the children, raise."""
-        verdict.write(self._disk.job, reason, self.step, code)
-        self._disk.ledger.write(kind, reason=reason, step=self.step, code=int(code), **details)
-        messages.say(
-            f"{reason} at step {self.step}, exit code {int(code)}."
-            f" To go on:\n  {self._disk.command}",
-            level,
-        )
+        self._disk.end(kind, reason, self.step, code, level, **details)
         self._close_positions()  # a DataLoader's workers end in their own way, before all others
         self._leaving = stopping.leave(int(code), reason)
         raise self._leaving
 
     def close(self, error: BaseException | None) -> None:
         """The end of the `with` block, reached with or without an error."""
+        if os.getpid() != self._pid:
+            return  # a child that was forked inside the block
         try:
             if self._leaving is not None:
                 if error is not self._leaving:
@@ -342,6 +358,8 @@ class Session:
                 self._finish()
             elif not isinstance(error, Exit):
                 self._fail(error)
+                if isinstance(error, Exception) and self._handler.should_shutdown():
+                    self.poll()  # the signal hit a helper first: save if this state is exact
         finally:
             self._release()
 
@@ -355,20 +373,12 @@ class Session:
         self.metrics.flush()
         with startup.exits():
             self._disk.saver.save_final(self.step, self._state, True, "finished")
-        self._disk.ledger.write("finish", step=self.step)
-        verdict.write(self._disk.job, "finished", self.step, ExitCode.FINISHED)
-        messages.say(f"Training finished at step {self.step}")
+        self._disk.finish(self.step)
 
     def _fail(self, error: BaseException) -> None:
         with contextlib.suppress(RuntimeError):  # values on a device that has failed stay there
             self.metrics.flush()
-        text = f"{type(error).__name__}: {error}"
-        self._disk.ledger.write("error", reason=text, step=self.step)
-        messages.say(
-            f"{text} (in step {self.step})."
-            f" To go on from the last checkpoint:\n  {self._disk.command}",
-            logging.ERROR,
-        )
+        self._disk.fail(f"{type(error).__name__}: {error}", self.step)
 
     def _close_positions(self) -> None:
         for position in self._positions:

@@ -11,6 +11,7 @@ import os
 import time
 from pathlib import Path
 
+from forge import messages
 from forge.job_dir import write_atomically
 from forge.ledger import forge_dir
 
@@ -26,7 +27,10 @@ def write(job_dir: Path, reason: str, step: int, code: int) -> None:
         "pid": os.getpid(),
         "time": time.time(),
     }
-    write_atomically(forge_dir(job_dir) / NAME, json.dumps(content) + "\n")
+    try:
+        write_atomically(forge_dir(job_dir) / NAME, json.dumps(content) + "\n")
+    except OSError as error:  # a full disk must not keep a job from leaving in order
+        messages.warn(f"The verdict ({reason}) could not be written: {error}")
 
 
 def clear(job_dir: Path) -> None:
