@@ -18,6 +18,10 @@ from forge import ledger
 JOBS = Path(__file__).parent / "jobs"
 PATIENCE_S = 120
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background of a script: every process we start would ignore Ctrl+C too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 class Process:
     """A started process in a session of its own; its output goes to a file."""

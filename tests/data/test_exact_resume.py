@@ -127,8 +127,10 @@ def test_a_kill_changes_no_bit(variant, tmp_path, make_job, undisturbed):
         {"loader": "list"},
         {"scaler": True},
         {"logs_late": True},
+        {"by_hand": True},
+        {"swaps": True},
     ],
-    ids=["exact", "accumulating", "guard", "list", "scaler", "logs late"],
+    ids=["exact", "accumulating", "guard", "list", "scaler", "logs late", "by hand", "swaps"],
 )
 def test_a_stop_inside_an_evaluation_changes_no_bit(extra, tmp_path, make_job, undisturbed):
     """Saved there where that is exact, else (open gradients, guard) at the step's end."""

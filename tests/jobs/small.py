@@ -32,6 +32,8 @@ DEFAULTS = {
     "evaluate_every": 0,
     "evaluate_polls": 5,
     "evaluate_s": 0.0,
+    "by_hand": False,  # the schedule is stepped by the loop, after the update
+    "swaps": False,  # other weights for the evaluation, written through .data
     "logs_late": False,  # after the evaluation
     "scaler": False,
     "guard": False,
@@ -177,11 +179,21 @@ def main(directory, spec):
                         schedule.step()
                     optimizer.zero_grad()
                 else:
-                    run.update(loss, optimizer, schedule, scaler=scaler, clip_norm=1.0)
+                    given = None if spec["by_hand"] else schedule
+                    run.update(loss, optimizer, given, scaler=scaler, clip_norm=1.0)
+                    if spec["by_hand"]:
+                        schedule.step()
             if not spec["logs_late"]:
                 run.log(loss=loss)
             if spec["evaluate_every"] and (step + 1) % spec["evaluate_every"] == 0:
+                if spec["swaps"]:
+                    kept = [p.detach().clone() for p in model.parameters()]
+                    for p in model.parameters():
+                        p.data.mul_(0.5)
                 run.log(held_out=evaluate(model, run, spec))
+                if spec["swaps"]:
+                    for p, was in zip(model.parameters(), kept, strict=True):
+                        p.data.copy_(was)
             if spec["logs_late"]:
                 run.log(loss=loss)
             time.sleep(spec["step_s"])
