@@ -92,9 +92,31 @@ class ShutdownConfig:
 
 
 @dataclass
-class RequeueConfig:
-    """How a job goes on in its directory."""
+class RequeueRule:
+    """Exit codes of the user's own that are worth another start."""
 
+    exit_codes: list[int] = field(default_factory=list)
+    """Which codes, 1 to 255; an uncaught exception is 1."""
+    max_restarts: int = 1
+    """How often, over the whole job."""
+
+
+@dataclass
+class RequeueConfig:
+    """When a stopped job is started again, in its directory."""
+
+    enabled: bool = True
+    """false: a job runs once, whatever ends it."""
+    max_preemptions: int | None = None
+    """Restarts after a preemption or a request to requeue; null: no limit."""
+    max_timeouts: int | None = None
+    """Restarts after the time limit; null: no limit."""
+    max_failures: int | None = 10
+    """Restarts after a crash, a kill or a forced exit; null: no limit."""
+    no_progress_limit: int = 3
+    """Give up after this many attempts in a row that saved nothing new."""
+    rules: list[RequeueRule] = field(default_factory=list)
+    """Exit codes of the user's code that are worth another start, and how often."""
     on_code_change: CodeChange = CodeChange.warn
     """When the code changed since the job was first started: warn | refuse."""
 

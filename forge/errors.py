@@ -5,7 +5,10 @@ ForgeError
 ├── CheckpointError      a checkpoint cannot be written or read
 │   ├── DamagedCheckpoint    its bytes are not the ones that were committed
 │   └── StateMismatch        its state does not fit the live objects
-└── DirectoryInUse       another live job, or a newer attempt, owns the directory
+├── DirectoryInUse       another live job, or a newer attempt, owns the directory
+└── JobError             a job of a sweep did not finish
+
+JobTraceback             the traceback of a job's own process, as the cause of what it raised
 
 Exit (a SystemExit)      ends the process with one of the codes below
 """
@@ -50,11 +53,11 @@ class ConfigError(ForgeError):
 
     exit_code = ExitCode.BAD_CONFIG
 
-    def __init__(self, problems: list[str]) -> None:
+    def __init__(self, problems: list[str], what: str = "The resilience policy") -> None:
         self.problems = problems
         count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
         lines = "".join(f"\n  - {problem}" for problem in problems)
-        super().__init__(f"The resilience policy has {count}:{lines}")
+        super().__init__(f"{what} has {count}:{lines}")
 
 
 class CheckpointError(ForgeError):
@@ -73,6 +76,26 @@ class DirectoryInUse(ForgeError):
     """Another live job, or a newer attempt of this one, owns the checkpoint directory."""
 
     exit_code = ExitCode.IN_USE
+
+
+class JobError(ForgeError):
+    """A job of a sweep did not finish, and no exception of the user's says why."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+        """The exit code of its last process; minus the signal that killed it."""
+
+
+class JobTraceback(Exception):
+    """The traceback of an exception, as it was in the job's own process."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n{self.text}"
 
 
 class Exit(SystemExit):

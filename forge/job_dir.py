@@ -20,7 +20,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-from forge.ledger import forge_dir
+from forge.job_files import forge_dir, write_atomically
 
 
 def hydra_config() -> Any | None:
@@ -54,6 +54,16 @@ def resume_command(job_dir: Path) -> str:
         where = Path(hydra.runtime.cwd)
         arguments = _hydra_arguments(hydra, job_dir, arguments)
     return f"cd {shlex.quote(str(where))} && {shlex.join([*program, *arguments])}"
+
+
+def sweep_command(sweep_dir: Path) -> str:
+    """One shell line that goes on with this sweep, from any directory."""
+    program, arguments = _command_line()
+    kept = [one for one in arguments if not one.lstrip("+~").startswith("hydra.sweep.dir=")]
+    hydra = hydra_config()
+    where = hydra.runtime.cwd if hydra is not None else Path.cwd()
+    kept.append(f"hydra.sweep.dir={_hydra_quoted(str(sweep_dir))}")
+    return f"cd {shlex.quote(str(where))} && {shlex.join([*program, *kept])}"
 
 
 def _command_line() -> tuple[list[str], list[str]]:
@@ -120,13 +130,6 @@ def write_resume_script(job_dir: Path, command: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, f"#!/bin/sh\n# Goes on with this job.\n{command}\n")
     path.chmod(0o755)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a small file in one step; not synced, since it can be made again."""
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 # -- the code ----------------------------------------------------------------------------------

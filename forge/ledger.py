@@ -18,16 +18,13 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-_PROGRESS = struct.Struct("<4sIqd8x")  # magic, attempt, step, unix time of the step's begin
+from forge.job_files import forge_dir
+
+_PROGRESS = struct.Struct("<4sIqdq")  # magic, attempt, step, unix time of its begin, planned
 _MAGIC = b"FRG1"
 _ATTEMPT_FILE = re.compile(r"attempt_(\d+)\.jsonl")
-
-
-def forge_dir(job_dir: Path | str) -> Path:
-    """Where forge keeps what it knows of a job."""
-    return Path(job_dir) / ".forge"
 
 
 class Ledger:
@@ -63,9 +60,10 @@ class Ledger:
         while self._unwritten:
             self._unwritten = self._unwritten[os.write(self._fd, self._unwritten) :]
 
-    def progress(self, step: int) -> None:
-        """Note which step begins now."""
-        _PROGRESS.pack_into(self._progress, 0, _MAGIC, self.attempt, step, time.time())
+    def progress(self, step: int, planned: int | None = None) -> None:
+        """Note which step begins now, and how many there are to be."""
+        now = time.time()
+        _PROGRESS.pack_into(self._progress, 0, _MAGIC, self.attempt, step, now, planned or 0)
 
     def sync(self) -> None:
         """Make everything written so far survive a power cut.
@@ -99,16 +97,27 @@ def _numbers(folder: Path) -> Iterable[int]:
     return (int(match[1]) for match in matches if match)
 
 
-def read_progress(job_dir: Path | str) -> tuple[int, int] | None:
-    """(attempt, step) of the step that was last begun, or None before the first."""
+class Progress(NamedTuple):
+    """The step that was last begun."""
+
+    attempt: int
+    step: int
+    began: float
+    """Unix time at which it began."""
+    planned: int | None
+    """Steps that there are to be."""
+
+
+def read_progress(job_dir: Path | str) -> Progress | None:
+    """The step that was last begun, or None before the first."""
     try:
         raw = (forge_dir(job_dir) / "progress").read_bytes()
     except FileNotFoundError:
         return None
     if len(raw) != _PROGRESS.size:
         return None
-    magic, attempt, step, _ = _PROGRESS.unpack(raw)
-    return (attempt, step) if magic == _MAGIC else None
+    magic, attempt, step, began, planned = _PROGRESS.unpack(raw)
+    return Progress(attempt, step, began, planned or None) if magic == _MAGIC else None
 
 
 @dataclass

@@ -14,6 +14,46 @@ import sys
 import time
 from pathlib import Path
 
+_SET_CHILD_SUBREAPER = 36  # prctl(2)
+_SET_PDEATHSIG = 1
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends. Linux; elsewhere nothing."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """Have the kernel SIGKILL this process when its parent ends. Linux; elsewhere nothing."""
+    _prctl(_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    if not sys.platform.startswith("linux"):
+        return
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
+
+
+def marked(variable: str, value: str) -> list[int]:
+    """Every live process but this one that was started with `variable=value`. Linux.
+
+    It finds what has left the family: a daemon, or the orphans of a parent that was killed.
+    """
+    wanted = f"{variable}={value}".encode()
+    found = []
+    for entry in os.listdir("/proc") if sys.platform.startswith("linux") else ():
+        if entry.isdigit() and int(entry) != os.getpid():
+            try:
+                environment = Path("/proc", entry, "environ").read_bytes()
+            except OSError:
+                continue  # it ended, or is somebody else's
+            if wanted in environment.split(b"\0"):
+                found.append(int(entry))
+    return found
+
 
 def _parents() -> dict[int, int]:
     """pid -> parent's pid, of every live process (zombies left out)."""
@@ -64,9 +104,9 @@ def _resource_tracker_pid() -> int | None:
 
 def send(pid: int, signum: int) -> bool:
     """Signal one process; False where it is gone or not ours."""
+    handle = open_pidfd(pid)
     try:
-        if hasattr(os, "pidfd_open"):
-            handle = os.pidfd_open(pid)
+        if handle is not None:
             try:
                 signal.pidfd_send_signal(handle, signum)
             finally:
@@ -76,6 +116,35 @@ def send(pid: int, signum: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
+
+
+def open_pidfd(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends; None where there are none."""
+    try:
+        return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+    except OSError:  # it is gone, or the kernel is older than 5.3
+        return None
+
+
+def _status(pid: int) -> dict[str, str]:
+    """The fields of /proc/<pid>/status; empty where there are none."""
+    try:
+        text = Path("/proc", str(pid), "status").read_text(errors="replace")
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def is_suspended(pid: int) -> bool:
+    """Whether the process is stopped, or runs under a debugger. Linux; elsewhere False."""
+    status = _status(pid)
+    return status.get("State", "")[:1] in ("T", "t") or status.get("TracerPid", "0") != "0"
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether the process has a handler for the signal. Linux; elsewhere False."""
+    return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (signum - 1) & 1)
 
 
 def wait_gone(pids: list[int], timeout_s: float) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from forge.config import NanAction, Policy, SignalAction
+from forge.config import NanAction, Policy, RequeueRule, SignalAction
 
 SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2")
 """Signals a policy may name: those that can be caught and that people send to jobs."""
@@ -153,12 +153,14 @@ def _is_int(typed: DictConfig, key: str) -> bool:
 
 
 def _expected(typed: DictConfig, key: str, verb: str = "expected ") -> str:
-    kind = SignalAction
+    kind: Any = SignalAction
     if not key.startswith("signal.actions."):
         kind = _node(typed, key)._metadata.ref_type
         kind = getattr(_node(typed, key)._metadata, "element_type", None) or kind
     if hasattr(kind, "__members__"):
         return verb + " | ".join(kind.__members__)
+    if kind is RequeueRule:
+        return verb + "a list of {exit_codes: [1, …], max_restarts: 2}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     return verb + names.get(kind, getattr(kind, "__name__", str(kind)))
 
@@ -208,7 +210,33 @@ def cross_field_problems(p: Policy, time_limit_s: float | None, limit_key: str) 
             " `resilience.checkpoint.every_steps` and `resilience.checkpoint.every_s` are both"
             " null. Set one of them."
         )
+    for name in ("max_preemptions", "max_timeouts", "max_failures"):
+        value = getattr(p.requeue, name)
+        if value is not None:
+            at_least(f"requeue.{name}", value, 0, "0 never starts it again, null has no limit.")
+    at_least("requeue.no_progress_limit", p.requeue.no_progress_limit, 1, "1 gives up at once.")
+    found += _rule_problems(p)
     found += _signal_problems(p, time_limit_s, limit_key)
+    return found
+
+
+def _rule_problems(p: Policy) -> list[str]:
+    found: list[str] = []
+    decided = {0: "it is finished", 75: "it asks to be run again", 130: "a Ctrl+C", 143: "a stop"}
+    for number, rule in enumerate(p.requeue.rules):
+        key = f"resilience.requeue.rules[{number}]"
+        for code in rule.exit_codes:
+            if not 1 <= code <= 255:
+                found.append(f"`{key}.exit_codes`: {code} is no exit code; they are 1 to 255.")
+            elif code in decided:
+                found.append(
+                    f"`{key}.exit_codes`: {code} has its meaning already ({decided[code]}). Leave"
+                    " it out."
+                )
+        if not rule.exit_codes:
+            found.append(f"`{key}.exit_codes=[]`: names no exit code, so the rule does nothing.")
+        if rule.max_restarts < 1:
+            found.append(f"`{key}.max_restarts={rule.max_restarts}`: has to be at least 1.")
     return found
 
 

@@ -15,7 +15,7 @@ from forge.checkpoint.store import step_dirs
 from forge.config import NanAction, Policy
 from forge.errors import CheckpointError, DirectoryInUse, Exit, ExitCode, ForgeError
 from forge.holdings import Holdings
-from forge.ledger import forge_dir
+from forge.job_files import forge_dir
 from forge.live_state import LiveState
 from forge.nan_policy import NanPolicy, RateScale
 from forge.position import Position
@@ -216,7 +216,7 @@ class Session:
                 self._roll_back(position)
             if self._replay is None:
                 self._loaded = None  # the second copy of the model is not needed any more
-            self._disk.ledger.progress(self.step)
+            self._disk.ledger.progress(self.step, self._planned)
             self.metrics.flush_if_due()
             self._disk.saver.check()
             if self._handler.should_shutdown():

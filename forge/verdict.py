@@ -6,16 +6,12 @@ No file means that the process did not get to say: a forced exit, a crash, a SIG
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
 
 from forge import messages
-from forge.job_dir import write_atomically
-from forge.ledger import forge_dir
-
-NAME = "verdict.json"
+from forge.job_files import VERDICT, forge_dir, write_json
 
 
 def write(job_dir: Path, reason: str, step: int, code: int) -> None:
@@ -28,11 +24,11 @@ def write(job_dir: Path, reason: str, step: int, code: int) -> None:
         "time": time.time(),
     }
     try:
-        write_atomically(forge_dir(job_dir) / NAME, json.dumps(content) + "\n")
+        write_json(forge_dir(job_dir) / VERDICT, content)
     except OSError as error:  # a full disk must not keep a job from leaving in order
         messages.warn(f"The verdict ({reason}) could not be written: {error}")
 
 
 def clear(job_dir: Path) -> None:
     """Remove the verdict of an earlier attempt."""
-    (forge_dir(job_dir) / NAME).unlink(missing_ok=True)
+    (forge_dir(job_dir) / VERDICT).unlink(missing_ok=True)

@@ -23,6 +23,33 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def full_pipe() -> tuple[int, int]:
+    """(reader, writer) of a pipe that takes no byte more: whoever writes to it blocks."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    try:
+        while True:
+            os.write(writer, b"x" * 4096)
+    except BlockingIOError:
+        os.set_blocking(writer, True)
+    return reader, writer
+
+
+def wait_for(condition, process: subprocess.Popen, what: str, timeout_s: float = PATIENCE_S):
+    """Poll until `condition()` is true while the process lives; return its value."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        if process.poll() is not None:
+            value = condition()
+            assert value, f"ended with {process.returncode} before {what}"
+            return value
+        select.select([], [], [], 0.005)
+    raise AssertionError(f"no {what} within {timeout_s} s")
+
+
 class Process:
     """A started process in a session of its own; its output goes to a file."""
 
@@ -99,17 +126,10 @@ class Process:
 
     def wait_for(self, condition, what: str, timeout_s: float = PATIENCE_S):
         """Poll until `condition()` is true while the process lives; return its value."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            value = condition()
-            if value:
-                return value
-            if self.popen.poll() is not None:
-                value = condition()
-                assert value, f"ended with {self.popen.returncode} before {what}:\n{self.output}"
-                return value
-            select.select([], [], [], 0.005)
-        raise AssertionError(f"no {what} within {timeout_s} s:\n{self.output}")
+        try:
+            return wait_for(condition, self.popen, what, timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}:\n{self.output}") from None
 
 
 class Job:

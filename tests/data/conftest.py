@@ -23,8 +23,9 @@ class Runner:
             text=True,
         )
 
-    def run(self, directory, spec):
-        self.popen.stdin.write(json.dumps({"directory": str(directory), "spec": spec}) + "\n")
+    def run(self, script, directory, spec):
+        job = {"script": script, "directory": str(directory), "spec": spec}
+        self.popen.stdin.write(json.dumps(job) + "\n")
         self.popen.stdin.flush()
         pid = int(self.popen.stdout.readline())
         try:
@@ -48,7 +49,7 @@ class ForkedJob(Job):
 
     def run(self, **env):
         assert not env
-        return self.runner.run(self.directory, self.spec)
+        return self.runner.run(self.script.name, self.directory, self.spec)
 
 
 @pytest.fixture(scope="session")

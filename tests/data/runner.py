@@ -1,7 +1,7 @@
 """A process that has torch imported and forks one job after the other, which saves its import.
 
-Reads JSON lines {"directory": …, "spec": …} and answers with the pid, then the exit code
-(negative for a signal).
+Reads JSON lines {"script": …, "directory": …, "spec": …} and answers with the pid, then the exit
+code (negative for a signal).
 """
 
 import json
@@ -13,6 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "jobs"))
 
+import loops
 import small
 import torch
 import torchdata.stateful_dataloader  # noqa: F401 - imported once, for all jobs
@@ -21,6 +22,8 @@ import forge.resilience.signal_handler
 import forge.run
 import forge.session  # noqa: F401
 from forge.update import Updater
+
+SCRIPTS = {"small.py": small.main, "loops.py": loops.main}
 
 
 def serve():
@@ -32,24 +35,25 @@ def serve():
         job = json.loads(line)
         pid = os.fork()
         if not pid:
-            return Path(job["directory"]), job["spec"]
+            return SCRIPTS[job["script"]], Path(job["directory"]), job["spec"]
         print(pid, flush=True)
         status = os.waitpid(pid, 0)[1]
         print(os.waitstatus_to_exitcode(status), flush=True)
     return None
 
 
-def main():
+def run():
     job = serve()
     if job is None:
         return
     os.setsid()
-    output = os.open(job[0] / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    main, directory, spec = job
+    output = os.open(directory / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    with kills(job[1].pop("kill_in_attempt", {})):
-        small.main(*job)
+    with kills(spec.pop("kill_in_attempt", {})):
+        main(directory, spec)
 
 
 @contextmanager
@@ -67,4 +71,4 @@ def kills(at):
 
 
 if __name__ == "__main__":
-    main()
+    run()

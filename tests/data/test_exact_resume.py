@@ -158,7 +158,7 @@ def test_fresh_processes_agree_with_forked_ones(tmp_path, undisturbed):
     job = Job(tmp_path / "job", kill_at={"13": "TERM"}, **spec)
     job.run_to_end(143)
     assert_same_run(job, undisturbed(**spec))
-    assert ledger.read_progress(job.checkpoints) == (2, 26)
+    assert ledger.read_progress(job.checkpoints)[:2] == (2, 26)
 
 
 @pytest.mark.parametrize("loader", ["persistent", "stateful workers"])

@@ -1,25 +1,14 @@
 """Output that nobody reads: a full pipe blocks Hydra's logging, but neither save nor exit."""
 
 import os
-import select
 import signal
 import subprocess
 import sys
 
+from harness import full_pipe, wait_for
 from test_job_config import App
 
 from forge import ledger
-
-
-def full_pipe() -> tuple[int, int]:
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    try:
-        while True:
-            os.write(writer, b"x" * 4096)
-    except BlockingIOError:
-        os.set_blocking(writer, True)
-    return reader, writer
 
 
 def test_a_job_whose_log_nobody_reads_saves_and_ends_with_its_code(tmp_path):
@@ -36,9 +25,9 @@ def test_a_job_whose_log_nobody_reads_saves_and_ends_with_its_code(tmp_path):
     )
     os.close(writer)
     try:
-        while (ledger.read_progress(app.folder / "job") or (0, 0))[1] < 1:
-            assert process.poll() is None
-            select.select([], [], [], 0.005)
+        wait_for(
+            lambda: (ledger.read_progress(app.folder / "job") or (0, 0))[1] >= 1, process, "a step"
+        )
         process.send_signal(signal.SIGTERM)
         assert process.wait(90) == 143
     finally:

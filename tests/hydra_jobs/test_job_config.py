@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import assert_same_bits
+from harness import assert_same_bits, wait_for
 
 APP = Path(__file__).parent / "app"
 
@@ -174,8 +174,7 @@ def test_a_second_job_in_the_directory_of_a_running_one_is_refused(app):
         stderr=subprocess.DEVNULL,
     )
     try:
-        while not (app.folder / "job/.forge/progress").exists():
-            assert first.poll() is None
+        wait_for((app.folder / "job/.forge/progress").exists, first, "training")
         second = app.run("hydra.run.dir=job")
         assert second.returncode == 73, second.stdout
         assert f"pid {first.pid}" in second.stdout

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from harness import full_pipe
 
 from forge.resilience import ShutdownHandler
 
@@ -375,13 +376,7 @@ def test_the_forced_exit_ends_the_children_too():
 
 def test_the_forced_exit_comes_though_nobody_reads_stderr(tmp_path):
     """A full pipe blocks whoever writes to it; the scheduler's patience does not last for ever."""
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    try:
-        while True:
-            os.write(writer, b"x" * 4096)
-    except BlockingIOError:
-        os.set_blocking(writer, True)
+    reader, writer = full_pipe()
     process = run_script(SLEEP, "0.2", cwd=tmp_path, stdout=writer, stderr=writer)
     os.close(writer)
     try:

@@ -1,0 +1,1 @@
+"""From a sweep's overrides to running jobs: plan, freeze, start, watch over, collect."""

@@ -1,0 +1,456 @@
+"""The progress of a sweep: a live table on a terminal, plain lines anywhere else.
+
+`Display.update` draws, in its caller's thread; nothing runs beside it. A reader who went away, or
+does not read, holds nobody up: `_Stream` looks before it writes, and swallows what nobody can get.
+rich is imported (45 ms) only where there is a table to draw.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import os
+import select
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, TextIO, cast
+
+from forge.launch.view import JobView, State
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.text import Text
+
+FRAME_S = 0.125
+"""Least time between two drawings of the table."""
+PATIENCE_S = 1.0
+"""How long the last words wait for a reader."""
+RECENT_S = 60.0
+"""So long a job that was restarted has a row, even where rows are scarce."""
+PROGRESS_S, PROGRESS_SHARE, SILENCE_S = 30.0, 0.1, 600.0
+"""A plain line on a job's progress needs the first, and one of the others, since its last line."""
+
+_ACTIVE = (State.starting, State.running, State.stopping)
+_STYLES = dict(zip(State, ("dim", "cyan", "cyan", "yellow", "green", "red", "yellow"), strict=True))
+_RIGHT = ("job", "steps", "restarts", "rate", "left")
+_DROPPED = ("remark", "rate", "progress", "left", "restarts", "steps")
+_LEAST = {"state": 8, "rate": 6, "left": 7}  # else the columns would jump with every digit
+_BAR = (8, 24)
+_ASCII = str.maketrans("·…━─", "|~=-")
+
+
+class Display:
+    """Shows how the jobs of a sweep get on; a context manager.
+
+    The table stays whole while other code of this process writes to the same terminal through
+    `sys.stdout`, `sys.stderr` or a logging handler that holds either (Hydra's do, so handlers are
+    pointed to the stand-ins until `close`): such lines appear above the table. What bypasses these
+    objects is not covered: child processes that inherit the terminal, C code, `os.write`. A stream
+    that leads elsewhere (`python train.py -m > log`) is left alone.
+
+    Args:
+        total: Jobs in the sweep, with those that have no view yet.
+        n_jobs: Jobs that run at the same time.
+        stream: Where to write; stderr by default, as stdout belongs to the jobs.
+        mode: "auto" is "live" on a terminal that can move its cursor, outside of CI.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        n_jobs: int,
+        stream: TextIO | None = None,
+        mode: Literal["auto", "live", "plain"] = "auto",
+    ) -> None:
+        self._total, self._n_jobs = total, n_jobs
+        self._stream = _Stream(sys.stderr if stream is None else stream)
+        self._is_live = mode == "live" or (mode == "auto" and self._stream.can_be_live())
+        self._live: Live | None = None
+        self._moved: list[tuple[TextIO, TextIO]] = []
+        self._views: Sequence[JobView] = ()
+        self._last: dict[int, JobView] = {}
+        self._restarted_s: dict[int, float] = {}
+        self._told: dict[int, tuple[float, float]] = {}
+        self._pending: deque[tuple[str, str]] = deque(maxlen=1000)
+        self._turn = threading.Lock()
+        self._began_s = time.monotonic()
+        self._next_frame_s = self._job_s = 0.0
+        self._frame: list[Text] = []
+        self._columns = 0
+        self._is_closed = False
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def update(self, views: Sequence[JobView]) -> None:
+        """Show all jobs as they stand now; cheap enough to be called many times a second."""
+        self._views, now = views, time.monotonic()
+        for view in views:
+            last = self._last.get(view.number)
+            if view is not last:
+                self._last[view.number] = view
+                if last is not None and view.restarts > last.restarts:
+                    self._restarted_s[view.number] = now
+                line = _news(view, last) or self._progress(view, now)
+                if line and (not self._is_live or view.remark or view.state is State.failed):
+                    self._pending.append((f"job {view.number}: {line}", _STYLES[view.state]))
+        self._show()
+
+    def say(self, text: str, style: str = "") -> None:
+        """Show a line, or several, that stay: above the table where there is one.
+
+        Args:
+            text: Shown as it is: brackets mean nothing, control characters are escaped.
+            style: What rich calls a style, such as "bold red"; plain lines have none.
+        """
+        self._pending.extend((_escape(line), style) for line in text.split("\n"))
+        self._show()
+
+    def close(self) -> None:
+        """Leave the last state on screen and the terminal in order; may be called again."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        # Who paused the terminal sees nothing more of us: the sweep must be able to end.
+        self._stream.is_gone |= not self._stream.is_ready(PATIENCE_S)
+        if self._views and not self._is_live:
+            self._pending.extend((line, "") for line in self._summary(10_000))
+        try:
+            self._show(is_last=True)
+            if self._live is not None:
+                self._live.stop()
+        finally:  # also where one more Ctrl+C ended the drawing
+            for own, stand_in in self._moved:
+                sys.stdout = own if sys.stdout is stand_in else sys.stdout
+                sys.stderr = own if sys.stderr is stand_in else sys.stderr
+            _repoint((stand_in, own) for own, stand_in in self._moved)
+            self._stream.write("\x1b[?25h" if self._live is not None else "")
+
+    def _progress(self, view: JobView, now: float) -> str:
+        if self._is_live or view.state is not State.running or view.step is None:
+            return ""
+        share = view.step / view.steps if view.steps else 0.0
+        told_s, told = self._told.setdefault(view.number, (now, share))
+        since_s = now - told_s
+        if since_s < PROGRESS_S or (share - told < PROGRESS_SHARE and since_s < SILENCE_S):
+            return ""
+        self._told[view.number] = (now, share)
+        facts = [_at(view), _rate(view.rate), _clock(view.left_s) and f"{_clock(view.left_s)} left"]
+        return ", ".join(filter(None, facts))
+
+    def _show(self, is_last: bool = False) -> None:
+        # A signal handler or another thread may come in between: its lines wait for the next call.
+        if (self._is_closed and not is_last) or not self._turn.acquire(blocking=False):
+            return
+        try:
+            if self._is_live and self._live is None:
+                self._start()
+            while self._pending and self._stream.is_ready():
+                line, style = self._pending.popleft()
+                if self._live is None:
+                    self._stream.write(line + "\n")
+                else:
+                    self._live.console.print(_text((line, style)))
+            now = time.monotonic()
+            if self._live and (is_last or now >= self._next_frame_s) and self._stream.is_ready():
+                self._draw(self._live)
+                # Whatever a frame costs here, nine tenths of the time stay the launcher's.
+                self._next_frame_s = now + max(FRAME_S, 10 * (time.monotonic() - now))
+        finally:
+            self._turn.release()
+
+    def _start(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(
+            file=cast(TextIO, self._stream),
+            force_terminal=True,
+            force_interactive=True,
+            soft_wrap=True,  # a long line of others stays one line
+            markup=False,
+            emoji=False,
+            highlight=False,
+        )
+        own = (sys.stdout, sys.stderr)
+        out, err = map(self._stream.is_same_file, own)
+        self._live = Live(
+            console=console, auto_refresh=False, redirect_stdout=out, redirect_stderr=err
+        )
+        self._live.start()
+        pairs = zip(own, (sys.stdout, sys.stderr), strict=True)
+        self._moved = [(own, stand_in) for own, stand_in in pairs if own is not stand_in]
+        _repoint(self._moved)
+
+    def _draw(self, live: Live) -> None:
+        from rich.console import Group
+        from rich.control import Control
+        from rich.segment import ControlType
+
+        columns, lines = live.console.size = self._stream.size()
+        summary = self._summary(columns - 1)
+        shown = self._chosen(lines - 2 - len(summary))
+        frame = _table(shown, columns - 1) if shown else []
+        if 0 < len(shown) < len(self._views):
+            others = Counter(view.state for view in self._views)
+            others.subtract(view.state for view in shown)
+            counts = ", ".join(f"{others[state]} {state.value}" for state in State if others[state])
+            frame.append(_text((f"… {others.total()} more: {counts}", "dim")))
+        frame.extend(_text((line, "bold")) for line in summary)
+        for line in frame:
+            line.truncate(columns - 1)
+        if columns < self._columns:  # the terminal has broken the lines that became too long
+            broken = sum(max(0, line.cell_len - 1) // columns for line in self._frame)
+            up = ((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))
+            live.console.control(Control(ControlType.CARRIAGE_RETURN, *up * broken))
+        elif frame == self._frame:
+            return
+        self._frame, self._columns = frame, columns
+        live.update(Group(*frame), refresh=True)
+
+    def _chosen(self, room: int) -> list[JobView]:
+        """The jobs that get a row: all, or those that something happens to."""
+        if len(self._views) <= room:
+            return list(self._views)
+        since_s = time.monotonic() - RECENT_S
+        active = [view for view in self._views if view.state in _ACTIVE]
+        others = [
+            view
+            for view in self._views
+            if view.state in (State.failed, State.stopped)
+            or (view.state is State.queued and self._restarted_s.get(view.number, 0.0) > since_s)
+        ]
+        others.sort(key=lambda view: list(State).index(view.state))  # stopped ones last
+        return sorted((active + others)[: max(0, room - 1)], key=lambda view: view.number)
+
+    def _summary(self, width: int) -> list[str]:
+        counts = Counter(view.state for view in self._views)
+        counts[State.queued] += self._total - len(self._views)
+        done, failed = counts.pop(State.finished, 0), counts.pop(State.failed, 0)
+        facts = [f"{done} of {self._total} finished" + (f", {failed} failed" if failed else "")]
+        order = (State.running, State.starting, State.stopping, State.stopped, State.queued)
+        facts += [f"{counts[state]} {state.value}" for state in order if counts[state]]
+        facts.append(_clock(time.monotonic() - self._began_s))
+        facts += filter(None, [self._estimate(counts[State.queued])])
+        lines = facts[:1]
+        for fact in facts[1:]:
+            if len(lines[-1]) + len(fact) + 3 <= width:
+                lines[-1] += f" · {fact}"
+            else:
+                lines.append(fact)
+        return lines
+
+    def _estimate(self, num_queued: int) -> str:
+        active = [view for view in self._views if view.state in _ACTIVE]
+        whole_s = [view.steps / view.rate for view in active if view.steps and view.rate]
+        self._job_s = sum(whole_s) / len(whole_s) if whole_s else self._job_s
+        lefts_s = [self._job_s if view.left_s is None else view.left_s for view in active]
+        left_s = max([*lefts_s, (sum(lefts_s) + num_queued * self._job_s) / self._n_jobs])
+        if not self._job_s or not math.isfinite(left_s) or not (active or num_queued):
+            return ""
+        return f"about {_clock(60 * math.ceil(left_s / 60)).removesuffix(':00')} left"
+
+
+class _Stream:
+    """A stream that is not written to any more once it failed, so that no error reaches rich."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.encoding = getattr(stream, "encoding", None) or "utf-8"
+        self.is_gone = False
+
+    def write(self, text: str) -> int:
+        if not self.encoding.lower().startswith("utf"):
+            text = text.translate(_ASCII)
+        try:
+            if text and not self.is_gone:
+                self._stream.write(text.encode(self.encoding, "replace").decode(self.encoding))
+                self._stream.flush()
+        except (OSError, ValueError):  # the reader left, or the stream was closed
+            self.is_gone = True
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+    def is_ready(self, patience_s: float = 0.0) -> bool:
+        """Whether somebody reads, so that a line can be written without waiting."""
+        try:
+            return not self.is_gone and bool(select.select([], [self._stream], [], patience_s)[1])
+        except (OSError, ValueError):
+            return True  # nothing one could wait for: no file, or a closed one
+
+    def is_same_file(self, other: TextIO) -> bool:
+        try:
+            return os.path.sameopenfile(self._stream.fileno(), other.fileno())
+        except (AttributeError, OSError, ValueError):
+            return False
+
+    def can_be_live(self) -> bool:
+        try:
+            is_terminal = self._stream.isatty()
+        except ValueError:
+            return False
+        is_in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
+        is_dumb = os.environ.get("TERM", "") in ("", "dumb", "unknown")
+        return (
+            is_terminal and not is_in_ci and not is_dumb and bool(importlib.util.find_spec("rich"))
+        )
+
+    def size(self) -> tuple[int, int]:
+        try:
+            columns, lines = os.get_terminal_size(self._stream.fileno())
+        except (OSError, ValueError):
+            columns = lines = 0
+        return columns or 80, lines or 24
+
+
+def _repoint(pairs: Iterable[tuple[TextIO, TextIO]]) -> None:
+    """Make logging handlers that hold the first of a pair write to the second."""
+    pairs = list(pairs)
+    for logger in [logging.root, *list(logging.root.manager.loggerDict.values())]:
+        for handler in getattr(logger, "handlers", ()):
+            for old, new in pairs:
+                if isinstance(handler, logging.StreamHandler) and handler.stream is old:
+                    handler.setStream(new)
+
+
+def _news(view: JobView, last: JobView | None) -> str:
+    """What to say about a job's change; empty where there is nothing."""
+    was = State.queued if last is None else last.state
+    remark = f": {_escape(view.remark)}" if view.remark else ""
+    if view.state is not was and view.state.is_final:
+        if view.state is State.finished:
+            # What had finished before this sweep went on is no news.
+            return f"finished, {_at(view)}".rstrip(", ") if last else ""
+        at = f" at {_at(view)}" if _at(view) else ""
+        return f"{view.state.value}{at}{remark} ({_escape(str(view.directory))})"
+    if last is not None and view.restarts > last.restarts:
+        return f"restart {view.restarts}{remark}"
+    if was is State.queued and view.state in _ACTIVE and (last is None or not view.restarts):
+        return f"started {_escape(view.overrides)}".rstrip()
+    return ""
+
+
+def _at(view: JobView) -> str:
+    if view.step is None:
+        return ""
+    if not view.steps:
+        return f"step {view.step}"
+    return f"step {view.step} of {view.steps} ({view.step / view.steps:.0%})"
+
+
+def _escape(text: str) -> str:
+    """The text without anything that a terminal would obey."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
+
+
+def _clock(seconds: float | None) -> str:
+    if seconds is None or not 0 <= seconds < 1e8:
+        return ""
+    minutes, second = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{second:02}"
+
+
+def _rate(rate: float | None) -> str:
+    if rate is None or not 0 < rate < math.inf:
+        return ""
+    return f"{rate:.0f}/s" if rate >= 100 else f"{rate:.1f}/s" if rate >= 1 else f"{rate:.2g}/s"
+
+
+def _text(*parts: tuple[str, str]) -> Text:
+    from rich.text import Text
+
+    return Text.assemble(*parts, overflow="crop", no_wrap=True)
+
+
+def _shorten(text: str, width: int) -> str:
+    """Cut from the middle, as overrides often differ in their ends."""
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(text) <= width:
+        return text
+    head = set_cell_size(text, width // 2).rstrip()
+    tail = text
+    while cell_len(tail) > max(0, width - 1 - cell_len(head)):
+        tail = tail[1:]
+    return f"{head}…{tail}"
+
+
+def _cells(view: JobView) -> dict[str, str]:
+    is_active, step = view.state in _ACTIVE, "" if view.step is None else str(view.step)
+    if step and view.steps:
+        step = f"{step.rjust(len(str(view.steps)))}/{view.steps}"
+    return {
+        "job": str(view.number),
+        "state": view.state.value,
+        "overrides": _escape(view.overrides),
+        "progress": " " * _BAR[1] if view.steps and view.step is not None else "",
+        "steps": step,
+        "restarts": str(view.restarts or ""),
+        "rate": _rate(view.rate) if is_active else "",
+        "left": _clock(view.left_s) if is_active else "",
+        "remark": _escape(view.remark),
+    }
+
+
+def _table(views: Sequence[JobView], width: int) -> list[Text]:
+    """A header and one line per job; columns that have no room are left out."""
+    from rich.cells import cell_len
+
+    rows = [_cells(view) for view in views]
+    full = {
+        name: max(cell_len(name), _LEAST.get(name, 0), *(cell_len(row[name]) for row in rows))
+        for name in rows[0]
+        if any(row[name] for row in rows)
+    }
+    gap, enough = (2, 24) if width >= 60 else (1, 12)
+    floors = {"overrides": enough, "remark": 20, "progress": _BAR[0]}
+    widths = {name: min(size, floors.get(name, size)) for name, size in full.items()}
+    dropped = iter(_DROPPED)
+    while (room := width - sum(widths.values()) - gap * (len(widths) - 1)) < 0:
+        name = next(dropped, "")
+        if not name:
+            break
+        widths.pop(name, 0)
+    for name in ("overrides", "remark", "progress"):
+        if name in widths:
+            more = min(room, full[name] - widths[name])
+            widths[name] = max(1, widths[name] + more)
+            room -= more
+
+    header = _row({name: name for name in widths}, widths, gap)
+    return [header, *(_row(row, widths, gap, view) for row, view in zip(rows, views, strict=True))]
+
+
+def _row(
+    cells: dict[str, str], widths: dict[str, int], gap: int, view: JobView | None = None
+) -> Text:
+    from rich.cells import set_cell_size
+
+    state = _STYLES[view.state] if view is not None else "dim"
+    is_dim = view is None or view.state is State.queued
+    parts = []
+    for name, size in widths.items():
+        if name in _RIGHT:
+            cell = cells[name].rjust(size)
+        else:
+            cell = set_cell_size(_shorten(cells[name], size), size)
+        if name == "progress" and view is not None and cells[name]:
+            done = int(size * min(1.0, (view.step or 0) / (view.steps or 1)))
+            parts += [("━" * done, state), ("─" * (size - done) + " " * gap, "dim")]
+        else:
+            own = {"state": state, "remark": state, "restarts": "yellow"}.get(name, "")
+            parts.append((cell + " " * gap, "dim" if is_dim else own))
+    text = _text(*parts)
+    text.rstrip()
+    return text

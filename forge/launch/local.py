@@ -1,0 +1,249 @@
+"""`hydra/launcher=local`: one batch of a sweep, from its overrides to what its jobs returned."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus, configure_log, filter_overrides, setup_globals
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from forge import config, frozen, job_dir, messages
+from forge.config import Policy
+from forge.errors import ConfigError, Exit, ExitCode, ForgeError, JobError
+from forge.job_files import RESULT, TASK, forge_dir, write_atomically
+from forge.launch import payload, plan, resources
+from forge.launch.queue import Queue, QueuedJob
+from forge.launch.sweep import Place, SweepDir
+from forge.launch.view import State
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Job:
+    """One job of the batch, composed."""
+
+    place: Place
+    directory: Path
+    config: DictConfig
+    policy: Policy | None
+    label: str
+    """Its overrides, for people."""
+
+
+def launch(
+    given: dict[str, Any],
+    context: Any,
+    function: Callable[[Any], Any],
+    sweep_config: DictConfig,
+    job_overrides: list[list[str]],
+    first_number: int,
+    taken: set[int],
+) -> list[JobReturn]:
+    """Run a batch to its end.
+
+    Args:
+        given: The options of the launcher.
+        context: Hydra's context.
+        function: The user's main.
+        sweep_config: The config of the sweep, composed by Hydra.
+        job_overrides: The task overrides of each job.
+        first_number: Hydra's number of the first job.
+        taken: Numbers of the jobs that this launcher has run before; changed.
+    Raises:
+        SystemExit: 78 where something is wrong before the first job starts, 73 where another
+            launcher runs this sweep, 130 or 143 after a stop.
+    """
+    setup_globals()
+    configure_log(sweep_config.hydra.hydra_logging, sweep_config.hydra.verbose)
+    directory = Path(str(sweep_config.hydra.sweep.dir)).absolute()
+    try:
+        options = resources.options(given)
+        slots = resources.slots(options)
+        directory.mkdir(parents=True, exist_ok=True)
+        if "mode" in sweep_config.hydra.sweep and sweep_config.hydra.sweep.mode is not None:
+            directory.chmod(int(str(sweep_config.hydra.sweep.mode), 8))
+        sweep = SweepDir(directory, taken)
+    except ForgeError as error:
+        raise _refused(error) from error
+    try:
+        jobs = _compose(sweep, context, sweep_config, job_overrides, first_number, options)
+        sweep.add([job.place for job in jobs])
+        _freeze(jobs, payload.Shared(function, context), options)
+        queued = [QueuedJob(j.place.number, j.label, j.directory) for j in jobs]
+
+        command = job_dir.sweep_command(directory)
+        log.info(f"Launching {len(jobs)} jobs, {slots.count} at a time, in {directory}")
+        queue = Queue(queued, slots, options.progress, command)
+        stopped_by = queue.run()
+    except ForgeError as error:
+        raise _refused(error) from error
+    finally:
+        sweep.close()
+    if stopped_by is not None:
+        messages.say(f"The sweep was stopped. To go on with it:\n  {command}")
+        name = signal.Signals(stopped_by).name
+        raise Exit(128 + stopped_by, f"the sweep was stopped by {name}")
+    results = [_result(job, one) for job, one in zip(jobs, queued, strict=True)]
+    if any(result.status is JobStatus.FAILED for result in results):
+        messages.say(f"To run again what did not finish:\n  {command}")
+    return results
+
+
+def _refused(error: ForgeError) -> Exit:
+    messages.say(str(error), logging.ERROR)
+    return Exit(error.exit_code, str(error))
+
+
+# -- before the first job starts ---------------------------------------------------------------
+
+
+def _compose(
+    sweep: SweepDir,
+    context: Any,
+    sweep_config: DictConfig,
+    job_overrides: list[list[str]],
+    first_number: int,
+    options: resources.LocalOptions,
+) -> list[_Job]:
+    """Every job's config and directory; all problems of all jobs at once."""
+    jobs: list[_Job] = []
+    problems: list[str] = []
+    outer = HydraConfig.instance().cfg
+    known = [sweep.find(overrides) for overrides in job_overrides]
+    for index, (overrides, place) in enumerate(zip(job_overrides, known, strict=True)):
+        cfg = context.config_loader.load_sweep_config(sweep_config, list(overrides))
+        number = place.number if place else sweep.free_number(first_number + index)
+        label = " ".join(filter_overrides(overrides))
+        try:
+            place = place or Place(number, _subdir(cfg, number), tuple(sorted(overrides)))
+            job = _Job(place, sweep.path / place.subdir, cfg, None, label)
+            _settle(job, sweep.path)
+            job.policy = _policy(cfg, options)
+        except ConfigError as error:
+            problems += [f"job {number} ({label}): {problem}" for problem in error.problems]
+            continue
+        finally:
+            HydraConfig.instance().cfg = outer
+        owner = sweep.owner(place.subdir) or next(
+            (one.place for one in jobs if one.place.subdir == place.subdir), None
+        )
+        if owner is not None and owner.number != number:
+            problems.append(
+                f"job {number} ({label}): would lie in {job.directory}, which is the directory of"
+                f" job {owner.number} ({' '.join(owner.overrides)}). Put what differs into"
+                " `hydra.sweep.subdir`, `${hydra.job.num}` for example."
+            )
+        jobs.append(job)
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)), "The sweep")
+    return jobs
+
+
+def _subdir(cfg: DictConfig, number: int) -> str:
+    with read_write(cfg.hydra), open_dict(cfg):
+        cfg.hydra.job.num = number
+        cfg.hydra.job.id = str(number)
+    HydraConfig.instance().set_config(cfg)
+    return str(cfg.hydra.sweep.subdir)
+
+
+def _settle(job: _Job, sweep_path: Path) -> None:
+    """Put what is known only now into the job's config, as values: its number and its paths."""
+    cfg = job.config
+    with read_write(cfg), open_dict(cfg), read_write(cfg.hydra), open_dict(cfg.hydra):
+        cfg.hydra.job.num = job.place.number
+        cfg.hydra.job.id = str(job.place.number)
+        cfg.hydra.sweep.dir = str(sweep_path)
+        cfg.hydra.sweep.subdir = job.place.subdir
+        with read_write(cfg.hydra.runtime), open_dict(cfg.hydra.runtime):
+            cfg.hydra.runtime.output_dir = str(job.directory)
+    HydraConfig.instance().set_config(cfg)
+    if frozen.is_frozen(job.directory):
+        if plan.has_begun(job.directory):
+            frozen.restore(cfg, job.directory)
+        else:
+            frozen.forget(job.directory)  # nothing was trained yet: nothing to be true to
+    with read_write(cfg):
+        frozen.resolve_now(cfg, is_root=True)
+
+
+def _policy(cfg: DictConfig, options: resources.LocalOptions) -> Policy | None:
+    section = OmegaConf.select(cfg, "resilience")
+    if section is None:
+        return None
+    limit_key = f"hydra.launcher.timeout_min={options.timeout_min}"
+    return config.load(section, time_limit_s=options.time_limit_s, limit_key=limit_key)
+
+
+def _freeze(jobs: list[_Job], shared: payload.Shared, options: resources.LocalOptions) -> None:
+    """Write down how each job is started, unless it is finished."""
+    outer = HydraConfig.instance().cfg
+    for job in jobs:
+        if plan.is_finished(job.directory):
+            continue
+        HydraConfig.instance().set_config(job.config)
+        try:
+            forge_dir(job.directory).mkdir(parents=True, exist_ok=True)
+            if job.policy is not None and job.policy.enabled:
+                frozen.freeze(job.config, job.directory)
+            data, main = shared.with_config(job.config)
+            write_atomically(forge_dir(job.directory) / TASK, data)
+            plan.make(
+                job.directory,
+                list(job.place.overrides),
+                job.policy,
+                main,
+                options.time_limit_s,
+                options.cpus_per_job,
+                dict(os.environ),
+            ).materialize(job.directory)
+        finally:
+            HydraConfig.instance().cfg = outer
+
+
+# -- after the last has ended ------------------------------------------------------------------
+
+
+def _result(job: _Job, queued: QueuedJob) -> JobReturn:
+    """What the job's main returned or raised; a JobError where neither is known."""
+    result: JobReturn | None = None
+    if queued.state is State.finished or queued.reason == "failed":
+        result = _stored(job.directory)
+    if result is None:
+        result = JobReturn(status=JobStatus.COMPLETED)
+        if queued.state is not State.finished:
+            text = f"job {job.place.number} ({job.label}): {queued.because}"
+            text += plan.last_output(job.directory)
+            result.status = JobStatus.FAILED
+            result.return_value = JobError(text, queued.code)
+    result.overrides = list(OmegaConf.to_container(job.config.hydra.overrides.task, resolve=False))  # type: ignore[arg-type]
+    if result.cfg is None:
+        result.cfg = OmegaConf.masked_copy(job.config, [str(k) for k in job.config if k != "hydra"])
+        result.hydra_cfg = OmegaConf.masked_copy(job.config, ["hydra"])
+        result.working_dir = str(job.directory)
+        result.task_name = job.config.hydra.job.name
+    return result
+
+
+def _stored(directory: Path) -> JobReturn | None:
+    path = forge_dir(directory) / RESULT
+    try:
+        found = pickle.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # noqa: BLE001 - unpickling runs the user's classes
+        text = f"{path} cannot be read ({type(error).__name__}: {error})"
+        return JobReturn(
+            status=JobStatus.FAILED, _return_value=JobError(text, int(ExitCode.IO_ERROR))
+        )
+    assert isinstance(found, JobReturn)
+    return found

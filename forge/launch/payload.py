@@ -1,0 +1,166 @@
+"""What a job's process is handed: the function to call and the config to call it with.
+
+What the process can import goes by name. The script that was started as `__main__` is imported
+there as multiprocessing does it, under the name `__mp_main__`: its classes and enums are then the
+same objects for the config, for the function and for DataLoader workers that are spawned. What
+has no importable name (a closure, a lambda among the resolvers) goes by value.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import io
+import pickle
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import hydra
+from hydra.core.singleton import Singleton
+from omegaconf import DictConfig
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """A function by name: the `depth`-th function inside the decorators of `module.qualname`."""
+
+    module: str
+    qualname: str
+    depth: int
+
+    def resolve(self) -> Callable[[Any], Any]:
+        found: Any = importlib.import_module(self.module)
+        for name in self.qualname.split("."):
+            found = getattr(found, name)
+        for _ in range(self.depth):
+            found = found.__wrapped__
+        return found  # type: ignore[no-any-return]
+
+
+def _refer_to(function: Callable[[Any], Any]) -> _Reference | Callable[[Any], Any]:
+    """The function by name where that leads to it, else the function itself."""
+    module = getattr(function, "__module__", None)
+    qualname = getattr(function, "__qualname__", "")
+    found: Any = sys.modules.get(module) if module else None
+    if found is None or (module == "__main__" and main_module() is None):
+        return function
+    for name in qualname.split("."):
+        found = getattr(found, name, None)
+    depth = 0
+    while found is not None:
+        if found is function:
+            return _Reference(str(module), qualname, depth)
+        found, depth = getattr(found, "__wrapped__", None), depth + 1
+    return function
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle, but for what `__main__` holds under a name: that goes by this name."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.needs_main = False
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (type, types.FunctionType)) and obj.__module__ == "__main__":
+            found: Any = sys.modules["__main__"]
+            for name in obj.__qualname__.split("."):
+                found = getattr(found, name, None)
+            if found is obj and main_module() is not None:
+                self.needs_main = True
+                return NotImplemented
+        return super().reducer_override(obj)
+
+
+def main_module() -> dict[str, str] | None:
+    """How another process imports this one's `__main__`; None where it cannot."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return {"module": spec.name}
+    path = getattr(main, "__file__", None)
+    if path is None or not Path(path).is_file():
+        return None  # a notebook, an interactive session, `python -c`
+    return {"path": str(Path(path).absolute())}
+
+
+class Shared:
+    """What all jobs of a launch have in common, pickled once."""
+
+    def __init__(self, function: Callable[[Any], Any], context: Any) -> None:
+        reference = _refer_to(function)
+        self._common, needs_main = _dump(
+            {"function": reference, "context": context, "singletons": Singleton.get_state()}
+        )
+        in_main = isinstance(reference, _Reference) and reference.module == "__main__"
+        self._needs_main = needs_main or in_main
+
+    def with_config(self, config: DictConfig) -> tuple[bytes, dict[str, str] | None]:
+        """(the payload of one job, how to import `__main__` before it is read or None)."""
+        data, needs_main = _dump(config)
+        main = main_module() if needs_main or self._needs_main else None
+        return pickle.dumps({"common": self._common, "config": data}), main
+
+
+def _dump(content: Any) -> tuple[bytes, bool]:
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer)
+    pickler.dump(content)
+    return buffer.getvalue(), pickler.needs_main
+
+
+def load(data: bytes) -> tuple[Callable[[Any], Any], Any, DictConfig]:
+    """(function, Hydra's context, config), after the singletons of Hydra are set as they were."""
+    outer = pickle.loads(data)
+    common = pickle.loads(outer["common"])
+    Singleton.set_state(common["singletons"])
+    function = common["function"]
+    if isinstance(function, _Reference):
+        function = function.resolve()
+    return function, common["context"], pickle.loads(outer["config"])
+
+
+def import_main(main: dict[str, str]) -> None:
+    """Import the script (or module) that the sweep was started as."""
+    name = "__mp_main__"
+    module = types.ModuleType(name)
+    if "module" in main:
+        spec = importlib.util.find_spec(main["module"])
+        if spec is None or spec.loader is None or spec.origin is None:
+            raise ImportError(f"the module {main['module']} that started the sweep is not found")
+        path = spec.origin
+        module.__package__ = main["module"].rpartition(".")[0]
+    else:
+        path = main["path"]
+    module.__file__ = path
+    sys.modules["__main__"] = sys.modules[name] = module
+    is_importing = True
+    decorate = hydra.main
+
+    def deferring(*args: Any, **kwargs: Any) -> Any:
+        """hydra.main; but a script that calls its main at import must not start a sweep."""
+
+        def wrap(function: Any) -> Any:
+            decorated = decorate(*args, **kwargs)(function)
+
+            @functools.wraps(function)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return None if is_importing else decorated(*args, **kwargs)
+
+            return call
+
+        return wrap
+
+    hydra.main = deferring
+    try:
+        code = compile(Path(path).read_bytes(), path, "exec")
+        exec(code, module.__dict__)
+    finally:
+        hydra.main = decorate
+        is_importing = False

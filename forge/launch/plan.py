@@ -1,0 +1,133 @@
+"""A job as it will be started: a value that can be printed, compared, and written down."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import forge
+from forge.config import Policy
+from forge.job_files import OUTPUT, PLAN, STATE, forge_dir, read_json, write_json
+
+ROOT = str(Path(forge.__file__).parent.parent)
+"""What has to be on sys.path to import forge."""
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """Everything the job's wrapper needs; `<job dir>/.forge/plan.json` holds it."""
+
+    overrides: list[str]
+    command: list[str]
+    """The task."""
+    cwd: str
+    environment: dict[str, str]
+    """Added to the environment of the wrapper."""
+    token: str
+    """Marks the processes of this job, over all its starts."""
+    main: dict[str, str] | None
+    """How the task imports the `__main__` of the sweep; None: it does not need it."""
+    argv: list[str]
+    orig_argv: list[str]
+    path: list[str]
+    """sys.path of the task."""
+    checkpoint_dir: str
+    time_limit_s: float | None
+    """Of each start."""
+    signal: str
+    lead_s: float
+    timeout_s: float
+    actions: dict[str, str]
+    requeue: dict[str, Any]
+
+    def materialize(self, directory: Path) -> None:
+        """Write it where the wrapper finds it."""
+        write_json(forge_dir(directory) / PLAN, asdict(self))
+
+
+def make(
+    directory: Path,
+    overrides: list[str],
+    policy: Policy | None,
+    main: dict[str, str] | None,
+    time_limit_s: float | None,
+    threads: int,
+    environment: dict[str, str],
+) -> JobPlan:
+    """The plan of a job in its directory; what must not change is taken from an earlier one.
+
+    Args:
+        directory: Absolute path of the job's directory.
+        overrides: What makes the job different from the others.
+        policy: The job's policy; None where it has none: then it is started once.
+        main: How the task imports the sweep's `__main__`.
+        time_limit_s: Seconds that one start may take.
+        threads: Value of OMP_NUM_THREADS, where `environment` has none.
+        environment: The launcher's.
+    """
+    earlier = read_json(forge_dir(directory) / PLAN) or {}
+    added: dict[str, str] = {}
+    if "OMP_NUM_THREADS" not in environment:
+        # The number of threads changes the order of sums, so it stays what it was at first.
+        added["OMP_NUM_THREADS"] = str(threads)
+        added |= {
+            key: value
+            for key, value in earlier.get("environment", {}).items()
+            if key == "OMP_NUM_THREADS"
+        }
+    is_active = policy is not None and policy.enabled
+    policy = policy if policy is not None else Policy()
+    requeue = asdict(policy.requeue) | {"enabled": is_active and policy.requeue.enabled}
+    requeue["on_code_change"] = policy.requeue.on_code_change.name
+    start = f"import sys; sys.path.insert(0, {ROOT!r}); from pathlib import Path;"
+    start += " from forge.task import main; sys.exit(main(Path(sys.argv[1])))"
+    # The flags of this interpreter (-O, -W, -X …), as multiprocessing passes them on.
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return JobPlan(
+        overrides=overrides,
+        command=[sys.executable, *flags, "-c", start, str(directory)],
+        cwd=str(Path.cwd()),
+        environment=added,
+        token=str(earlier.get("token") or secrets.token_hex(8)),
+        main=main,
+        argv=list(sys.argv),
+        orig_argv=list(sys.orig_argv),
+        path=[str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path],
+        checkpoint_dir=str(directory / policy.checkpoint.dir),
+        time_limit_s=time_limit_s,
+        signal=policy.signal.name,
+        lead_s=policy.signal.lead_s,
+        timeout_s=policy.shutdown.timeout_s,
+        actions={name: action.name for name, action in policy.signal.actions.items()}
+        if is_active
+        else {},
+        requeue=requeue,
+    )
+
+
+def is_finished(directory: Path) -> bool:
+    """Whether the job has reached its end."""
+    state = read_json(forge_dir(directory) / STATE)
+    return state is not None and state["state"] == "finished"
+
+
+def has_begun(directory: Path) -> bool:
+    """Whether the job has trained: a checkpoint or a step under way belongs to its config."""
+    plan = read_json(forge_dir(directory) / PLAN) or {}
+    checkpoints = Path(plan.get("checkpoint_dir", directory / "checkpoints"))
+    return checkpoints.is_dir() and any(checkpoints.glob("step_*"))
+
+
+def last_output(directory: Path, lines: int = 20) -> str:
+    """The end of what the job printed, for an error's text."""
+    path = directory / OUTPUT
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return ""
+    shown = "\n".join(f"  {line}" for line in text.splitlines()[-lines:])
+    return f"\nThe end of {path}:\n{shown}"

@@ -1,0 +1,266 @@
+"""The local queue: starts jobs where there is room, watches them, and stops them all together."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from forge import ledger, processes
+from forge.job_files import OUTPUT, STATE, forge_dir, read_json
+from forge.launch.display import Display
+from forge.launch.plan import ROOT
+from forge.launch.resources import Slots
+from forge.launch.view import JobView, State
+
+_START = f"import sys; sys.path.append({ROOT!r}); from forge.job import main;"
+_START += " sys.exit(main(sys.argv[1:]))"
+_LOOK_S = 0.2
+"""Between two looks at the jobs' files; a job that ends wakes us at once."""
+_RATE_S = 15.0
+"""The rate is that of so many last seconds."""
+
+
+@dataclass
+class QueuedJob:
+    """A job of the batch, from waiting to its end."""
+
+    number: int
+    label: str
+    directory: Path
+    state: State = State.queued
+    because: str = ""
+    """Why it is in this state, for people."""
+    reason: str = ""
+    """Name of the `forge.requeue.Reason` it ended with."""
+    code: int = 0
+    restarts: int = 0
+    process: subprocess.Popen[bytes] | None = None
+    slot: int | None = None
+    handle: int | None = None
+    _stamp: tuple[int, int] | None = None
+    _since: float = 0.0
+    _samples: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def read_state(self) -> dict[str, Any] | None:
+        """What the job's wrapper has written; None where nothing of it is there."""
+        return read_json(forge_dir(self.directory) / STATE)
+
+    def look(self) -> None:
+        """Take in what the wrapper says, if it has said something new."""
+        try:
+            stat = (forge_dir(self.directory) / STATE).stat()
+        except FileNotFoundError:
+            return
+        stamp = (stat.st_mtime_ns, stat.st_ino)
+        content = self.read_state() if stamp != self._stamp else None
+        if content is None or self.process is None or content["pid"] != self.process.pid:
+            return
+        self._stamp = stamp
+        self.state = State[content["state"]]
+        self.because = content["because"]
+        self.restarts = content["counts"]["restarts"]
+        self._since = content["time"]
+
+    def view(self) -> JobView:
+        """What is shown of it."""
+        progress = None
+        if self.state is not State.queued:
+            progress = ledger.read_progress(self.directory)
+        step = progress.step if progress else None
+        planned = progress.planned if progress else None
+        state = self.state
+        if state is State.running and (progress is None or progress.began < self._since):
+            state = State.starting  # the process runs, its loop does not yet
+        rate = self._rate(step) if state is State.running and step is not None else None
+        left_s = (planned - step) / rate if rate and planned and step is not None else None
+        return JobView(
+            self.number,
+            self.label,
+            self.directory,
+            state,
+            planned if state is State.finished and planned else step,
+            planned,
+            self.restarts,
+            rate,
+            left_s,
+            self.because,
+        )
+
+    def _rate(self, step: int) -> float | None:
+        now = time.monotonic()
+        if self._samples and step < self._samples[-1][1]:
+            self._samples.clear()
+        self._samples.append((now, step))
+        while now - self._samples[0][0] > _RATE_S and len(self._samples) > 2:
+            self._samples.popleft()
+        began, first = self._samples[0]
+        return (step - first) / (now - began) if now - began > 1 and step > first else None
+
+
+class Queue:
+    """Runs the jobs of a batch; `run` returns when none is left."""
+
+    def __init__(self, jobs: list[QueuedJob], slots: Slots, progress: Any, command: str) -> None:
+        self._jobs = jobs
+        self._slots = slots
+        self._free = list(range(slots.count))[::-1]
+        self._progress = progress
+        self._command = command
+        self._received: list[int] = []
+        self._handled = 0
+        for job in jobs:
+            content = job.read_state()
+            if content is not None and content["state"] == "finished":
+                job.state, job.because = State.finished, "finished before"
+                job.restarts = content["counts"]["restarts"]
+
+    @property
+    def stopped_by(self) -> int | None:
+        """The signal that stopped the sweep; None while nothing did."""
+        return self._received[0] if self._received else None
+
+    def run(self) -> int | None:
+        """Run every job; returns the signal that stopped the sweep, or None."""
+        before = self._listen()
+        mode: Any = "plain" if self._progress == "none" else self._progress
+        try:
+            with Display(len(self._jobs), self._slots.count, mode=mode) as self._display:
+                try:
+                    self._loop()
+                except BaseException:
+                    self._received.append(signal.SIGTERM)
+                    self._loop()  # no job is left alone
+                    raise
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return self.stopped_by
+
+    def _listen(self) -> dict[int, Any]:
+        """Take the signals that stop a sweep; returns the handlers to put back."""
+        before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                    before[number] = signal.signal(number, self._on_signal)
+        return before
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._received.append(number)
+
+    def _loop(self) -> None:
+        while True:
+            if len(self._received) > self._handled:
+                self._handled = len(self._received)
+                self._stop(self._received[-1], self._handled)
+            while self._free and not self._received and (job := self._next()) is not None:
+                self._start(job)
+            running = [job for job in self._jobs if job.process is not None]
+            for job in running:
+                job.look()
+                if job.process is not None and job.process.poll() is not None:
+                    self._ended(job)
+            self._show()
+            if not any(job.process is not None for job in self._jobs):
+                if self._received or self._next() is None:
+                    return
+                continue
+            self._wait()
+
+    def _next(self) -> QueuedJob | None:
+        return next((job for job in self._jobs if job.state is State.queued), None)
+
+    def _wait(self) -> None:
+        """Until a job ends, or it is time to look again."""
+        poll = select.poll()
+        for job in self._jobs:
+            if job.process is not None and job.handle is not None:
+                poll.register(job.handle, select.POLLIN)
+        poll.poll(_LOOK_S * 1000)
+
+    def _show(self) -> None:
+        if self._progress != "none":
+            self._display.update([job.view() for job in self._jobs])
+
+    # -- a job ---------------------------------------------------------------------------------
+
+    def _start(self, job: QueuedJob, is_continued: bool = False) -> None:
+        if job.slot is None:
+            job.slot = self._free.pop()
+        environment = dict(os.environ)
+        if self._slots.gpus[job.slot]:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._slots.gpus[job.slot])
+        flags = ["--continue"] if is_continued else []
+        with (job.directory / OUTPUT).open("ab") as output:
+            job.process = subprocess.Popen(
+                [sys.executable, "-S", "-E", "-s", "-c", _START, *flags, str(job.directory)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,  # a Ctrl+C reaches us alone, and we pass it on
+            )
+        job.handle = processes.open_pidfd(job.process.pid)
+        job.state = State.starting
+
+    def _ended(self, job: QueuedJob) -> None:
+        """The job's wrapper is gone: because the job has ended, or because it was killed."""
+        assert job.process is not None
+        code = job.process.returncode
+        if job.handle is not None:
+            os.close(job.handle)
+            job.handle = None
+        job.look()
+        content = job.read_state() if job.state.is_final else None
+        job.process = None
+        if content is not None:
+            job.reason, job.code = content["reason"], content["code"]
+        elif code < 0 and not self._received:
+            self._say(job, f"its wrapper was killed by {signal.Signals(-code).name}")
+            self._start(job, is_continued=True)
+            return
+        elif self._received:
+            job.state, job.because, job.code = State.stopped, "stopped", code
+        else:
+            where = job.directory / OUTPUT
+            job.state, job.code = State.failed, code
+            job.because = f"its wrapper ended with code {code}, see {where}"
+        assert job.slot is not None
+        self._free.append(job.slot)
+        job.slot = None
+
+    def _say(self, job: QueuedJob, text: str) -> None:
+        if self._progress != "none":
+            self._display.say(f"job {job.number}: {text}")
+
+    # -- stopping ------------------------------------------------------------------------------
+
+    def _stop(self, number: int, count: int) -> None:
+        """The first signal has the jobs save and leave, the second kills them."""
+        live = [job for job in self._jobs if job.process is not None]
+        name = "Ctrl+C" if number == signal.SIGINT else signal.Signals(number).name
+        if self._progress != "none":
+            text = "saving and leaving; once more kills them" if count == 1 else "killing them"
+            self._display.say(f"{name}: {len(live)} jobs, {text}")
+        for job in live:
+            assert job.process is not None
+            if count == 1:
+                job.process.send_signal(signal.SIGINT if number == signal.SIGINT else 15)
+            elif count == 2:
+                job.process.send_signal(signal.SIGINT)
+                job.process.send_signal(signal.SIGINT)
+            else:
+                job.process.kill()
+        for job in self._jobs:
+            if job.state is State.queued:
+                job.because = "not started"

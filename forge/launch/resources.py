@@ -1,0 +1,146 @@
+"""The options of `hydra/launcher=local`, and what this machine has."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, fields
+from typing import Any
+
+from forge.errors import ConfigError
+
+_PROGRESS = ("auto", "live", "plain", "none")
+
+
+@dataclass(frozen=True)
+class LocalOptions:
+    """What conf/hydra/launcher/local.yaml sets."""
+
+    n_jobs: int | None = None
+    cpus_per_job: int = 1
+    gpus_per_job: int | None = None
+    timeout_min: float | None = None
+    progress: str = "auto"
+
+    @property
+    def time_limit_s(self) -> float | None:
+        """Seconds that one start of a job may take."""
+        return None if self.timeout_min is None else 60.0 * self.timeout_min
+
+
+def cores() -> int:
+    """CPU cores that this process may use; a cgroup's quota counts."""
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()
+        if quota != "max":
+            count = min(count, math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError):
+        pass  # no cgroup v2, no quota
+    return max(count, 1)
+
+
+def gpus() -> list[str]:
+    """The GPUs that jobs may use, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    # By UUID: the numbers of nvidia-smi and of CUDA need not agree.
+    query = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+    try:
+        listing = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return listing.stdout.split()
+
+
+@dataclass(frozen=True)
+class Slots:
+    """How many jobs run at a time, and the GPUs of each slot."""
+
+    gpus: list[list[str]]
+    """One entry a slot; empty ones where jobs get no GPUs."""
+
+    @property
+    def count(self) -> int:
+        """Jobs at a time."""
+        return len(self.gpus)
+
+
+def options(given: dict[str, Any]) -> LocalOptions:
+    """Check the launcher's options.
+
+    Raises:
+        ConfigError: With every problem found.
+    """
+    known = [field.name for field in fields(LocalOptions)]
+    problems = [
+        f"`hydra.launcher.{key}={given[key]}`: there is no such key. There are {', '.join(known)}."
+        for key in given
+        if key not in known
+    ]
+    found = LocalOptions(**{key: value for key, value in given.items() if key in known})
+
+    def check(key: str, is_good: bool, expected: str) -> None:
+        if not is_good:
+            value = getattr(found, key)
+            problems.append(f"`hydra.launcher.{key}={value}`: expected {expected}.")
+
+    def is_count(value: Any, least: int) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+    check("n_jobs", found.n_jobs is None or is_count(found.n_jobs, 1), "a whole number from 1")
+    check("cpus_per_job", is_count(found.cpus_per_job, 1), "a whole number from 1")
+    check(
+        "gpus_per_job",
+        found.gpus_per_job is None or is_count(found.gpus_per_job, 0),
+        "a whole number from 0",
+    )
+    limit = found.timeout_min
+    is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+    check(
+        "timeout_min",
+        limit is None or (is_number and 0 < limit < math.inf),
+        "minutes above 0, or null for no limit",
+    )
+    check("progress", found.progress in _PROGRESS, " | ".join(_PROGRESS))
+    if problems:
+        raise ConfigError(problems, "The launcher's configuration")
+    return found
+
+
+def slots(chosen: LocalOptions) -> Slots:
+    """Share the machine out.
+
+    Raises:
+        ConfigError: Where a job asks for more GPUs than there are.
+    """
+    devices = gpus()
+    each = chosen.gpus_per_job if chosen.gpus_per_job is not None else min(len(devices), 1)
+    if each > len(devices):
+        seen = f"{len(devices)} can be seen here ({', '.join(devices) or 'nvidia-smi shows none'})"
+        raise ConfigError(
+            [f"`hydra.launcher.gpus_per_job={each}`: {seen}."], "The launcher's configuration"
+        )
+    by_gpus = len(devices) // each if each else None
+    count = chosen.n_jobs
+    if count is None:
+        by_cores = max(cores() // chosen.cpus_per_job, 1)
+        count = by_cores if by_gpus is None else min(by_cores, by_gpus)
+    elif by_gpus is not None and count > by_gpus:
+        raise ConfigError(
+            [
+                f"`hydra.launcher.n_jobs={count}`: with `hydra.launcher.gpus_per_job={each}` the"
+                f" {len(devices)} GPUs carry {by_gpus} jobs at a time. Lower one of the two."
+            ],
+            "The launcher's configuration",
+        )
+    return Slots([devices[i * each : (i + 1) * each] for i in range(count)])

@@ -1,0 +1,106 @@
+"""A sweep's directory: which job lies where, and who may run them.
+
+<sweep dir>/.forge/jobs.jsonl   one line a job: its number, directory and overrides
+<sweep dir>/.forge/lock         held by the launcher that runs the sweep
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from forge.errors import DirectoryInUse
+from forge.job_files import LOCK, forge_dir
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a job lies."""
+
+    number: int
+    subdir: str
+    overrides: tuple[str, ...]
+    """Sorted: their order makes no difference."""
+
+
+class SweepDir:
+    """The directory of a sweep, while its launcher runs.
+
+    Raises:
+        DirectoryInUse: Where another launcher runs it.
+    """
+
+    def __init__(self, path: Path, taken: set[int]) -> None:
+        """`taken`: numbers of jobs that this process has run already."""
+        self.path = path
+        forge_dir(path).mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(forge_dir(path) / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.pread(self._lock, 32, 0).decode() or "another process"
+            os.close(self._lock)
+            raise DirectoryInUse(
+                f"{path} belongs to a sweep that is running (pid {pid}). Wait for it, stop it with"
+                " Ctrl+C, or choose another `hydra.sweep.dir`."
+            ) from None
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+        self._index = forge_dir(path) / "jobs.jsonl"
+        self._known = self._read()
+        self._taken = taken
+
+    def close(self) -> None:
+        """Let others run the sweep."""
+        os.close(self._lock)
+
+    def _read(self) -> list[Place]:
+        found = {}
+        for line in self._index.read_text().split("\n") if self._index.exists() else ():
+            try:
+                entry = json.loads(line)
+                place = Place(entry["number"], entry["subdir"], tuple(entry["overrides"]))
+            except (ValueError, KeyError):
+                continue  # torn by a crash: that job had not begun
+            found[place.number] = place
+        return list(found.values())
+
+    def find(self, overrides: list[str]) -> Place | None:
+        """The place of a job with these overrides that nobody has asked for yet."""
+        wanted = tuple(sorted(overrides))
+        for place in self._known:
+            if place.overrides == wanted and place.number not in self._taken:
+                self._taken.add(place.number)
+                return place
+        return None
+
+    def free_number(self, number: int) -> int:
+        """`number`, or where an earlier start of this sweep has used it the next that is free."""
+        used = {place.number for place in self._known} | self._taken
+        while number in used:
+            number += 1
+        self._taken.add(number)
+        return number
+
+    def owner(self, subdir: str) -> Place | None:
+        """The known job that lies in this directory."""
+        return next((place for place in self._known if place.subdir == subdir), None)
+
+    def add(self, places: list[Place]) -> None:
+        """Remember new jobs; before they are started, so that they can be found."""
+        new = [place for place in places if place not in self._known]
+        if not new:
+            return
+        # Begins with a newline: the last line may have been torn.
+        text = "\n"
+        for place in new:
+            entry = {"number": place.number, "subdir": place.subdir, "overrides": place.overrides}
+            text += json.dumps(entry) + "\n"
+        with self._index.open("a") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        self._known += new

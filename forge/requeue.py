@@ -1,0 +1,166 @@
+"""Whether a job that ended is started again: by reason, and within budgets.
+
+Standard library only: it decides in the job's wrapper, outside containers and environments.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from forge.errors import ExitCode
+
+
+class Reason(Enum):
+    """Why an attempt ended; the value is how people are told."""
+
+    finished = "finished"
+    time_limit = "time limit"
+    requested = "asked to requeue"
+    interrupted = "Ctrl+C"
+    cancelled = "stopped"
+    orphaned = "its launcher was gone"
+    halted = "halted by the NaN policy"
+    unhealthy = "this node is unhealthy"
+    in_use = "another run uses its directory"
+    io_error = "checkpoints cannot be written or read"
+    bad_config = "bad configuration"
+    forced = "forced exit"
+    crashed = "crashed"
+    failed = "failed"
+
+
+_OF_CODE: dict[int, Reason] = {
+    ExitCode.FINISHED: Reason.finished,
+    ExitCode.HALTED: Reason.halted,
+    ExitCode.UNHEALTHY: Reason.unhealthy,
+    ExitCode.FORCED: Reason.forced,
+    ExitCode.IN_USE: Reason.in_use,
+    ExitCode.IO_ERROR: Reason.io_error,
+    ExitCode.REQUEUE: Reason.requested,
+    ExitCode.BAD_CONFIG: Reason.bad_config,
+    ExitCode.INTERRUPTED: Reason.interrupted,
+    ExitCode.TERMINATED: Reason.cancelled,
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended."""
+
+    code: int
+    """The task's exit code, or minus the signal that killed it."""
+    asked: Reason | None = None
+    """Why the job itself ended it, if it did."""
+    is_held: bool = False
+    """Whether the watch had to kill the task, which did not react to a signal."""
+
+    @property
+    def reason(self) -> Reason:
+        """The one reason, in the order of who knows best."""
+        if self.code == ExitCode.FINISHED:
+            return Reason.finished
+        if self.asked is not None:
+            return self.asked
+        if self.is_held:
+            return Reason.forced
+        if self.code < 0:
+            return Reason.crashed
+        return _OF_CODE.get(self.code, Reason.failed)
+
+    def __str__(self) -> str:
+        """In a few words, for people."""
+        if self.is_held:
+            return "did not react to a signal, and was killed"
+        if self.asked is None and self.code < 0:
+            try:
+                return f"killed by {signal.Signals(-self.code).name}"
+            except ValueError:
+                return f"killed by signal {-self.code}"
+        if self.reason is Reason.failed:
+            return f"exit code {self.code}"
+        return str(self.reason.value)
+
+
+@dataclass
+class Counts:
+    """What a job has used of its budgets; kept in its directory."""
+
+    restarts: int = 0
+    preemptions: int = 0
+    timeouts: int = 0
+    failures: int = 0
+    no_progress: int = 0
+    """Attempts in a row that saved nothing new."""
+    by_rule: dict[str, int] = field(default_factory=dict)
+    """Number of a rule -> restarts it has granted."""
+    best_step: int = -1
+    """Steps done in the newest checkpoint of all attempts; -1 before the first."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of the job."""
+
+    starts_again: bool
+    because: str
+    """For people: what happened, and the budget that ended it if one did."""
+
+
+_BUDGETS = {
+    Reason.requested: ("preemptions", "max_preemptions"),
+    Reason.time_limit: ("timeouts", "max_timeouts"),
+    Reason.forced: ("failures", "max_failures"),
+    Reason.crashed: ("failures", "max_failures"),
+}
+
+
+def decide(outcome: Outcome, counts: Counts, limits: dict[str, Any], saved_step: int) -> Decision:
+    """Decide, and account for it in `counts`.
+
+    Args:
+        outcome: How the attempt ended.
+        counts: The budgets used so far.
+        limits: The policy's `requeue` section as a plain dict.
+        saved_step: Steps done in the newest checkpoint; -1 without one.
+    """
+    what = str(outcome)
+    counts.no_progress = 0 if saved_step > counts.best_step else counts.no_progress + 1
+    counts.best_step = max(counts.best_step, saved_step)
+    if outcome.reason in (Reason.finished, Reason.interrupted, Reason.cancelled, Reason.orphaned):
+        return Decision(False, what)
+    counter, budget = _BUDGETS.get(outcome.reason, ("", ""))
+    rule = None if counter else _rule_for(outcome.code, limits)
+    if not counter and rule is None:
+        return Decision(False, what)
+    if not limits["enabled"]:
+        return Decision(False, f"{what}; `resilience.requeue.enabled` is false")
+    if counts.no_progress >= limits["no_progress_limit"]:
+        return Decision(
+            False,
+            f"{what}; given up: {counts.no_progress} attempts in a row saved nothing new"
+            f" (`resilience.requeue.no_progress_limit={limits['no_progress_limit']}`)",
+        )
+    if rule is not None:
+        used = counts.by_rule.get(str(rule), 0)
+        most = limits["rules"][rule]["max_restarts"]
+        if used >= most:
+            return Decision(False, f"{what}; {used} restarts used up (`requeue.rules[{rule}]`)")
+        counts.by_rule[str(rule)] = used + 1
+    else:
+        used, most = getattr(counts, counter), limits[budget]
+        if most is not None and used >= most:
+            return Decision(False, f"{what}; given up: `resilience.requeue.{budget}={most}`")
+        setattr(counts, counter, used + 1)
+    counts.restarts += 1
+    return Decision(True, what)
+
+
+def _rule_for(code: int, limits: dict[str, Any]) -> int | None:
+    """The first rule that names this exit code."""
+    for number, rule in enumerate(limits["rules"]):
+        if code in rule["exit_codes"]:
+            return number
+    return None

@@ -1,0 +1,109 @@
+"""The process of a job in which the user's main runs; started by the watch.
+
+It takes the config that was frozen at submission, calls main as Hydra would, and leaves what main
+returned or raised in `<job dir>/.forge/result.pkl`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from forge.errors import ExitCode, JobTraceback
+from forge.job_files import PLAN, RESULT, TASK, forge_dir, read_json, write_atomically
+from forge.watch import DUMP_SIGNAL
+
+
+def main(directory: Path) -> int:
+    """Run the job once; returns the exit code."""
+    plan = read_json(forge_dir(directory) / PLAN)
+    assert plan is not None  # the wrapper has read it
+    _listen_early(plan["actions"])
+    if DUMP_SIGNAL is not None:
+        faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
+    sys.argv[:] = plan["argv"]
+    sys.orig_argv[:] = plan["orig_argv"]
+    sys.path[:] = plan["path"]
+
+    from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
+
+    from forge.launch import payload
+
+    if plan["main"] is not None:
+        payload.import_main(plan["main"])
+    function, context, config = payload.load((forge_dir(directory) / TASK).read_bytes())
+    setup_globals()
+    try:
+        result: JobReturn = run_job(
+            hydra_context=context,
+            task_function=function,
+            config=config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+        )
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+        result = JobReturn(status=JobStatus.COMPLETED, overrides=plan["overrides"])
+    is_failed = result.status is JobStatus.FAILED
+    if is_failed:
+        _show_remotely(result._return_value)
+    _store(result, directory)
+    return 1 if is_failed else int(ExitCode.FINISHED)
+
+
+def _listen_early(actions: dict[str, str]) -> None:
+    """Until the policy's handlers stand: a stop has nothing to save, so leave at once.
+
+    Signals that came even earlier were blocked by the watch, and arrive here.
+    """
+    for name, action in actions.items():
+        number = signal.Signals[f"SIG{name}"]
+        if action in ("stop", "requeue"):
+            code = ExitCode.REQUEUE if action == "requeue" else 128 + number
+
+            def leave(number: int, frame: FrameType | None, code: int = int(code)) -> None:
+                sys.exit(code)
+
+            signal.signal(number, leave)
+        elif action == "save":
+            signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+
+
+def _show_remotely(error: BaseException) -> None:
+    """Into the job's log now, and with the exception to whoever started the sweep."""
+    text = "".join(traceback.format_exception(error))
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    error.__cause__ = JobTraceback(text)
+
+
+def _store(result: Any, directory: Path) -> None:
+    import cloudpickle
+
+    try:
+        data = cloudpickle.dumps(result)
+        cloudpickle.loads(data)  # some exceptions can be written, and not read
+    except Exception as error:  # noqa: BLE001 - whatever the user's object raises
+        value, result._return_value = result._return_value, None
+        if isinstance(value, BaseException):
+            text = f"{type(value).__name__}: {value}"
+            result._return_value = RuntimeError(text)
+            result._return_value.__cause__ = value.__cause__
+        else:
+            sys.stderr.write(
+                f"forge: main returned a {type(value).__name__} that cannot be sent to the"
+                f" sweeper ({type(error).__name__}: {error}); it gets None\n"
+            )
+        data = cloudpickle.dumps(result)
+    write_atomically(forge_dir(directory) / RESULT, data, is_synced=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

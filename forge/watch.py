@@ -1,0 +1,178 @@
+"""The parent of one task: what the task cannot do for itself is done here.
+
+A task that holds the interpreter's lock in a C call cannot run its own deadline, and one that was
+killed cannot end what it started. The watch has no torch and no threads. It
+
+  - passes on the signals it gets, and from a stopping one counts the seconds: a task that is
+    still there after its own deadline shows its stacks, and is killed;
+  - ends whatever the task leaves behind, daemons too, since orphans become its children;
+  - stops the task when its own parent is gone; when it is itself killed, the kernel kills the
+    task, and the next parent that adopts orphans ends the rest.
+
+Time in which the task is stopped (SIGSTOP, gang scheduling) or traced does not count.
+Source: prctl(2), PR_SET_CHILD_SUBREAPER and PR_SET_PDEATHSIG.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from forge import processes
+from forge.job_files import write_json
+
+MARGIN_S = 5.0
+"""Seconds after the task's own deadline: it ends itself with more to say than we have."""
+ORPHANED_S = 90.0
+"""Deadline of a task whose policy has none, once its job's wrapper is gone."""
+_TICK_S = 0.5
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+# Shows the stacks of every thread, even of one that holds the interpreter's lock: faulthandler's
+# handler is C. Not one of the signals that a policy can name.
+DUMP_SIGNAL: int | None = signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else None
+
+
+@dataclass
+class Watch:
+    """Runs one task, and returns when nothing of it is left."""
+
+    command: list[str]
+    environment: dict[str, str]
+    output: int
+    """File descriptor that becomes the task's stdout and stderr."""
+    actions: dict[str, str]
+    """Signal -> stop | requeue | save | ignore; empty: every stopping signal stops."""
+    timeout_s: float
+    """The task's own deadline after a stopping signal; 0: it has none."""
+    report: Path
+    """Where to tell how it ended."""
+    parent: int
+    """pid of the process that started the watch."""
+    cwd: str = "."
+    is_held: bool = False
+    """Whether the task did not react, and was killed."""
+    _deadline: float | None = None
+    _signals: list[int] = field(default_factory=list)
+
+    def run(self) -> int:
+        """The whole life of the task; returns its exit code, 128 + N for signal N."""
+        processes.adopt_orphans()
+        self._listen()
+        self._task = self._start()
+        status = self._wait()
+        processes.end_descendants()
+        code = os.waitstatus_to_exitcode(status)
+        write_json(self.report, {"code": code, "is_held": self.is_held, "time": time.time()})
+        return code if code >= 0 else 128 - code
+
+    def _listen(self) -> None:
+        self._reader, writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        for number in (*_FORWARDED, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, lambda number, frame: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+
+    def _start(self) -> int:
+        watch = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            processes.die_with_parent()
+            if os.getppid() != watch:
+                os._exit(1)
+            # Kept, not fatal, until the task's handlers stand: a blocked mask survives exec.
+            names = {f"SIG{name}" for name, action in self.actions.items() if action != "ignore"}
+            signal.pthread_sigmask(signal.SIG_SETMASK, {signal.Signals[name] for name in names})
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            null = os.open(os.devnull, os.O_RDONLY)
+            for number, source in enumerate((null, self.output, self.output)):
+                os.dup2(source, number)
+            os.chdir(self.cwd)
+            os.execve(self.command[0], self.command, self.environment)
+        except BaseException as error:  # noqa: BLE001 - the process ends here, come what may
+            os.write(2, f"forge: {self.command[0]} cannot be started: {error}\n".encode())
+        finally:
+            os._exit(127)
+
+    def _wait(self) -> int:
+        """Until the task has ended: pass on signals, hold to the deadline."""
+        poll = select.poll()
+        poll.register(self._reader, select.POLLIN)
+        handle = processes.open_pidfd(self.parent)
+        if handle is not None:
+            poll.register(handle, select.POLLIN)
+        is_orphaned = False
+        while True:
+            before = time.monotonic()
+            status = self._reap()
+            if status is not None:
+                return status
+            is_waiting = self._deadline is not None or (handle is None and not is_orphaned)
+            ready = dict(poll.poll(_TICK_S * 1000 if is_waiting else None))
+            if self._reader in ready:
+                self._take_in()
+            if not is_orphaned and os.getppid() != self.parent:
+                is_orphaned = True
+                if handle is not None:
+                    poll.unregister(handle)
+                self._pass_on(signal.SIGTERM, processes.descendants())
+                self._begin_deadline(self.timeout_s or ORPHANED_S)
+            if self._deadline is not None:
+                self._keep_deadline(time.monotonic() - before)
+
+    def _reap(self) -> int | None:
+        """Collect every child that has ended; the task's status, if it is among them."""
+        found = None
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return found
+            if pid == 0:
+                return found
+            if pid == self._task:
+                found = status
+
+    def _take_in(self) -> None:
+        try:
+            numbers = os.read(self._reader, 512)
+        except BlockingIOError:
+            return
+        for number in set(numbers) - {signal.SIGCHLD}:
+            if number in _FORWARDED:
+                # Slurm signals every process by itself, so the task may get it twice, which
+                # changes nothing; but for Ctrl+C, where twice means at once.
+                self._pass_on(number, [self._task])
+            name = signal.Signals(number).name.removeprefix("SIG")
+            if self.actions.get(name, "ignore" if self.actions else "stop") in ("stop", "requeue"):
+                self._begin_deadline(self.timeout_s)
+
+    def _pass_on(self, number: int, pids: list[int]) -> None:
+        for pid in pids:
+            processes.send(pid, number)
+
+    def _begin_deadline(self, timeout_s: float) -> None:
+        if self._deadline is None and timeout_s > 0:
+            self._deadline = timeout_s + MARGIN_S
+
+    def _keep_deadline(self, passed_s: float) -> None:
+        """Count the seconds, but those in which the task, or we, could not run."""
+        assert self._deadline is not None
+        if not processes.is_suspended(self._task):
+            self._deadline -= min(passed_s, 2 * _TICK_S)
+        if self._deadline > 0:
+            return
+        self.is_held = True
+        if DUMP_SIGNAL is not None and processes.catches(self._task, DUMP_SIGNAL):
+            os.write(self.output, b"forge: no reaction to a signal; the stacks of all threads:\n")
+            processes.send(self._task, DUMP_SIGNAL)
+            select.select([self._reader], [], [], 1.0)  # it writes; SIGCHLD ends the wait
+        processes.kill_descendants()

@@ -1,0 +1,92 @@
+"""A stop on a disk that has no room for the save: a true process on a file system of 2 MiB."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from harness import assert_same_bits
+
+JOB = """
+import os, signal, sys
+from pathlib import Path
+import torch
+import forge
+
+torch.set_num_threads(1)
+torch.manual_seed(1)
+disk, left = Path(sys.argv[1]), int(sys.argv[2])
+model = torch.nn.Linear(300, 100)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+policy = {"checkpoint": {"dir": str(disk / "job"), "every_steps": 2, "keep_last": 1}}
+with forge.Run(policy, model=model, optimizer=optimizer) as run:
+    run.on_stop(lambda: print("callback", flush=True))
+    for step in run.steps(10):
+        loss = model(torch.randn(4, 300)).square().mean()
+        loss.backward()
+        run.update(loss, optimizer)
+        if step == 4 and run.resumed_from is None and left >= 0:
+            (disk / "left").write_bytes(bytes(left))
+            with open(disk / "ballast", "wb", buffering=0) as ballast:
+                try:
+                    while True:
+                        ballast.write(bytes(4096))
+                except OSError:
+                    (disk / "left").unlink()
+            os.kill(os.getpid(), signal.SIGTERM)
+torch.save(model.state_dict(), sys.argv[3])
+"""
+ATTEMPTS = """
+set -u
+mount -t tmpfs -o size=2m tmpfs "$1"
+"$2" -c "$3" "$1" "$4" "$5"; echo "code $?"
+cat "$1/job/.forge/verdict.json" || echo; readlink "$1/job/latest"; ls -A "$1/job"
+rm "$1/ballast"
+"$2" -c "$3" "$1" "$4" "$5"; echo "code $?"
+"""
+
+
+@pytest.fixture
+def disk(tmp_path):
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    probe = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", str(directory)]
+    if subprocess.run(probe, capture_output=True).returncode:
+        pytest.skip("needs the right to mount in a private namespace (root)")
+    return directory
+
+
+@pytest.mark.parametrize("left", [0, 16384], ids=["not a byte", "room for a verdict"])
+def test_a_stop_that_cannot_be_saved_ends_with_74_and_says_why(left, disk, tmp_path):
+    """With 143 it would look saved; the checkpoint before it is whole, and the next start uses it.
+
+    Only the step since then is done again: the final bits are those of an undisturbed run.
+    """
+    command = ["unshare", "-m", "sh", "-c", ATTEMPTS, "sh", disk, sys.executable, JOB]
+    done = subprocess.run(
+        [*command, str(left), tmp_path / "cut.pt"], capture_output=True, text=True, timeout=200
+    )
+    first, second = done.stdout.split("code 74\n")
+    assert first == "callback\n", done.stderr
+    assert second.endswith("code 0\n"), done.stderr
+    assert "The state at step 5 could not be saved" in done.stderr
+    assert "No space left on device" in done.stderr
+    verdict, latest, *names = second.splitlines()[:-1]
+    assert latest == "step_4"
+    assert not [name for name in names if "tmp" in name]
+    if left:
+        found = json.loads(verdict)
+        assert (found["exit_code"], found["step"]) == (74, 5)
+        assert found["reason"].startswith("SIGTERM, but The state at step 5 could not be saved")
+    else:
+        assert "could not be written: [Errno 28]" in done.stderr
+        assert verdict == ""
+    assert "goes on at step 4" in done.stderr
+
+    whole = subprocess.run(
+        [sys.executable, "-c", JOB, tmp_path, "-1", tmp_path / "whole.pt"], capture_output=True
+    )
+    assert whole.returncode == 0, whole.stderr
+    cut, undisturbed = (torch.load(tmp_path / name) for name in ("cut.pt", "whole.pt"))
+    assert_same_bits(cut, undisturbed)
