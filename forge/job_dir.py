@@ -138,7 +138,9 @@ def write_resume_script(job_dir: Path, command: str) -> None:
 def code_fingerprint() -> dict[str, str]:
     """sha256 of every imported source file that is the user's own, by absolute path."""
     roots = {sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-    roots |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parent)}
+    ours = Path(__file__).parent
+    roots |= {*site.getsitepackages(), site.getusersitepackages(), str(ours)}
+    roots.add(str(ours.parent / "hydra_plugins" / "forge_launcher"))  # in a repository
     installed = tuple(os.path.join(root, "") for root in roots)
     found: dict[str, str] = {}
     for module in list(sys.modules.values()):
@@ -165,6 +167,11 @@ def changed_code(job_dir: Path) -> list[str]:
         write_atomically(path, json.dumps(now, indent=1))
         return []
     return sorted(file for file, digest in first.items() if now.get(file, digest) != digest)
+
+
+def forget_code(job_dir: Path) -> None:
+    """Let the next start be the first."""
+    (forge_dir(job_dir) / "code.json").unlink(missing_ok=True)
 
 
 def config_hash(job_dir: Path) -> str:

@@ -7,6 +7,7 @@ returned or raised in `<job dir>/.forge/result.pkl`.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import signal
 import sys
 import traceback
@@ -30,6 +31,7 @@ def main(directory: Path) -> int:
     sys.orig_argv[:] = plan["orig_argv"]
     sys.path[:] = plan["path"]
 
+    gc.disable()  # what is loaded now stays: to look through it again and again is a tenth
     from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 
     from forge.launch import payload
@@ -38,6 +40,8 @@ def main(directory: Path) -> int:
         payload.import_main(plan["main"])
     function, context, config = payload.load((forge_dir(directory) / TASK).read_bytes())
     setup_globals()
+    gc.freeze()
+    gc.enable()
     try:
         result: JobReturn = run_job(
             hydra_context=context,

@@ -7,7 +7,6 @@ rich is imported (45 ms) only where there is a table to draw.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import math
 import os
@@ -16,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TextIO, cast
 
 from forge.launch.view import JobView, State
@@ -25,19 +24,19 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-FRAME_S = 0.125
-"""Least time between two drawings of the table."""
-PATIENCE_S = 1.0
-"""How long the last words wait for a reader."""
-RECENT_S = 60.0
-"""So long a job that was restarted has a row, even where rows are scarce."""
+Mode = Literal["auto", "live", "plain"]
+
+FRAME_S = 0.125  # least time between two drawings of the table
+PATIENCE_S = 1.0  # so long the last words wait for a reader
+# A plain line on a job's progress needs the first, and one of the others, since the last such line.
 PROGRESS_S, PROGRESS_SHARE, SILENCE_S = 30.0, 0.1, 600.0
-"""A plain line on a job's progress needs the first, and one of the others, since its last line."""
 
 _ACTIVE = (State.starting, State.running, State.stopping)
+_RANKS = {**dict.fromkeys(_ACTIVE, 0), State.failed: 1, State.stopped: 3}
 _STYLES = dict(zip(State, ("dim", "cyan", "cyan", "yellow", "green", "red", "yellow"), strict=True))
 _RIGHT = ("job", "steps", "restarts", "rate", "left")
-_DROPPED = ("remark", "rate", "progress", "left", "restarts", "steps")
+_KEPT = ("job", "state", "overrides")
+_IMPORTANCE = (*_KEPT, "steps", "restarts", "left", "progress", "rate", "remark")
 _LEAST = {"state": 8, "rate": 6, "left": 7}  # else the columns would jump with every digit
 _BAR = (8, 24)
 _ASCII = str.maketrans("·…━─", "|~=-")
@@ -60,11 +59,7 @@ class Display:
     """
 
     def __init__(
-        self,
-        total: int,
-        n_jobs: int,
-        stream: TextIO | None = None,
-        mode: Literal["auto", "live", "plain"] = "auto",
+        self, total: int, n_jobs: int, stream: TextIO | None = None, mode: Mode = "auto"
     ) -> None:
         self._total, self._n_jobs = total, n_jobs
         self._stream = _Stream(sys.stderr if stream is None else stream)
@@ -73,15 +68,13 @@ class Display:
         self._moved: list[tuple[TextIO, TextIO]] = []
         self._views: Sequence[JobView] = ()
         self._last: dict[int, JobView] = {}
-        self._restarted_s: dict[int, float] = {}
         self._told: dict[int, tuple[float, float]] = {}
         self._pending: deque[tuple[str, str]] = deque(maxlen=1000)
         self._turn = threading.Lock()
         self._began_s = time.monotonic()
         self._next_frame_s = self._job_s = 0.0
         self._frame: list[Text] = []
-        self._columns = 0
-        self._is_closed = False
+        self._columns, self._is_closed = 0, False
 
     def __enter__(self) -> Display:
         return self
@@ -96,20 +89,13 @@ class Display:
             last = self._last.get(view.number)
             if view is not last:
                 self._last[view.number] = view
-                if last is not None and view.restarts > last.restarts:
-                    self._restarted_s[view.number] = now
                 line = _news(view, last) or self._progress(view, now)
-                if line and (not self._is_live or view.remark or view.state is State.failed):
+                if line and not (self._is_live and line.startswith(("started", "finished"))):
                     self._pending.append((f"job {view.number}: {line}", _STYLES[view.state]))
         self._show()
 
     def say(self, text: str, style: str = "") -> None:
-        """Show a line, or several, that stay: above the table where there is one.
-
-        Args:
-            text: Shown as it is: brackets mean nothing, control characters are escaped.
-            style: What rich calls a style, such as "bold red"; plain lines have none.
-        """
+        """Show a line, or several, that stay; `style` is rich's ("bold red"), markup is not."""
         self._pending.extend((_escape(line), style) for line in text.split("\n"))
         self._show()
 
@@ -130,7 +116,7 @@ class Display:
             for own, stand_in in self._moved:
                 sys.stdout = own if sys.stdout is stand_in else sys.stdout
                 sys.stderr = own if sys.stderr is stand_in else sys.stderr
-            _repoint((stand_in, own) for own, stand_in in self._moved)
+            _repoint([(stand_in, own) for own, stand_in in self._moved])
             self._stream.write("\x1b[?25h" if self._live is not None else "")
 
     def _progress(self, view: JobView, now: float) -> str:
@@ -142,7 +128,8 @@ class Display:
         if since_s < PROGRESS_S or (share - told < PROGRESS_SHARE and since_s < SILENCE_S):
             return ""
         self._told[view.number] = (now, share)
-        facts = [_at(view), _rate(view.rate), _clock(view.left_s) and f"{_clock(view.left_s)} left"]
+        left = _clock(view.left_s)
+        facts = (_at(view).strip(), _rate(view.rate), left and f"{left} left")
         return ", ".join(filter(None, facts))
 
     def _show(self, is_last: bool = False) -> None:
@@ -170,20 +157,11 @@ class Display:
         from rich.console import Console
         from rich.live import Live
 
-        console = Console(
-            file=cast(TextIO, self._stream),
-            force_terminal=True,
-            force_interactive=True,
-            soft_wrap=True,  # a long line of others stays one line
-            markup=False,
-            emoji=False,
-            highlight=False,
-        )
+        console = Console(file=cast(TextIO, self._stream), force_terminal=True, soft_wrap=True)
         own = (sys.stdout, sys.stderr)
         out, err = map(self._stream.is_same_file, own)
-        self._live = Live(
-            console=console, auto_refresh=False, redirect_stdout=out, redirect_stderr=err
-        )
+        live = Live(console=console, auto_refresh=False, redirect_stdout=out, redirect_stderr=err)
+        self._live = live
         self._live.start()
         pairs = zip(own, (sys.stdout, sys.stderr), strict=True)
         self._moved = [(own, stand_in) for own, stand_in in pairs if own is not stand_in]
@@ -191,25 +169,17 @@ class Display:
 
     def _draw(self, live: Live) -> None:
         from rich.console import Group
-        from rich.control import Control
-        from rich.segment import ControlType
 
         columns, lines = live.console.size = self._stream.size()
         summary = self._summary(columns - 1)
         shown = self._chosen(lines - 2 - len(summary))
         frame = _table(shown, columns - 1) if shown else []
         if 0 < len(shown) < len(self._views):
-            others = Counter(view.state for view in self._views)
-            others.subtract(view.state for view in shown)
-            counts = ", ".join(f"{others[state]} {state.value}" for state in State if others[state])
-            frame.append(_text((f"… {others.total()} more: {counts}", "dim")))
+            frame.append(_text((f"… {len(self._views) - len(shown)} more", "dim")))
         frame.extend(_text((line, "bold")) for line in summary)
-        for line in frame:
-            line.truncate(columns - 1)
         if columns < self._columns:  # the terminal has broken the lines that became too long
             broken = sum(max(0, line.cell_len - 1) // columns for line in self._frame)
-            up = ((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))
-            live.console.control(Control(ControlType.CARRIAGE_RETURN, *up * broken))
+            self._stream.write("\r" + "\x1b[2K\x1b[1A" * broken)
         elif frame == self._frame:
             return
         self._frame, self._columns = frame, columns
@@ -219,16 +189,10 @@ class Display:
         """The jobs that get a row: all, or those that something happens to."""
         if len(self._views) <= room:
             return list(self._views)
-        since_s = time.monotonic() - RECENT_S
-        active = [view for view in self._views if view.state in _ACTIVE]
-        others = [
-            view
-            for view in self._views
-            if view.state in (State.failed, State.stopped)
-            or (view.state is State.queued and self._restarted_s.get(view.number, 0.0) > since_s)
-        ]
-        others.sort(key=lambda view: list(State).index(view.state))  # stopped ones last
-        return sorted((active + others)[: max(0, room - 1)], key=lambda view: view.number)
+        is_news = {v.number for v in self._views if v.restarts and not v.state.is_final}
+        notable = [v for v in self._views if v.state in _RANKS or v.number in is_news]
+        notable.sort(key=lambda view: _RANKS.get(view.state, 2))
+        return sorted(notable[: max(0, room - 1)], key=lambda view: view.number)
 
     def _summary(self, width: int) -> list[str]:
         counts = Counter(view.state for view in self._views)
@@ -237,10 +201,9 @@ class Display:
         facts = [f"{done} of {self._total} finished" + (f", {failed} failed" if failed else "")]
         order = (State.running, State.starting, State.stopping, State.stopped, State.queued)
         facts += [f"{counts[state]} {state.value}" for state in order if counts[state]]
-        facts.append(_clock(time.monotonic() - self._began_s))
-        facts += filter(None, [self._estimate(counts[State.queued])])
+        facts += [_clock(time.monotonic() - self._began_s), self._estimate(counts[State.queued])]
         lines = facts[:1]
-        for fact in facts[1:]:
+        for fact in filter(None, facts[1:]):
             if len(lines[-1]) + len(fact) + 3 <= width:
                 lines[-1] += f" · {fact}"
             else:
@@ -255,7 +218,8 @@ class Display:
         left_s = max([*lefts_s, (sum(lefts_s) + num_queued * self._job_s) / self._n_jobs])
         if not self._job_s or not math.isfinite(left_s) or not (active or num_queued):
             return ""
-        return f"about {_clock(60 * math.ceil(left_s / 60)).removesuffix(':00')} left"
+        minutes = math.ceil(left_s / 60)
+        return f"about {minutes} min left" if minutes <= 90 else f"about {minutes // 60} h left"
 
 
 class _Stream:
@@ -263,15 +227,15 @@ class _Stream:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self.encoding = getattr(stream, "encoding", None) or "utf-8"
+        self.encoding = (getattr(stream, "encoding", None) or "utf-8").lower()
+        self._spare = {} if self.encoding.startswith("utf") else _ASCII
         self.is_gone = False
 
     def write(self, text: str) -> int:
-        if not self.encoding.lower().startswith("utf"):
-            text = text.translate(_ASCII)
+        text = text.translate(self._spare).encode(self.encoding, "replace").decode(self.encoding)
         try:
             if text and not self.is_gone:
-                self._stream.write(text.encode(self.encoding, "replace").decode(self.encoding))
+                self._stream.write(text)
                 self._stream.flush()
         except (OSError, ValueError):  # the reader left, or the stream was closed
             self.is_gone = True
@@ -285,7 +249,7 @@ class _Stream:
         try:
             return not self.is_gone and bool(select.select([], [self._stream], [], patience_s)[1])
         except (OSError, ValueError):
-            return True  # nothing one could wait for: no file, or a closed one
+            return True  # no file, or a closed one: nothing to wait for
 
     def is_same_file(self, other: TextIO) -> bool:
         try:
@@ -294,15 +258,9 @@ class _Stream:
             return False
 
     def can_be_live(self) -> bool:
-        try:
-            is_terminal = self._stream.isatty()
-        except ValueError:
-            return False
         is_in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
         is_dumb = os.environ.get("TERM", "") in ("", "dumb", "unknown")
-        return (
-            is_terminal and not is_in_ci and not is_dumb and bool(importlib.util.find_spec("rich"))
-        )
+        return not (is_in_ci or is_dumb or self._stream.closed) and self._stream.isatty()
 
     def size(self) -> tuple[int, int]:
         try:
@@ -312,46 +270,37 @@ class _Stream:
         return columns or 80, lines or 24
 
 
-def _repoint(pairs: Iterable[tuple[TextIO, TextIO]]) -> None:
+def _repoint(pairs: Sequence[tuple[TextIO, TextIO]]) -> None:
     """Make logging handlers that hold the first of a pair write to the second."""
-    pairs = list(pairs)
-    for logger in [logging.root, *list(logging.root.manager.loggerDict.values())]:
-        for handler in getattr(logger, "handlers", ()):
-            for old, new in pairs:
-                if isinstance(handler, logging.StreamHandler) and handler.stream is old:
-                    handler.setStream(new)
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        for handler in getattr(logger, "handlers", ()):  # a placeholder has none
+            new = next((new for old, new in pairs if old is getattr(handler, "stream", None)), None)
+            if new is not None and isinstance(handler, logging.StreamHandler):
+                handler.setStream(new)
 
 
 def _news(view: JobView, last: JobView | None) -> str:
     """What to say about a job's change; empty where there is nothing."""
     was = State.queued if last is None else last.state
     remark = f": {_escape(view.remark)}" if view.remark else ""
+    if view.state is not was and view.state is State.finished:
+        return f"finished{_at(view)}" if last else ""  # else it had before this sweep went on
     if view.state is not was and view.state.is_final:
-        if view.state is State.finished:
-            # What had finished before this sweep went on is no news.
-            return f"finished, {_at(view)}".rstrip(", ") if last else ""
-        at = f" at {_at(view)}" if _at(view) else ""
-        return f"{view.state.value}{at}{remark} ({_escape(str(view.directory))})"
+        return f"{view.state.value}{_at(view)}{remark} ({_escape(str(view.directory))})"
     if last is not None and view.restarts > last.restarts:
-        return f"restart {view.restarts}{remark}"
-    if was is State.queued and view.state in _ACTIVE and (last is None or not view.restarts):
-        return f"started {_escape(view.overrides)}".rstrip()
-    return ""
+        return f"restart {view.restarts}{_at(view)}{remark}"
+    is_start = was is State.queued and view.state in _ACTIVE and (last is None or not view.restarts)
+    return f"started {_escape(view.overrides)}" if is_start else ""
 
 
 def _at(view: JobView) -> str:
-    if view.step is None:
-        return ""
-    if not view.steps:
-        return f"step {view.step}"
-    return f"step {view.step} of {view.steps} ({view.step / view.steps:.0%})"
+    share = f" of {view.steps} ({(view.step or 0) / view.steps:.0%})" if view.steps else ""
+    return "" if view.step is None else f" at step {view.step}{share}"
 
 
 def _escape(text: str) -> str:
     """The text without anything that a terminal would obey."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _clock(seconds: float | None) -> str:
@@ -379,10 +328,8 @@ def _shorten(text: str, width: int) -> str:
 
     if cell_len(text) <= width:
         return text
-    head = set_cell_size(text, width // 2).rstrip()
-    tail = text
-    while cell_len(tail) > max(0, width - 1 - cell_len(head)):
-        tail = tail[1:]
+    head = set_cell_size(text[:width], width // 2).rstrip()
+    tail = set_cell_size(text[: -width - 1 : -1], width - 1 - cell_len(head)).rstrip()[::-1]
     return f"{head}…{tail}"
 
 
@@ -413,21 +360,20 @@ def _table(views: Sequence[JobView], width: int) -> list[Text]:
         for name in rows[0]
         if any(row[name] for row in rows)
     }
-    gap, enough = (2, 24) if width >= 60 else (1, 12)
+    gap, enough = (2, 24) if width >= 60 else (1, 16)
     floors = {"overrides": enough, "remark": 20, "progress": _BAR[0]}
-    widths = {name: min(size, floors.get(name, size)) for name, size in full.items()}
-    dropped = iter(_DROPPED)
-    while (room := width - sum(widths.values()) - gap * (len(widths) - 1)) < 0:
-        name = next(dropped, "")
-        if not name:
-            break
-        widths.pop(name, 0)
+    widths, room = dict[str, int](), width + gap
+    for name in sorted(full, key=_IMPORTANCE.index):
+        size = min(full[name], floors.get(name, full[name]))
+        if name in _KEPT or size + gap <= room:
+            widths[name] = size
+            room -= size + gap
     for name in ("overrides", "remark", "progress"):
         if name in widths:
-            more = min(room, full[name] - widths[name])
-            widths[name] = max(1, widths[name] + more)
+            more = max(1 - widths[name], min(room, full[name] - widths[name]))
+            widths[name] += more
             room -= more
-
+    widths = {name: widths[name] for name in full if name in widths}
     header = _row({name: name for name in widths}, widths, gap)
     return [header, *(_row(row, widths, gap, view) for row, view in zip(rows, views, strict=True))]
 
@@ -437,20 +383,18 @@ def _row(
 ) -> Text:
     from rich.cells import set_cell_size
 
-    state = _STYLES[view.state] if view is not None else "dim"
-    is_dim = view is None or view.state is State.queued
+    state = "dim" if view is None else _STYLES[view.state]
+    styles = {"state": state, "remark": state, "restarts": "yellow"}
+    rest = "dim" if view is None or view.state is State.queued else ""
     parts = []
     for name, size in widths.items():
-        if name in _RIGHT:
-            cell = cells[name].rjust(size)
-        else:
-            cell = set_cell_size(_shorten(cells[name], size), size)
         if name == "progress" and view is not None and cells[name]:
             done = int(size * min(1.0, (view.step or 0) / (view.steps or 1)))
             parts += [("━" * done, state), ("─" * (size - done) + " " * gap, "dim")]
-        else:
-            own = {"state": state, "remark": state, "restarts": "yellow"}.get(name, "")
-            parts.append((cell + " " * gap, "dim" if is_dim else own))
+            continue
+        cell = set_cell_size(_shorten(cells[name], size), size)
+        cell = cells[name].rjust(size) if name in _RIGHT else cell
+        parts.append((cell + " " * gap, rest or styles.get(name, "")))
     text = _text(*parts)
     text.rstrip()
     return text

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from forge import config, frozen, job_dir, messages
 from forge.config import Policy
 from forge.errors import ConfigError, Exit, ExitCode, ForgeError, JobError
-from forge.job_files import RESULT, TASK, forge_dir, write_atomically
+from forge.job_files import RESULT, STATE, TASK, forge_dir, write_atomically
 from forge.launch import payload, plan, resources
 from forge.launch.queue import Queue, QueuedJob
 from forge.launch.sweep import Place, SweepDir
@@ -188,13 +188,15 @@ def _freeze(jobs: list[_Job], shared: payload.Shared, options: resources.LocalOp
     """Write down how each job is started, unless it is finished."""
     outer = HydraConfig.instance().cfg
     for job in jobs:
-        if plan.is_finished(job.directory):
+        if plan.is_finished(job.directory) and not _is_stale(job):
             continue
         HydraConfig.instance().set_config(job.config)
         try:
             forge_dir(job.directory).mkdir(parents=True, exist_ok=True)
+            (forge_dir(job.directory) / STATE).unlink(missing_ok=True)
             if job.policy is not None and job.policy.enabled:
                 frozen.freeze(job.config, job.directory)
+            job_dir.changed_code(job.directory)  # the first start notes it
             data, main = shared.with_config(job.config)
             write_atomically(forge_dir(job.directory) / TASK, data)
             plan.make(
@@ -208,6 +210,22 @@ def _freeze(jobs: list[_Job], shared: payload.Shared, options: resources.LocalOp
             ).materialize(job.directory)
         finally:
             HydraConfig.instance().cfg = outer
+
+
+def _is_stale(job: _Job) -> bool:
+    """Whether a finished job runs again.
+
+    One with a policy never does: its state is all it would come back to. One without, that knows
+    nothing of states, does where the code has changed, as it would with Hydra's own launcher.
+    """
+    changed = job_dir.changed_code(job.directory)
+    if not changed:
+        return False
+    if job.policy is not None and job.policy.enabled:
+        messages.warn(f"{job.directory} was finished with other code: {', '.join(changed[:5])}")
+        return False
+    job_dir.forget_code(job.directory)
+    return True
 
 
 # -- after the last has ended ------------------------------------------------------------------

@@ -1,0 +1,384 @@
+"""What people see of a sweep, on real terminals and through real pipes."""
+
+import contextlib
+import fcntl
+import io
+import logging
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+from forge.launch import display
+from forge.launch.display import Display
+from forge.launch.view import JobView, State
+
+CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def job(number, state=State.running, **facts):
+    facts = {
+        "overrides": f"lr=0.001 seed={number}",
+        "directory": Path("multirun", str(number)),
+    } | facts
+    return JobView(number=number, state=state, **facts)
+
+
+def half_done(number, **facts):
+    return job(number, **{"step": 500, "steps": 1000, "rate": 4.1, "left_s": 122.0} | facts)
+
+
+class Terminal:
+    """A pseudo-terminal, and what was written to it."""
+
+    def __init__(self, columns, lines):
+        self.reader, writer = pty.openpty()
+        fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.stream = os.fdopen(writer, "w", encoding="utf-8")
+        self.columns = columns
+
+    def raw(self):
+        found = b""
+        while select.select([self.reader], [], [], 0.05)[0]:
+            found += os.read(self.reader, 65536)
+        return found.decode()
+
+    def screen(self):
+        """The lines one would see, when none were scrolled away."""
+        return screen_of(self.raw())
+
+
+def screen_of(raw):
+    lines, at = [""], 0
+    for token in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", raw):
+        if token == "\n":
+            at += 1
+            lines += [""] * (at + 1 - len(lines))
+        elif token.endswith("A") and token.startswith("\x1b"):
+            at -= int(token[2:-1] or 1)
+        elif token == "\x1b[2K":
+            lines[at] = ""
+        elif token[0] not in "\x1b\r":
+            lines[at] += token
+    return lines
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    opened = []
+
+    def make(columns=80, lines=24):
+        opened.append(Terminal(columns, lines))
+        return opened[-1]
+
+    yield make
+    for one in opened:
+        with contextlib.suppress(OSError):
+            one.stream.close()
+        with contextlib.suppress(OSError):
+            os.close(one.reader)
+
+
+def jobs():
+    return [
+        job(0, State.finished, step=1000, steps=1000),
+        half_done(1, restarts=2, remark="the node's GPU fell off the bus"),
+        job(2, State.failed, step=10, steps=1000, remark="exit code 1: CUDA out of memory"),
+        half_done(3, overrides="model=" + "x" * 300 + " seed=漢字"),
+        job(4, State.queued),
+    ]
+
+
+def test_a_terminal_shows_a_row_a_job_and_a_summary(terminal):
+    """The sweep must be understood at a glance."""
+    at = terminal(160)
+    with Display(5, 2, at.stream) as shown:
+        shown.update(jobs())
+    screen = at.screen()
+    header = next(i for i, line in enumerate(screen) if re.match("job +state", line))
+    rows = screen[header + 1 : header + 6]
+    assert [row.split()[:2] for row in rows] == [
+        ["0", "finished"],
+        ["1", "running"],
+        ["2", "failed"],
+        ["3", "running"],
+        ["4", "queued"],
+    ]
+    assert " 500/1000 " in rows[1]
+    assert "4.1/s  0:02:02  the node's GPU" in rows[1]
+    assert "CUDA out of memory" in rows[2]
+    start = "1 of 5 finished, 1 failed · 2 running · 1 queued · 0:00:00 · about 5 min left"
+    assert screen[header + 6] == start
+    assert any(line.startswith("job 2: failed at step 10 of 1000 (1%): exit") for line in screen)
+
+
+@pytest.mark.parametrize("columns", [40, 44, 60, 79, 80, 100, 120, 200])
+def test_no_row_is_wider_than_the_terminal(terminal, columns):
+    """One wrapped line would tear every frame after it."""
+    from rich.cells import cell_len
+
+    at = terminal(columns)
+    with Display(5, 2, at.stream) as shown:
+        shown.update(jobs())
+    screen = at.screen()
+    table = screen[
+        next(i for i, line in enumerate(screen) if line.startswith("job ") and "state" in line) :
+    ]
+    assert max(map(cell_len, table)) < columns
+    assert (
+        len([line for line in table if re.match(r" +\d +(running|failed|queued|finished)", line)])
+        == 5
+    )
+    assert any("finished, 1 failed" in line for line in table)
+
+
+def test_narrow_terminals_lose_the_rate_first_then_the_bar_then_the_time_left(terminal):
+    """What tells the jobs apart and how far they are stays longest."""
+    lost = []
+    for columns in range(120, 39, -1):
+        header = display._table([half_done(0), half_done(1)], columns)[0].plain
+        lost += [n for n in ("rate", "progress", "left") if n not in header and n not in lost]
+        assert "state" in header
+        assert "steps" in header
+    assert lost == ["rate", "progress", "left"]
+
+
+def test_overrides_cannot_command_the_terminal_nor_rich(terminal):
+    """A value from the command line is text, whatever it contains."""
+    at = terminal(120)
+    evil = "a=[red]x[/red] b=\x1b]0;owned\x07\x1b[2J\r\n c=\u202e"
+    with Display(1, 1, at.stream) as shown:
+        shown.update([job(0, State.failed, overrides=evil, remark="\x1b[31mbad\x07")])
+        shown.say("[bold]said[/bold] \x1b[2J", "bold red")
+    raw = at.raw()
+    assert "\x1b]0" not in raw
+    assert "\x1b[2J" not in raw
+    assert "\x07" not in raw
+    text = "\n".join(screen_of(raw))
+    assert r"a=[red]x[/red] b=\x1b]0;owned\x07\x1b[2J\r\n c=\u202e" in text
+    assert r"[bold]said[/bold] \x1b[2J" in text
+
+
+def test_more_jobs_than_lines_shows_those_that_something_happens_to(terminal):
+    """Sixty rows do not fit; the two that run matter, and the one that failed."""
+    at = terminal(80, 12)
+    views = [job(i, State.queued if i > 40 else State.finished) for i in range(60)]
+    views[38], views[39], views[7] = half_done(38), half_done(39), job(7, State.failed)
+    with Display(60, 2, at.stream) as shown:
+        shown.update(views)
+    screen = [line for line in at.screen() if line]
+    assert len(screen) <= 12
+    assert [line.split()[0] for line in screen if re.match(r" +\d+ ", line)] == ["7", "38", "39"]
+    assert "… 57 more" in screen
+    assert screen[-2].startswith("38 of 60 finished, 1 failed · 2 running · 19 queued")
+
+
+def test_a_thousand_jobs_render_only_what_is_seen(terminal, monkeypatch):
+    """Drawing must not take the launcher's time."""
+    at, num_rows, draw = terminal(80, 24), [], display._row
+    monkeypatch.setattr(display, "_row", lambda *a: num_rows.append(1) or draw(*a))
+    views = [half_done(i) if i % 2 else job(i, State.queued) for i in range(1000)]
+    with Display(1000, 500, at.stream) as shown:
+        for _ in range(50):
+            shown.update(views)
+        assert 0 < len(num_rows) <= 24
+        at.raw()
+
+
+def test_prints_and_logging_appear_above_the_table(terminal, monkeypatch):
+    """Hydra's handlers hold the stdout they found; their lines must not tear the table."""
+    at = terminal(80)
+    monkeypatch.setattr(sys, "stdout", at.stream)
+    handler = logging.StreamHandler(sys.stdout)
+    logger = logging.getLogger("test_display")
+    logger.addHandler(handler)
+    try:
+        with Display(1, 1, at.stream) as shown:
+            shown.update([half_done(0)])
+            logger.warning("logged " + "x" * 100)
+            print("printed")
+            shown.update([half_done(0)])
+        assert handler.stream is at.stream
+        assert sys.stdout is at.stream
+    finally:
+        logger.removeHandler(handler)
+    screen = [line for line in at.screen() if line]
+    assert screen[:2] == ["logged " + "x" * 100, "printed"]
+    assert [line.split()[0] for line in screen[2:]] == ["job", "0", "0"]
+
+
+def test_a_stdout_that_leads_elsewhere_is_left_alone(terminal, monkeypatch, tmp_path):
+    """`python train.py -m > log` keeps its lines in the log."""
+    at = terminal()
+    with (tmp_path / "log").open("w") as log:
+        monkeypatch.setattr(sys, "stdout", log)
+        with Display(1, 1, at.stream) as shown:
+            shown.update([half_done(0)])
+            assert sys.stdout is log
+    assert "0 of 1 finished" in at.screen()[-2]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_exception_leaves_the_terminal_in_order(terminal, error):
+    """A hidden cursor outlives the process."""
+    at = terminal()
+    out, err = sys.stdout, sys.stderr
+    with contextlib.suppress(error), Display(1, 1, at.stream) as shown:
+        shown.update([half_done(0)])
+        raise error
+    raw = at.raw()
+    assert raw.rindex("\x1b[?25h") > raw.rindex("\x1b[?25l")
+    assert (sys.stdout, sys.stderr) == (out, err)
+    assert screen_of(raw)[-2].startswith("0 of 1 finished · 1 running")
+
+
+def test_an_interrupted_drawing_still_shows_the_cursor(terminal, monkeypatch):
+    """The second Ctrl+C comes at the worst time."""
+    at = terminal()
+    shown = Display(1, 1, at.stream)
+    shown.update([half_done(0)])
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Display, "_draw", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        shown.close()
+    assert at.raw().endswith("\x1b[?25h")
+
+
+def test_a_narrowed_terminal_has_one_table_only(terminal):
+    """Terminals break lines that became too long; the old frame must still be erased."""
+    at = terminal(100)
+    shown = Display(2, 2, at.stream)
+    shown.update([half_done(0), half_done(1)])
+    wide = at.raw()
+    fcntl.ioctl(at.stream, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 50, 0, 0))
+    shown._next_frame_s = 0.0
+    shown.update([half_done(0), half_done(1)])
+    ups = at.raw().count("\x1b[1A")
+    broken = [line[i : i + 50] for line in screen_of(wide) for i in range(0, len(line), 50)]
+    assert ups == len(broken) - 1
+    shown.close()
+
+
+@pytest.mark.parametrize("variables", [{"CI": "true"}, {"TERM": "dumb"}, {"TERM": ""}])
+def test_ci_and_dumb_terminals_get_plain_lines(terminal, monkeypatch, variables):
+    at = terminal()
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with Display(1, 1, at.stream) as shown:
+        shown.update([half_done(0)])
+    assert "\x1b" not in at.raw()
+
+
+def test_no_color_leaves_words(terminal, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    at = terminal()
+    with Display(1, 1, at.stream) as shown:
+        shown.update([job(0, State.failed)])
+    raw = at.raw()
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]", raw)
+    assert "failed" in raw
+
+
+def test_plain_lines_tell_each_change_once():
+    """A log of the sweep is read later, with grep."""
+    stream = io.StringIO()
+    with Display(3, 1, stream) as shown:
+        shown.update([job(0, State.queued), job(1, State.queued), job(2, State.finished)])
+        for _ in range(3):
+            shown.update([job(0, State.starting), job(1, State.queued)])
+        shown.update([half_done(0), job(1, State.starting)])
+        shown.update([job(0, State.queued, restarts=1, remark="exit code 69\x1b[2J")])
+        shown.update([half_done(0, restarts=1)])
+        shown.update(
+            [job(0, State.finished, step=1000, steps=1000), job(1, State.failed, remark="exit 1")]
+        )
+        shown.update([job(0, State.finished), job(1, State.failed), job(2, State.finished)])
+        shown.say("the end", "bold")
+    *lines, last = stream.getvalue().splitlines()
+    assert lines == [
+        "job 0: started lr=0.001 seed=0",
+        "job 1: started lr=0.001 seed=1",
+        r"job 0: restart 1: exit code 69\x1b[2J",
+        "job 0: finished at step 1000 of 1000 (100%)",
+        "job 1: failed: exit 1 (multirun/1)",
+        "the end",
+    ]
+    assert last == "2 of 3 finished, 1 failed · 0:00:00"
+
+
+def test_plain_progress_is_rare(monkeypatch):
+    """A job of a day must not fill a log, nor fall silent."""
+    stream, now = io.StringIO(), 0.0
+    monkeypatch.setattr(display.time, "monotonic", lambda: now)
+    shown = Display(1, 1, stream)
+    for second in range(1000):
+        now = float(second)
+        shown.update([half_done(0, step=second)])
+    lines = stream.getvalue().splitlines()[1:]
+    assert lines[0] == "job 0: at step 101 of 1000 (10%), 4.1/s, 0:02:02 left"
+    assert len(lines) == 9
+
+
+def test_a_reader_that_left_costs_nothing():
+    """`| head` must not end the sweep."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    stream = os.fdopen(writer, "w")
+    with Display(1, 1, stream) as shown:
+        shown.update([half_done(0)])
+        shown.say("nobody hears this")
+    with pytest.raises(BrokenPipeError):
+        stream.close()
+
+
+def test_a_terminal_that_hung_up_or_was_closed_costs_nothing(terminal):
+    for hang_up in (lambda at: os.close(at.reader), lambda at: at.stream.close()):
+        at = terminal()
+        out = sys.stdout
+        with Display(1, 1, at.stream) as shown:
+            shown.update([half_done(0)])
+            at.raw()
+            hang_up(at)
+            shown._next_frame_s = 0.0
+            shown.update([half_done(0, step=501)])
+        assert sys.stdout is out
+
+
+def test_a_reader_that_does_not_read_holds_nobody_up(monkeypatch):
+    """A pager that waits for a key must not stop the restarts."""
+    monkeypatch.setattr(display, "PATIENCE_S", 0.05)
+    reader, writer = os.pipe()
+    began = time.monotonic()
+    with open(writer, "w") as stream:
+        with Display(1, 1, stream) as shown:
+            for _ in range(500):
+                shown.say("x" * 1000)
+        assert time.monotonic() - began < 30
+    os.close(reader)
+
+
+def test_streams_without_unicode_get_ascii():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    with Display(2, 1, stream, mode="live") as shown:
+        shown.update([half_done(0, overrides="é=" + "x" * 200), job(1, State.queued)])
+    stream.seek(0)
+    text = CODES.sub("", stream.read())
+    assert "0 of 2 finished | 1 running | 1 queued" in text
+
+
+def test_importing_it_does_not_import_rich():
+    code = "import sys, forge.launch.display; sys.exit('rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
