@@ -131,11 +131,14 @@ def _overlay(node: Any, stored: Any, is_root: bool = False) -> None:
             _overlay(present, wanted)
             continue
         try:
-            node[key] = OmegaConf.to_container(wanted) if _is_plain_dict(wanted) else wanted
-        except OmegaConfBaseException:
-            messages.warn(f"The stored `{key}` no longer fits its schema; the stored value is used")
-            del node[key]
-            node[key] = wanted
+            # Merged, not assigned: names become enums, and dicts the dataclasses they stand for.
+            node.merge_with(OmegaConf.masked_copy(stored, [key]))
+        except OmegaConfBaseException as error:
+            raise Contradiction(
+                f"The stored `{wanted._get_full_key(None)}` no longer fits the schema that the code"
+                f" gives it ({str(error).splitlines()[0]}). Put the schema back, or start in a new"
+                " directory."
+            ) from error
 
 
 def _is_plain_dict(node: Any) -> bool:

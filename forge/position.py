@@ -53,15 +53,20 @@ class Position:
                 return self._count(next(self._iterator))
             except StopIteration:
                 self._end_epoch()
-        self._begin_epoch()
-        assert self._iterator is not None
         try:
+            self._begin_epoch()
+            assert self._iterator is not None
             return self._count(next(self._iterator))
         except StopIteration:
             raise ValueError(
                 f"The loader ({type(self._loader).__name__}) yielded no batch in epoch"
                 f" {self.epoch}. Is its dataset empty, or smaller than a batch with drop_last?"
             ) from None
+        except Exception:
+            self._iterator = None  # the epoch has not begun: what it drew is drawn again
+            if self._start is not None:
+                self._restore_parts(self._start["parts"])
+            raise
 
     def _count(self, batch: Any) -> Any:
         self.taken += 1

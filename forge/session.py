@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterable, Iterator
 from typing import Any, NoReturn
 
 from forge import job_dir, messages, rng, startup, stopping
+from forge.calls import Calls
 from forge.checkpoint import Store
 from forge.checkpoint.store import step_dirs
 from forge.config import NanAction, Policy
@@ -38,12 +39,10 @@ class Session:
         """Steps done."""
         self.resumed_from: str | None = None
         self.callbacks: list[Any] = []
-        self._positions: list[Position | dict[str, Any] | None] = []
+        self._calls = Calls()
         self._loaded: dict[str, Any] | None = None
         self._replay: dict[str, Any] | None = None
         self._planned: int | None = None
-        self._broken_off: set[int] = set()
-        """Which calls of `steps` a break has ended."""
         self._is_complete = False
         self._is_in_step = False
         self._has_begun = False
@@ -54,9 +53,8 @@ class Session:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the loader that is being read; 0 without one."""
-        position = self._positions[-1] if self._positions else None
-        return position.epoch if isinstance(position, Position) else 0
+        """See `Calls.epoch`."""
+        return self._calls.epoch
 
     # -- opening -------------------------------------------------------------------------------
 
@@ -94,7 +92,7 @@ class Session:
         self._live.load(state["live"])
         self._nan.load_state_dict(state["nan"])
         self.step, self._planned = state["step"], state["planned"]
-        self._broken_off = set(state["broken_off"])
+        self._calls.broken_off = set(state["broken_off"])
         self._marker.is_used |= state["uses_poll"]
         self._loaded, self._replay = state, state["replay"]
 
@@ -102,14 +100,13 @@ class Session:
         self, replay: dict[str, Any] | None = None, is_marked: bool = False
     ) -> dict[str, Any]:
         """Everything a checkpoint holds; with the random state of the mark, if asked for."""
-        positions = [p.state() if isinstance(p, Position) else p for p in self._positions]
         return {
             "step": self.step,
             "planned": self._planned,
-            "broken_off": sorted(self._broken_off),
+            "broken_off": sorted(self._calls.broken_off),
             "live": self._live.capture(),
             "nan": self._nan.state_dict(),
-            "positions": positions,
+            "positions": self._calls.states(),
             "rng": self._marker.rng if is_marked else rng.capture(),
             "replay": replay,
             "uses_poll": self._marker.is_used,
@@ -125,19 +122,19 @@ class Session:
         return loop
 
     def _steps(self, n: int, loader: Iterable[Any] | None) -> Generator[Any, None, None]:
-        call = len(self._positions)
+        call = len(self._calls.positions)
         saved = self._loaded["positions"][call:] if self._loaded is not None else []
         has_ended = self._is_complete and self._planned is not None and n <= self._planned
-        if self.step >= n or has_ended or call in self._broken_off:
-            # Nothing to do here, but what follows finds the random state that this left behind.
-            self._positions.append(saved[0] if saved else None)
+        if self.step >= n or has_ended or call in self._calls.broken_off:
+            # Nothing to do, but what follows finds the random state that this left behind.
+            self._calls.begin(saved[0] if saved else None)
             if loader is not None and saved and saved[0] is not None:
                 Position(loader).load_finished(saved[0])
             if self._loaded is not None:
                 rng.restore(self._loaded["rng"])
             return
         position = Position(loader) if loader is not None else None
-        self._positions.append(position)
+        self._calls.begin(position)
         self._planned, self._is_complete, self._has_begun = n, False, True
         self._go_to(position, saved[0] if saved else None)
         if self.step == 0 and self._policy.nan.action is _ACTION.rollback:
@@ -150,10 +147,11 @@ class Session:
                 self._updater.begin(self.step)
                 self._marker.mark()
                 return
+            step = self.step
             try:
                 yield from self._one_step(position)
             except GeneratorExit:
-                self._broken_off.add(call)
+                self._calls.break_off(call, step)
                 raise
 
     def _go_to(self, position: Position | None, saved: dict[str, Any] | None) -> None:
@@ -163,9 +161,10 @@ class Session:
                 messages.warn(f"A resume is not exact here: {sentence}")
             if saved is not None:
                 position.load(saved)
-        if self._loaded is not None:
-            # Only now: making an iterator draws.
-            rng.restore(self._loaded["rng"])
+        loaded = self._loaded
+        if loaded is not None and len(loaded["positions"]) == len(self._calls.positions):
+            # Only now: making an iterator draws. A later loop keeps what the code before it drew.
+            rng.restore(loaded["rng"])
 
     def _one_step(self, position: Position | None) -> Generator[Any, None, None]:
         self._updater.begin(self.step)
@@ -177,6 +176,8 @@ class Session:
                 rng.restore(replay["begin_rng"])
                 self._updater.repeat(replay["losses"], self._restore_after_update)
         else:
+            if self._marker.is_used:
+                self._marker.mark()  # reading may fail while a stop is pending: see `close`
             batch = position.next() if position is not None else None
             self.metrics.begin(self.step, set())
         self._batch = HeldBatch(batch)
@@ -311,7 +312,7 @@ class Session:
         assert first_bad is not None
         at_most = first_bad - self._policy.nan.rollback.steps_back
         found = self._disk.rollback_target(at_most, self._policy.checkpoint.every_steps or 1)
-        call = len(self._positions) - 1
+        call = len(self._calls.positions) - 1
         if found is None or len(found.state["positions"]) != call + 1:
             self._halt(
                 f"step {first_bad} is bad, but there is no good checkpoint of this loop at step"
@@ -322,7 +323,7 @@ class Session:
         self._load(found.state)
         self._nan.load_state_dict(nan)
         self._nan.rolled_back()
-        found.state["nan"] = self._nan.state_dict()  # the budgets are not rolled back
+        found.state["nan"] = self._nan.state_dict()  # budgets are not rolled back
         if position is not None and not self._policy.nan.rollback.skip_data:
             position.load(found.state["positions"][call])
         rng.restore(found.state["rng"])
@@ -342,7 +343,7 @@ class Session:
     ) -> NoReturn:
         """Tell, run the callbacks, end the children, raise."""
         self._disk.end(kind, reason, self.step, code, level, **details)
-        self._close_positions()  # a DataLoader's workers end in their own way, before all others
+        self._calls.close()  # a DataLoader's workers end in their own way, before all others
         self._leaving = stopping.leave(int(code), reason)
         raise self._leaving
 
@@ -359,6 +360,9 @@ class Session:
             elif not isinstance(error, Exit):
                 self._fail(error)
                 if isinstance(error, Exception) and self._handler.should_shutdown():
+                    step = self._calls.take_break_back()
+                    if step is not None:  # an error that leaves a loop closes it as a break does
+                        self.step, self._is_in_step = step, True
                     self.poll()  # the signal hit a helper first: save if this state is exact
         finally:
             self._release()
@@ -380,13 +384,8 @@ class Session:
             self.metrics.flush()
         self._disk.fail(f"{type(error).__name__}: {error}", self.step)
 
-    def _close_positions(self) -> None:
-        for position in self._positions:
-            if isinstance(position, Position):
-                position.close()
-
     def _release(self) -> None:
-        self._close_positions()
+        self._calls.close()
         try:
             self._disk.release()
         finally:

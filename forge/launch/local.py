@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -254,6 +255,8 @@ def _result(job: _Job, queued: QueuedJob) -> JobReturn:
 
 def _stored(directory: Path) -> JobReturn | None:
     path = forge_dir(directory) / RESULT
+    # The job imported our `__main__` under this name, as multiprocessing does.
+    sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
     try:
         found = pickle.loads(path.read_bytes())
     except FileNotFoundError:

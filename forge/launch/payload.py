@@ -8,6 +8,7 @@ has no importable name (a closure, a lambda among the resolvers) goes by value.
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import importlib.util
@@ -50,6 +51,8 @@ def _refer_to(function: Callable[[Any], Any]) -> _Reference | Callable[[Any], An
     found: Any = sys.modules.get(module) if module else None
     if found is None or (module == "__main__" and main_module() is None):
         return function
+    if module == "__main__" and qualname in _guarded():
+        return function
     for name in qualname.split("."):
         found = getattr(found, name, None)
     depth = 0
@@ -66,13 +69,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
         self.needs_main = False
+        self._by_value = _guarded()
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (type, types.FunctionType)) and obj.__module__ == "__main__":
             found: Any = sys.modules["__main__"]
             for name in obj.__qualname__.split("."):
                 found = getattr(found, name, None)
-            if found is obj and main_module() is not None:
+            is_there = obj.__qualname__.partition(".")[0] not in self._by_value
+            if found is obj and is_there and main_module() is not None:
                 self.needs_main = True
                 return NotImplemented
         return super().reducer_override(obj)
@@ -82,12 +87,35 @@ def main_module() -> dict[str, str] | None:
     """How another process imports this one's `__main__`; None where it cannot."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
-    if spec is not None:
+    if spec is not None and spec.name != "__main__":  # as a folder has it: `python project/`
         return {"module": spec.name}
     path = getattr(main, "__file__", None)
     if path is None or not Path(path).is_file():
         return None  # a notebook, an interactive session, `python -c`
     return {"path": str(Path(path).absolute())}
+
+
+def _guarded() -> set[str]:
+    """What `__main__` defines below `if __name__ == "__main__"`: not there once imported."""
+    main = main_module()
+    if main is None:
+        return set()
+    try:
+        tree = ast.parse(Path(sys.modules["__main__"].__file__ or "").read_bytes())
+    except (OSError, SyntaxError):
+        return set()
+    guards = [
+        one
+        for one in tree.body
+        if isinstance(one, ast.If)
+        and "__name__" in (getattr(n, "id", "") for n in ast.walk(one.test))
+    ]
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return {n.name for one in guards for n in ast.walk(one) if isinstance(n, kinds)}
+
+
+class _MainIsCalled(BaseException):
+    """Ends the import of a script where it calls its main; so far it had come in the launcher."""
 
 
 class Shared:
@@ -130,16 +158,6 @@ def import_main(main: dict[str, str]) -> None:
     """Import the script (or module) that the sweep was started as."""
     name = "__mp_main__"
     module = types.ModuleType(name)
-    if "module" in main:
-        spec = importlib.util.find_spec(main["module"])
-        if spec is None or spec.loader is None or spec.origin is None:
-            raise ImportError(f"the module {main['module']} that started the sweep is not found")
-        path = spec.origin
-        module.__package__ = main["module"].rpartition(".")[0]
-    else:
-        path = main["path"]
-    module.__file__ = path
-    sys.modules["__main__"] = sys.modules[name] = module
     is_importing = True
     decorate = hydra.main
 
@@ -151,16 +169,41 @@ def import_main(main: dict[str, str]) -> None:
 
             @functools.wraps(function)
             def call(*args: Any, **kwargs: Any) -> Any:
-                return None if is_importing else decorated(*args, **kwargs)
+                if is_importing:
+                    raise _MainIsCalled
+                return decorated(*args, **kwargs)
 
             return call
 
         return wrap
 
-    hydra.main = deferring
+    definition: Any = sys.modules["hydra.main"]
+    hydra.main = definition.main = deferring
     try:
-        code = compile(Path(path).read_bytes(), path, "exec")
+        code = _prepare(module, main)
+        sys.modules["__main__"] = sys.modules[name] = module
         exec(code, module.__dict__)
+    except _MainIsCalled:
+        pass
+    except SystemExit as error:
+        raise ImportError(
+            f"{module.__file__} ended with {error.code} as it was imported"
+        ) from error
     finally:
-        hydra.main = decorate
+        hydra.main = definition.main = decorate
         is_importing = False
+
+
+def _prepare(module: types.ModuleType, main: dict[str, str]) -> types.CodeType:
+    """The code of the script; what imports see of the module is set."""
+    if "module" in main:
+        spec = importlib.util.find_spec(main["module"])
+        if spec is None or spec.loader is None or spec.origin is None:
+            raise ImportError(f"the module {main['module']} that started the sweep is not found")
+        path = spec.origin
+        module.__package__ = spec.parent
+        module.__spec__ = spec  # by it, workers that are spawned import it in their turn
+    else:
+        path = main["path"]
+    module.__file__ = path
+    return compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)

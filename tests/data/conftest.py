@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import Job
+from harness import Job, assert_same_run
 
 
 class Runner:
@@ -83,3 +83,16 @@ def undisturbed(tmp_path_factory, make_job):
         return made[key]
 
     return run
+
+
+@pytest.fixture
+def stop_and_compare(tmp_path, make_job, undisturbed):
+    """Stop a script's loop at a place, go on, and compare it with the undisturbed run."""
+
+    def check(place, script="loops.py", **spec):
+        job = make_job(tmp_path / "job", script=script, kill_at={place: "TERM"}, **spec)
+        job.run_to_end(143)
+        assert_same_run(job, undisturbed(script=script, **spec))
+        return job
+
+    return check

@@ -13,6 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "jobs"))
 
+import generators
 import loops
 import small
 import torch
@@ -23,7 +24,7 @@ import forge.run
 import forge.session  # noqa: F401
 from forge.update import Updater
 
-SCRIPTS = {"small.py": small.main, "loops.py": loops.main}
+SCRIPTS = {f"{one.__name__}.py": one.main for one in (small, loops, generators)}
 
 
 def serve():

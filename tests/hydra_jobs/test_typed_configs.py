@@ -86,12 +86,6 @@ def app(tmp_path):
     return app
 
 
-UNTYPED = pytest.mark.xfail(
-    strict=True, reason="_overlay assigns stored nodes, which no typed node takes: merge them"
-)
-
-
-@UNTYPED
 @pytest.mark.parametrize("is_edited", [False, True])
 @pytest.mark.parametrize("overrides", [[], ["optim.kind=adam", "second=sgd", "data=/elsewhere"]])
 def test_enums_and_dataclasses_come_back_as_such(overrides, is_edited, app):

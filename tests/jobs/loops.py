@@ -1,69 +1,14 @@
-"""Loops as people write them, each a small job: python loops.py <dir> '{"loop": "gan", …}'
+"""Loops as people write them: python loops.py <dir> '{"loop": "gan", …}'
 
 Writes the final weights to <dir>/weights.pt. `kill_at` maps places to signals, in attempt 1 only:
 {"step 13": "TERM"} is the begin of a step, {"poll 13": …} just before a poll of it.
 """
 
-import json
-import os
-import random
-import signal
-import sys
-from pathlib import Path
-
-import numpy
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from bench import DATA, POINTS, VALUES, play, play_arguments
+from torch.utils.data import DataLoader, Dataset
 
 import forge
-
-POINTS = torch.randn(48, 6, generator=torch.Generator().manual_seed(7))
-VALUES = POINTS.sum(1, keepdim=True).sin()
-DATA = TensorDataset(POINTS, VALUES)
-
-
-class Bench:
-    """What the loops have in common: a model, its optimizer, and the signals to come."""
-
-    def __init__(self, directory, spec):
-        checkpoints = directory / "checkpoints"
-        self.kill_at = {} if checkpoints.exists() else dict(spec.get("kill_at", {}))
-        self.policy = {"checkpoint": {"dir": str(checkpoints)}}
-        self.spec = spec
-        self.model = torch.nn.Sequential(
-            torch.nn.Linear(6, 16),
-            torch.nn.BatchNorm1d(16),
-            torch.nn.Dropout(0.2),
-            torch.nn.Linear(16, 1),
-        )
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
-
-    def run(self, **more):
-        return forge.Run(self.policy, model=self.model, optimizer=self.optimizer, **more)
-
-    def reach(self, place):
-        """The signal that was asked for at this place, if one was."""
-        name = self.kill_at.pop(place, None)
-        if name:
-            os.kill(os.getpid(), signal.Signals["SIG" + name])
-
-    def learn(self, run, x, y):
-        loss = (self.model(x) - y).square().mean()
-        loss.backward()
-        run.update(loss, self.optimizer)
-        run.log(loss=loss)
-
-    def evaluate(self, run, place):
-        """Draws, as a generative model does, and polls."""
-        self.model.eval()
-        total = 0.0
-        with torch.no_grad():
-            for _ in range(3):
-                total += self.model(torch.randn(4, 6)).sum().item()
-                self.reach(f"poll {place}")
-                run.poll()
-        self.model.train()
-        return total
 
 
 def between(bench):
@@ -98,29 +43,6 @@ def pops(bench):
             bench.learn(run, batch.pop("x"), y)
             if step % 7 == 6:
                 run.log(held_out=bench.evaluate(run, step))
-
-
-def shares(bench):
-    """One generator shuffles the data and draws the noise."""
-    generator = torch.Generator().manual_seed(3)
-    loader = DataLoader(DATA, 5, shuffle=True, generator=generator)
-    with bench.run(generator=generator) as run:
-        for step, (x, y) in run.steps(25, loader):
-            bench.reach(f"step {step}")
-            bench.learn(run, x + 0.1 * torch.randn(x.shape, generator=generator), y)
-
-
-def stateful(bench):
-    """A StatefulDataLoader shuffles by a generator of its own; noise comes from the global one."""
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    generator = torch.Generator().manual_seed(4)
-    workers = bench.spec.get("workers", 0)
-    loader = StatefulDataLoader(DATA, 5, shuffle=True, generator=generator, num_workers=workers)
-    with bench.run() as run:
-        for step, (x, y) in run.steps(26, loader):
-            bench.reach(f"step {step}")
-            bench.learn(run, x + 0.01 * torch.randn_like(x), y)
 
 
 def unfreezes(bench):
@@ -207,81 +129,12 @@ def raises(bench):
             reach(f"end {step}")
 
 
-class OwnOrder:
-    """A sampler that shuffles by a generator of its own."""
-
-    def __init__(self):
-        self.random = random.Random(0)
-
-    def __len__(self):
-        return len(DATA)
-
-    def __iter__(self):
-        order = list(range(len(DATA)))
-        self.random.shuffle(order)
-        return iter(order)
-
-
-class SavedOrder(OwnOrder):
-    """The same, with its state known."""
-
-    def state_dict(self):
-        return {"random": self.random.getstate()}
-
-    def load_state_dict(self, state):
-        self.random.setstate(state["random"])
-
-
-class OwnNoise(Dataset):
-    """Data with noise from a generator of its own."""
-
-    def __init__(self):
-        self.random = numpy.random.default_rng(0)
-
-    def __len__(self):
-        return len(DATA)
-
-    def __getitem__(self, index):
-        return POINTS[index] + float(self.random.normal()), VALUES[index]
-
-
-class GlobalNoise(OwnNoise):
-    """The same, from torch's."""
-
-    def __init__(self):
-        pass
-
-    def __getitem__(self, index):
-        return POINTS[index] + torch.randn(()), VALUES[index]
-
-
-def keeps_to_itself(bench):
-    """A loader whose parts draw for themselves."""
-    loaders = {
-        "sampler with random.Random": lambda: DataLoader(DATA, 5, sampler=OwnOrder()),
-        "sampler with state": lambda: DataLoader(DATA, 5, sampler=SavedOrder()),
-        "dataset with numpy's": lambda: DataLoader(OwnNoise(), 5, shuffle=True),
-        "dataset that is seeded": lambda: DataLoader(
-            forge.data.seeded(GlobalNoise(), 3), 5, shuffle=True
-        ),
-    }
-    with bench.run() as run:
-        for step, (x, y) in run.steps(20, loaders[bench.spec["kind"]]()):
-            bench.reach(f"step {step}")
-            bench.learn(run, x, y)
-
-
-ALL = (between, pops, shares, stateful, unfreezes, gan, raises, keeps_to_itself)
-LOOPS = {loop.__name__: loop for loop in ALL}
+LOOPS = (between, pops, unfreezes, gan, raises)
 
 
 def main(directory, spec):
-    torch.set_num_threads(1)
-    torch.manual_seed(5)
-    bench = Bench(directory, spec)
-    LOOPS[spec["loop"]](bench)
-    torch.save(bench.model.state_dict(), directory / "weights.pt")
+    play(LOOPS, directory, spec)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    play_arguments(main)

@@ -1,0 +1,39 @@
+"""Generators that belong to a loader, to one of its parts, or to nobody else."""
+
+import pytest
+
+SCRIPT = "generators.py"
+
+
+def test_a_generator_that_loader_and_loop_share_goes_on_for_both(stop_and_compare):
+    """What the loader drew at the epoch's begin is drawn again, what the loop drew since is not."""
+    stop_and_compare("step 13", SCRIPT, loop="shares")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_loader_with_a_generator(workers, stop_and_compare):
+    """Its own state says where in the epoch it is, but not how the next one will be shuffled."""
+    stop_and_compare("step 13", SCRIPT, loop="stateful", workers=workers)
+
+
+INEXACT = {
+    "sampler with random.Random": "OwnOrder holds a random generator of its own",
+    "dataset with numpy's": "OwnNoise holds a random generator of its own",
+}
+
+
+@pytest.mark.parametrize("kind", INEXACT)
+def test_private_generators_are_named_as_the_run_starts(kind, make_job, tmp_path):
+    """Nobody can save them from outside, so nobody may believe that they were saved."""
+    job = make_job(tmp_path / "job", script=SCRIPT, loop="keeps_to_itself", kind=kind)
+    job.run_to_end()
+    (line,) = [one for one in job.output.splitlines() if "A resume is not exact here" in one]
+    assert INEXACT[kind] in line
+    assert job.output.index(line) > job.output.index("Training begins")
+
+
+@pytest.mark.parametrize("kind", ["sampler with state", "dataset that is seeded"])
+def test_what_follows_the_warnings_advice_is_exact_and_not_warned_of(kind, stop_and_compare):
+    """The advice must work, or it is none."""
+    job = stop_and_compare("step 13", SCRIPT, loop="keeps_to_itself", kind=kind)
+    assert "not exact" not in job.output

@@ -1,0 +1,112 @@
+"""Loops whose data is drawn by generators of many owners: python generators.py <dir> JSON
+
+Writes the final weights to <dir>/weights.pt. `kill_at` maps places to signals, in attempt 1 only:
+{"step 13": "TERM"} is the begin of a step, {"poll 13": …} just before a poll of it.
+"""
+
+import random
+
+import numpy
+import torch
+from bench import DATA, POINTS, VALUES, play, play_arguments
+from torch.utils.data import DataLoader, Dataset
+
+import forge
+
+
+def shares(bench):
+    """One generator shuffles the data and draws the noise."""
+    generator = torch.Generator().manual_seed(3)
+    loader = DataLoader(DATA, 5, shuffle=True, generator=generator)
+    with bench.run(generator=generator) as run:
+        for step, (x, y) in run.steps(25, loader):
+            bench.reach(f"step {step}")
+            bench.learn(run, x + 0.1 * torch.randn(x.shape, generator=generator), y)
+
+
+def stateful(bench):
+    """A StatefulDataLoader shuffles by a generator of its own; noise comes from the global one."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    generator = torch.Generator().manual_seed(4)
+    workers = bench.spec.get("workers", 0)
+    loader = StatefulDataLoader(DATA, 5, shuffle=True, generator=generator, num_workers=workers)
+    with bench.run() as run:
+        for step, (x, y) in run.steps(26, loader):
+            bench.reach(f"step {step}")
+            bench.learn(run, x + 0.01 * torch.randn_like(x), y)
+
+
+class OwnOrder:
+    """A sampler that shuffles by a generator of its own."""
+
+    def __init__(self):
+        self.random = random.Random(0)
+
+    def __len__(self):
+        return len(DATA)
+
+    def __iter__(self):
+        order = list(range(len(DATA)))
+        self.random.shuffle(order)
+        return iter(order)
+
+
+class SavedOrder(OwnOrder):
+    """The same, with its state known."""
+
+    def state_dict(self):
+        return {"random": self.random.getstate()}
+
+    def load_state_dict(self, state):
+        self.random.setstate(state["random"])
+
+
+class OwnNoise(Dataset):
+    """Data with noise from a generator of its own."""
+
+    def __init__(self):
+        self.random = numpy.random.default_rng(0)
+
+    def __len__(self):
+        return len(DATA)
+
+    def __getitem__(self, index):
+        return POINTS[index] + float(self.random.normal()), VALUES[index]
+
+
+class GlobalNoise(OwnNoise):
+    """The same, from torch's."""
+
+    def __init__(self):
+        pass
+
+    def __getitem__(self, index):
+        return POINTS[index] + torch.randn(()), VALUES[index]
+
+
+def keeps_to_itself(bench):
+    """A loader whose parts draw for themselves."""
+    loaders = {
+        "sampler with random.Random": lambda: DataLoader(DATA, 5, sampler=OwnOrder()),
+        "sampler with state": lambda: DataLoader(DATA, 5, sampler=SavedOrder()),
+        "dataset with numpy's": lambda: DataLoader(OwnNoise(), 5, shuffle=True),
+        "dataset that is seeded": lambda: DataLoader(
+            forge.data.seeded(GlobalNoise(), 3), 5, shuffle=True
+        ),
+    }
+    with bench.run() as run:
+        for step, (x, y) in run.steps(20, loaders[bench.spec["kind"]]()):
+            bench.reach(f"step {step}")
+            bench.learn(run, x, y)
+
+
+LOOPS = (shares, stateful, keeps_to_itself)
+
+
+def main(directory, spec):
+    play(LOOPS, directory, spec)
+
+
+if __name__ == "__main__":
+    play_arguments(main)
