@@ -1,6 +1,6 @@
 # Everything happens in an environment of its own: Python and make are all that a machine needs.
 #
-#   make demo      watch a training being interrupted, killed and damaged, and finish all the same
+#   make demo      watch a sweep being killed, stopped and damaged, and finish all the same
 #   make test      run every test, the slow ones too
 #   make check     format, lint, types, import rules
 #   make coverage  lines and branches of forge that the tests run, in subprocesses too
@@ -27,7 +27,7 @@ help:
 demo: $(VENV)/.demo-installed
 	$(IN_VENV) examples/demo.py
 
-test: $(VENV)/.dev-installed
+test: $(VENV)/.dev-installed $(VENV)/.hydras-installed
 	$(PYTEST) -n $(JOBS) --maxprocesses 8 --dist worksteal
 
 check: $(VENV)/.dev-installed
@@ -37,7 +37,7 @@ check: $(VENV)/.dev-installed
 	$(PYTEST) -q tests/packaging/test_imports.py
 
 # Each process writes a file of its own below .coverage-data; they are combined at the end.
-coverage: $(VENV)/.dev-installed
+coverage: $(VENV)/.dev-installed $(VENV)/.hydras-installed
 	rm -rf .coverage-data && mkdir .coverage-data
 	COVERAGE_FILE='$(CURDIR)/.coverage-data/data' $(IN_VENV) -m coverage run -m pytest \
 	  -n $(JOBS) --maxprocesses 8 --dist worksteal --timeout 900
@@ -47,6 +47,7 @@ coverage: $(VENV)/.dev-installed
 bench: $(VENV)/.dev-installed
 	$(IN_VENV) benchmarks/startup.py
 	$(IN_VENV) benchmarks/save.py
+	$(IN_VENV) benchmarks/launch.py
 
 format: $(VENV)/.dev-installed
 	$(IN_VENV) -m ruff format .
@@ -59,6 +60,14 @@ clean:
 $(VENV)/.%-installed: pyproject.toml constraints.txt | $(VENV)/.created
 	@echo "Installing forge and what it needs into $(VENV): once, some minutes"
 	@$(IN_VENV) -m pip install -qq --constraint constraints.txt --editable '.[$*]'
+	@touch $@
+
+# Other versions of Hydra, for the suites that it has for launchers; the candidate where it can be had.
+$(VENV)/.hydras-installed: $(VENV)/.dev-installed
+	@rm -rf $(VENV)/hydras
+	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/hydras/1.3.2 hydra-core==1.3.2
+	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/hydras/1.4.0rc3 \
+	  hydra-core==1.4.0rc3 omegaconf==2.4.1rc1 || rm -rf $(VENV)/hydras/1.4.0rc3
 	@touch $@
 
 $(VENV)/.created:

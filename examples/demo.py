@@ -1,9 +1,10 @@
-"""`make demo`: the same training twice at the same time, one of them not left in peace.
+"""`make demo`: the same sweep twice, the second time not left in peace.
 
-The disturbed run is stopped by SIGTERM, SIGUSR1 and Ctrl+C, killed, and killed once more with its
-newest checkpoint damaged; each time the command that forge printed starts it again. At the end
-weights and losses of the two are compared bit by bit. Where to strike is a seeded choice of
-steps. Everything is kept below `outputs/demo/<time>/`.
+Both run with `hydra/launcher=local`, two jobs side by side, and its display is seen as it is. In
+the second sweep a job's process is killed, the parent of another's, and the launcher, after a
+Ctrl+C that stops all; at last a job is killed and its newest checkpoint damaged. At the end weights
+and losses of every job are compared bit by bit. Where to strike is a seeded choice of steps.
+Everything is kept below `outputs/demo/<time>/`.
 
     python examples/demo.py [--seed N] [--steps N]
 """
@@ -11,7 +12,6 @@ steps. Everything is kept below `outputs/demo/<time>/`.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import shlex
 import shutil
@@ -21,23 +21,27 @@ import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from demo_job import Attempt, Blow, Job, damage_newest
 from demo_report import compare, print_sample, print_table
 from demo_screen import Screen, clock, paint
-from omegaconf import OmegaConf
+from demo_sweep import Attempt, Blow, Job, Sweep, printed_command
 
-CONF = Path(__file__).resolve().parent / "conf"
-POLL_S = 0.01
+from forge import processes
+
+TRAIN = Path(__file__).resolve().parent / "train.py"
+LEARNING_RATES = ("1e-2", "3e-3")
+STEPS, SAVES = 700, 14  # examples/conf/train.yaml saves every 50 steps
+POLL_S = 0.02
 STALL_S = 120.0
-"""A demo in which no run makes progress for so long has failed."""
+"""A demo in which no job makes progress for so long has failed."""
 
 INTRODUCTION = (
-    "One training, twice, side by side on two cores: a small GPT learns to write Python from the"
-    " source of Python's standard library, in {steps} steps. One run is left undisturbed. The"
-    " other is stopped three times and killed twice, then finds its newest checkpoint damaged;"
-    " each time it is started again by the command that forge printed."
+    "One sweep, twice, on two cores: a small GPT learns to write Python from the source of Python's"
+    " standard library, in {steps} steps, with two learning rates side by side. The first sweep is"
+    " left undisturbed. The second is struck five times: what happens to single jobs the launcher"
+    " mends by itself; after Ctrl+C, and after its own death, the command that it printed goes on."
 )
 
 
@@ -46,195 +50,197 @@ class Unexpected(Exception):
 
 
 def plan(seed: int, steps: int, every_steps: int) -> list[Blow]:
-    """Five blows, about evenly spread over the run; kills well away from the last save."""
+    """Five blows, about evenly spread over the sweep, and well away from the last save."""
     blows = [
-        Blow("SIGTERM", signal.SIGTERM, 143, "somebody else needs the machine"),
-        Blow("SIGUSR1", signal.SIGUSR1, 75, "somebody asks for a requeue"),
-        Blow("Ctrl+C", signal.SIGINT, 130, "somebody changes their mind"),
-        Blow("SIGKILL", signal.SIGKILL, -9, "the node dies, without a word"),
-        Blow("SIGKILL", signal.SIGKILL, -9, "the node dies, and its disk lies", damages=True),
+        Blow("SIGKILL of task", "task", [0], -9, "its process is killed, without a word"),
+        Blow("SIGKILL of watch", "watch", [1], -9, "the parent of its process is killed"),
+        Blow("Ctrl+C", "launcher", [0, 1], 130, "somebody changes their mind"),
+        Blow("SIGKILL of launcher", "launcher", [0, 1], 143, "it dies, its jobs are orphans"),
+        Blow("SIGKILL and damage", "task", [1], -9, "its process is killed, its disk lies", True),
     ]
     chance = random.Random(seed)
     for number, blow in enumerate(blows, 1):
         blow.step = round(steps * (number + chance.uniform(-0.25, 0.25)) / (len(blows) + 1))
-        if blow.signal == signal.SIGKILL:
-            blow.step += -blow.step % every_steps
-            blow.step -= round(every_steps * chance.uniform(0.2, 0.7))
+        blow.step += -blow.step % every_steps
+        blow.step -= round(every_steps * chance.uniform(0.2, 0.7))
     return blows
 
 
 @dataclass
 class Demo:
-    """Both runs, the screen, and what did not happen as it should."""
+    """Both sweeps, the screen, and what did not happen as it should."""
 
-    undisturbed: Job
-    disturbed: Job
+    undisturbed: Sweep
+    disturbed: Sweep
     screen: Screen
     problems: list[str]
 
     def run(self, blows: list[Blow], overrides: list[str]) -> None:
         """The whole story; raises Unexpected where it cannot go on."""
-        train = [sys.executable, str(CONF.parent / "train.py"), *overrides]
-        for job in (self.undisturbed, self.disturbed):
-            job.start(shlex.join([*train, f"hydra.run.dir={job.directory}"]))
-        self._see_it_begin(self.disturbed.attempt)
-        for blow in blows:
-            self._strike(blow)
-            before = self.disturbed.attempt
-            self.disturbed.start(self._printed_command())
-            number = self.disturbed.attempt.number
-            self.screen.tell(f"attempt {number}", "started by the command that was printed", "bold")
-            if number == 2:
-                self.screen.tell("", f"$ {self.disturbed.resume_command()}", "dim")
-            self._see_it_go_on(before, self.disturbed.attempt)
-        for job in (self.disturbed, self.undisturbed):
-            self._wait_until(job.has_ended, f"the end of the {job.name} run")
-            self._see_it_finish(job)
+        train = [sys.executable, str(TRAIN), "-m", "hydra/launcher=local", *overrides]
+        for sweep in (self.undisturbed, self.disturbed):
+            print(f"\n{paint(f'The {sweep.name} sweep', 'bold')}")
+            command = shlex.join([*train, f"hydra.sweep.dir={sweep.directory}"])
+            print(paint(f"$ {command}", "dim"), flush=True)
+            sweep.start(command, self.screen)
+            for blow in blows if sweep is self.disturbed else ():
+                self._strike(blow, blows)
+            self._wait_until(sweep, sweep.has_ended, "its end")
+            self.screen.drain()
+            assert sweep.launcher is not None
+            code = sweep.launcher.returncode
+            self._expect(code == 0, f"the {sweep.name} sweep ended with exit code {code}, not 0")
 
-    def kill(self) -> None:
-        """Leave no process behind."""
-        for job in (self.undisturbed, self.disturbed):
-            for attempt in job.attempts:
-                if attempt.process.poll() is None:
-                    os.killpg(attempt.process.pid, signal.SIGKILL)
-                    attempt.process.wait()
+    def _strike(self, blow: Blow, blows: list[Blow]) -> None:
+        sweep, hit = self.disturbed, [self.disturbed.jobs[number] for number in blow.hits]
+        self._wait_until(sweep, lambda: self._is_time(blow, hit), f"step {blow.step}")
+        before = {job.number: job.stand()[0] for job in hit}
+        where = " and ".join(f"job {job.number} at step {job.stand()[1]}" for job in hit)
+        self.screen.tell("✗", f"{blow.name}, {where}: {blow.story}", "bad")
+        if blow.code == 143:  # nobody draws any more: what is not seen now comes too late
+            until = time.monotonic() + 2.0
+            self._wait_until(
+                sweep, lambda: self.screen.is_told or time.monotonic() > until, "the next drawing"
+            )
+        self._hit(blow, hit[0])
+        if blow.target == "launcher":
+            self._go_on(blow)
+        for job in hit:
+            trains = partial(job.trains_after, before[job.number])
+            self._wait_until(sweep, trains, f"job {job.number} to go on")
+            attempts = job.attempts(blows)
+            struck = next(one for one in attempts if one.blow is blow)
+            self._see_it_go_on(blow, job, struck, attempts[struck.number])
 
-    def _strike(self, blow: Blow) -> None:
-        job, attempt = self.disturbed, self.disturbed.attempt
-        self._reach(blow.step)
-        attempt.blow, attempt.struck, step = blow, time.time(), job.step()
-        os.kill(attempt.process.pid, blow.signal)
-        self.screen.tell(blow.name, f"in step {step}: {blow.story}", "bad")
-        self._wait_until(job.has_ended, f"the end of attempt {attempt.number} after {blow.name}")
-        code, stop = attempt.code, job.event("stop")
-        self._expect(code == blow.code, f"{blow.name}: exit code {code}, not {blow.code}")
-        if blow.signal == signal.SIGKILL:
-            self.screen.tell("", f"exit code {code}: no time to save anything")
-        elif stop is None:
-            self._expect(False, f"{blow.name}: no stop is recorded; see {attempt.log}")
+    def _is_time(self, blow: Blow, hit: list[Job]) -> bool:
+        """Whether the jobs train, in the step that was chosen or after it."""
+        return all(
+            job.stand()[1] >= blow.step
+            and job.attempts()[-1].began
+            and len(self.disturbed.processes_of(job)) == 2
+            for job in hit
+        )
+
+    def _hit(self, blow: Blow, job: Job) -> None:
+        sweep, blow.struck = self.disturbed, time.time()
+        assert sweep.launcher is not None
+        if blow.target == "launcher":
+            pid = sweep.launcher.pid
         else:
-            took = attempt.ended - attempt.struck
-            saved = f"saved at step {stop['step']}; {took:.1f} s later gone, exit code {code}"
-            self.screen.tell("", saved)
+            pid = sweep.processes_of(job)[blow.target]
+        processes.send(pid, signal.SIGINT if blow.name == "Ctrl+C" else signal.SIGKILL)
         if blow.damages:
-            attempt.damaged = damage_newest(job.directory / "checkpoints")
-            damage = f"a bit in the middle of its newest checkpoint, {attempt.damaged}, is flipped"
-            self.screen.tell("damage", damage, "bad")
+            blow.damaged = job.damage_newest()
+            flipped = f"one bit of its newest checkpoint, {blow.damaged}, is flipped"
+            self.screen.tell("", flipped, "bad")
 
-    def _see_it_begin(self, attempt: Attempt) -> None:
-        job, what = self.disturbed, f"attempt {attempt.number} to begin"
-        self._wait_until(lambda: bool(attempt.began) or job.has_ended(), what)
-        if not attempt.began:
-            raise Unexpected(f"attempt {attempt.number} did not begin to train; see {attempt.log}")
+    def _go_on(self, blow: Blow) -> None:
+        """See the launcher end, and start the command that it printed."""
+        sweep = self.disturbed
+        self._wait_until(sweep, sweep.has_ended, f"the end of the launcher after {blow.name}")
+        self.screen.drain()
+        assert sweep.launcher is not None
+        code = sweep.launcher.returncode
+        if blow.name == "Ctrl+C":
+            self.command = printed_command(self.screen)
+            if not self.command:
+                raise Unexpected("the launcher has not printed how to go on")
+            self._expect(code == 130, f"the launcher ended with exit code {code}, not 130")
+        printed = "printed" if blow.name == "Ctrl+C" else "printed before"
+        self.screen.tell("→", f"started again by the command that was {printed}", "good")
+        sweep.start(self.command, self.screen)
 
-    def _see_it_go_on(self, before: Attempt, attempt: Attempt) -> None:
-        self._see_it_begin(attempt)
-        for reason in attempt.passed_over:
-            self.screen.tell("", f"passed over {reason}", "note")
-        lost = "nothing is repeated"
-        if attempt.repeated:
-            lost = f"{attempt.repeated} steps are repeated"
-        self.screen.tell("", f"goes on at step {attempt.first_step}: {lost}")
-        assert before.blow is not None
-        if before.blow.signal != signal.SIGKILL:
-            problem = f"{attempt.repeated} steps are repeated after {before.blow.name}"
-            self._expect(attempt.repeated <= 1, problem)
-        if before.damaged:
-            is_seen = any(before.damaged in reason for reason in attempt.passed_over)
-            self._expect(is_seen, f"the damage of {before.damaged} went unnoticed")
+    def _see_it_go_on(self, blow: Blow, job: Job, before: Attempt, after: Attempt) -> None:
+        for reason in after.passed_over:
+            self.screen.tell("", f"job {job.number} passed over {reason}", "note")
+        lost = f"{after.repeated} steps are repeated" if after.repeated else "nothing is repeated"
+        self.screen.tell(
+            "→", f"job {job.number} goes on at step {after.first_step}, {lost}", "good"
+        )
+        what = f"job {job.number}, {blow.name}"
+        code = before.code
+        self._expect(code == blow.code, f"{what}: exit code {code}, not {blow.code}")
+        if blow.code > 0:
+            self._expect(after.repeated <= 1, f"{what}: {lost}, though it had time to save")
+        if blow.damages:
+            is_seen = any(blow.damaged in reason for reason in after.passed_over)
+            self._expect(is_seen, f"{what}: the damage of {blow.damaged} went unnoticed")
 
-    def _see_it_finish(self, job: Job) -> None:
-        if job.is_finished:
-            return
-        job.is_finished = True
-        code, took = job.attempt.code, clock(job.attempt.ended - job.attempts[0].started)
-        self._expect(code == 0, f"{job.name} ended with {code}, not 0; see {job.attempt.log}")
-        self.screen.tell(job.name, f"has finished, {took} after its start", "good")
-
-    def _reach(self, step: int) -> None:
-        job = self.disturbed
-        self._wait_until(lambda: (job.step() or 0) >= step or job.has_ended(), f"step {step}")
-        if job.has_ended():
-            raise Unexpected(f"attempt {job.attempt.number} ended early; see {job.attempt.log}")
-
-    def _printed_command(self) -> str:
-        command, attempt = self.disturbed.resume_command(), self.disturbed.attempt
-        shown = [line.strip() for line in attempt.log.read_text().splitlines()]
-        assert attempt.blow is not None
-        # Printed at every start, and once more by whoever had the time to say goodbye.
-        least = 1 if attempt.blow.signal == signal.SIGKILL else 2
-        self._expect(shown.count(command) >= least, f"{attempt.log} does not show: {command}")
-        return command
-
-    def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        jobs = (self.undisturbed, self.disturbed)
-        seen: list[int | None] = []
-        deadline = 0.0
+    def _wait_until(self, sweep: Sweep, condition: Callable[[], bool], what: str) -> None:
+        """Show what the launcher shows, and take samples, until something is true."""
+        seen: list[tuple[int, int]] = []
+        deadline = time.monotonic() + STALL_S
         while not condition():
-            now = [job.step() for job in jobs]
+            for job in sweep.jobs:
+                job.sample()
+            if not self.screen.pump(POLL_S):
+                if sweep.has_ended() and not condition():
+                    raise Unexpected(f"the launcher ended early; waited for {what}")
+                time.sleep(POLL_S)
+            now = [job.stand() for job in sweep.jobs]
             if now != seen:
                 seen, deadline = now, time.monotonic() + STALL_S
             elif time.monotonic() > deadline:
                 raise Unexpected(f"nothing happens; waited for {what}")
-            for job in jobs:
-                job.note_progress()
-            if self.undisturbed.has_ended():
-                self._see_it_finish(self.undisturbed)
-            if self.screen.is_due():
-                self.screen.show([(j.name, j.last_step, j.steps, j.remark()) for j in jobs])
-            time.sleep(POLL_S)
 
     def _expect(self, is_fine: bool, otherwise: str) -> None:
-        """Tell a problem, and go on: the rest is still worth seeing."""
+        """Note a problem, and go on: the rest is still worth seeing."""
         if not is_fine:
             self.problems.append(otherwise)
-            self.screen.tell("UNEXPECTED", otherwise, "bad")
+            self.screen.tell("!", f"UNEXPECTED: {otherwise}", "bad")
 
 
 def main() -> int:
     """Run the demo; 0 if everything happened as expected and not one bit differs."""
-    plain, train = OmegaConf.load(CONF / "plain.yaml"), OmegaConf.load(CONF / "train.yaml")
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="chooses where to strike (0)")
-    parser.add_argument("--steps", type=int, help=f"steps of each run ({plain.steps})")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"steps of each job ({STEPS})")
     options = parser.parse_args()
-    every_steps, overrides = train.resilience.checkpoint.every_steps, []
-    if options.steps is None:
-        options.steps = plain.steps
-    elif options.steps < 100:
-        parser.error("--steps has to be at least 100: five blows need some room")
-    else:
-        every_steps = options.steps // 20
-        overrides = [
-            f"steps={options.steps}",
-            f"resilience.checkpoint.every_steps={every_steps}",
-        ]
+    if options.steps < 300:
+        parser.error("--steps has to be at least 300: five blows need some room")
+    processes.adopt_orphans()  # whatever happens, no process is left behind
+    every_steps = options.steps // SAVES
+    overrides = [
+        f"lr={','.join(LEARNING_RATES)}",
+        f"steps={options.steps}",
+        f"hydra.launcher.n_jobs={len(LEARNING_RATES)}",
+    ]
+    if options.steps != STEPS:
+        overrides.append(f"resilience.checkpoint.every_steps={every_steps}")
     root = Path("outputs", "demo", time.strftime("%Y-%m-%d_%H-%M-%S"))
     root.mkdir(parents=True)
     print(paint("forge demo", "bold"))
     width = min(100, shutil.get_terminal_size((100, 24)).columns)
     print(textwrap.fill(INTRODUCTION.format(steps=options.steps), width))
-    print(f"Output and checkpoints: {root}\n")
-    jobs = [Job(name, root / name, options.steps) for name in ("undisturbed", "disturbed")]
-    demo = Demo(jobs[0], jobs[1], Screen(), problems=[])
+    print(f"Everything is kept below {root}")
+    sweeps = [Sweep(name, root / name, []) for name in ("undisturbed", "disturbed")]
+    for sweep in sweeps:
+        sweep.jobs = [
+            Job(number, f"lr={lr}", sweep.directory / str(number), options.steps)
+            for number, lr in enumerate(LEARNING_RATES)
+        ]
+    demo = Demo(sweeps[0], sweeps[1], Screen(), problems=[])
+    blows = plan(options.seed, options.steps, every_steps)
     try:
-        demo.run(plan(options.seed, options.steps, every_steps), overrides)
+        demo.run(blows, overrides)
+        is_whole = True
     except Unexpected as unexpected:
         demo.problems.append(str(unexpected))
+        is_whole = False
     except KeyboardInterrupt:
-        demo.screen.close()
-        print("Interrupted: both runs are ended.")
+        print("\nInterrupted: every job is ended.")
         return 130
     finally:
-        demo.screen.close()
-        demo.kill()
-    if all(job.attempts and job.attempt.code == 0 for job in jobs):
+        processes.kill_descendants()
+        demo.screen.drain()
+    if is_whole:
         print_sample(demo.undisturbed)
-        print_table(demo.disturbed, demo.undisturbed)
+        print_table(demo.undisturbed, demo.disturbed, blows)
         demo.problems += compare(demo.undisturbed, demo.disturbed)
         from demo_picture import draw  # matplotlib takes a second to import
 
-        print(f"picture   {draw(demo.undisturbed, demo.disturbed, root / 'demo.png')}")
+        path = draw(demo.undisturbed, demo.disturbed, blows, root / "demo.png")
+        print(f"picture   {path}")
     for problem in demo.problems:
         print(paint(f"UNEXPECTED: {problem}", "bad"))
     print(f"The whole demo took {clock(time.time() - demo.screen.t0)}.")

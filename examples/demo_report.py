@@ -6,83 +6,92 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from demo_job import Attempt, Job
 from demo_screen import clock, paint
+from demo_sweep import Attempt, Blow, Job, Sweep
 
-from forge import ledger
-
-HEADER = ("attempt", "ended by", "exit code", "steps", "to repeat", "time lost")
-WIDTHS = (7, 18, 9, 12, 9, 9)
+HEADER = ("job", "attempt", "ended by", "exit code", "steps", "repeated", "time lost")
+WIDTHS = (3, 7, 19, 9, 9, 8, 9)
 
 
-def print_sample(job: Job, num_lines: int = 12) -> None:
-    """The beginning of what the trained model wrote."""
-    lines = job.attempt.log.read_text(errors="replace").splitlines()
+def print_sample(sweep: Sweep, num_lines: int = 12) -> None:
+    """The beginning of what the better model wrote."""
+    job = min(sweep.jobs, key=lambda job: final(job, "held_out"))
+    lines = job.output().splitlines()
     first = next((i for i, line in enumerate(lines) if line.startswith("class ")), len(lines))
-    print(f"\n{paint('What the model writes now', 'bold')}")
+    print(f"\n{paint(f'What the model with {job.label} writes now', 'bold')}")
     for line in lines[first : first + num_lines]:
         print(paint(f"    {line}", "dim"))
 
 
-def time_lost(before: Attempt, after: Attempt) -> float:
+def time_lost(blow: Blow, after: Attempt) -> float:
     """Seconds from a blow until the next attempt had caught up."""
-    return (after.regained or after.ended) - before.struck
+    return (after.regained or after.ended) - blow.struck
 
 
-def print_table(disturbed: Job, undisturbed: Job) -> None:
-    """One line per attempt of the disturbed run with what its end cost; then both runs' totals."""
+def print_table(undisturbed: Sweep, disturbed: Sweep, blows: list[Blow]) -> None:
+    """One line per attempt of the disturbed sweep with what its end cost; then the sweeps' time."""
     print(f"\n{paint(_row(*HEADER), 'bold')}")
-    repeated, lost_s = 0, 0.0
-    for attempt, after in zip(disturbed.attempts, [*disturbed.attempts[1:], None], strict=True):
-        ended_by, costs = "finished", ("", "")
-        if attempt.blow is not None and after is not None:
-            ended_by = attempt.blow.name + (" and damage" if attempt.damaged else "")
-            repeated, lost_s = repeated + after.repeated, lost_s + time_lost(attempt, after)
-            costs = (str(after.repeated), f"{time_lost(attempt, after):.1f} s")
-        steps = f"{attempt.first_step} → {attempt.last_step}"
-        print(_row(str(attempt.number), ended_by, str(attempt.code), steps, *costs))
-    print(paint(_row("total", "", "", "", str(repeated), f"{lost_s:.1f} s"), "bold"))
-    for job in (undisturbed, disturbed):
-        took = clock(job.attempt.ended - job.attempts[0].started)
-        losses = f"{_final(job, 'loss'):.6f}, held out {_final(job, 'held_out'):.6f}"
-        print(f"{job.name:<13}{took} min   final loss {losses}")
+    for job in disturbed.jobs:
+        repeated, lost_s = 0, 0.0
+        attempts = job.attempts(blows)
+        for attempt, after in zip(attempts, [*attempts[1:], None], strict=True):
+            costs = ("", "")
+            if attempt.blow is not None and after is not None:
+                lost = time_lost(attempt.blow, after)
+                repeated, lost_s = repeated + after.repeated, lost_s + lost
+                costs = (str(after.repeated), f"{lost:.1f} s")
+            steps = f"{attempt.first_step} → {attempt.last_step}"
+            number = str(attempt.number)
+            print(_row(str(job.number), number, attempt.ended_by, str(attempt.code), steps, *costs))
+        total = _row(str(job.number), "all", "", "", "", str(repeated), f"{lost_s:.1f} s")
+        print(paint(total, "bold"))
+    for sweep in (undisturbed, disturbed):
+        print(f"{sweep.name:<13}{clock(sweep.ended - sweep.started)} min")
 
 
 def _row(*cells: str) -> str:
-    padded = (f"{cell:<{width}}" for cell, width in zip(cells[:2], WIDTHS[:2], strict=True))
-    numbers = (f"{cell:>{width}}" for cell, width in zip(cells[2:], WIDTHS[2:], strict=True))
-    return "  ".join([*padded, *numbers])
+    padded = (f"{cell:<{width}}" for cell, width in zip(cells[:3], WIDTHS[:3], strict=True))
+    numbers = (f"{cell:>{width}}" for cell, width in zip(cells[3:], WIDTHS[3:], strict=True))
+    return "  ".join([*padded, *numbers]).rstrip()
 
 
-def _final(job: Job, name: str) -> float:
+def final(job: Job, name: str) -> float:
     """The value logged last under `name`."""
-    metrics = ledger.read(job.directory).metrics.values()
-    return [values[name] for values in metrics if name in values][-1]
+    return [values[name] for values in job.metrics().values() if name in values][-1]
 
 
-def compare(undisturbed: Job, disturbed: Job) -> list[str]:
+def compare(undisturbed: Sweep, disturbed: Sweep) -> list[str]:
     """Compare weights and logged losses bit by bit; tell, and return, what differs."""
-    weights = [_raw_tensors(job.directory / "weights.pt") for job in (undisturbed, disturbed)]
-    metrics = [ledger.read(job.directory).metrics for job in (undisturbed, disturbed)]
+    problems = []
+    for jobs in zip(undisturbed.jobs, disturbed.jobs, strict=True):
+        print()
+        problems += _compare(*jobs)
+    return problems
+
+
+def _compare(undisturbed: Job, disturbed: Job) -> list[str]:
+    jobs, label = (undisturbed, disturbed), undisturbed.label
+    weights = [_raw_tensors(job.directory / "weights.pt") for job in jobs]
+    metrics = [job.metrics() for job in jobs]
     problems = []
     for name in sorted(weights[0].keys() | weights[1].keys()):
         if weights[0].get(name) != weights[1].get(name):
-            problems.append(f"the weights of {name} differ")
+            problems.append(f"{label}: the weights of {name} differ")
     for step in sorted(metrics[0].keys() | metrics[1].keys()):
         if metrics[0].get(step) != metrics[1].get(step):
-            problems.append(f"what was logged in step {step} differs")
+            problems.append(f"{label}: what was logged in step {step} differs")
             break
     num_values = sum(map(len, metrics[0].values()))
     if len(metrics[0]) != undisturbed.steps:
-        problems.append(f"{len(metrics[0])} of {undisturbed.steps} steps were logged")
-    print()
-    for job, tensors in zip((undisturbed, disturbed), weights, strict=True):
+        problems.append(f"{label}: {len(metrics[0])} of {undisturbed.steps} steps were logged")
+    for name, job, tensors in zip(("undisturbed", "disturbed"), jobs, weights, strict=True):
         digest = hashlib.sha256(b"".join(tensors.values())).hexdigest()
-        print(f"{job.name:<13}weights, sha256 {digest}")
+        losses = f"loss {final(job, 'loss'):.6f}, held out {final(job, 'held_out'):.6f}"
+        print(f"{label:<9} {name:<12} {losses}, sha256 {digest[:12]}")
     if not problems:
         size = sum(map(len, weights[0].values()))
-        same = f"{len(weights[0])} tensors, {size * 8} bits of weights and {num_values} losses"
-        print(paint(f"IDENTICAL    {same}: not one bit differs", "good"))
+        same = f"{size * 8} bits of weights, {num_values} losses: not one bit differs"
+        print(paint(f"{label:<9} IDENTICAL    {same}", "good"))
     return problems
 
 

@@ -1,17 +1,32 @@
-"""What the demo shows while it runs: events that scroll by, and two progress bars below them."""
+"""The demo's terminal: the launcher draws its display, the demo tells its story between the lines.
+
+The launcher gets a pseudo-terminal as wide as ours, and what it writes is passed on as it is. The
+table that it redraws begins, each time, by moving up and erasing: there the demo's own lines go in,
+as the launcher's own do. Where nobody watches (a pipe, a file) there is no table, only lines.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
+import select
 import shutil
+import struct
+import subprocess
 import sys
+import termios
 import textwrap
 import time
+import tty
 
-COLOURS = {"bad": "31", "good": "32", "note": "33", "bar": "36", "dim": "2", "bold": "1"}
-REDRAW_S = 0.1
-BAR_WIDTH = 32
-INDENT = 21
+COLOURS = {"bad": "31", "good": "32", "note": "33", "dim": "2", "bold": "1"}
+INDENT = 10
+POLL_S, PATIENCE_S = 0.1, 5.0
+# How rich begins to redraw; what follows belongs to the new table.
+ERASE = re.compile(rb"\r\x1b\[2K(?:\x1b\[1A\x1b\[2K)*(?!\x1b\[1A|\r|$)")
+SHOW_CURSOR, HIDE_CURSOR = b"\x1b[?25h", b"\x1b[?25l"
+CODES = re.compile(rb"\x1b\[[?0-9;]*[A-Za-z]")
 
 
 def clock(seconds: float) -> str:
@@ -27,67 +42,114 @@ def paint(text: str, style: str) -> str:
 
 
 class Screen:
-    """A terminal keeps the bars at its bottom; a file or a pipe gets a line per quarter."""
+    """Passes on what the launcher shows; `tell` adds to it."""
 
     def __init__(self) -> None:
         self.t0 = time.time()
-        self._is_live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-        self._is_unicode = "utf" in (sys.stdout.encoding or "").lower()
-        self._num_bars = 0
-        self._next_redraw = 0.0
-        self._quarters: dict[str, int] = {}
-        self._bars: list[str] = []
+        self._is_terminal = sys.stdout.isatty()
+        self._source = -1
+        self._shown = b""
+        self._has_table = False
+        self._size = (0, 0)
+        self._waiting: list[str] = []
+
+    def start(self, command: str) -> subprocess.Popen[bytes]:
+        """Run a shell command whose output is seen here."""
+        self.drain()
+        if self._is_terminal:
+            self._source, theirs = os.openpty()
+            tty.setraw(theirs)  # what is passed on twice must not be translated twice
+        else:
+            self._source, theirs = os.pipe()
+        self._shown, self._size = b"", (0, 0)
+        self._fit()
+        # With `exec` the shell becomes the launcher: its pid and exit code are ours to see.
+        where, joint, program = command.rpartition(" && ")
+        process = subprocess.Popen(
+            ["sh", "-c", f"{where}{joint}exec {program}"],
+            stdin=subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,  # a Ctrl+C that is meant for the demo stays there
+        )
+        os.close(theirs)
+        return process
+
+    def shown(self) -> str:
+        """All that the newest command has written, without colours."""
+        return CODES.sub(b"", self._shown).decode(errors="replace").replace("\r", "")
 
     def tell(self, label: str, text: str, style: str = "") -> None:
-        """One event, above the bars; without a label it belongs to the event before."""
-        self._erase()
+        """One event; without a label it belongs to the event before."""
         head = f"{clock(time.time() - self.t0):>6}  " if label else " " * 8
         width = max(40, shutil.get_terminal_size((100, 24)).columns - INDENT - 1)
         lines = textwrap.wrap(text, width, break_on_hyphens=False)
         if not label:
             lines = [paint(line, style) for line in lines]
         joint = "\n" + " " * INDENT
-        print(f"{paint(head, 'dim')}{paint(f'{label:<13}', style)}{joint.join(lines)}", flush=True)
-        self._draw()
+        self._waiting.append(
+            f"{paint(head, 'dim')}{paint(f'{label:<2}', style)}{joint.join(lines)}\n"
+        )
+        if not self._has_table:
+            self._write(b"")
 
-    def is_due(self) -> bool:
-        """Whether it is time for `show` again."""
-        return time.monotonic() >= self._next_redraw
+    @property
+    def is_told(self) -> bool:
+        """Whether everything that was told can be seen; it waits for the next redrawing."""
+        return not self._waiting
 
-    def show(self, runs: list[tuple[str, int, int, str]]) -> None:
-        """Progress of every run: (name, steps done, steps in total, remark)."""
-        self._next_redraw = time.monotonic() + REDRAW_S
-        if not self._is_live:
-            for name, step, steps, remark in runs:
-                quarter = 4 * step // steps
-                if quarter > self._quarters.get(name, 0):
-                    self._quarters[name] = quarter
-                    self.tell(name, f"step {step} of {steps}{f', {remark}' if remark else ''}")
+    def pump(self, timeout_s: float) -> bool:
+        """Pass on what comes within this time; False once the command has closed its output."""
+        self._fit()
+        if self._source < 0:
+            return False
+        if not select.select([self._source], [], [], timeout_s)[0]:
+            return True
+        try:
+            data = os.read(self._source, 1 << 16)
+        except OSError:  # a pseudo-terminal ends like this
+            data = b""
+        if data:
+            self._shown += data
+            self._pass_on(data)
+            return True
+        os.close(self._source)
+        self._source = -1
+        if self._has_table:  # it was killed: its table stays, and the cursor is ours
+            self._has_table = False
+            os.write(1, b"\n" + SHOW_CURSOR)
+        self._write(b"")
+        return False
+
+    def drain(self) -> None:
+        """Pass on all that is left of the newest command."""
+        until = time.monotonic() + PATIENCE_S
+        while self.pump(POLL_S) and time.monotonic() < until:
+            pass
+
+    def _pass_on(self, data: bytes) -> None:
+        erased = ERASE.search(data)
+        if self._has_table and self._waiting and erased:
+            os.write(1, data[: erased.end()])
+            self._write(data[erased.end() :])
+        elif self._has_table:
+            os.write(1, data)
         else:
-            width = shutil.get_terminal_size().columns - 1
-            self._erase()
-            self._bars = [self._bar(*run, width) for run in runs]
-            self._draw()
+            self._write(data)
+        ends = (data.rfind(HIDE_CURSOR), data.rfind(SHOW_CURSOR))
+        if ends != (-1, -1):
+            self._has_table = ends[0] > ends[1]
 
-    def close(self) -> None:
-        """Take the bars away; what follows is printed as usual."""
-        self._erase()
-        self._bars = []
+    def _write(self, data: bytes) -> None:
+        """What was told, then what the launcher wrote."""
+        sys.stdout.flush()
+        told, self._waiting = "".join(self._waiting), []
+        os.write(1, told.encode(sys.stdout.encoding, "replace") + data)
 
-    def _bar(self, name: str, step: int, steps: int, remark: str, width: int) -> str:
-        full, empty = "━─" if self._is_unicode else "#-"
-        done = BAR_WIDTH * step // steps
-        head, tail = f"        {name:<13}", f" {step:>5} of {steps}  {remark}"
-        tail = tail[: max(0, width - len(head) - BAR_WIDTH)]
-        return head + paint(full * done, "bar") + paint(empty * (BAR_WIDTH - done), "dim") + tail
-
-    def _erase(self) -> None:
-        if self._num_bars:
-            print(f"\x1b[{self._num_bars}F\x1b[J", end="", flush=True)
-            self._num_bars = 0
-
-    def _draw(self) -> None:
-        if self._bars:
-            # A blank line keeps the bars apart from the events.
-            print("\n" + "\n".join(self._bars), flush=True)
-            self._num_bars = len(self._bars) + 1
+    def _fit(self) -> None:
+        """Keep the launcher's terminal as large as ours."""
+        size = shutil.get_terminal_size()
+        if self._is_terminal and self._source >= 0 and size != self._size:
+            self._size = (size.columns, size.lines)
+            packed = struct.pack("HHHH", size.lines, size.columns, 0, 0)
+            fcntl.ioctl(self._source, termios.TIOCSWINSZ, packed)

@@ -14,7 +14,6 @@ and by the watch, which inherits it.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -38,6 +37,7 @@ from forge.job_files import (
     WATCH,
     forge_dir,
     read_json,
+    take_lock,
     write_json,
 )
 from forge.requeue import Counts, Decision, Outcome, Reason, decide
@@ -62,6 +62,7 @@ class Job:
         self.plan = plan
         self.counts = Counts()
         self._is_continued = is_continued
+        self._because = ""
         self._asked: Reason | None = None
         self._interrupts = 0
         self._parent = os.getppid()
@@ -80,7 +81,8 @@ class Job:
             if not decision.starts_again or self._asked is not None:
                 return self._end(outcome, decision)
             self._tell("requeue", because=decision.because, restarts=self.counts.restarts)
-            self._write_state("starting", decision.because)
+            self._because = decision.because
+            self._write_state("starting", self._because)
             outcome = None
 
     # -- the directory -------------------------------------------------------------------------
@@ -89,16 +91,12 @@ class Job:
         """Take the lock; the processes of a wrapper that was killed have a while to leave."""
         self._lock = os.open(self.forge / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         deadline = time.monotonic() + self.plan["timeout_s"] + MARGIN_S + _CLAIM_S
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    sys.exit(int(ExitCode.IN_USE))
-                # Nothing tells when a lock is free and listens to signals as well.
-                select.select([self._reader], [], [], 0.05)
-                self._take_in()
+        while not take_lock(self._lock):
+            if time.monotonic() > deadline:
+                sys.exit(int(ExitCode.IN_USE))
+            # Nothing tells when a lock is free and listens to signals as well.
+            select.select([self._reader], [], [], 0.05)
+            self._take_in()
 
     def _take_over(self) -> Outcome | None:
         """End what an earlier wrapper left behind, and go on with its budgets.
@@ -171,15 +169,18 @@ class Job:
         os.dup2(output, 1)
         os.dup2(output, 2)
         self._tell("attempt", restarts=self.counts.restarts)
-        self._write_state("running")
+        self._write_state("running", self._because)
         began = time.monotonic()
         watch = self._fork_watch(output)
         os.close(output)
         self._wait(watch, began)
         processes.kill_descendants()  # orphans of a watch that was killed
         self._end_strays()
-        report = read_json(self.forge / WATCH) or {"code": -signal.SIGKILL, "is_held": False}
-        outcome = Outcome(report["code"], self._asked_for(report["code"]), report["is_held"])
+        report = read_json(self.forge / WATCH)
+        if report is None:
+            outcome = Outcome(-9, self._asked_for(-9), is_watch_lost=True)
+        else:
+            outcome = Outcome(report["code"], self._asked_for(report["code"]), report["is_held"])
         self._tell("end", code=outcome.code, reason=outcome.reason.name, text=str(outcome))
         return outcome
 

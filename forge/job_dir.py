@@ -128,7 +128,7 @@ def write_resume_script(job_dir: Path, command: str) -> None:
     """Leave the command where people and programs find it."""
     path = forge_dir(job_dir) / "resume.sh"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, f"#!/bin/sh\n# Goes on with this job.\n{command}\n")
+    write_atomically(path, f"#!/bin/sh\n# Goes on with what was begun here.\n{command}\n")
     path.chmod(0o755)
 
 

@@ -17,6 +17,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from forge.errors import ConfigError
+
 OUTPUT = "output.log"
 PLAN = "plan.json"
 TASK = "task.pkl"
@@ -36,7 +38,9 @@ def write_atomically(path: Path, text: str | bytes, is_synced: bool = False) -> 
     """Replace a small file in one step; `is_synced` also makes it survive a power cut."""
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
+        # Whatever the umask: what others can write, nobody can trust.
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o664)
+        with os.fdopen(fd, "wb") as file:
             file.write(text.encode() if isinstance(text, str) else text)
             if is_synced:
                 file.flush()
@@ -45,6 +49,39 @@ def write_atomically(path: Path, text: str | bytes, is_synced: bool = False) -> 
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def take_lock(fd: int) -> bool:
+    """Take the lock of an open file, without waiting; processes forked later hold it as well.
+
+    Returns:
+        False where another process holds it.
+    """
+    import fcntl  # not at the top: Windows has none
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def read_trusted(path: Path) -> bytes:
+    """The bytes of a file that will be unpickled: unpickling runs whatever they say.
+
+    Raises:
+        ConfigError: Where somebody else could have written it.
+    """
+    for place in (path.parent, path):
+        status = place.stat()
+        if status.st_uid not in (os.getuid(), 0):
+            problem = f"belongs to user {status.st_uid}, not to you"
+        elif status.st_mode & 0o002:
+            problem = "can be written by everybody (chmod o-w)"
+        else:
+            continue
+        raise ConfigError([f"{place}: {problem}, and what lies there would be executed."], "A job")
+    return path.read_bytes()
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

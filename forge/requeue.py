@@ -56,6 +56,8 @@ class Outcome:
     """Why the job itself ended it, if it did."""
     is_held: bool = False
     """Whether the watch had to kill the task, which did not react to a signal."""
+    is_watch_lost: bool = False
+    """Whether the watch was killed, and the task with it."""
 
     @property
     def reason(self) -> Reason:
@@ -74,6 +76,8 @@ class Outcome:
         """In a few words, for people."""
         if self.is_held:
             return "did not react to a signal, and was killed"
+        if self.asked is None and self.is_watch_lost:
+            return "its watch was killed"
         if self.asked is None and self.code < 0:
             try:
                 return f"killed by {signal.Signals(-self.code).name}"
@@ -147,7 +151,8 @@ def decide(outcome: Outcome, counts: Counts, limits: dict[str, Any], saved_step:
         used = counts.by_rule.get(str(rule), 0)
         most = limits["rules"][rule]["max_restarts"]
         if used >= most:
-            return Decision(False, f"{what}; {used} restarts used up (`requeue.rules[{rule}]`)")
+            key = f"resilience.requeue.rules[{rule}].max_restarts"
+            return Decision(False, f"{what}; given up: `{key}={most}`")
         counts.by_rule[str(rule)] = used + 1
     else:
         used, most = getattr(counts, counter), limits[budget]

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from forge.errors import ExitCode, JobTraceback
-from forge.job_files import PLAN, RESULT, TASK, forge_dir, read_json, write_atomically
+from forge.job_files import PLAN, RESULT, TASK, forge_dir, read_json, read_trusted, write_atomically
 from forge.watch import DUMP_SIGNAL
 
 
@@ -38,7 +38,7 @@ def main(directory: Path) -> int:
 
     if plan["main"] is not None:
         payload.import_main(plan["main"])
-    function, context, config = payload.load((forge_dir(directory) / TASK).read_bytes())
+    function, context, config = payload.load(read_trusted(forge_dir(directory) / TASK))
     setup_globals()
     gc.freeze()
     gc.enable()

@@ -30,7 +30,11 @@ MARGIN_S = 5.0
 ORPHANED_S = 90.0
 """Deadline of a task whose policy has none, once its job's wrapper is gone."""
 _TICK_S = 0.5
-_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_FORWARDED = [
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)  # Windows imports this module, too
+]
 
 # Shows the stacks of every thread, even of one that holds the interpreter's lock: faulthandler's
 # handler is C. Not one of the signals that a policy can name.

@@ -2,7 +2,7 @@
 
     python tests/chaos_sweeps.py 100 --seed 1 --parallel 1
 
-Each sweep of four short jobs is hit by two to five rounds of SIGKILL at moments drawn from the
+Each sweep of four short jobs is hit by up to five rounds of SIGKILL at moments drawn from the
 seed: on a task, a process below one, a watch, a wrapper, the launcher; or on several at one
 instant, up to all. Whenever the launcher is gone the same command is started again, until it ends
 with 0. Then every job must have the very bits and metrics of an undisturbed run (with Hydra's own
@@ -26,7 +26,7 @@ import tempfile
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -62,8 +62,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
 ONE_JOB = {"wrapper+watch", "watch+task", "launcher+wrapper", "whole job"}
 """Kinds that hit the processes of one job (beside the launcher); «everything» hits all jobs."""
 MARK = "FORGE_CHAOS"
-AWAITED_S = 5.0
-"""So long a hit waits for what it is meant for."""
+AWAITED_S = 3.0
+"""So long a hit waits for what it is meant for; then it is a task's."""
 ORPHAN_S = 3.0
 """A wrapper without its launcher has to notice within so many seconds."""
 MAX_STARTS = 30
@@ -137,22 +137,17 @@ class Sweep:
             state, parent, _, session = stat.rpartition(")")[2].split()[:4]
             if state in "ZX":
                 continue
-            job = next((a for a in command if a.startswith(f"{self.directory}{os.sep}")), "")
             if any("from forge.job import" in word for word in command):
-                found.append(
-                    Found(pid, "wrapper" if session == str(pid) else "watch", job, int(parent))
-                )
+                kind = "wrapper" if session == str(pid) else "watch"
             elif any("from forge.task import" in word for word in command):
-                is_forked = "forge.task" in _command_of(parent)
-                found.append(Found(pid, "child" if is_forked else "task", job, int(parent)))
-            elif session == str(pid):
-                found.append(Found(pid, "launcher", "", int(parent)))
+                kind = "child" if "forge.task" in _command_of(parent) else "task"
             else:
-                found.append(Found(pid, "child", job or self._job_of_session(session), int(parent)))
+                kind = "launcher" if session == str(pid) else "child"
+            job = self._job_in(command) or self._job_in(_command_of(session).split("\0"))
+            found.append(Found(pid, kind, job, int(parent)))
         return found
 
-    def _job_of_session(self, session: str) -> str:
-        words = _command_of(session).split("\0")
+    def _job_in(self, words: list[str]) -> str:
         return next((one for one in words if one.startswith(f"{self.directory}{os.sep}")), "")
 
 
@@ -170,7 +165,7 @@ def draw(rng: random.Random) -> list[Hit]:
         kind = rng.choice([*TARGETS, "launcher"])
         # Births are over in an instant, and are where little is in order yet.
         awaited = rng.choice(("", "launcher", "wrapper", "wrapper", "watch", "task"))
-        most_s = rng.choice((0.02, 0.1, 0.5, 3.0)) if awaited else 8.0
+        most_s = rng.choice((0.02, 0.1, 0.5, 3.0)) if awaited else 6.0
         delay_s = rng.uniform(0, most_s)
         hits.append(Hit(kind, delay_s, awaited, rng.random()))
     return hits
@@ -195,8 +190,9 @@ def disturb(sweep: Sweep, hits: list[Hit], rng: random.Random, outcome: Outcome)
                 return
             process = None
             restart_at = time.monotonic() + rng.choice((0.0, 0.0, rng.uniform(0, 2)))
-        live = sweep.processes() if waiting or orphans else []
         now = time.monotonic()
+        is_watching = waiting or orphans or now - last < 2 * ORPHAN_S
+        live = sweep.processes() if is_watching else []
         launchers = {one.pid for one in live if one.kind == "launcher"}
         orphans = {
             one.pid: orphans.get(one.pid, now)
@@ -215,8 +211,10 @@ def disturb(sweep: Sweep, hits: list[Hit], rng: random.Random, outcome: Outcome)
         seen |= {one.pid for one in live}
         if waiting and due is not None and now >= due:
             name = strike(live, waiting[0])
-            if name or now - due > AWAITED_S:  # else nothing of that kind lives at the moment
-                outcome.hits += [name] * bool(name)
+            if not name and now - due > AWAITED_S:  # nothing of that kind lives
+                name = strike(live, replace(waiting[0], kind="task"))
+            if name:
+                outcome.hits.append(name)
                 waiting.pop(0)
                 last, due = now, None
         time.sleep(0.02 if waiting else 0.05)

@@ -18,6 +18,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TextIO, cast
 
+from forge.launch.table import ACTIVE, STYLES, at, clock, escape, news, per_second, rows, text
 from forge.launch.view import JobView, State
 
 if TYPE_CHECKING:
@@ -31,14 +32,7 @@ PATIENCE_S = 1.0  # so long the last words wait for a reader
 # A plain line on a job's progress needs the first, and one of the others, since the last such line.
 PROGRESS_S, PROGRESS_SHARE, SILENCE_S = 30.0, 0.1, 600.0
 
-_ACTIVE = (State.starting, State.running, State.stopping)
-_RANKS = {**dict.fromkeys(_ACTIVE, 0), State.failed: 1, State.stopped: 3}
-_STYLES = dict(zip(State, ("dim", "cyan", "cyan", "yellow", "green", "red", "yellow"), strict=True))
-_RIGHT = ("job", "steps", "restarts", "rate", "left")
-_KEPT = ("job", "state", "overrides")
-_IMPORTANCE = (*_KEPT, "steps", "restarts", "left", "progress", "rate", "remark")
-_LEAST = {"state": 8, "rate": 6, "left": 7}  # else the columns would jump with every digit
-_BAR = (8, 24)
+_RANKS = {**dict.fromkeys(ACTIVE, 0), State.failed: 1, State.stopped: 3}
 _ASCII = str.maketrans("·…━─", "|~=-")
 
 
@@ -89,14 +83,14 @@ class Display:
             last = self._last.get(view.number)
             if view is not last:
                 self._last[view.number] = view
-                line = _news(view, last) or self._progress(view, now)
+                line = news(view, last) or self._progress(view, now)
                 if line and not (self._is_live and line.startswith(("started", "finished"))):
-                    self._pending.append((f"job {view.number}: {line}", _STYLES[view.state]))
+                    self._pending.append((f"job {view.number}: {line}", STYLES[view.state]))
         self._show()
 
     def say(self, text: str, style: str = "") -> None:
         """Show a line, or several, that stay; `style` is rich's ("bold red"), markup is not."""
-        self._pending.extend((_escape(line), style) for line in text.split("\n"))
+        self._pending.extend((escape(line), style) for line in text.split("\n"))
         self._show()
 
     def close(self) -> None:
@@ -128,8 +122,8 @@ class Display:
         if since_s < PROGRESS_S or (share - told < PROGRESS_SHARE and since_s < SILENCE_S):
             return ""
         self._told[view.number] = (now, share)
-        left = _clock(view.left_s)
-        facts = (_at(view).strip(), _rate(view.rate), left and f"{left} left")
+        left = clock(view.left_s)
+        facts = (at(view).strip(), per_second(view.rate), left and f"{left} left")
         return ", ".join(filter(None, facts))
 
     def _show(self, is_last: bool = False) -> None:
@@ -144,7 +138,7 @@ class Display:
                 if self._live is None:
                     self._stream.write(line + "\n")
                 else:
-                    self._live.console.print(_text((line, style)))
+                    self._live.console.print(text((line, style)))
             now = time.monotonic()
             if self._live and (is_last or now >= self._next_frame_s) and self._stream.is_ready():
                 self._draw(self._live)
@@ -173,10 +167,10 @@ class Display:
         columns, lines = live.console.size = self._stream.size()
         summary = self._summary(columns - 1)
         shown = self._chosen(lines - 2 - len(summary))
-        frame = _table(shown, columns - 1) if shown else []
+        frame = rows(shown, columns - 1) if shown else []
         if 0 < len(shown) < len(self._views):
-            frame.append(_text((f"… {len(self._views) - len(shown)} more", "dim")))
-        frame.extend(_text((line, "bold")) for line in summary)
+            frame.append(text((f"… {len(self._views) - len(shown)} more", "dim")))
+        frame.extend(text((line, "bold")) for line in summary)
         if columns < self._columns:  # the terminal has broken the lines that became too long
             broken = sum(max(0, line.cell_len - 1) // columns for line in self._frame)
             self._stream.write("\r" + "\x1b[2K\x1b[1A" * broken)
@@ -201,7 +195,7 @@ class Display:
         facts = [f"{done} of {self._total} finished" + (f", {failed} failed" if failed else "")]
         order = (State.running, State.starting, State.stopping, State.stopped, State.queued)
         facts += [f"{counts[state]} {state.value}" for state in order if counts[state]]
-        facts += [_clock(time.monotonic() - self._began_s), self._estimate(counts[State.queued])]
+        facts += [clock(time.monotonic() - self._began_s), self._estimate(counts[State.queued])]
         lines = facts[:1]
         for fact in filter(None, facts[1:]):
             if len(lines[-1]) + len(fact) + 3 <= width:
@@ -211,7 +205,7 @@ class Display:
         return lines
 
     def _estimate(self, num_queued: int) -> str:
-        active = [view for view in self._views if view.state in _ACTIVE]
+        active = [view for view in self._views if view.state in ACTIVE]
         whole_s = [view.steps / view.rate for view in active if view.steps and view.rate]
         self._job_s = sum(whole_s) / len(whole_s) if whole_s else self._job_s
         lefts_s = [self._job_s if view.left_s is None else view.left_s for view in active]
@@ -277,124 +271,3 @@ def _repoint(pairs: Sequence[tuple[TextIO, TextIO]]) -> None:
             new = next((new for old, new in pairs if old is getattr(handler, "stream", None)), None)
             if new is not None and isinstance(handler, logging.StreamHandler):
                 handler.setStream(new)
-
-
-def _news(view: JobView, last: JobView | None) -> str:
-    """What to say about a job's change; empty where there is nothing."""
-    was = State.queued if last is None else last.state
-    remark = f": {_escape(view.remark)}" if view.remark else ""
-    if view.state is not was and view.state is State.finished:
-        return f"finished{_at(view)}" if last else ""  # else it had before this sweep went on
-    if view.state is not was and view.state.is_final:
-        return f"{view.state.value}{_at(view)}{remark} ({_escape(str(view.directory))})"
-    if last is not None and view.restarts > last.restarts:
-        return f"restart {view.restarts}{_at(view)}{remark}"
-    is_start = was is State.queued and view.state in _ACTIVE and (last is None or not view.restarts)
-    return f"started {_escape(view.overrides)}" if is_start else ""
-
-
-def _at(view: JobView) -> str:
-    share = f" of {view.steps} ({(view.step or 0) / view.steps:.0%})" if view.steps else ""
-    return "" if view.step is None else f" at step {view.step}{share}"
-
-
-def _escape(text: str) -> str:
-    """The text without anything that a terminal would obey."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def _clock(seconds: float | None) -> str:
-    if seconds is None or not 0 <= seconds < 1e8:
-        return ""
-    minutes, second = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{second:02}"
-
-
-def _rate(rate: float | None) -> str:
-    if rate is None or not 0 < rate < math.inf:
-        return ""
-    return f"{rate:.0f}/s" if rate >= 100 else f"{rate:.1f}/s" if rate >= 1 else f"{rate:.2g}/s"
-
-
-def _text(*parts: tuple[str, str]) -> Text:
-    from rich.text import Text
-
-    return Text.assemble(*parts, overflow="crop", no_wrap=True)
-
-
-def _shorten(text: str, width: int) -> str:
-    """Cut from the middle, as overrides often differ in their ends."""
-    from rich.cells import cell_len, set_cell_size
-
-    if cell_len(text) <= width:
-        return text
-    head = set_cell_size(text[:width], width // 2).rstrip()
-    tail = set_cell_size(text[: -width - 1 : -1], width - 1 - cell_len(head)).rstrip()[::-1]
-    return f"{head}…{tail}"
-
-
-def _cells(view: JobView) -> dict[str, str]:
-    is_active, step = view.state in _ACTIVE, "" if view.step is None else str(view.step)
-    if step and view.steps:
-        step = f"{step.rjust(len(str(view.steps)))}/{view.steps}"
-    return {
-        "job": str(view.number),
-        "state": view.state.value,
-        "overrides": _escape(view.overrides),
-        "progress": " " * _BAR[1] if view.steps and view.step is not None else "",
-        "steps": step,
-        "restarts": str(view.restarts or ""),
-        "rate": _rate(view.rate) if is_active else "",
-        "left": _clock(view.left_s) if is_active else "",
-        "remark": _escape(view.remark),
-    }
-
-
-def _table(views: Sequence[JobView], width: int) -> list[Text]:
-    """A header and one line per job; columns that have no room are left out."""
-    from rich.cells import cell_len
-
-    rows = [_cells(view) for view in views]
-    full = {
-        name: max(cell_len(name), _LEAST.get(name, 0), *(cell_len(row[name]) for row in rows))
-        for name in rows[0]
-        if any(row[name] for row in rows)
-    }
-    gap, enough = (2, 24) if width >= 60 else (1, 16)
-    floors = {"overrides": enough, "remark": 20, "progress": _BAR[0]}
-    widths, room = dict[str, int](), width + gap
-    for name in sorted(full, key=_IMPORTANCE.index):
-        size = min(full[name], floors.get(name, full[name]))
-        if name in _KEPT or size + gap <= room:
-            widths[name] = size
-            room -= size + gap
-    for name in ("overrides", "remark", "progress"):
-        if name in widths:
-            more = max(1 - widths[name], min(room, min(full[name], width // 2) - widths[name]))
-            widths[name] += more
-            room -= more
-    widths = {name: widths[name] for name in full if name in widths}
-    header = _row({name: name for name in widths}, widths, gap)
-    return [header, *(_row(row, widths, gap, view) for row, view in zip(rows, views, strict=True))]
-
-
-def _row(
-    cells: dict[str, str], widths: dict[str, int], gap: int, view: JobView | None = None
-) -> Text:
-    from rich.cells import set_cell_size
-
-    state = "dim" if view is None else _STYLES[view.state]
-    styles = {"state": state, "remark": state, "restarts": "yellow"}
-    rest = "dim" if view is None or view.state is State.queued else ""
-    parts = []
-    for name, size in widths.items():
-        if name == "progress" and view is not None and cells[name]:
-            done = int(size * min(1.0, (view.step or 0) / (view.steps or 1)))
-            parts += [("━" * done, state), ("─" * (size - done) + " " * gap, "dim")]
-            continue
-        cell = set_cell_size(_shorten(cells[name], size), size)
-        cell = cells[name].rjust(size) if name in _RIGHT else cell
-        parts.append((cell + " " * gap, rest or styles.get(name, "")))
-    text = _text(*parts)
-    text.rstrip()
-    return text

@@ -19,8 +19,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from forge import config, frozen, job_dir, messages
 from forge.config import Policy
 from forge.errors import ConfigError, Exit, ExitCode, ForgeError, JobError
-from forge.job_files import RESULT, STATE, TASK, forge_dir, write_atomically
-from forge.launch import payload, plan, resources
+from forge.job_files import RESULT, STATE, TASK, forge_dir, read_trusted, write_atomically
+from forge.launch import orphans, payload, plan, resources
 from forge.launch.queue import Queue, QueuedJob
 from forge.launch.sweep import Place, SweepDir
 from forge.launch.view import State
@@ -63,6 +63,8 @@ def launch(
         SystemExit: 78 where something is wrong before the first job starts, 73 where another
             launcher runs this sweep, 130 or 143 after a stop.
     """
+    if sys.platform == "win32":
+        raise ForgeError("hydra/launcher=local needs POSIX signals and locks. Use WSL, or Linux.")
     setup_globals()
     configure_log(sweep_config.hydra.hydra_logging, sweep_config.hydra.verbose)
     directory = Path(str(sweep_config.hydra.sweep.dir)).absolute()
@@ -78,12 +80,15 @@ def launch(
     try:
         jobs = _compose(sweep, context, sweep_config, job_overrides, first_number, options)
         sweep.add([job.place for job in jobs])
+        orphans.wait_for([job.directory for job in jobs])
         _freeze(jobs, payload.Shared(function, context), options)
         queued = [QueuedJob(j.place.number, j.label, j.directory) for j in jobs]
 
         command = job_dir.sweep_command(directory)
+        job_dir.write_resume_script(directory, command)
         log.info(f"Launching {len(jobs)} jobs, {slots.count} at a time, in {directory}")
-        queue = Queue(queued, slots, options.progress, command)
+        log.info(f"To go on with this sweep after a stop:\n  {command}")
+        queue = Queue(queued, slots, options.progress)
         stopped_by = queue.run()
     except ForgeError as error:
         raise _refused(error) from error
@@ -120,33 +125,53 @@ def _compose(
     problems: list[str] = []
     outer = HydraConfig.instance().cfg
     known = [sweep.find(overrides) for overrides in job_overrides]
+    # What all of them have is not what anybody wants to see.
+    several = len(job_overrides) > 1
+    common = set.intersection(*map(set, job_overrides)) if several else set()
     for index, (overrides, place) in enumerate(zip(job_overrides, known, strict=True)):
         cfg = context.config_loader.load_sweep_config(sweep_config, list(overrides))
         number = place.number if place else sweep.free_number(first_number + index)
-        label = " ".join(filter_overrides(overrides))
+        shown = [one for one in filter_overrides(overrides) if one not in common]
+        label = " ".join(shown)
         try:
             place = place or Place(number, _subdir(cfg, number), tuple(sorted(overrides)))
             job = _Job(place, sweep.path / place.subdir, cfg, None, label)
+            problem = _place_problem(job, sweep, jobs)
+            if problem:  # not looked into any more: what lies there is another job's
+                problems.append(f"job {number} ({label}): {problem}")
+                continue
             _settle(job, sweep.path)
             job.policy = _policy(cfg, options)
         except ConfigError as error:
             problems += [f"job {number} ({label}): {problem}" for problem in error.problems]
             continue
+        except frozen.Contradiction as error:
+            problems.append(f"job {number} ({label}): {error}")
+            continue
         finally:
             HydraConfig.instance().cfg = outer
-        owner = sweep.owner(place.subdir) or next(
-            (one.place for one in jobs if one.place.subdir == place.subdir), None
-        )
-        if owner is not None and owner.number != number:
-            problems.append(
-                f"job {number} ({label}): would lie in {job.directory}, which is the directory of"
-                f" job {owner.number} ({' '.join(owner.overrides)}). Put what differs into"
-                " `hydra.sweep.subdir`, `${hydra.job.num}` for example."
-            )
         jobs.append(job)
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)), "The sweep")
     return jobs
+
+
+def _place_problem(job: _Job, sweep: SweepDir, jobs: list[_Job]) -> str | None:
+    """Why a job cannot lie where it would."""
+    if os.path.normpath(job.directory) == os.path.normpath(sweep.path):
+        return (
+            f"`hydra.sweep.subdir={job.place.subdir}` puts it into the sweep's own directory. Each"
+            " job needs one of its own, `${hydra.job.num}` for example."
+        )
+    subdir = job.place.subdir
+    owner = sweep.owner(subdir) or next((o.place for o in jobs if o.place.subdir == subdir), None)
+    if owner is None or owner.number == job.place.number:
+        return None
+    return (
+        f"would lie in {job.directory}, which is the directory of job {owner.number}"
+        f" ({' '.join(owner.overrides)}). Put what differs into `hydra.sweep.subdir`,"
+        " `${hydra.job.num}` for example."
+    )
 
 
 def _subdir(cfg: DictConfig, number: int) -> str:
@@ -171,8 +196,9 @@ def _settle(job: _Job, sweep_path: Path) -> None:
     if frozen.is_frozen(job.directory):
         if plan.has_begun(job.directory):
             frozen.restore(cfg, job.directory)
-        else:
+        elif not plan.is_finished(job.directory):
             frozen.forget(job.directory)  # nothing was trained yet: nothing to be true to
+            job_dir.forget_code(job.directory)
     with read_write(cfg):
         frozen.resolve_now(cfg, is_root=True)
 
@@ -193,7 +219,7 @@ def _freeze(jobs: list[_Job], shared: payload.Shared, options: resources.LocalOp
             continue
         HydraConfig.instance().set_config(job.config)
         try:
-            forge_dir(job.directory).mkdir(parents=True, exist_ok=True)
+            forge_dir(job.directory).mkdir(0o775, parents=True, exist_ok=True)
             (forge_dir(job.directory) / STATE).unlink(missing_ok=True)
             if job.policy is not None and job.policy.enabled:
                 frozen.freeze(job.config, job.directory)
@@ -258,7 +284,7 @@ def _stored(directory: Path) -> JobReturn | None:
     # The job imported our `__main__` under this name, as multiprocessing does.
     sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
     try:
-        found = pickle.loads(path.read_bytes())
+        found = pickle.loads(read_trusted(path))
     except FileNotFoundError:
         return None
     except Exception as error:  # noqa: BLE001 - unpickling runs the user's classes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import forge
 from forge.config import Policy
 from forge.job_files import OUTPUT, PLAN, STATE, forge_dir, read_json, write_json
 
-ROOT = str(Path(forge.__file__).parent.parent)
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(forge.__file__)))
 """What has to be on sys.path to import forge."""
 
 
@@ -70,15 +71,11 @@ def make(
         environment: The launcher's.
     """
     earlier = read_json(forge_dir(directory) / PLAN) or {}
-    added: dict[str, str] = {}
-    if "OMP_NUM_THREADS" not in environment:
-        # The number of threads changes the order of sums, so it stays what it was at first.
-        added["OMP_NUM_THREADS"] = str(threads)
-        added |= {
-            key: value
-            for key, value in earlier.get("environment", {}).items()
-            if key == "OMP_NUM_THREADS"
-        }
+    # The number of threads changes the order of sums, so it stays what it was at first, even
+    # where it came from the environment of a shell that is gone.
+    name = "OMP_NUM_THREADS"
+    at_first = earlier.get("environment", {}).get(name, str(threads))
+    added = {name: environment.get(name, at_first)}
     is_active = policy is not None and policy.enabled
     policy = policy if policy is not None else Policy()
     requeue = asdict(policy.requeue) | {"enabled": is_active and policy.requeue.enabled}
@@ -100,7 +97,7 @@ def make(
         checkpoint_dir=str(directory / policy.checkpoint.dir),
         time_limit_s=time_limit_s,
         signal=policy.signal.name,
-        lead_s=policy.signal.lead_s,
+        lead_s=policy.signal.lead_s if is_active else 0.0,  # nobody there to be told
         timeout_s=policy.shutdown.timeout_s,
         actions={name: action.name for name, action in policy.signal.actions.items()}
         if is_active

@@ -82,7 +82,9 @@ class QueuedJob:
         if state is State.running and (progress is None or progress.began < self._since):
             state = State.starting  # the process runs, its loop does not yet
         rate = self._rate(step) if state is State.running and step is not None else None
-        left_s = (planned - step) / rate if rate and planned and step is not None else None
+        left_s = None
+        if rate and planned is not None and step is not None and step < planned:
+            left_s = (planned - step) / rate
         return JobView(
             self.number,
             self.label,
@@ -93,7 +95,7 @@ class QueuedJob:
             self.restarts,
             rate,
             left_s,
-            self.because,
+            "" if state is State.finished else self.because,
         )
 
     def _rate(self, step: int) -> float | None:
@@ -110,12 +112,11 @@ class QueuedJob:
 class Queue:
     """Runs the jobs of a batch; `run` returns when none is left."""
 
-    def __init__(self, jobs: list[QueuedJob], slots: Slots, progress: Any, command: str) -> None:
+    def __init__(self, jobs: list[QueuedJob], slots: Slots, progress: Any) -> None:
         self._jobs = jobs
         self._slots = slots
         self._free = list(range(slots.count))[::-1]
         self._progress = progress
-        self._command = command
         self._received: list[int] = []
         self._handled = 0
         for job in jobs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import shutil
@@ -50,7 +51,9 @@ def gpus() -> list[str]:
     """The GPUs that jobs may use, as CUDA_VISIBLE_DEVICES names them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
+        # CUDA sees what stands before the first name that is none: `-1`, `NoDevFiles`.
+        names = [name.strip() for name in visible.split(",")]
+        return list(dict.fromkeys(itertools.takewhile(_is_device, names)))
     if shutil.which("nvidia-smi") is None:
         return []
     # By UUID: the numbers of nvidia-smi and of CUDA need not agree.
@@ -59,7 +62,11 @@ def gpus() -> list[str]:
         listing = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
         return []
-    return listing.stdout.split()
+    return [name for name in listing.stdout.split() if _is_device(name)]
+
+
+def _is_device(name: str) -> bool:
+    return name.isdecimal() or name.startswith(("GPU-", "MIG-"))
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from forge.errors import DirectoryInUse
-from forge.job_files import LOCK, forge_dir
+from forge.job_files import LOCK, forge_dir, take_lock
 
 
 @dataclass(frozen=True)
@@ -38,15 +37,13 @@ class SweepDir:
         self.path = path
         forge_dir(path).mkdir(parents=True, exist_ok=True)
         self._lock = os.open(forge_dir(path) / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not take_lock(self._lock):
             pid = os.pread(self._lock, 32, 0).decode() or "another process"
             os.close(self._lock)
             raise DirectoryInUse(
                 f"{path} belongs to a sweep that is running (pid {pid}). Wait for it, stop it with"
                 " Ctrl+C, or choose another `hydra.sweep.dir`."
-            ) from None
+            )
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
         self._index = forge_dir(path) / "jobs.jsonl"

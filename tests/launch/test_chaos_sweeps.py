@@ -10,7 +10,7 @@ SEED = 4
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_killed_sweeps_end_with_the_bits_of_undisturbed_ones(tmp_path):
-    """Two sweeps, hit and started again: same weights, same metrics, no overlap, no process left."""
+    """Same weights, same metrics, one attempt of a job at a time, and no process left."""
     references = chaos_sweeps.run_references(tmp_path / "undisturbed")
     for number in range(2):
         outcome = chaos_sweeps.one_sweep(number, SEED, tmp_path, references)

@@ -76,7 +76,7 @@ def test_the_next_start_waits_for_orphans_that_are_still_leaving(app, undisturbe
     sweep.signal(signal.SIGKILL)
     sweep.wait()
     again = app.start("lr=0.1", "step_s=0.1")
-    until(lambda: "started" in again.output, "the second start")
+    until(lambda: "Waiting for 1 jobs" in again.output, "the second start")
     assert app.job(0).task == task
     processes.send(task, signal.SIGCONT)
     assert again.wait() == 0, again.output

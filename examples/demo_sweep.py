@@ -1,0 +1,187 @@
+"""A sweep of the demo: its launchers and jobs, the processes to strike, and its attempts."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from demo_screen import Screen
+
+from forge import ledger, processes
+from forge.job_files import OUTPUT, STATE, forge_dir, read_json
+
+PRINTED = re.compile(r"To go on with it:\n +(.+)")
+
+
+@dataclass
+class Blow:
+    """One thing done to the sweep, when every job it hits stands at `step` or after it."""
+
+    name: str
+    target: str
+    """Which process gets the signal: the task or the watch of a job, or the launcher."""
+    hits: Sequence[int]
+    """Numbers of the jobs that it ends."""
+    code: int
+    """What their tasks have to end with: an exit code, or minus the signal that killed them."""
+    story: str
+    damages: bool = False
+    step: int = 0
+    struck: float = 0.0
+    """Unix time."""
+    damaged: str = ""
+    """The checkpoint that was damaged."""
+
+
+@dataclass
+class Attempt:
+    """One task of a job; times in unix seconds, 0 for what has not happened."""
+
+    number: int
+    started: float
+    ended: float = 0.0
+    code: int | None = None
+    text: str = ""
+    """How it ended, in the words of the job's wrapper."""
+    began: float = 0.0
+    """When training began, at `first_step`."""
+    first_step: int = 0
+    last_step: int = 0
+    repeated: int = 0
+    """Steps that the attempt before it had done already."""
+    regained: float = 0.0
+    """When it was again where the attempt before it ended."""
+    passed_over: list[str] = field(default_factory=list)
+    blow: Blow | None = None
+
+    @property
+    def ended_by(self) -> str:
+        """What was done to it, or how it ended by itself."""
+        return self.blow.name if self.blow else self.text
+
+
+@dataclass
+class Job:
+    """A job of a sweep, through all its attempts."""
+
+    number: int
+    label: str
+    directory: Path
+    steps: int
+    samples: list[tuple[float, int, int]] = field(default_factory=list)
+    """(unix time, attempt, steps done), whenever they were seen to have changed."""
+
+    def sample(self) -> None:
+        """Note where it stands."""
+        progress = ledger.read_progress(self.directory)
+        if progress is not None and (progress.attempt, progress.step) != self.stand():
+            self.samples.append((time.time(), progress.attempt, progress.step))
+
+    def stand(self) -> tuple[int, int]:
+        """(attempt that trained last, steps done)."""
+        return self.samples[-1][1:] if self.samples else (0, 0)
+
+    def trains_after(self, attempt: int) -> bool:
+        """Whether a later attempt than this one has begun to train."""
+        return self.stand()[0] > attempt
+
+    def state(self) -> dict[str, Any]:
+        """What its wrapper says of it."""
+        return read_json(forge_dir(self.directory) / STATE) or {"state": "", "pid": 0}
+
+    def metrics(self) -> dict[int, dict[str, float]]:
+        """What was logged in each step."""
+        return ledger.read(self.directory).metrics
+
+    def output(self) -> str:
+        """What its tasks have printed."""
+        return (self.directory / OUTPUT).read_text(errors="replace")
+
+    def attempts(self, blows: Sequence[Blow] = ()) -> list[Attempt]:
+        """Everything that its ledgers know, put together."""
+        found: list[Attempt] = []
+        path = forge_dir(self.directory) / "ledger" / "job.jsonl"
+        for event in map(json.loads, path.read_text().splitlines() if path.exists() else ()):
+            if event["kind"] == "attempt":
+                found.append(Attempt(len(found) + 1, event["t"]))
+            elif event["kind"] == "end":
+                last = found[-1]
+                last.ended, last.code, last.text = event["t"], event["code"], event["text"]
+        for trained in ledger.read(self.directory).attempts:
+            start = next((event for event in trained.events if event["kind"] == "start"), None)
+            if start is not None:
+                own = [attempt for attempt in found if attempt.started <= start["t"]][-1]
+                self._take_in(own, trained.number, start)
+                if own.number > 1:
+                    found[own.number - 2].last_step = start["previous_step"]
+        if found:
+            found[-1].last_step = self.stand()[1]
+        for attempt in found:
+            for blow in blows:
+                is_its = attempt.started <= blow.struck <= (attempt.ended or blow.struck)
+                if self.number in blow.hits and is_its:
+                    attempt.blow = blow
+        return found
+
+    def _take_in(self, attempt: Attempt, number: int, start: dict[str, Any]) -> None:
+        attempt.began, attempt.first_step = start["t"], start["step"]
+        attempt.passed_over = start["passed_over"]
+        before = start["previous_step"] or 0
+        attempt.repeated = max(0, before - start["step"])
+        attempt.regained = next(
+            (t for t, n, step in self.samples if n == number and step >= before), 0.0
+        )
+
+    def damage_newest(self) -> str:
+        """Flip one bit in the middle of the biggest file of the newest checkpoint; its name."""
+        newest = (self.directory / "checkpoints" / "latest").resolve()
+        biggest = max(newest.rglob("*"), key=lambda path: path.stat().st_size)
+        with biggest.open("r+b") as file:
+            file.seek(biggest.stat().st_size // 2)
+            byte = file.read(1)[0]
+            file.seek(-1, 1)
+            file.write(bytes([byte ^ 1]))
+        return newest.name
+
+
+@dataclass
+class Sweep:
+    """A sweep in its directory, through all its launchers."""
+
+    name: str
+    directory: Path
+    jobs: list[Job]
+    launcher: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    ended: float = 0.0
+
+    def start(self, command: str, screen: Screen) -> None:
+        """Begin the sweep, or go on with it."""
+        self.started = self.started or time.time()
+        self.launcher = screen.start(command)
+
+    def has_ended(self) -> bool:
+        """Whether its launcher is gone."""
+        if self.launcher is None or self.launcher.poll() is None:
+            return False
+        self.ended = time.time()
+        return True
+
+    def processes_of(self, job: Job) -> dict[str, int]:
+        """The pids of a job's watch and task; empty while there are none that are ours."""
+        wrapper = job.state()["pid"]
+        if self.launcher is None or wrapper not in processes.descendants(self.launcher.pid):
+            return {}
+        return dict(zip(("watch", "task"), processes.descendants(wrapper), strict=False))
+
+
+def printed_command(screen: Screen) -> str:
+    """The command that goes on with the sweep, as its launcher printed it; empty if it did not."""
+    found = PRINTED.findall(screen.shown())
+    return found[-1].strip() if found else ""

@@ -1,0 +1,297 @@
+"""The watch, as a true parent of true tasks that do not behave."""
+
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from harness import wait_for
+
+from forge import processes
+
+MARK = "FORGE_TEST_MARK"
+STARTER = """
+import json, os, sys
+from pathlib import Path
+from forge.watch import Watch
+
+spec = json.loads(sys.argv[1])
+out = os.open(spec["folder"] + "/out.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
+parent = os.getpid()
+watch = os.fork()
+if watch == 0:
+    code = Watch(
+        [sys.executable, "-c", spec["task"]],
+        dict(os.environ),
+        out,
+        spec["actions"],
+        spec["timeout_s"],
+        Path(spec["folder"], "watch.json"),
+        parent,
+    ).run()
+    os._exit(code)
+print(watch, flush=True)
+_, status = os.waitpid(watch, 0)
+sys.exit(os.waitstatus_to_exitcode(status) % 256)
+"""
+
+
+class Watched:
+    """A task under a watch, under a process that stands for the job's wrapper."""
+
+    def __init__(self, folder: Path, task: str, timeout_s: float = 0.5, actions=None):
+        self.folder = folder
+        self.mark = f"{folder.name}-{os.getpid()}"
+        prolog = "import os, signal, subprocess, sys, time\nfrom pathlib import Path\n"
+        prolog += f"folder = Path({str(folder)!r})\n"
+        spec = {
+            "folder": str(folder),
+            "task": prolog + textwrap.dedent(task),
+            "actions": {"TERM": "stop", "USR2": "requeue"} if actions is None else actions,
+            "timeout_s": timeout_s,
+        }
+        self.parent = subprocess.Popen(
+            [sys.executable, "-c", STARTER, json.dumps(spec)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {MARK: self.mark},
+            start_new_session=True,
+        )
+        self.watch = int(self.parent.stdout.readline())
+        self.parent.stdout.close()
+
+    def wait_ready(self) -> None:
+        wait_for((self.folder / "ready").exists, self.parent, "a task that is ready")
+
+    @property
+    def task(self) -> int:
+        return processes.descendants(self.watch)[0]
+
+    def end(self) -> dict:
+        """Wait for it; what the watch reported."""
+        self.code = self.parent.wait(60)
+        return json.loads((self.folder / "watch.json").read_text())
+
+    @property
+    def live(self) -> list[int]:
+        return processes.marked(MARK, self.mark)
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "out.txt").read_text()
+
+
+@pytest.fixture
+def watched(tmp_path):
+    started = []
+
+    def start(task, **options):
+        started.append(Watched(tmp_path, task, **options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        for pid in one.live:
+            processes.send(pid, signal.SIGKILL)
+        one.parent.wait()
+
+
+def until(condition, what):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what}"
+        select.select([], [], [], 0.01)
+
+
+@pytest.mark.parametrize(
+    ("task", "code", "exit_code"),
+    [
+        ("sys.exit(0)", 0, 0),
+        ("sys.exit(75)", 75, 75),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -9, 137),
+        ("os.abort()", -6, 134),
+        ("import ctypes; ctypes.string_at(0)", -11, 139),
+    ],
+)
+def test_it_reports_how_the_task_ended(task, code, exit_code, watched):
+    """An exit code alone cannot tell a kill from `sys.exit(137)`."""
+    one = watched(task)
+    assert one.end() | {"time": 0} == {"code": code, "is_held": False, "time": 0}
+    assert one.code == exit_code
+
+
+def test_daemons_of_the_task_do_not_survive_it(watched):
+    """A logger's service that forks twice and leaves the session would hold the GPU for ever."""
+    one = watched(
+        """
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                (folder / "ready").touch()
+                time.sleep(600)
+            os._exit(0)
+        while not (folder / "ready").exists():
+            time.sleep(0.01)
+        """
+    )
+    assert one.end()["code"] == 0
+    assert one.live == []
+
+
+def test_what_the_gil_holds_hostage_is_shown_and_killed(watched):
+    """A C call that keeps the interpreter's lock stops every deadline inside the process."""
+    one = watched(
+        """
+        import faulthandler, itertools
+        from forge.watch import DUMP_SIGNAL
+        faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+        def stuck_here():
+            (folder / "ready").touch()
+            sum(itertools.repeat(1, 10**13))
+        stuck_here()
+        """,
+        timeout_s=0.1,
+    )
+    one.wait_ready()
+    os.kill(one.watch, signal.SIGTERM)
+    report = one.end()
+    assert (report["code"], report["is_held"]) == (-9, True)
+    assert "in stuck_here" in one.output
+    assert one.live == []
+
+
+def test_signals_are_passed_on_and_a_prompt_end_is_no_hang(watched):
+    """`kill` of the watch is meant for the task."""
+    one = watched(
+        """
+        signal.signal(signal.SIGUSR2, lambda *_: sys.exit(75))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+        (folder / "ready").touch()
+        time.sleep(600)
+        """
+    )
+    one.wait_ready()
+    os.kill(one.watch, signal.SIGUSR2)
+    assert one.end()["code"] == 75
+
+
+def test_a_signal_before_the_task_has_handlers_waits_for_them(watched):
+    """Imports take half a minute on a network disk; the default action would kill the job."""
+    one = watched(
+        """
+        while not (folder / "go").exists():
+            time.sleep(0.01)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+        time.sleep(600)
+        """,
+        timeout_s=30,
+    )
+    until(lambda: processes.descendants(one.watch), "start of the task")
+    os.kill(one.watch, signal.SIGTERM)
+    until(lambda: _is_pending(one.task, signal.SIGTERM), "pending signal")
+    (one.folder / "go").touch()
+    assert one.end()["code"] == 143
+
+
+def _is_pending(pid: int, number: int) -> bool:
+    status = Path("/proc", str(pid), "status").read_text()
+    (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("ShdPnd"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize("how", ["stopped", "traced"])
+def test_a_task_that_cannot_run_is_no_hang(how, watched, monkeypatch):
+    """Gang scheduling stops a job for minutes, a debugger for as long as somebody looks."""
+    one = watched(
+        """
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+        (folder / "ready").touch()
+        time.sleep(600)
+        """,
+        timeout_s=0.1,
+    )
+    one.wait_ready()
+    task = one.task
+    libc = ctypes.CDLL(None, use_errno=True)
+    if how == "stopped":
+        os.kill(task, signal.SIGSTOP)
+    else:
+        attach, detach = 16, 17
+        if libc.ptrace(attach, task, 0, 0) != 0:
+            pytest.skip("ptrace is not allowed here")
+    until(lambda: processes.is_suspended(task), "suspended task")
+    os.kill(one.watch, signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):  # its deadline, of 5.1 s, passes
+        one.parent.wait(7)
+    if how == "stopped":
+        os.kill(task, signal.SIGCONT)
+    else:
+        os.waitpid(task, 0x40000000)  # __WALL: it has stopped for us
+        libc.ptrace(detach, task, 0, 0)
+    report = one.end()
+    assert (report["code"], report["is_held"]) == (143, False)
+
+
+def test_the_task_dies_with_its_watch(watched):
+    """Else the job would be started again beside its own first process."""
+    one = watched("(folder / 'ready').touch(); time.sleep(600)")
+    one.wait_ready()
+    os.kill(one.watch, signal.SIGKILL)
+    assert one.parent.wait(30) == 256 - 9
+    until(lambda: one.live == [], "end of the task")
+    assert not (one.folder / "watch.json").exists()
+
+
+def test_a_watch_whose_parent_is_gone_stops_the_task_in_order(watched):
+    """The wrapper was killed: what was trained since the last save is still worth saving."""
+    one = watched(
+        """
+        def save(*_):
+            (folder / "saved").touch()
+            sys.exit(143)
+        signal.signal(signal.SIGTERM, save)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+        (folder / "ready").touch()
+        time.sleep(600)
+        """,
+        timeout_s=10,
+    )
+    one.wait_ready()
+    one.parent.kill()
+    one.parent.wait()
+    until((one.folder / "watch.json").exists, "report of the watch")
+    assert json.loads((one.folder / "watch.json").read_text())["code"] == 143
+    assert (one.folder / "saved").exists()
+    until(lambda: one.live == [], "end of the watch")
+
+
+def test_an_ignored_signal_starts_no_deadline(watched):
+    """`signal.actions` says what stops a job; a save on USR1 must not end in a kill."""
+    one = watched(
+        """
+        signal.signal(signal.SIGUSR1, lambda *_: (folder / "heard").touch())
+        (folder / "ready").touch()
+        while not (folder / "go").exists():
+            time.sleep(0.01)
+        """,
+        actions={"USR1": "save", "TERM": "stop"},
+        timeout_s=0.1,
+    )
+    one.wait_ready()
+    os.kill(one.watch, signal.SIGUSR1)
+    with pytest.raises(subprocess.TimeoutExpired):
+        one.parent.wait(6)
+    (one.folder / "go").touch()
+    assert one.end()["code"] == 0

@@ -1,0 +1,148 @@
+"""The job's wrapper with true trainings: time limits, crashes, budgets."""
+
+import json
+
+import pytest
+from sweeps import App, assert_same_job
+
+from forge import ledger
+
+
+def events(job, kind):
+    path = job.directory / ".forge/ledger/job.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+@pytest.fixture
+def make(tmp_path):
+    return lambda misbehave="", **more: App(tmp_path / "app", misbehave=misbehave, **more)
+
+
+def test_the_time_limit_is_announced_and_costs_no_step(make, undisturbed):
+    """A partition of four hours trains for days: each part is saved in time, and none repeated."""
+    app = make()
+    app.finish(
+        "lr=0.1",
+        "step_s=0.4",
+        "hydra.launcher.timeout_min=0.25",
+        "resilience.signal.lead_s=5",
+        "resilience.shutdown.timeout_s=4",
+    )
+    job = app.job(0)
+    assert_same_job(job, undisturbed["0.1"])
+    assert job.state["counts"]["timeouts"] >= 1
+    assert job.state["counts"]["failures"] == 0
+    starts = [e for a in ledger.read(job.directory).attempts for e in a.events]
+    starts = [e for e in starts if e["kind"] == "start"][1:]
+    assert starts
+    assert [e["previous_step"] - e["step"] for e in starts] == [0] * len(starts)
+    assert {e["reason"] for e in events(job, "end")} == {"time_limit", "finished"}
+
+
+def test_at_the_limit_a_task_that_does_not_leave_is_killed(make, undisturbed):
+    """It swallows every signal: the limit holds all the same, and the last save is gone on with."""
+    app = make(
+        """
+        if step == 15 and RESTARTS == 0:
+            time.sleep(600)
+        """
+    )
+    app.finish(
+        "lr=0.1",
+        "hydra.launcher.timeout_min=0.25",
+        "resilience.signal.lead_s=2",
+        "resilience.shutdown.timeout_s=0",
+    )
+    job = app.job(0)
+    assert_same_job(job, undisturbed["0.1"])
+    assert [e["reason"] for e in events(job, "end")] == ["time_limit", "finished"]
+    assert events(job, "limit")
+    assert job.state["counts"]["timeouts"] == 1
+
+
+def test_the_budget_of_timeouts_ends_a_job(make):
+    """A job that was meant to take an hour does not take the machine for a week."""
+    app = make()
+    done = app.run(
+        "lr=0.1",
+        "step_s=1",
+        "hydra.launcher.timeout_min=0.2",
+        "resilience.signal.lead_s=4",
+        "resilience.shutdown.timeout_s=3",
+        "resilience.requeue.max_timeouts=0",
+    )
+    assert done.returncode == 1
+    assert "max_timeouts=0" in done.stdout
+    assert app.job(0).state["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    "crash", ["os.kill(os.getpid(), signal.SIGSEGV)", "os.abort()", "os._exit(70)"]
+)
+def test_a_crash_is_gone_on_with_from_the_last_checkpoint(crash, make, undisturbed):
+    """A segfault in a driver, an abort of NCCL, a forced exit: none is the end of the training."""
+    app = make(f"if step == 17 and RESTARTS == 0:\n    {crash}")
+    app.finish("lr=0.1", "step_s=0")
+    assert_same_job(app.job(0), undisturbed["0.1"])
+    assert app.job(0).attempts == 2
+    assert app.job(0).state["counts"]["failures"] == 1
+
+
+def test_max_failures_counts_crashes_that_make_progress(make):
+    """A node that crashes once an hour for ever has something wrong with it."""
+    app = make("if step in (12, 22, 32) and step // 10 > RESTARTS:\n    os.abort()")
+    done = app.run("lr=0.1", "step_s=0", "resilience.requeue.max_failures=2")
+    assert done.returncode == 1
+    assert "max_failures=2" in done.stdout
+    assert app.job(0).attempts == 3
+
+
+def test_usr1_to_the_task_requeues(make, undisturbed):
+    """The way to move a job by hand: `kill -USR1`."""
+    app = make("if step == 8 and RESTARTS == 0:\n    os.kill(os.getpid(), signal.SIGUSR1)")
+    app.finish("lr=0.1", "step_s=0")
+    assert_same_job(app.job(0), undisturbed["0.1"])
+    assert app.job(0).state["counts"]["preemptions"] == 1
+
+
+def test_a_stop_of_one_job_by_hand_is_respected(make):
+    """`kill <pid>` of a training: it saves, and nobody brings it back against that wish."""
+    app = make("if step == 8 and cfg.lr == 0.1:\n    os.kill(os.getpid(), signal.SIGTERM)")
+    done = app.run("lr=0.1,0.2", "step_s=0")
+    assert done.returncode == 1
+    assert [app.job(n).state["state"] for n in (0, 1)] == ["stopped", "finished"]
+    assert app.job(0).step == 9
+
+
+def test_a_halt_by_the_nan_policy_is_final(make):
+    """The same data would give the same NaN."""
+    app = make("if step == 5:\n    optimizer_is_bad = True\n    cfg.lr")
+    text = (app.folder / "train.py").read_text()
+    text = text.replace(
+        "loss.backward()", "loss = loss * (float('nan') if step > 4 else 1); loss.backward()"
+    )
+    (app.folder / "train.py").write_text(text)
+    done = app.run("lr=0.1", "step_s=0", "resilience.nan.action=halt")
+    assert done.returncode == 1
+    assert app.job(0).state["reason"] == "halted"
+    assert app.job(0).attempts == 1
+    assert "halted by the NaN policy" in done.stdout
+
+
+def test_a_full_interpreter_lock_is_ended_after_the_deadline(make, undisturbed):
+    """The watch ends it: the job goes on from its last checkpoint, the stacks are in its log."""
+    app = make(
+        """
+        if step == 15 and RESTARTS == 0:
+            import itertools
+            os.kill(os.getppid(), signal.SIGUSR2)
+            sum(itertools.repeat(1, 10**13))
+        """
+    )
+    app.finish("lr=0.1", "step_s=0", "resilience.shutdown.timeout_s=0.5")
+    job = app.job(0)
+    assert_same_job(job, undisturbed["0.1"])
+    (held, _) = events(job, "end")
+    assert held["reason"] == "forced"
+    assert "in misbehave" in job.output

@@ -1,0 +1,330 @@
+"""Whether a job starts again: every reason against every budget, and true jobs that do."""
+
+import signal
+from dataclasses import asdict, replace
+
+import pytest
+from sweeps import App
+
+from forge.config import Policy, RequeueConfig, RequeueRule, load
+from forge.errors import ConfigError, ExitCode
+from forge.requeue import Counts, Outcome, Reason, decide
+
+KILLED = Outcome(-signal.SIGKILL)
+REQUESTED = Outcome(ExitCode.REQUEUE)
+LIMIT = Outcome(ExitCode.REQUEUE, asked=Reason.time_limit)
+FORCED = Outcome(ExitCode.FORCED)
+HELD = Outcome(-signal.SIGKILL, is_held=True)
+
+
+def limits(**given) -> dict:
+    return asdict(replace(RequeueConfig(), **given))
+
+
+def rules(*pairs) -> list[RequeueRule]:
+    return [RequeueRule(list(codes), most) for codes, most in pairs]
+
+
+# outcome, its reason, what people read
+REASONS = [
+    (Outcome(0), Reason.finished, "finished"),
+    (Outcome(0, asked=Reason.interrupted), Reason.finished, "finished"),
+    (Outcome(0, is_held=True), Reason.finished, "did not react to a signal, and was killed"),
+    (REQUESTED, Reason.requested, "asked to requeue"),
+    (LIMIT, Reason.time_limit, "time limit"),
+    (Outcome(-9, asked=Reason.time_limit), Reason.time_limit, "time limit"),
+    (Outcome(75, asked=Reason.interrupted), Reason.interrupted, "Ctrl+C"),
+    (Outcome(-15, asked=Reason.cancelled), Reason.cancelled, "stopped"),
+    (Outcome(143, asked=Reason.orphaned), Reason.orphaned, "its launcher was gone"),
+    (Outcome(65), Reason.halted, "halted by the NaN policy"),
+    (Outcome(69), Reason.unhealthy, "this node is unhealthy"),
+    (FORCED, Reason.forced, "forced exit"),
+    (HELD, Reason.forced, "did not react to a signal, and was killed"),
+    (Outcome(73), Reason.in_use, "another run uses its directory"),
+    (Outcome(74), Reason.io_error, "checkpoints cannot be written or read"),
+    (Outcome(78), Reason.bad_config, "bad configuration"),
+    (Outcome(130), Reason.interrupted, "Ctrl+C"),
+    (Outcome(143), Reason.cancelled, "stopped"),
+    (KILLED, Reason.crashed, "killed by SIGKILL"),
+    (Outcome(-signal.SIGSEGV), Reason.crashed, "killed by SIGSEGV"),
+    (Outcome(-99), Reason.crashed, "killed by signal 99"),
+    (Outcome(1), Reason.failed, "exit code 1"),
+    (Outcome(255), Reason.failed, "exit code 255"),
+]
+
+
+@pytest.mark.parametrize(("outcome", "reason", "text"), REASONS)
+def test_an_attempt_has_one_reason_and_a_text(outcome, reason, text):
+    """A person who reads the wrong reason looks for the wrong fault."""
+    assert outcome.reason is reason
+    assert str(outcome) == text
+
+
+AGAIN = {Reason.requested, Reason.time_limit, Reason.forced, Reason.crashed}
+COUNTER = {
+    Reason.requested: "preemptions",
+    Reason.time_limit: "timeouts",
+    Reason.forced: "failures",
+    Reason.crashed: "failures",
+}
+
+
+@pytest.mark.parametrize("outcome", [row[0] for row in REASONS], ids=str)
+def test_by_default_what_came_from_outside_starts_again(outcome):
+    """A bug that is retried wastes a night; a preemption that is not loses it."""
+    counts = Counts()
+    decision = decide(outcome, counts, limits(), saved_step=5)
+    assert decision.starts_again == (outcome.reason in AGAIN)
+    assert decision.because == str(outcome)
+    used = {"restarts": 0, "preemptions": 0, "timeouts": 0, "failures": 0}
+    if outcome.reason in AGAIN:
+        used |= {"restarts": 1, COUNTER[outcome.reason]: 1}
+    assert counts == Counts(**used, best_step=5)
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("outcome", "key"),
+    [
+        (REQUESTED, "max_preemptions"),
+        (LIMIT, "max_timeouts"),
+        (KILLED, "max_failures"),
+        (FORCED, "max_failures"),
+        (HELD, "max_failures"),
+    ],
+    ids=str,
+)
+def test_a_budget_ends_it_and_is_named(outcome, key, most):
+    """Without the key in the message nobody knows what to raise; one budget takes no other's."""
+    counts = Counts()
+    for step in range(most):
+        assert decide(outcome, counts, limits(**{key: most}), step).starts_again
+    decision = decide(outcome, counts, limits(**{key: most}), most)
+    assert not decision.starts_again
+    assert decision.because == f"{outcome}; given up: `resilience.requeue.{key}={most}`"
+    assert counts.restarts == most
+    other = LIMIT if outcome is REQUESTED else REQUESTED
+    assert decide(other, counts, limits(**{key: most}), most + 1).starts_again
+
+
+@pytest.mark.parametrize("outcome", [REQUESTED, LIMIT, KILLED, FORCED], ids=str)
+def test_without_a_limit_only_missing_progress_ends_it(outcome):
+    """Preempted a thousand times is no fault; a thousand times at the same step is one."""
+    unlimited = limits(max_failures=None)
+    counts = Counts()
+    for step in range(1000):
+        assert decide(outcome, counts, unlimited, step).starts_again
+    assert counts.restarts == 1000
+    again = [decide(outcome, counts, unlimited, 999) for _ in range(3)]
+    assert [one.starts_again for one in again] == [True, True, False]
+    assert "given up: 3 attempts in a row saved nothing new" in again[2].because
+    assert "`resilience.requeue.no_progress_limit=3`" in again[2].because
+
+
+def test_progress_is_a_step_that_no_attempt_had_saved():
+    """A rollback or a damaged checkpoint goes back: to get there again is nothing new."""
+    counts = Counts()
+    steps = [-1, 10, 5, 10, 11, 11, 11]
+    found = []
+    for step in steps:
+        decide(KILLED, counts, limits(), step)
+        found.append(counts.no_progress)
+    assert found == [1, 0, 1, 2, 0, 1, 2]
+    assert counts.best_step == 11
+
+
+def test_the_first_attempt_counts_where_the_limit_is_one():
+    """`no_progress_limit=1` is for those who would rather look than wait."""
+    assert not decide(KILLED, Counts(), limits(no_progress_limit=1), -1).starts_again
+    assert decide(KILLED, Counts(), limits(no_progress_limit=1), 0).starts_again
+
+
+def test_switched_off_nothing_starts_again_and_the_key_is_named():
+    """`requeue.enabled=false` is a promise: the job runs once."""
+    off = limits(enabled=False, rules=rules(([1], 5)))
+    for outcome in (REQUESTED, LIMIT, KILLED, FORCED, HELD, Outcome(1)):
+        decision = decide(outcome, Counts(), off, 3)
+        assert not decision.starts_again
+        assert decision.because == f"{outcome}; `resilience.requeue.enabled` is false"
+    assert decide(Outcome(2), Counts(), off, 3).because == "exit code 2"
+
+
+def test_a_rule_grants_its_restarts_and_no_more():
+    """A flaky license server is worth three tries, a bug with another code none."""
+    counts = Counts()
+    given = limits(max_failures=0, rules=rules(([7, 8], 2), ([8, 9], 1), ([65], 1)))
+    codes = [7, 8, 9, 65]
+    for step, code in enumerate(codes):
+        assert decide(Outcome(code), counts, given, step).starts_again, code
+    for code, rule, most in ((7, 0, 2), (8, 0, 2), (9, 1, 1), (65, 2, 1)):
+        decision = decide(Outcome(code), counts, given, 100 + code)
+        assert not decision.starts_again
+        key = f"resilience.requeue.rules[{rule}].max_restarts={most}"
+        assert decision.because.endswith(f"; given up: `{key}`")
+    assert not decide(Outcome(1), counts, given, 999).starts_again
+    assert counts.by_rule == {"0": 2, "1": 1, "2": 1}
+    assert counts.failures == 0
+    assert asdict(counts) == asdict(Counts(**asdict(counts))), "as state.json brings it back"
+
+
+def test_a_rule_does_not_bring_back_what_a_person_stopped():
+    """Ctrl+C on a job whose code is named by a rule must end it."""
+    given = limits(rules=rules(([1, 7], 5)))
+    for asked in (Reason.interrupted, Reason.cancelled, Reason.orphaned):
+        assert not decide(Outcome(7, asked=asked), Counts(), given, 5).starts_again
+
+
+def test_a_rule_needs_progress_as_well():
+    """A rule for exit code 1 on a bug at the first step would retry it to the end."""
+    counts = Counts()
+    given = limits(rules=rules(([1], 100)))
+    decisions = [decide(Outcome(1), counts, given, -1) for _ in range(3)]
+    assert [one.starts_again for one in decisions] == [True, True, False]
+
+
+# -- the policy's own words --------------------------------------------------------------------
+
+LIST = "expected a list of {exit_codes: [1, …], max_restarts: 2}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("max_preemptions", -1, "has to be at least 0. 0 never starts it again, null has no limit"),
+        ("max_timeouts", -1, "has to be at least 0"),
+        ("max_failures", -2, "has to be at least 0"),
+        ("max_failures", "many", "expected a whole number, found 'many'"),
+        ("max_failures", 1.5, "expected a whole number, found a fraction"),
+        ("max_failures", True, "expected a whole number, found a boolean"),
+        ("no_progress_limit", 0, "has to be at least 1. 1 gives up at once"),
+        ("no_progress_limit", None, "expected a whole number, found None"),
+        ("enabled", "perhaps", "expected true or false, found 'perhaps'"),
+        ("on_code_change", "ignore", "expected warn | refuse, found 'ignore'"),
+        ("rules", 7, LIST),
+        ("rules", [7], LIST),
+        ("rules", [{"exit_code": [7]}], LIST),
+        ("rules", [{"exit_codes": ["seven"]}], LIST),
+        ("rules", {"exit_codes": [7]}, "`resilience.requeue.rules.exit_codes"),
+    ],
+)
+def test_a_bad_value_is_told_with_its_key_and_what_was_expected(key, value, expected):
+    """A typo in the budget must not be found out by a job that is not restarted at night."""
+    with pytest.raises(ConfigError) as caught:
+        load({"requeue": {key: value}})
+    (problem,) = caught.value.problems
+    assert f"resilience.requeue.{key}" in problem
+    assert expected in problem
+
+
+def test_all_problems_of_rules_are_told_together():
+    """One per start would take a person as many starts."""
+    with pytest.raises(ConfigError) as caught:
+        load(
+            {
+                "requeue": {
+                    "rules": [
+                        {"exit_codes": [0, 75, 130, 143, 256, -9], "max_restarts": 0},
+                        {"exit_codes": []},
+                    ]
+                }
+            }
+        )
+    text = str(caught.value)
+    assert len(caught.value.problems) == 8
+    key = "`resilience.requeue.rules[0].exit_codes`"
+    assert f"{key}: 256 is no exit code; they are 1 to 255." in text
+    assert f"{key}: -9 is no exit code" in text
+    assert f"{key}: 0 is no exit code" in text
+    for code, why in ((75, "run again"), (130, "Ctrl+C"), (143, "stop")):
+        (line,) = [one for one in caught.value.problems if f"{key}: {code} has its meaning" in one]
+        assert why in line
+    assert "`resilience.requeue.rules[0].max_restarts=0`: has to be at least 1." in text
+    assert "`resilience.requeue.rules[1].exit_codes=[]`: names no exit code" in text
+
+
+def test_good_rules_come_in_typed():
+    """As the command line gives them."""
+    policy = load({"requeue": {"rules": [{"exit_codes": [7, 8], "max_restarts": 2}]}})
+    assert policy.requeue.rules == rules(([7, 8], 2))
+    assert load({"requeue": {"max_failures": None, "rules": []}}).requeue.max_failures is None
+    assert Policy().requeue.rules == []
+
+
+# -- true jobs ---------------------------------------------------------------------------------
+
+FLAKY = """
+    import os, signal, sys
+    from pathlib import Path
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+
+    @hydra.main(version_base=None, config_path=".", config_name="conf")
+    def main(cfg):
+        out = Path(HydraConfig.get().runtime.output_dir)
+        count = len(list(out.glob("attempt*")))
+        restarts = os.environ["FORGE_RESTART_COUNT"]
+        (out / f"attempt{count}").write_text(restarts)
+        if count < cfg.bad_starts:
+            print("bad start", count, flush=True)
+            if cfg.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            sys.exit(cfg.how)
+        return count
+
+    if __name__ == "__main__":
+        main()
+"""
+CONF = "defaults: [{resilience: default}, _self_]\nbad_starts: 2\nhow: 7\n"
+
+
+def test_rules_and_budgets_of_true_jobs(tmp_path):
+    """What is written on the command line is what the wrapper keeps to, and it says so."""
+    app = App(tmp_path / "app", FLAKY, CONF)
+    rule = "resilience.requeue.rules=[{exit_codes:[7],max_restarts:2}]"
+    done = app.run(rule, "how=7,8,kill", "bad_starts=2,3")
+    assert done.returncode == 1
+    expected = {
+        # 7 is in the rule: two restarts, and then it is finished or given up
+        0: ("finished", ["0", "1", "2"], "finished"),
+        1: ("failed", ["0", "1", "2"], "no_progress_limit=3"),
+        # 8 is in none
+        2: ("failed", ["0"], "exit code 8"),
+        3: ("failed", ["0"], "exit code 8"),
+        # a kill has a budget of its own
+        4: ("finished", ["0", "1", "2"], "finished"),
+        5: ("failed", ["0", "1", "2"], "killed by SIGKILL; given up: 3 attempts in a row"),
+    }
+    for number, (state, counts, because) in expected.items():
+        job = app.job(number)
+        found = [path.read_text() for path in sorted(job.directory.glob("attempt*"))]
+        assert (job.state["state"], found) == (state, counts), number
+        assert because in job.state["because"]
+        if state == "failed":
+            assert because in done.stdout
+    assert app.job(0).state["counts"]["by_rule"] == {"0": 2}
+    assert app.job(4).state["counts"]["failures"] == 2
+
+
+def test_no_requeue_no_budget_and_no_policy(tmp_path):
+    """Each runs once, and names the key; started again by hand, the budgets are new."""
+    app = App(tmp_path / "app", FLAKY, CONF)
+    off = "resilience.requeue.enabled=false"
+    points = "{enabled:false},{max_failures:0},{rules:[{exit_codes:[7],max_restarts:1}]}"
+    done = app.run("how=kill", "bad_starts=1", f"+resilience.requeue={points}")
+    expected = [f"`{off[:-6]}` is false", "given up: `resilience.requeue.max_failures=0`"]
+    assert done.returncode == 1
+    for number, because in enumerate(expected):
+        assert app.job(number).state["state"] == "failed"
+        assert app.job(number).state["because"] == f"killed by SIGKILL; {because}"
+        assert because in done.stdout
+    assert app.job(2).state["state"] == "finished"  # rules leave the other budgets alone
+    again = app.run("how=kill", "bad_starts=1", f"+resilience.requeue={points}")
+    assert again.returncode == 0, again.stdout
+    assert [app.job(n).state["state"] for n in range(3)] == ["finished"] * 3
+
+    plain = App(tmp_path / "plain", FLAKY, "bad_starts: 1\nhow: kill\n")
+    done = plain.run("how=kill,7")
+    assert done.returncode == 1
+    assert [plain.job(n).state["counts"]["restarts"] for n in (0, 1)] == [0, 0]
+    assert "killed by SIGKILL" in plain.job(0).state["because"]
+    assert plain.job(1).state["because"] == "exit code 7"
