@@ -41,7 +41,7 @@ from forge.job_files import (
     write_json,
 )
 from forge.requeue import Counts, Decision, Outcome, Reason, decide
-from forge.watch import MARGIN_S, Watch
+from forge.watch import MARGIN_S, ORPHANED_S, Watch
 
 TOKEN = "FORGE_JOB_TOKEN"
 """Environment variable that marks every process of a job."""
@@ -53,7 +53,7 @@ _STEP_DIR = re.compile(r"step_(\d+)")
 class Job:
     """The wrapper's whole state."""
 
-    def __init__(self, directory: Path, is_continued: bool) -> None:
+    def __init__(self, directory: Path, is_continued: bool, parent: int | None = None) -> None:
         self.directory = directory
         self.forge = forge_dir(directory)
         plan = read_json(self.forge / PLAN)
@@ -65,7 +65,8 @@ class Job:
         self._because = ""
         self._asked: Reason | None = None
         self._interrupts = 0
-        self._parent = os.getppid()
+        # Given by whoever starts us: who was killed before we look is not our parent any more.
+        self._parent = os.getppid() if parent is None else parent
 
     def run(self) -> int:
         """Every attempt; returns the exit code of the last, 128 + N for signal N."""
@@ -74,7 +75,9 @@ class Job:
         self._claim()
         outcome = self._take_over()
         while True:
-            if self._asked is not None:  # before anything was started
+            self._look_for_parent()
+            is_finished = outcome is not None and outcome.code == ExitCode.FINISHED
+            if self._asked is not None and not is_finished:  # before anything was started
                 outcome = Outcome(128 + signal.SIGTERM, self._asked)
             outcome = outcome or self._attempt()
             decision = decide(outcome, self.counts, self.plan["requeue"], self._saved_step())
@@ -90,13 +93,16 @@ class Job:
     def _claim(self) -> None:
         """Take the lock; the processes of a wrapper that was killed have a while to leave."""
         self._lock = os.open(self.forge / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        deadline = time.monotonic() + self.plan["timeout_s"] + MARGIN_S + _CLAIM_S
+        leaving_s = (self.plan["timeout_s"] or ORPHANED_S) + MARGIN_S
+        deadline = time.monotonic() + leaving_s + _CLAIM_S
         while not take_lock(self._lock):
             if time.monotonic() > deadline:
                 sys.exit(int(ExitCode.IN_USE))
             # Nothing tells when a lock is free and listens to signals as well.
             select.select([self._reader], [], [], 0.05)
             self._take_in()
+            if os.getppid() != self._parent:
+                sys.exit(int(ExitCode.TERMINATED))  # nothing is ours yet
 
     def _take_over(self) -> Outcome | None:
         """End what an earlier wrapper left behind, and go on with its budgets.
@@ -105,17 +111,24 @@ class Job:
             How the attempt ended in which that wrapper was killed; None for a first start.
         """
         self._end_strays()
-        state = read_json(self.forge / STATE) if self._is_continued else None
-        if state is not None:
+        state = read_json(self.forge / STATE)  # the launcher has removed that of earlier sweeps
+        report = read_json(self.forge / WATCH) or {}
+        if state is not None and (state["state"] == "finished" or self._is_continued):
             self.counts = Counts(**state["counts"])
-            return Outcome(-signal.SIGKILL)
+            is_finished = state["state"] == "finished" or report.get("code") == ExitCode.FINISHED
+            return Outcome(ExitCode.FINISHED if is_finished else -signal.SIGKILL)
         self.counts.best_step = self._saved_step()
         return None
 
     def _end_strays(self) -> None:
         """Processes that carry this job's mark and are no descendants any more."""
-        for pid in processes.marked(TOKEN, self.plan["token"]):
-            processes.send(pid, signal.SIGKILL)
+        for _ in range(20):  # one that was just born is missed by a single look
+            pids = processes.marked(TOKEN, self.plan["token"])
+            if not pids:
+                break
+            for pid in pids:
+                processes.send(pid, signal.SIGKILL)
+            processes.wait_gone(pids, 1.0)
 
     def _saved_step(self) -> int:
         """Steps done in the newest checkpoint; -1 without one."""
@@ -237,10 +250,11 @@ class Job:
                 left_s = min(left_s or 1.0, 1.0)
             poll.poll(None if left_s is None else max(left_s, 0) * 1000 + 1)
             self._take_in()
-            if os.getppid() != self._parent and self._asked is None:
-                self._ask(Reason.orphaned, signal.SIGTERM)
-                if parent is not None:
-                    poll.unregister(parent)
+            self._look_for_parent()
+            if parent is not None and os.getppid() != self._parent:
+                poll.unregister(parent)  # it would wake us again and again
+                os.close(parent)
+                parent = None
         if parent is not None:
             os.close(parent)
 
@@ -259,7 +273,10 @@ class Job:
     def _asked_for(self, code: int) -> Reason | None:
         if self._asked is not None:
             return self._asked
-        return Reason.time_limit if self._is_limit_near and code != 0 else None
+        # Only an end that the limit explains: a bug of the user's in these seconds is one still.
+        signalled = 128 + signal.Signals[f"SIG{self.plan['signal']}"]
+        is_limit = code < 0 or code in (ExitCode.REQUEUE, ExitCode.FORCED, signalled)
+        return Reason.time_limit if self._is_limit_near and is_limit else None
 
     # -- signals -------------------------------------------------------------------------------
 
@@ -288,6 +305,11 @@ class Job:
             elif number in (signal.SIGUSR1, signal.SIGUSR2):
                 self._send_all(number)
 
+    def _look_for_parent(self) -> None:
+        """Stop where whoever started us is gone."""
+        if os.getppid() != self._parent:
+            self._ask(Reason.orphaned, signal.SIGTERM)
+
     def _ask(self, reason: Reason, number: int) -> None:
         """Stop the task for good; it saves first."""
         if self._asked is None:
@@ -314,10 +336,12 @@ class Job:
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m forge.job [--continue] <job directory>`."""
+    """`python -m forge.job [--parent PID] [--continue] <job directory>`."""
+    parent = int(arguments[1]) if arguments[:1] == ["--parent"] else None
+    arguments = arguments[0 if parent is None else 2 :]
     is_continued = arguments[:1] == ["--continue"]
     (directory,) = arguments[is_continued:]
-    return Job(Path(directory), is_continued).run()
+    return Job(Path(directory), is_continued, parent).run()
 
 
 if __name__ == "__main__":

@@ -140,7 +140,8 @@ def decide(outcome: Outcome, counts: Counts, limits: dict[str, Any], saved_step:
     if not counter and rule is None:
         return Decision(False, what)
     if not limits["enabled"]:
-        return Decision(False, f"{what}; `resilience.requeue.enabled` is false")
+        why = "`resilience.requeue.enabled` is false"
+        return Decision(False, f"{what}; {limits.get('why_not', why)}")
     if counts.no_progress >= limits["no_progress_limit"]:
         return Decision(
             False,

@@ -222,17 +222,23 @@ def cross_field_problems(p: Policy, time_limit_s: float | None, limit_key: str) 
 
 def _rule_problems(p: Policy) -> list[str]:
     found: list[str] = []
-    decided = {0: "it is finished", 75: "it asks to be run again", 130: "a Ctrl+C", 143: "a stop"}
+    decided = {
+        0: "finished",
+        70: "a forced exit, see `requeue.max_failures`",
+        75: "asks to be run again",
+        130: "a Ctrl+C",
+        143: "a stop",
+    }
     for number, rule in enumerate(p.requeue.rules):
         key = f"resilience.requeue.rules[{number}]"
         for code in rule.exit_codes:
-            if not 1 <= code <= 255:
-                found.append(f"`{key}.exit_codes`: {code} is no exit code; they are 1 to 255.")
-            elif code in decided:
+            if code in decided:
                 found.append(
                     f"`{key}.exit_codes`: {code} has its meaning already ({decided[code]}). Leave"
                     " it out."
                 )
+            elif not 1 <= code <= 255:
+                found.append(f"`{key}.exit_codes`: {code} is no exit code; they are 1 to 255.")
         if not rule.exit_codes:
             found.append(f"`{key}.exit_codes=[]`: names no exit code, so the rule does nothing.")
         if rule.max_restarts < 1:

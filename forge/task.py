@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from forge.errors import ExitCode, JobTraceback
+from forge.errors import ExitCode
 from forge.job_files import PLAN, RESULT, TASK, forge_dir, read_json, read_trusted, write_atomically
 from forge.watch import DUMP_SIGNAL
 
@@ -55,9 +55,8 @@ def main(directory: Path) -> int:
             raise
         result = JobReturn(status=JobStatus.COMPLETED, overrides=plan["overrides"])
     is_failed = result.status is JobStatus.FAILED
-    if is_failed:
-        _show_remotely(result._return_value)
-    _store(result, directory)
+    shown = _show(result._return_value) if is_failed else ""
+    _store(result, shown, directory)
     return 1 if is_failed else int(ExitCode.FINISHED)
 
 
@@ -80,32 +79,30 @@ def _listen_early(actions: dict[str, str]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
 
 
-def _show_remotely(error: BaseException) -> None:
-    """Into the job's log now, and with the exception to whoever started the sweep."""
+def _show(error: BaseException) -> str:
+    """The traceback into the job's log; returns it for whoever started the sweep."""
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)
     sys.stderr.flush()
-    error.__cause__ = JobTraceback(text)
+    return text
 
 
-def _store(result: Any, directory: Path) -> None:
+def _store(result: Any, shown: str, directory: Path) -> None:
     import cloudpickle
 
     try:
-        data = cloudpickle.dumps(result)
+        data = cloudpickle.dumps((result, shown))
         cloudpickle.loads(data)  # some exceptions can be written, and not read
     except Exception as error:  # noqa: BLE001 - whatever the user's object raises
         value, result._return_value = result._return_value, None
         if isinstance(value, BaseException):
-            text = f"{type(value).__name__}: {value}"
-            result._return_value = RuntimeError(text)
-            result._return_value.__cause__ = value.__cause__
+            result._return_value = RuntimeError(f"{type(value).__name__}: {value}")
         else:
             sys.stderr.write(
                 f"forge: main returned a {type(value).__name__} that cannot be sent to the"
                 f" sweeper ({type(error).__name__}: {error}); it gets None\n"
             )
-        data = cloudpickle.dumps(result)
+        data = cloudpickle.dumps((result, shown))
     write_atomically(forge_dir(directory) / RESULT, data, is_synced=True)
 
 

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from forge import config, frozen, job_dir, messages
 from forge.config import Policy
-from forge.errors import ConfigError, Exit, ExitCode, ForgeError, JobError
+from forge.errors import ConfigError, Exit, ExitCode, ForgeError, JobError, JobTraceback
 from forge.job_files import RESULT, STATE, TASK, forge_dir, read_trusted, write_atomically
 from forge.launch import orphans, payload, plan, resources
 from forge.launch.queue import Queue, QueuedJob
@@ -284,7 +284,7 @@ def _stored(directory: Path) -> JobReturn | None:
     # The job imported our `__main__` under this name, as multiprocessing does.
     sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
     try:
-        found = pickle.loads(read_trusted(path))
+        found, shown = pickle.loads(read_trusted(path))
     except FileNotFoundError:
         return None
     except Exception as error:  # noqa: BLE001 - unpickling runs the user's classes
@@ -293,4 +293,6 @@ def _stored(directory: Path) -> JobReturn | None:
             status=JobStatus.FAILED, _return_value=JobError(text, int(ExitCode.IO_ERROR))
         )
     assert isinstance(found, JobReturn)
+    if shown:
+        found._return_value.__cause__ = JobTraceback(shown)  # no pickle of an error keeps one
     return found

@@ -74,19 +74,25 @@ def make(
     # The number of threads changes the order of sums, so it stays what it was at first, even
     # where it came from the environment of a shell that is gone.
     name = "OMP_NUM_THREADS"
-    at_first = earlier.get("environment", {}).get(name, str(threads))
-    added = {name: environment.get(name, at_first)}
+    at_first = earlier.get("environment", {}).get(name)
+    if at_first is None or not has_begun(directory):
+        at_first = environment.get(name) or at_first or str(threads)
+    added = {name: at_first}
     is_active = policy is not None and policy.enabled
     policy = policy if policy is not None else Policy()
-    requeue = asdict(policy.requeue) | {"enabled": is_active and policy.requeue.enabled}
+    requeue = asdict(policy.requeue)
     requeue["on_code_change"] = policy.requeue.on_code_change.name
-    start = f"import sys; sys.path.insert(0, {ROOT!r}); from pathlib import Path;"
+    if not is_active:
+        requeue |= {"enabled": False, "why_not": "its config has no active `resilience` policy"}
+    start = (
+        f"import sys; sys.path[:] = [{ROOT!r}, *filter(None, sys.path)]; from pathlib import Path;"
+    )
     start += " from forge.task import main; sys.exit(main(Path(sys.argv[1])))"
     # The flags of this interpreter (-O, -W, -X …), as multiprocessing passes them on.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return JobPlan(
         overrides=overrides,
-        command=[sys.executable, *flags, "-c", start, str(directory)],
+        command=[sys.executable, "-u", *flags, "-c", start, str(directory)],
         cwd=str(Path.cwd()),
         environment=added,
         token=str(earlier.get("token") or secrets.token_hex(8)),

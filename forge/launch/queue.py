@@ -199,12 +199,12 @@ class Queue:
         if job.slot is None:
             job.slot = self._free.pop()
         environment = dict(os.environ)
-        if self._slots.gpus[job.slot]:
+        if self._slots.has_gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._slots.gpus[job.slot])
-        flags = ["--continue"] if is_continued else []
+        flags = ["--parent", str(os.getpid())] + ["--continue"] * is_continued
         with (job.directory / OUTPUT).open("ab") as output:
             job.process = subprocess.Popen(
-                [sys.executable, "-S", "-E", "-s", "-c", _START, *flags, str(job.directory)],
+                [sys.executable, "-I", "-S", "-c", _START, *flags, str(job.directory)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

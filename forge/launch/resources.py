@@ -75,6 +75,8 @@ class Slots:
 
     gpus: list[list[str]]
     """One entry a slot; empty ones where jobs get no GPUs."""
+    has_gpus: bool
+    """Whether there are any: then a job that gets none must see none."""
 
     @property
     def count(self) -> int:
@@ -150,4 +152,4 @@ def slots(chosen: LocalOptions) -> Slots:
             ],
             "The launcher's configuration",
         )
-    return Slots([devices[i * each : (i + 1) * each] for i in range(count)])
+    return Slots([devices[i * each : (i + 1) * each] for i in range(count)], bool(devices))

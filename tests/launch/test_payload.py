@@ -237,7 +237,6 @@ def test_the_script_is_itself_in_the_jobs_process(tmp_path):
     assert "a complaint" in shown
 
 
-@pytest.mark.xfail(strict=True, reason="task.py sets __cause__, which no pickle of an error keeps")
 def test_the_traceback_of_the_jobs_own_process_comes_with_the_error(tmp_path):
     """Without the line that failed, a person has to look for the job's log first."""
     app = make(

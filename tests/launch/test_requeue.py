@@ -234,7 +234,7 @@ def test_all_problems_of_rules_are_told_together():
     key = "`resilience.requeue.rules[0].exit_codes`"
     assert f"{key}: 256 is no exit code; they are 1 to 255." in text
     assert f"{key}: -9 is no exit code" in text
-    assert f"{key}: 0 is no exit code" in text
+    assert f"{key}: 0 has its meaning already (finished)" in text
     for code, why in ((75, "run again"), (130, "Ctrl+C"), (143, "stop")):
         (line,) = [one for one in caught.value.problems if f"{key}: {code} has its meaning" in one]
         assert why in line
