@@ -58,7 +58,7 @@ folder = forge_dir(Path(sys.argv[1]))
 forge.launch.payload.import_main(read_json(folder / PLAN)["main"])
 forge.launch.payload.load((folder / TASK).read_bytes())
 """
-_WRAPPER = ["-S", "-E", "-s"]
+_WRAPPER = ["-I", "-S"]
 
 
 @dataclass(frozen=True)
@@ -179,6 +179,8 @@ def measure_pieces(folder: Path, rounds: int) -> dict[str, list[Cost]]:
         for name in names:
             if name == "sweep of one":  # in a directory of its own: a finished job is not run again
                 commands[name][-1] = f"hydra.sweep.dir={folder / f'one_{number}'}"
+            if name == "job":
+                (forge_dir(job) / STATE).unlink()  # else it is finished, and does nothing
             cost = run(commands[name], folder)
             if name == "job":
                 state = read_json(forge_dir(job) / STATE)

@@ -25,6 +25,7 @@ import cloudpickle
 import hydra
 from hydra.core.singleton import Singleton
 from omegaconf import DictConfig
+from omegaconf.basecontainer import BaseContainer
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,9 @@ def load(data: bytes) -> tuple[Callable[[Any], Any], Any, DictConfig]:
     """(function, Hydra's context, config), after the singletons of Hydra are set as they were."""
     outer = pickle.loads(data)
     common = pickle.loads(outer["common"])
-    Singleton.set_state(common["singletons"])
+    # As Singleton.set_state, but for its search for plugins (15 ms): who needs one starts that.
+    Singleton._instances = common["singletons"]["instances"]
+    BaseContainer._resolvers = common["singletons"]["omegaconf_resolvers"]
     function = common["function"]
     if isinstance(function, _Reference):
         function = function.resolve()

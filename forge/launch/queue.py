@@ -167,15 +167,17 @@ class Queue:
             while self._free and not self._received and (job := self._next()) is not None:
                 self._start(job)
             running = [job for job in self._jobs if job.process is not None]
+            has_ended = False
             for job in running:
                 job.look()
                 if job.process is not None and job.process.poll() is not None:
                     self._ended(job)
+                    has_ended = True
             self._show()
+            if has_ended and not self._received and self._next() is not None:
+                continue  # its place is free: whoever waits for it starts now
             if not any(job.process is not None for job in self._jobs):
-                if self._received or self._next() is None:
-                    return
-                continue
+                return
             self._wait()
 
     def _next(self) -> QueuedJob | None:
