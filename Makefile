@@ -5,6 +5,8 @@
 #   make check     format, lint, types, import rules
 #   make coverage  lines and branches of forge that the tests run, in subprocesses too
 #   make bench     start-up and save times of this machine
+#   make slurm-install  Slurm from the packages of Debian and Ubuntu (root): its tests need it
+#   make slurm-shell    a shell on a throwaway cluster of two nodes, on loopback
 #   make clean     remove the environment and everything that was built
 
 PYTHON ?= python3
@@ -18,7 +20,7 @@ PYTEST := $(IN_VENV) -m pytest
 unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check coverage bench format clean
+.PHONY: help demo test check coverage bench format clean slurm-install slurm-shell
 .DELETE_ON_ERROR:
 
 help:
@@ -52,6 +54,13 @@ bench: $(VENV)/.dev-installed
 format: $(VENV)/.dev-installed
 	$(IN_VENV) -m ruff format .
 	$(IN_VENV) -m ruff check --fix .
+
+slurm-install:
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurm-wlm munge
+
+slurm-shell: $(VENV)/.dev-installed
+	$(IN_VENV) tests/slurm/cluster.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage-data .mypy_cache .pytest_cache .ruff_cache

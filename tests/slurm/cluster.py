@@ -1,0 +1,249 @@
+"""A true Slurm of our own: munged, slurmctld and two slurmd, on loopback, in a folder that goes.
+
+    python tests/slurm/cluster.py            a shell in which sbatch, squeue … talk to it
+    python tests/slurm/cluster.py --serve FOLDER
+
+The daemons are children of one keeper process, which adopts whatever they start and ends all of it
+when its standard input closes: nothing survives a test process that is killed. Partitions:
+
+    low      preemptible, GraceTime=10 s        zero    preemptible, GraceTime=0
+    urgent   preempts both
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from forge import processes
+
+DAEMONS = ("munged", "slurmctld", "slurmd")
+SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+START_S = 60.0
+CONF = """
+ClusterName=forge
+SlurmctldHost=localhost(127.0.0.1)
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.sock,cred_expire=5
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+SlurmctldPort={controller_port}
+SlurmdPort={node_port}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+MaxArraySize=1001
+KillWait=5
+MinJobAge=300
+JobRequeue=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+NodeName=n[1-2] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{node_port}-{last_port}] \
+CPUs={cpus} RealMemory=2000
+PartitionName=low Nodes=n[1-2] Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=10
+PartitionName=zero Nodes=n[1-2] PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
+PartitionName=urgent Nodes=n[1-2] PriorityTier=10 PreemptMode=OFF
+"""
+
+
+def missing() -> str:
+    """What to type before a cluster can be started; empty where nothing is missing."""
+    absent = [name for name in (*DAEMONS, "sbatch") if shutil.which(name, path=SBIN) is None]
+    if not absent:
+        return ""
+    return f"no {', '.join(absent)}: `make slurm-install` (root, Debian or Ubuntu) installs Slurm"
+
+
+class Cluster:
+    """A running cluster, for the process that started it and its children."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._keeper = subprocess.Popen(
+            [sys.executable, __file__, "--serve", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # a Ctrl+C is not for the daemons
+        )
+        assert self._keeper.stdout is not None
+        line = self._keeper.stdout.readline().strip()
+        if line != "up":
+            self.stop()
+            raise RuntimeError(f"Slurm did not start: {line or 'see the logs in ' + str(folder)}")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """With it Slurm's commands talk to this cluster, and to no other."""
+        return {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": SBIN}
+
+    def run(self, *command: str, check: bool = True, cwd: Path | None = None) -> str:
+        """One of Slurm's commands; its output."""
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")}
+        done = subprocess.run(
+            command,
+            env=inherited | self.environment,
+            cwd=cwd,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=60,
+        )
+        assert done.returncode == 0 or not check, f"{command}: {done.stdout}"
+        return done.stdout
+
+    def show(self, job: str) -> dict[str, str]:
+        """The fields of `scontrol show job`."""
+        words = self.run("scontrol", "-o", "show", "job", job).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def stop(self) -> None:
+        """End everything; nothing is left of it but the folder."""
+        assert self._keeper.stdin is not None
+        assert self._keeper.stdout is not None
+        self._keeper.stdin.close()
+        self._keeper.wait(60)
+        self._keeper.stdout.close()
+
+
+# -- the keeper --------------------------------------------------------------------------------
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that follow one another and are free on loopback now."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            first = probe.getsockname()[1]
+        sockets = []
+        try:
+            for port in range(first, first + count):
+                one = socket.socket()
+                sockets.append(one)
+                one.bind(("127.0.0.1", port))
+            return list(range(first, first + count))
+        except OSError:
+            continue
+        finally:
+            for one in sockets:
+                one.close()
+
+
+def _write(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o755)
+    (folder / "state").mkdir()
+    key = folder / "munge.key"
+    key.touch(0o600)
+    key.write_bytes(os.urandom(1024))
+    controller_port, node_port, last_port = _free_ports(3)
+    text = CONF.format(
+        user=getpass.getuser(),
+        folder=folder,
+        controller_port=controller_port,
+        node_port=node_port,
+        last_port=last_port,
+        cpus=max(os.cpu_count() or 1, 4),
+    )
+    (folder / "slurm.conf").write_text(text)
+
+
+def _start(folder: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")}
+    environment |= {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": SBIN}
+    munge = [f"--{name}={folder}/munge.{end}" for name, end in MUNGE_FILES]
+    commands = [["munged", "--foreground", "--force", *munge], ["slurmctld", "-D", "-c"]]
+    commands += [["slurmd", "-D", "-c", "-N", f"n{number}"] for number in (1, 2)]
+    with (folder / "daemons.log").open("ab") as log:
+        for command in commands:
+            subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+            if command[0] == "munged":
+                _until(lambda: (folder / "munge.sock").exists(), "munge")
+    sinfo = ["sinfo", "--noheader", "--partition=urgent", "--format=%T %D"]
+
+    def is_up() -> bool:
+        done = subprocess.run(sinfo, env=environment, capture_output=True, text=True)
+        return done.stdout.split() == ["idle", "2"]
+
+    _until(is_up, "two idle nodes")
+
+
+MUNGE_FILES = [
+    ("socket", "sock"),
+    ("key-file", "key"),
+    ("pid-file", "pid"),
+    ("log-file", "log"),
+    ("seed-file", "seed"),
+]
+
+
+def _until(condition, what: str) -> None:
+    deadline = time.monotonic() + START_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"no {what} within {START_S:g} s")
+        select.select([], [], [], 0.1)
+
+
+def _serve(folder: Path) -> int:
+    """Run the daemons until standard input closes."""
+    processes.adopt_orphans()
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        _write(folder)
+        _start(folder)
+        print("up", flush=True)
+        sys.stdin.read()
+    except RuntimeError as error:
+        print(f"{error}; the logs are in {folder}", flush=True)
+        return 1
+    finally:
+        processes.kill_descendants()
+    return 0
+
+
+def _shell() -> int:
+    problem = missing()
+    if problem:
+        sys.exit(problem)
+    with tempfile.TemporaryDirectory(prefix="forge-slurm-") as folder:
+        cluster = Cluster(Path(folder) / "slurm")
+        try:
+            print("Two nodes, partitions low, zero, urgent. `exit` ends the cluster.")
+            shell = os.environ.get("SHELL", "/bin/sh")
+            return subprocess.run([shell], env=os.environ | cluster.environment).returncode
+        finally:
+            cluster.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(_serve(Path(sys.argv[2])) if sys.argv[1:2] == ["--serve"] else _shell())
