@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from repository import ROOT, files
 
 from forge.config import SignalAction
 from forge.errors import ExitCode
+from forge.launch.resources import LocalOptions
 from forge.rules import known_keys
 
 DOCS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"]
@@ -92,6 +94,15 @@ def test_the_policy_table_has_every_key_with_its_default():
         expected = OmegaConf.select(preset, key)
         plain = OmegaConf.to_container(expected) if OmegaConf.is_config(expected) else expected
         assert yaml.safe_load(default) == plain, key
+
+
+def test_the_launcher_s_options_are_those_of_its_config_and_of_its_code():
+    """Three places say what `n_jobs` is when nobody sets it."""
+    rows = readme.table("## Sweeps on one machine")
+    shown = {cells[0].strip("`"): yaml.safe_load(cells[1].strip("`")) for cells in rows}
+    config = yaml.safe_load((ROOT / "conf" / "hydra" / "launcher" / "local.yaml").read_text())
+    del config["_target_"]
+    assert shown == config == asdict(LocalOptions())
 
 
 def test_every_key_that_a_doc_names_exists():

@@ -10,10 +10,10 @@ import pytest
 import repository
 from environments import Environment
 from harness import Process
-from readme import App
+from readme import App, blocks
 from repository import ROOT, run
 
-from forge import ledger
+from forge import ledger, processes
 
 pytestmark = pytest.mark.slow
 
@@ -58,6 +58,35 @@ def test_the_readme_app_runs_is_stopped_and_resumes_from_the_wheel(with_wheel, t
     assert weights[0] == weights[1] != {}
     starts = [e for a in ledger.read(out).attempts for e in a.events if e["kind"] == "start"]
     assert [start["step"] > 0 for start in starts] == [False, True]
+
+
+def test_the_readme_sweep_runs_is_killed_and_goes_on_from_the_wheel(with_wheel, tmp_path):
+    """README's command for a sweep, as it stands there; its script has no guard around main()."""
+    (command,) = [line for block in blocks("sh") for line in block.splitlines() if " -m " in line]
+    words = command.split()
+    assert words[:4] == ["python", "train.py", "-m", "hydra/launcher=local"]
+    folders = {"disturbed": tmp_path / "disturbed", "undisturbed": tmp_path / "undisturbed"}
+    started = {}
+    for name, folder in folders.items():
+        App.from_readme().write_to(folder)
+        whole = [with_wheel.python, *words[1:], "steps=3000", "hydra.sweep.dir=sweep"]
+        started[name] = Process(whole, folder / "output.txt", folder, **clean())
+    job = folders["disturbed"] / "sweep" / "0"
+
+    def trains() -> bool:
+        progress = ledger.read_progress(job)
+        return progress is not None and progress.step >= 50
+
+    started["disturbed"].wait_for(trains, "step 50")
+    wrapper = json.loads((job / ".forge" / "state.json").read_text())["pid"]
+    assert processes.send(processes.descendants(wrapper)[-1], signal.SIGKILL)
+    for process in started.values():
+        assert process.wait() == 0, process.output
+    for number in ("0", "1"):
+        of_both = [folder / "sweep" / number / "checkpoints" for folder in folders.values()]
+        weights = [trained_tensors(checkpoints) for checkpoints in of_both]
+        assert weights[0] == weights[1] != {}
+    assert len(ledger.read(job).attempts) == 2
 
 
 def trained_tensors(checkpoints: Path) -> dict[str, bytes]:
