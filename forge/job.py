@@ -193,7 +193,10 @@ class Job:
         if report is None:
             outcome = Outcome(-9, self._asked_for(-9), is_watch_lost=True)
         else:
-            outcome = Outcome(report["code"], self._asked_for(report["code"]), report["is_held"])
+            code, verdict = report["code"], read_json(self.forge / VERDICT) or {}
+            said = verdict["reason"] if verdict.get("exit_code") == code else ""
+            asked = self._asked_for(code)
+            outcome = Outcome(code, asked, report["is_held"], verdict=said)
         self._tell("end", code=outcome.code, reason=outcome.reason.name, text=str(outcome))
         return outcome
 

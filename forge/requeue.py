@@ -46,6 +46,10 @@ _OF_CODE: dict[int, Reason] = {
 }
 
 
+_EXPLAINED = (Reason.halted, Reason.io_error, Reason.failed)
+"""Where the task knows more than its exit code says."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How an attempt ended."""
@@ -58,6 +62,8 @@ class Outcome:
     """Whether the watch had to kill the task, which did not react to a signal."""
     is_watch_lost: bool = False
     """Whether the watch was killed, and the task with it."""
+    verdict: str = ""
+    """What the task itself says of its end; empty where it did not get to say."""
 
     @property
     def reason(self) -> Reason:
@@ -83,6 +89,8 @@ class Outcome:
                 return f"killed by {signal.Signals(-self.code).name}"
             except ValueError:
                 return f"killed by signal {-self.code}"
+        if self.asked is None and self.verdict and self.reason in _EXPLAINED:
+            return self.verdict
         if self.reason is Reason.failed:
             return f"exit code {self.code}"
         return str(self.reason.value)

@@ -16,7 +16,17 @@ from types import FrameType
 from typing import Any
 
 from forge.errors import ExitCode
-from forge.job_files import PLAN, RESULT, TASK, forge_dir, read_json, read_trusted, write_atomically
+from forge.job_files import (
+    PLAN,
+    RESULT,
+    TASK,
+    VERDICT,
+    forge_dir,
+    read_json,
+    read_trusted,
+    write_atomically,
+    write_json,
+)
 from forge.watch import DUMP_SIGNAL
 
 
@@ -57,6 +67,8 @@ def main(directory: Path) -> int:
     is_failed = result.status is JobStatus.FAILED
     shown = _show(result._return_value) if is_failed else ""
     _store(result, shown, directory)
+    if is_failed:
+        _tell(result._return_value, directory)
     return 1 if is_failed else int(ExitCode.FINISHED)
 
 
@@ -85,6 +97,16 @@ def _show(error: BaseException) -> str:
     sys.stderr.write(text)
     sys.stderr.flush()
     return text
+
+
+def _tell(error: BaseException, directory: Path) -> None:
+    """One line for whoever watches the job: its wrapper reads the verdict."""
+    line = str(error).strip().split("\n")[0][:300]
+    reason = f"{type(error).__name__}: {line}" if line else type(error).__name__
+    try:
+        write_json(forge_dir(directory) / VERDICT, {"reason": reason, "exit_code": 1})
+    except OSError as problem:  # a full disk: the log has it all the same
+        sys.stderr.write(f"forge: the verdict could not be written: {problem}\n")
 
 
 def _store(result: Any, shown: str, directory: Path) -> None:
