@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -132,6 +133,21 @@ class Cluster:
         self._keeper.stdout.close()
 
 
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    """Ask again and again: Slurm tells nobody."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what}"
+        select.select([], [], [], 0.2)
+
+
+def submit(cluster: Cluster, folder: Path, script: str, *options: str) -> str:
+    """A batch script that runs in `folder`; the number of its job."""
+    path = folder / "job.sh"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    return cluster.run("sbatch", "--parsable", *options, str(path), cwd=folder).strip()
+
+
 # -- the keeper --------------------------------------------------------------------------------
 
 
@@ -205,12 +221,11 @@ MUNGE_FILES = [
 ]
 
 
-def _until(condition, what: str) -> None:
-    deadline = time.monotonic() + START_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"no {what} within {START_S:g} s")
-        select.select([], [], [], 0.1)
+def _until(condition: Callable[[], bool], what: str) -> None:
+    try:
+        wait_for(condition, what, START_S)
+    except AssertionError as error:
+        raise RuntimeError(str(error)) from None
 
 
 def _serve(folder: Path) -> int:

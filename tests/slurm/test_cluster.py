@@ -2,27 +2,13 @@
 
 import subprocess
 import sys
-import time
 
 import pytest
-from cluster import Cluster, missing
+from cluster import Cluster, missing, submit, wait_for
 
 from forge import processes
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
-
-
-def wait_for(condition, what, timeout_s=60):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what}"
-        time.sleep(0.2)  # Slurm tells nobody: it has to be asked
-
-
-def submit(cluster, folder, script, *options):
-    path = folder / "job.sh"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    return cluster.run("sbatch", "--parsable", *options, str(path), cwd=folder).strip()
 
 
 def test_a_job_runs_and_its_exit_code_is_told(cluster, tmp_path):

@@ -1,0 +1,126 @@
+"""Why a job is stopped, asked of a true controller at the moment of the signal."""
+
+import os
+import time
+
+import pytest
+from cluster import submit, wait_for
+
+from forge import slurm
+from forge.slurm import Why
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+STAYS = """
+trap 'echo >> told' TERM
+touch begun
+while :; do sleep 0.1; done
+"""
+WHOLE = ["--exclusive", "--nodes=2"]
+
+
+@pytest.fixture
+def ours(cluster, monkeypatch):
+    """This process's Slurm commands talk to the cluster."""
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        monkeypatch.delenv(name)
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    yield cluster
+    cluster.run("scancel", "--user", os.environ.get("USER", "root"), check=False)
+    wait_for(lambda: not cluster.run("squeue", "--noheader").strip(), "empty queue")
+
+
+def start(cluster, folder, *options):
+    (folder / "task.sh").write_text(STAYS)
+    # A step: the notice of a preemption goes to the tasks of steps, not to the batch script.
+    job = submit(
+        cluster,
+        folder,
+        "trap : TERM\nsrun --ntasks=1 --nodes=1 --overlap sh task.sh",
+        "--requeue",
+        *options,
+    )
+    wait_for((folder / "begun").exists, "begin of the job")
+    return job
+
+
+def told(folder):
+    return (folder / "told").exists()
+
+
+def test_nobody_stops_it(ours, tmp_path):
+    """SIGTERM by hand: Slurm knows of nothing, and training goes on."""
+    job = start(ours, tmp_path)
+    assert slurm.why(slurm.show(job, 10), 0) is Why.unknown
+
+
+def test_a_preemption_with_grace_time(ours, tmp_path):
+    """Save, requeue."""
+    job = start(ours, tmp_path, *WHOLE)
+    submit(ours, tmp_path, "sleep 60", "--partition=urgent", *WHOLE)
+    wait_for(lambda: told(tmp_path), "SIGTERM")
+    assert slurm.why(slurm.show(job, 10), 0) is Why.preempted
+
+
+def test_a_preemption_without_grace_time(ours, tmp_path):
+    """Slurm has requeued it already: doing it once more would be once too often."""
+    job = start(ours, tmp_path, "--partition=zero", *WHOLE)
+    submit(ours, tmp_path, "sleep 60", "--partition=urgent", *WHOLE)
+    wait_for(lambda: told(tmp_path), "SIGTERM")
+    assert slurm.why(slurm.show(job, 10), 0) is Why.requeued
+
+
+def test_a_cancel(ours, tmp_path):
+    """Bringing it back would raise the dead against their owner's wish."""
+    job = start(ours, tmp_path)
+    ours.run("scancel", job)
+    wait_for(lambda: told(tmp_path), "SIGTERM")
+    assert slurm.why(slurm.show(job, 10), 0) is Why.cancelled
+
+
+def test_a_cancel_in_the_middle_of_a_preemption(ours, tmp_path):
+    """PreemptTime stays set, and `scontrol requeue` would still work."""
+    job = start(ours, tmp_path, *WHOLE)
+    submit(ours, tmp_path, "sleep 60", "--partition=urgent", *WHOLE)
+    wait_for(lambda: told(tmp_path), "SIGTERM")
+    ours.run("scancel", job)
+    wait_for(lambda: slurm.show(job, 10).state != "RUNNING", "the cancel")
+    info = slurm.show(job, 10)
+    assert info.preempt_time is not None
+    assert slurm.why(info, 0) is Why.cancelled
+
+
+def test_the_time_limit(ours, tmp_path):
+    """The last words of a job that was not signalled in time."""
+    job = start(ours, tmp_path, "--time=0:10")  # Slurm rounds it up to a minute
+    wait_for(lambda: told(tmp_path), "SIGTERM", timeout_s=150)
+    assert slurm.why(slurm.show(job, 10), 0) is Why.time_limit
+
+
+def test_a_job_that_is_unknown_and_a_controller_that_is_gone(ours, tmp_path, monkeypatch):
+    """The first is an answer; the second is none, and takes the time that it was given."""
+    with pytest.raises(slurm.NoSuchJob):
+        slurm.show("987654", 10)
+    conf = (ours.folder / "slurm.conf").read_text()
+    (tmp_path / "slurm.conf").write_text(conf.replace("SlurmctldPort=", "SlurmctldPort=1 #"))
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    began = time.monotonic()
+    with pytest.raises(slurm.NoAnswer, match="show job 1"):
+        slurm.show("1", 3)
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        ({"SLURM_JOB_ID": "12"}, "12"),
+        (
+            {"SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"},
+            "12_3",
+        ),
+    ],
+)
+def test_an_array_task_is_named_by_its_array(environment, name):
+    """`scontrol requeue 12` inside task 3 would requeue the whole array."""
+    assert slurm.own_job(environment) == name
