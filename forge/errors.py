@@ -16,6 +16,7 @@ Exit (a SystemExit)      ends the process with one of the codes below
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -57,7 +58,11 @@ class ConfigError(ForgeError):
         self.problems = problems
         count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
         lines = "".join(f"\n  - {problem}" for problem in problems)
+        self._what = what
         super().__init__(f"{what} has {count}:{lines}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ConfigError, (self.problems, self._what)
 
 
 class CheckpointError(ForgeError):
@@ -86,6 +91,9 @@ class JobError(ForgeError):
         self.code = code
         """The exit code of its last process; minus the signal that killed it."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JobError, (str(self), self.code)
+
 
 class JobTraceback(Exception):
     """The traceback of an exception, as it was in the job's own process."""
@@ -104,6 +112,9 @@ class Exit(SystemExit):
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(int(code))
         self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Exit, (self.code, self.reason)
 
     def __str__(self) -> str:
         return f"{self.reason} (exit code {self.code})"

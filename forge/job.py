@@ -14,7 +14,9 @@ and by the watch, which inherits it.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import re
 import select
@@ -64,7 +66,7 @@ class Job:
         self._is_continued = is_continued
         self._because = ""
         self._asked: Reason | None = None
-        self._interrupts = 0
+        self._interrupted = -math.inf
         # Given by whoever starts us: who was killed before we look is not our parent any more.
         self._parent = os.getppid() if parent is None else parent
 
@@ -115,7 +117,8 @@ class Job:
         report = read_json(self.forge / WATCH) or {}
         if state is not None and (state["state"] == "finished" or self._is_continued):
             self.counts = Counts(**state["counts"])
-            is_finished = state["state"] == "finished" or report.get("code") == ExitCode.FINISHED
+            has_ended = report.get("code") == ExitCode.FINISHED and self._has_returned()
+            is_finished = state["state"] == "finished" or has_ended
             return Outcome(ExitCode.FINISHED if is_finished else -signal.SIGKILL)
         self.counts.best_step = self._saved_step()
         return None
@@ -133,7 +136,7 @@ class Job:
     def _saved_step(self) -> int:
         """Steps done in the newest checkpoint; -1 without one."""
         try:
-            names = os.listdir(self.plan["checkpoint_dir"])
+            names = os.listdir(self.directory / self.plan["checkpoint_dir"])
         except OSError:
             return -1
         matches = (_STEP_DIR.fullmatch(name) for name in names)
@@ -169,7 +172,8 @@ class Job:
 
     def _print(self, text: str) -> None:
         """Into the job's output, beside what the task says."""
-        os.write(2, f"forge: {text}\n".encode())
+        with contextlib.suppress(OSError):  # a full disk ends no job
+            os.write(2, f"forge: {text}\n".encode())
 
     # -- an attempt ----------------------------------------------------------------------------
 
@@ -186,19 +190,31 @@ class Job:
         began = time.monotonic()
         watch = self._fork_watch(output)
         os.close(output)
-        self._wait(watch, began)
+        status = self._wait(watch, began)
         processes.kill_descendants()  # orphans of a watch that was killed
         self._end_strays()
-        report = read_json(self.forge / WATCH)
-        if report is None:
-            outcome = Outcome(-9, self._asked_for(-9), is_watch_lost=True)
-        else:
-            code, verdict = report["code"], read_json(self.forge / VERDICT) or {}
-            said = verdict["reason"] if verdict.get("exit_code") == code else ""
-            asked = self._asked_for(code)
-            outcome = Outcome(code, asked, report["is_held"], verdict=said)
+        outcome = self._outcome(status)
         self._tell("end", code=outcome.code, reason=outcome.reason.name, text=str(outcome))
         return outcome
+
+    def _outcome(self, status: int) -> Outcome:
+        """How the attempt ended; `status` is the watch's, for where it could not report."""
+        report = read_json(self.forge / WATCH)
+        if report is None:
+            code = os.waitstatus_to_exitcode(status)
+            if code < 0:
+                return Outcome(-9, self._asked_for(-9), is_watch_lost=True)
+            report = {"code": code if code < 128 else 128 - code, "is_held": False}
+        code, verdict = report["code"], read_json(self.forge / VERDICT) or {}
+        said = verdict.get("reason", "") if verdict.get("exit_code") == code else ""
+        if code == ExitCode.FINISHED and not self._has_returned():
+            code, said = 1, "ended with code 0 before main had returned (os._exit, fork?)"
+        return Outcome(code, self._asked_for(code), report["is_held"], verdict=said)
+
+    def _has_returned(self) -> bool:
+        """Whether the task's main came to its end, or its training did."""
+        verdict = read_json(self.forge / VERDICT) or {}
+        return (self.forge / RESULT).exists() or verdict.get("exit_code") == ExitCode.FINISHED
 
     def _fork_watch(self, output: int) -> int:
         parent = os.getpid()
@@ -227,8 +243,8 @@ class Job:
         finally:
             os._exit(code)
 
-    def _wait(self, watch: int, began: float) -> None:
-        """Until the watch has ended; the time limit and signals meanwhile."""
+    def _wait(self, watch: int, began: float) -> int:
+        """Until the watch has ended; the time limit and signals meanwhile. Returns its status."""
         poll = select.poll()
         poll.register(self._reader, select.POLLIN)
         parent = processes.open_pidfd(self._parent)
@@ -236,7 +252,7 @@ class Job:
             poll.register(parent, select.POLLIN)
         limit_s = self.plan["time_limit_s"]
         self._is_limit_near = False
-        while not self._has_ended(watch):
+        while (status := self._status_of(watch)) is None:
             left_s = None if limit_s is None else limit_s - (time.monotonic() - began)
             if left_s is not None and left_s <= self.plan["lead_s"] and not self._is_limit_near:
                 self._is_limit_near = True
@@ -260,18 +276,20 @@ class Job:
                 parent = None
         if parent is not None:
             os.close(parent)
+        return status
 
-    def _has_ended(self, watch: int) -> bool:
-        """Collect what has ended; whether the watch is among it."""
-        found = False
+    def _status_of(self, watch: int) -> int | None:
+        """Collect what has ended; the watch's status, if it is among it."""
+        found = None
         while True:
             try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return True
+                return signal.SIGKILL if found is None else found
             if pid == 0:
                 return found
-            found |= pid == watch
+            if pid == watch:
+                found = status
 
     def _asked_for(self, code: int) -> Reason | None:
         if self._asked is not None:
@@ -288,7 +306,7 @@ class Job:
         os.set_blocking(self._reader, False)
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        for name in ("TERM", "HUP", "INT", "USR1", "USR2", "CHLD"):
+        for name in ("TERM", "HUP", "INT", "QUIT", "USR1", "USR2", "CHLD"):
             signal.signal(signal.Signals[f"SIG{name}"], lambda number, frame: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
 
@@ -298,10 +316,15 @@ class Job:
         except BlockingIOError:
             return
         for number in numbers:
-            if number == signal.SIGINT:
-                self._interrupts += 1
-                if self._interrupts > 1:
+            if number == signal.SIGQUIT:
+                self._ask(Reason.interrupted, signal.SIGINT)
+                processes.kill_descendants()
+            elif number == signal.SIGINT:
+                # Inside another job's sweep it comes from that job's wrapper and from our launcher.
+                is_second = time.monotonic() - self._interrupted > 1.0
+                if self._asked is Reason.interrupted and is_second:
                     processes.kill_descendants()
+                self._interrupted = time.monotonic()
                 self._ask(Reason.interrupted, signal.SIGINT)
             elif number in (signal.SIGTERM, signal.SIGHUP):
                 self._ask(Reason.cancelled, signal.SIGTERM)
@@ -323,7 +346,9 @@ class Job:
     def _send_all(self, number: int) -> None:
         """Signal every process of the job, as Slurm does."""
         for pid in processes.descendants():
-            processes.send(pid, number)
+            # A sweep inside a job passes it on by itself: twice would mean at once.
+            if processes.variable(pid, TOKEN) in (None, self.plan["token"]):
+                processes.send(pid, number)
 
     # -- the end -------------------------------------------------------------------------------
 

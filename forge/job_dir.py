@@ -62,7 +62,8 @@ def sweep_command(sweep_dir: Path) -> str:
     kept = [one for one in arguments if not one.lstrip("+~").startswith("hydra.sweep.dir=")]
     hydra = hydra_config()
     where = hydra.runtime.cwd if hydra is not None else Path.cwd()
-    kept.append(f"hydra.sweep.dir={_hydra_quoted(str(sweep_dir))}")
+    # Beside the other overrides: argparse takes no two groups of them with an option between.
+    kept.insert(_first_override(kept), f"hydra.sweep.dir={_hydra_quoted(str(sweep_dir))}")
     return f"cd {shlex.quote(str(where))} && {shlex.join([*program, *kept])}"
 
 
@@ -89,6 +90,15 @@ _PLACING = (
     "hydra.sweeper",
 )
 _KEPT_OPTIONS = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
+
+
+def _first_override(arguments: list[str]) -> int:
+    is_value = False
+    for index, argument in enumerate(arguments):
+        if not is_value and not argument.startswith("-"):
+            return index
+        is_value = argument in (*_KEPT_OPTIONS, "--package", "-p", "--experimental-rerun")
+    return len(arguments)
 
 
 def _hydra_arguments(hydra: Any, job_dir: Path, arguments: list[str]) -> list[str]:
@@ -161,7 +171,7 @@ def changed_code(job_dir: Path) -> list[str]:
     path = forge_dir(job_dir) / "code.json"
     now = code_fingerprint()
     try:
-        first: dict[str, str] = json.loads(path.read_text())
+        first: dict[str, str] = dict(json.loads(path.read_text()))
     except (FileNotFoundError, ValueError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(now, indent=1))

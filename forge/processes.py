@@ -37,22 +37,26 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
 
 
-def marked(variable: str, value: str) -> list[int]:
-    """Every live process but this one that was started with `variable=value`. Linux.
+def variable(pid: int, name: str) -> str | None:
+    """A variable of the environment that a process was started with; None where unset. Linux."""
+    try:
+        environment = Path("/proc", str(pid), "environ").read_bytes()
+    except OSError:
+        return None  # it ended, or is somebody else's
+    prefix = f"{name}=".encode()
+    found = (one[len(prefix) :] for one in environment.split(b"\0") if one.startswith(prefix))
+    value = next(found, None)
+    return None if value is None else value.decode(errors="replace")
+
+
+def marked(name: str, value: str) -> list[int]:
+    """Every live process but this one that was started with `name=value`. Linux.
 
     It finds what has left the family: a daemon, or the orphans of a parent that was killed.
     """
-    wanted = f"{variable}={value}".encode()
-    found = []
-    for entry in os.listdir("/proc") if sys.platform.startswith("linux") else ():
-        if entry.isdigit() and int(entry) != os.getpid():
-            try:
-                environment = Path("/proc", entry, "environ").read_bytes()
-            except OSError:
-                continue  # it ended, or is somebody else's
-            if wanted in environment.split(b"\0"):
-                found.append(int(entry))
-    return found
+    entries = os.listdir("/proc") if sys.platform.startswith("linux") else ()
+    pids = [int(entry) for entry in entries if entry.isdigit() and int(entry) != os.getpid()]
+    return [pid for pid in pids if variable(pid, name) == value]
 
 
 def _parents() -> dict[int, int]:
@@ -147,6 +151,13 @@ def catches(pid: int, signum: int) -> bool:
     return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (signum - 1) & 1)
 
 
+def _is_resource_tracker(pid: int) -> bool:
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 def wait_gone(pids: list[int], timeout_s: float) -> list[int]:
     """Wait until the processes ended; return those that did not within `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
@@ -204,6 +215,10 @@ def kill_descendants() -> int:
         left = descendants()
         if not left:
             break
-        killed += sum(send(pid, signal.SIGKILL) for pid in left)
-        wait_gone(left, 1.0)
+        # A tracker of multiprocessing removes what the others shared, once they are gone.
+        trackers = [pid for pid in left if _is_resource_tracker(pid)]
+        others = [pid for pid in left if pid not in trackers]
+        killed += sum(send(pid, signal.SIGKILL) for pid in others or trackers)
+        wait_gone(others or trackers, 1.0)
+        wait_gone(trackers, 1.0)
     return killed

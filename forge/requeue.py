@@ -85,15 +85,20 @@ class Outcome:
         if self.asked is None and self.is_watch_lost:
             return "its watch was killed"
         if self.asked is None and self.code < 0:
-            try:
-                return f"killed by {signal.Signals(-self.code).name}"
-            except ValueError:
-                return f"killed by signal {-self.code}"
+            return f"killed by {signal_name(-self.code)}"
         if self.asked is None and self.verdict and self.reason in _EXPLAINED:
             return self.verdict
         if self.reason is Reason.failed:
             return f"exit code {self.code}"
         return str(self.reason.value)
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 @dataclass

@@ -273,7 +273,7 @@ def _signal_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> l
     elif timeout_s >= lead_s > 0:
         found.append(
             f"`resilience.shutdown.timeout_s={timeout_s:g}`: the forced exit is not shorter than"
-            f" {lead}: Slurm would kill the job before its own exit. Raise the lead, or set"
+            f" {lead}: the job would be killed before its own exit. Raise the lead, or set"
             f" `resilience.shutdown.timeout_s` to at most {lead_s * 0.75:g}."
         )
     if time_limit_s is not None and lead_s >= time_limit_s:

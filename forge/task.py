@@ -60,6 +60,9 @@ def main(directory: Path) -> int:
             job_dir_key="hydra.sweep.dir",
             job_subdir_key="hydra.sweep.subdir",
         )
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        return int(ExitCode.INTERRUPTED)
     except SystemExit as error:
         if error.code not in (None, 0):
             raise

@@ -15,6 +15,7 @@ Source: prctl(2), PR_SET_CHILD_SUBREAPER and PR_SET_PDEATHSIG.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -71,7 +72,8 @@ class Watch:
         status = self._wait()
         processes.end_descendants()
         code = os.waitstatus_to_exitcode(status)
-        write_json(self.report, {"code": code, "is_held": self.is_held, "time": time.time()})
+        with contextlib.suppress(OSError):  # a full disk: our exit code says most of it
+            write_json(self.report, {"code": code, "is_held": self.is_held, "time": time.time()})
         return code if code >= 0 else 128 - code
 
     def _listen(self) -> None:

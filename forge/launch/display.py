@@ -231,7 +231,7 @@ class _Stream:
             if text and not self.is_gone:
                 self._stream.write(text)
                 self._stream.flush()
-        except (OSError, ValueError):  # the reader left, or the stream was closed
+        except (OSError, ValueError, AttributeError):  # the reader left, or there is no stream
             self.is_gone = True
         return len(text)
 
@@ -242,7 +242,7 @@ class _Stream:
         """Whether somebody reads, so that a line can be written without waiting."""
         try:
             return not self.is_gone and bool(select.select([], [self._stream], [], patience_s)[1])
-        except (OSError, ValueError):
+        except (OSError, ValueError, TypeError):
             return True  # no file, or a closed one: nothing to wait for
 
     def is_same_file(self, other: TextIO) -> bool:
@@ -254,7 +254,10 @@ class _Stream:
     def can_be_live(self) -> bool:
         is_in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
         is_dumb = os.environ.get("TERM", "") in ("", "dumb", "unknown")
-        return not (is_in_ci or is_dumb or self._stream.closed) and self._stream.isatty()
+        try:
+            return not (is_in_ci or is_dumb) and self._stream.isatty()
+        except (AttributeError, ValueError):  # none, one of the user's own, or a closed one
+            return False
 
     def size(self) -> tuple[int, int]:
         try:

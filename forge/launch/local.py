@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import pickle
@@ -38,6 +39,9 @@ class _Job:
     policy: Policy | None
     label: str
     """Its overrides, for people."""
+    program: str
+    composed: str
+    """sha256 of its config as it was composed."""
 
 
 def launch(
@@ -77,8 +81,12 @@ def launch(
         sweep = SweepDir(directory, taken)
     except ForgeError as error:
         raise _refused(error) from error
+    except (OSError, ValueError) as error:
+        raise _refused(_unusable(directory, error)) from error
     try:
-        jobs = _compose(sweep, context, sweep_config, job_overrides, first_number, options)
+        jobs = _compose(
+            sweep, function, context, sweep_config, job_overrides, first_number, options
+        )
         sweep.add([job.place for job in jobs])
         orphans.wait_for([job.directory for job in jobs])
         _freeze(jobs, payload.Shared(function, context), options)
@@ -92,6 +100,8 @@ def launch(
         stopped_by = queue.run()
     except ForgeError as error:
         raise _refused(error) from error
+    except OSError as error:
+        raise _refused(_unusable(directory, error)) from error
     finally:
         sweep.close()
     if stopped_by is not None:
@@ -104,6 +114,11 @@ def launch(
     return results
 
 
+def _unusable(directory: Path, error: Exception) -> ConfigError:
+    problem = f"`hydra.sweep.dir={directory}`: cannot be used: {error}. Choose another directory."
+    return ConfigError([problem], "The launcher's configuration")
+
+
 def _refused(error: ForgeError) -> Exit:
     messages.say(str(error), logging.ERROR)
     return Exit(error.exit_code, str(error))
@@ -114,6 +129,7 @@ def _refused(error: ForgeError) -> Exit:
 
 def _compose(
     sweep: SweepDir,
+    function: Callable[[Any], Any],
     context: Any,
     sweep_config: DictConfig,
     job_overrides: list[list[str]],
@@ -135,7 +151,10 @@ def _compose(
         label = " ".join(shown)
         try:
             place = place or Place(number, _subdir(cfg, number), tuple(sorted(overrides)))
-            job = _Job(place, sweep.path / place.subdir, cfg, None, label)
+            text = OmegaConf.to_yaml(_task_part(cfg))
+            composed = hashlib.sha256(text.encode()).hexdigest()
+            directory, program = sweep.path / place.subdir, _program(function, cfg)
+            job = _Job(place, directory, cfg, None, label, program, composed)
             problem = _place_problem(job, sweep, jobs)
             if problem:  # not looked into any more: what lies there is another job's
                 problems.append(f"job {number} ({label}): {problem}")
@@ -164,14 +183,48 @@ def _place_problem(job: _Job, sweep: SweepDir, jobs: list[_Job]) -> str | None:
             " job needs one of its own, `${hydra.job.num}` for example."
         )
     subdir = job.place.subdir
-    owner = sweep.owner(subdir) or next((o.place for o in jobs if o.place.subdir == subdir), None)
+    of_this_batch = (one.place for one in jobs if sweep.is_same(one.place.subdir, subdir))
+    owner = sweep.owner(subdir) or next(of_this_batch, None)
     if owner is None or owner.number == job.place.number:
-        return None
+        return _stranger(job)
     return (
         f"would lie in {job.directory}, which is the directory of job {owner.number}"
         f" ({' '.join(owner.overrides)}). Put what differs into `hydra.sweep.subdir`,"
         " `${hydra.job.num}` for example."
     )
+
+
+def _stranger(job: _Job) -> str | None:
+    """Why what lies in the job's directory is another job."""
+    before = plan.earlier(job.directory)
+    overrides = before.get("overrides", list(job.place.overrides))
+    if sorted(overrides) != sorted(job.place.overrides):
+        return (
+            f"would lie in {job.directory}, where a job with other overrides was started"
+            f" ({' '.join(overrides)}). Choose another `hydra.sweep.dir` or `hydra.sweep.subdir`."
+        )
+    if before.get("program", job.program) != job.program:
+        return (
+            f"{job.directory} holds a job of {before['program']}, and this is {job.program}. Choose"
+            " another `hydra.sweep.dir`."
+        )
+    return None
+
+
+def _task_part(cfg: DictConfig) -> DictConfig:
+    """The user's part of a config."""
+    with read_write(cfg):
+        return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+
+
+def _program(function: Callable[[Any], Any], cfg: DictConfig) -> str:
+    """What the overrides are overrides of: script, function, config."""
+    main = payload.main_module() or {}
+    script = main.get("module") or os.path.basename(main.get("path", ""))
+    module = getattr(function, "__module__", "")
+    name = getattr(function, "__qualname__", type(function).__name__)
+    where = script if module == "__main__" else module
+    return f"{where}:{name} with config {cfg.hydra.job.config_name}"
 
 
 def _subdir(cfg: DictConfig, number: int) -> str:
@@ -234,6 +287,8 @@ def _freeze(jobs: list[_Job], shared: payload.Shared, options: resources.LocalOp
                 options.time_limit_s,
                 options.cpus_per_job,
                 dict(os.environ),
+                job.program,
+                job.composed,
             ).materialize(job.directory)
         finally:
             HydraConfig.instance().cfg = outer
@@ -243,12 +298,13 @@ def _is_stale(job: _Job) -> bool:
     """Whether a finished job runs again.
 
     One with a policy never does: its state is all it would come back to. One without, that knows
-    nothing of states, does where the code has changed, as it would with Hydra's own launcher.
+    nothing of states, does where the code or the config has changed, as with Hydra's own launcher.
     """
     changed = job_dir.changed_code(job.directory)
-    if not changed:
+    is_active = job.policy is not None and job.policy.enabled
+    if not changed and (is_active or plan.earlier(job.directory).get("composed") == job.composed):
         return False
-    if job.policy is not None and job.policy.enabled:
+    if is_active:
         messages.warn(f"{job.directory} was finished with other code: {', '.join(changed[:5])}")
         return False
     job_dir.forget_code(job.directory)
@@ -272,7 +328,7 @@ def _result(job: _Job, queued: QueuedJob) -> JobReturn:
             result.return_value = JobError(text, queued.code)
     result.overrides = list(OmegaConf.to_container(job.config.hydra.overrides.task, resolve=False))  # type: ignore[arg-type]
     if result.cfg is None:
-        result.cfg = OmegaConf.masked_copy(job.config, [str(k) for k in job.config if k != "hydra"])
+        result.cfg = _task_part(job.config)
         result.hydra_cfg = OmegaConf.masked_copy(job.config, ["hydra"])
         result.working_dir = str(job.directory)
         result.task_name = job.config.hydra.job.name

@@ -13,6 +13,10 @@ from typing import Any
 import forge
 from forge.config import Policy
 from forge.job_files import OUTPUT, PLAN, STATE, forge_dir, read_json, write_json
+from forge.launch.table import escape
+
+_TAIL_BYTES = 2**16
+_TAIL_COLUMNS = 500
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(forge.__file__)))
 """What has to be on sys.path to import forge."""
@@ -28,8 +32,14 @@ class JobPlan:
     cwd: str
     environment: dict[str, str]
     """Added to the environment of the wrapper."""
+    place: list[int]
+    """Device and inode of the job's directory: a copy of it has others."""
     token: str
     """Marks the processes of this job, over all its starts."""
+    program: str
+    """Script, function and config name: what the overrides are overrides of."""
+    composed: str
+    """sha256 of the config as it was composed, interpolations and all."""
     main: dict[str, str] | None
     """How the task imports the `__main__` of the sweep; None: it does not need it."""
     argv: list[str]
@@ -37,6 +47,7 @@ class JobPlan:
     path: list[str]
     """sys.path of the task."""
     checkpoint_dir: str
+    """As the policy has it: a relative one lies in the job's directory, wherever that is now."""
     time_limit_s: float | None
     """Of each start."""
     signal: str
@@ -58,6 +69,8 @@ def make(
     time_limit_s: float | None,
     threads: int,
     environment: dict[str, str],
+    program: str,
+    composed: str,
 ) -> JobPlan:
     """The plan of a job in its directory; what must not change is taken from an earlier one.
 
@@ -69,12 +82,17 @@ def make(
         time_limit_s: Seconds that one start may take.
         threads: Value of OMP_NUM_THREADS, where `environment` has none.
         environment: The launcher's.
+        program: What the overrides are overrides of.
+        composed: sha256 of the config as it was composed.
     """
-    earlier = read_json(forge_dir(directory) / PLAN) or {}
+    before = earlier(directory)
+    status = directory.stat()
+    place = [status.st_dev, status.st_ino]
+    is_same = before.get("place") == place  # a copy of a job is another job
     # The number of threads changes the order of sums, so it stays what it was at first, even
     # where it came from the environment of a shell that is gone.
     name = "OMP_NUM_THREADS"
-    at_first = earlier.get("environment", {}).get(name)
+    at_first = (before.get("environment") or {}).get(name)
     if at_first is None or not has_begun(directory):
         at_first = environment.get(name) or at_first or str(threads)
     added = {name: at_first}
@@ -95,12 +113,15 @@ def make(
         command=[sys.executable, "-u", *flags, "-c", start, str(directory)],
         cwd=str(Path.cwd()),
         environment=added,
-        token=str(earlier.get("token") or secrets.token_hex(8)),
+        place=place,
+        program=program,
+        composed=composed,
+        token=str((is_same and before.get("token")) or secrets.token_hex(8)),
         main=main,
         argv=list(sys.argv),
         orig_argv=list(sys.orig_argv),
         path=[str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path],
-        checkpoint_dir=str(directory / policy.checkpoint.dir),
+        checkpoint_dir=policy.checkpoint.dir,
         time_limit_s=time_limit_s,
         signal=policy.signal.name,
         lead_s=policy.signal.lead_s if is_active else 0.0,  # nobody there to be told
@@ -115,13 +136,17 @@ def make(
 def is_finished(directory: Path) -> bool:
     """Whether the job has reached its end."""
     state = read_json(forge_dir(directory) / STATE)
-    return state is not None and state["state"] == "finished"
+    return state is not None and state.get("state") == "finished"
+
+
+def earlier(directory: Path) -> dict[str, Any]:
+    """The plan of an earlier start; empty where there was none."""
+    return read_json(forge_dir(directory) / PLAN) or {}
 
 
 def has_begun(directory: Path) -> bool:
     """Whether the job has trained: a checkpoint or a step under way belongs to its config."""
-    plan = read_json(forge_dir(directory) / PLAN) or {}
-    checkpoints = Path(plan.get("checkpoint_dir", directory / "checkpoints"))
+    checkpoints = directory / earlier(directory).get("checkpoint_dir", "checkpoints")
     return checkpoints.is_dir() and any(checkpoints.glob("step_*"))
 
 
@@ -129,8 +154,10 @@ def last_output(directory: Path, lines: int = 20) -> str:
     """The end of what the job printed, for an error's text."""
     path = directory / OUTPUT
     try:
-        text = path.read_text(errors="replace")
+        with path.open("rb") as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, 0))
+            text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    shown = "\n".join(f"  {line}" for line in text.splitlines()[-lines:])
+    shown = "\n".join(f"  {escape(line[:_TAIL_COLUMNS])}" for line in text.splitlines()[-lines:])
     return f"\nThe end of {path}:\n{shown}"

@@ -21,11 +21,13 @@ from forge.launch.display import Display
 from forge.launch.plan import ROOT
 from forge.launch.resources import Slots
 from forge.launch.view import JobView, State
+from forge.requeue import signal_name
 
 _START = f"import sys; sys.path.append({ROOT!r}); from forge.job import main;"
 _START += " sys.exit(main(sys.argv[1:]))"
 _LOOK_S = 0.2
 """Between two looks at the jobs' files; a job that ends wakes us at once."""
+_MAX_WRAPPERS = 2
 _RATE_S = 15.0
 """The rate is that of so many last seconds."""
 
@@ -47,6 +49,8 @@ class QueuedJob:
     process: subprocess.Popen[bytes] | None = None
     slot: int | None = None
     handle: int | None = None
+    wrappers: int = 0
+    """How many of its wrappers have ended without saying why."""
     _stamp: tuple[int, int] | None = None
     _since: float = 0.0
     _samples: deque[tuple[float, int]] = field(default_factory=deque)
@@ -63,7 +67,7 @@ class QueuedJob:
             return
         stamp = (stat.st_mtime_ns, stat.st_ino)
         content = self.read_state() if stamp != self._stamp else None
-        if content is None or self.process is None or content["pid"] != self.process.pid:
+        if content is None or self.process is None or content.get("pid") != self.process.pid:
             return
         self._stamp = stamp
         self.state = State[content["state"]]
@@ -121,9 +125,9 @@ class Queue:
         self._handled = 0
         for job in jobs:
             content = job.read_state()
-            if content is not None and content["state"] == "finished":
+            if content is not None and content.get("state") == "finished":
                 job.state, job.because = State.finished, "finished before"
-                job.restarts = content["counts"]["restarts"]
+                job.restarts = content.get("counts", {}).get("restarts", 0)
 
     @property
     def stopped_by(self) -> int | None:
@@ -151,6 +155,8 @@ class Queue:
         """Take the signals that stop a sweep; returns the handlers to put back."""
         before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
+            if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # no child would have a code
+                before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                     before[number] = signal.signal(number, self._on_signal)
@@ -203,6 +209,14 @@ class Queue:
         environment = dict(os.environ)
         if self._slots.has_gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._slots.gpus[job.slot])
+        try:
+            self._spawn(job, environment, is_continued)
+        except OSError as error:
+            job.state, job.because, job.code = State.failed, f"cannot be started: {error}", 1
+            self._free.append(job.slot)
+            job.slot = None
+
+    def _spawn(self, job: QueuedJob, environment: dict[str, str], is_continued: bool) -> None:
         flags = ["--parent", str(os.getpid())] + ["--continue"] * is_continued
         with (job.directory / OUTPUT).open("ab") as output:
             job.process = subprocess.Popen(
@@ -228,16 +242,17 @@ class Queue:
         job.process = None
         if content is not None:
             job.reason, job.code = content["reason"], content["code"]
-        elif code < 0 and not self._received:
-            self._say(job, f"its wrapper was killed by {signal.Signals(-code).name}")
+        elif not self._received and job.wrappers <= _MAX_WRAPPERS:
+            how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
+            self._say(job, f"its wrapper {how}")
+            job.wrappers += code >= 0  # a kill is chance, an end may be a habit
             self._start(job, is_continued=True)
             return
         elif self._received:
             job.state, job.because, job.code = State.stopped, "stopped", code
         else:
-            where = job.directory / OUTPUT
             job.state, job.code = State.failed, code
-            job.because = f"its wrapper ended with code {code}, see {where}"
+            job.because = f"its wrapper ended with code {code}, see {job.directory / OUTPUT}"
         assert job.slot is not None
         self._free.append(job.slot)
         job.slot = None
@@ -260,8 +275,7 @@ class Queue:
             if count == 1:
                 job.process.send_signal(signal.SIGINT if number == signal.SIGINT else 15)
             elif count == 2:
-                job.process.send_signal(signal.SIGINT)
-                job.process.send_signal(signal.SIGINT)
+                job.process.send_signal(signal.SIGQUIT)
             else:
                 job.process.kill()
         for job in self._jobs:

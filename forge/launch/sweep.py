@@ -56,11 +56,12 @@ class SweepDir:
 
     def _read(self) -> list[Place]:
         found = {}
-        for line in self._index.read_text().split("\n") if self._index.exists() else ():
+        text = self._index.read_text(errors="replace") if self._index.exists() else ""
+        for line in text.split("\n"):
             try:
                 entry = json.loads(line)
                 place = Place(entry["number"], entry["subdir"], tuple(entry["overrides"]))
-            except (ValueError, KeyError):
+            except (ValueError, KeyError, TypeError):
                 continue  # torn by a crash: that job had not begun
             found[place.number] = place
         return list(found.values())
@@ -83,8 +84,12 @@ class SweepDir:
         return number
 
     def owner(self, subdir: str) -> Place | None:
-        """The known job that lies in this directory."""
-        return next((place for place in self._known if place.subdir == subdir), None)
+        """The known job that lies in this directory, however it is spelled."""
+        return next((one for one in self._known if self.is_same(one.subdir, subdir)), None)
+
+    def is_same(self, one: str, other: str) -> bool:
+        """Whether two subdirectories are one."""
+        return os.path.realpath(self.path / one) == os.path.realpath(self.path / other)
 
     def add(self, places: list[Place]) -> None:
         """Remember new jobs; before they are started, so that they can be found."""

@@ -186,7 +186,7 @@ def test_another_config_in_a_directory_that_trained_is_refused(tmp_path):
     done = app.run("lr=2")
     assert done.returncode == 78, done.stdout
     assert "job 0 (lr=2): " in done.stdout
-    assert "was started with another config; given now: lr=2" in done.stdout
+    assert "where a job with other overrides was started (lr=1)" in done.stdout
     assert len(seen(app.job(0))) == 2
 
 
@@ -242,7 +242,7 @@ def test_changed_code_is_refused_or_told_where_something_was_trained(tmp_path):
 
 
 def make_plan(directory: Path, threads: int = 4, policy: Policy | None = None, **environment):
-    made = plan.make(directory, ["a=1"], policy, None, None, threads, environment)
+    made = plan.make(directory, ["a=1"], policy, None, None, threads, environment, "x", "y")
     forge_dir(directory).mkdir(exist_ok=True)
     made.materialize(directory)
     return made

@@ -1,0 +1,315 @@
+"""Where launchers stumble: odd command lines, odd streams, copies, early exits, damaged files."""
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from sweeps import App, assert_same_job, until
+
+from forge import processes
+from forge.errors import ConfigError, Exit, JobError
+from forge.job_files import PLAN, STATE, forge_dir, read_json, write_json
+
+PLAIN = """
+    import os, signal, sys, time
+    import hydra
+
+    @hydra.main(version_base=None, config_path=None, config_name=None)
+    def main(cfg):
+        print("RUN", cfg.get("mode"), flush=True)
+        exec(cfg.get("code", ""))
+        return cfg.get("mode")
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+@pytest.fixture
+def plain(tmp_path):
+    """An app without torch and without a policy: its jobs take a third of a second."""
+    return App(tmp_path / "plain", train=PLAIN, conf="{}")
+
+
+def code(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"+code='{escaped}'"
+
+
+def test_the_command_goes_on_where_an_option_stands_last(plain):
+    """`mode=a,b -m` is how many people write it; argparse takes no positionals after that."""
+    command = [sys.executable, "train.py", "hydra/launcher=local", "hydra.launcher.progress=none"]
+    first = subprocess.run(
+        [*command, "+mode=a,b", code("sys.exit(3)"), "-m"],
+        cwd=plain.folder,
+        text=True,
+        capture_output=True,
+    )
+    assert first.returncode == 1
+    again = plain.go_on(first.stdout + first.stderr)
+    assert "unrecognized arguments" not in again.stderr
+    assert len(list(plain.folder.glob("multirun/*/*/0/output.log"))) == 1
+    assert again.returncode == 1
+
+
+@pytest.mark.parametrize("stream", ["Tee(sys.stderr)", "None"])
+def test_any_stderr_will_do(stream, plain):
+    """Labs put tees in its place; cron closes it."""
+    script = plain.folder / "train.py"
+    tee = """
+    import sys
+    class Tee:
+        def __init__(self, inner): self.inner = inner
+        def write(self, text): return self.inner.write(text)
+        def flush(self): self.inner.flush()
+    """
+    script.write_text(textwrap.dedent(tee) + f"sys.stderr = {stream}\n" + script.read_text())
+    done = subprocess.run(
+        [one for one in plain.command("+mode=a,b") if "progress" not in one],
+        cwd=plain.folder,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert plain.job(1).state["state"] == "finished"
+
+
+@pytest.mark.parametrize(
+    "ending", ["os._exit(0)", "sys.exit(256)", "os.fork() and os._exit(0); time.sleep(60)"]
+)
+def test_an_exit_code_0_before_the_end_is_not_the_end(ending, plain):
+    """A library that calls os._exit(0) must not make a training that never ran look finished."""
+    done = plain.run("+mode=a", code(ending))
+    assert done.returncode == 1
+    assert "before main had returned" in done.stdout
+    assert plain.job(0).is_free()
+
+
+def test_a_keyboard_interrupt_in_main_is_a_ctrl_c(plain):
+    """Not a crash, and so not tried again."""
+    plain.run("+mode=a", code("raise KeyboardInterrupt"))
+    assert plain.job(0).state["reason"] == "interrupted"
+
+
+def test_a_copy_of_a_sweep_is_another_sweep(app, undisturbed):
+    """Going on in a copy must not end the jobs of the original."""
+    sweep = app.start("lr=0.1", "step_s=0.1")
+    app.job(0).wait_for_step(12)
+    copy = app.folder / "copy"
+    shutil.copytree(app.sweep_dir, copy, symlinks=True)
+    original, app.sweep_dir = app.sweep_dir, copy
+    app.finish("lr=0.1", "step_s=0.1")
+    assert sweep.wait() == 0, sweep.output
+    for one in (original, copy):
+        app.sweep_dir = one
+        assert_same_job(app.job(0), undisturbed["0.1"])
+    app.sweep_dir = original
+    assert app.job(0).attempts == 1
+    assert app.job(0).state["counts"]["restarts"] == 0
+
+
+def test_a_sweep_that_was_moved_goes_on_with_its_config(app, undisturbed):
+    """To a bigger disk, say; meanwhile somebody has edited conf.yaml."""
+    sweep = app.start("seed=3", "step_s=0.1")
+    app.job(0).wait_for_step(12)
+    sweep.signal(signal.SIGINT)
+    assert sweep.wait() == 130
+    app.sweep_dir = app.sweep_dir.rename(app.folder / "moved")
+    conf = app.folder / "conf.yaml"
+    conf.write_text(conf.read_text().replace("lr: 0.1", "lr: 0.9"))
+    assert "lr=0.1 (now 0.9)" in app.finish("seed=3", "step_s=0.1")
+    assert_same_job(app.job(0), undisturbed["0.1"])
+
+
+def test_two_spellings_of_one_directory_are_one(plain):
+    """Else one job never runs, and both look finished."""
+    done = plain.run("hydra.sweep.subdir=${mode}", "+mode='a','./a'")
+    assert done.returncode == 78
+    assert "which is the directory of job 0" in done.stdout
+
+
+def test_a_directory_of_other_overrides_or_another_script_is_refused(plain):
+    """Its finished jobs would be taken for ours, and their results handed back."""
+    plain.finish("hydra.sweep.subdir=../shared/${hydra.job.num}", "+mode=a")
+    plain.sweep_dir = plain.folder / "second"
+    other = plain.run("hydra.sweep.subdir=../shared/${hydra.job.num}", "+mode=b")
+    assert other.returncode == 78
+    assert "a job with other overrides was started (+mode=a)" in other.stdout
+    plain.sweep_dir = plain.folder / "sweep"
+    (plain.folder / "train.py").rename(plain.folder / "eval.py")
+    command = [one.replace("train.py", "eval.py") for one in plain.command("+mode=a")]
+    command.append("hydra.sweep.subdir=../shared/${hydra.job.num}")
+    done = subprocess.run(command, cwd=plain.folder, text=True, capture_output=True)
+    assert done.returncode == 78
+    assert "holds a job of train.py:main" in done.stdout + done.stderr
+
+
+def test_one_job_that_cannot_be_started_stops_nobody_else(plain):
+    """Its directory was removed while it waited."""
+    remove = f"__import__('shutil').rmtree('{plain.sweep_dir}/1')"
+    plain.sweep_dir.mkdir()
+    done = plain.run(
+        "+mode=a,b,c", "hydra.launcher.n_jobs=1", code(f"cfg.mode == 'a' and {remove}")
+    )
+    assert done.returncode == 1
+    assert "cannot be started" in done.stdout
+    assert [plain.job(n).state.get("state") for n in (0, 2)] == ["finished", "finished"]
+
+
+def test_a_huge_output_is_shown_by_its_end(plain):
+    """A job that prints without end must not take the launcher's memory with it."""
+    huge = (
+        "os.write(1, b'x' * 70000 + b'\\\\n\\\\x1b[31mlast words\\\\n'); os.truncate(1, 3 * 10**9)"
+    )
+    done = plain.run("+mode=a", code(huge + "; os.kill(os.getpid(), 9)"))
+    assert done.returncode == 1
+    assert len(done.stdout) < 200_000
+    assert "killed by SIGKILL" in done.stdout
+
+
+def test_errors_of_ours_survive_the_way_back():
+    """A result is a pickle: each must come back as what it was."""
+    for error in (ConfigError(["one", "two"], "A thing"), JobError("text", -9), Exit(75, "why")):
+        back = pickle.loads(pickle.dumps(error))
+        assert type(back) is type(error)
+        assert str(back) == str(error)
+        assert back.__dict__ == error.__dict__
+
+
+@pytest.mark.parametrize(
+    ("place", "content"),
+    [
+        ("0/.forge/state.json", "{}"),
+        ("0/.forge/state.json", '{"state": "finished"}'),
+        ("0/.forge/plan.json", '{"environment": null, "overrides": ["+mode=a"]}'),
+        ("0/.forge/plan.json", "[1, 2"),
+        ("0/.forge/code.json", "[]"),
+        (".forge/jobs.jsonl", '[1, 2]\n{"number": 0, "subdir": "0", "overrides": null}\n'),
+        (".forge/jobs.jsonl", b"\xff\xfe\n"),
+    ],
+)
+def test_damaged_files_are_no_tracebacks(place, content, plain):
+    """A crash in the wrong moment, or another version of forge, has written them."""
+    plain.finish("+mode=a")
+    path = plain.sweep_dir / place
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    done = plain.run("+mode=a")
+    assert done.returncode == 0, done.stdout
+    assert "Traceback" not in done.stdout
+
+
+@pytest.mark.parametrize("subdir", ["../file/0", "x" * 300])
+def test_an_unusable_directory_is_named(subdir, plain):
+    """Before the first job, and without a traceback."""
+    (plain.folder / "file").touch()
+    done = plain.run("+mode=a", f"hydra.sweep.subdir={subdir}")
+    assert done.returncode == 78
+    assert "hydra.sweep.dir=" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_a_sweep_inside_a_job_saves_too(plain, app):
+    """Both the job's wrapper and the inner launcher pass a Ctrl+C on: twice means at once."""
+    inner = [one for one in app.command("lr=0.1", "step_s=0.2") if one]
+    run = f"__import__('subprocess').run({inner!r}, cwd={str(app.folder)!r})"
+    (plain.folder / "inner.py").write_text(run)
+    outer = plain.start("+mode=a", code("exec(open('inner.py').read())"))
+    app.job(0).wait_for_step(3)
+    outer.signal(signal.SIGINT)
+    assert outer.wait() == 130
+    until(lambda: app.job(0).state.get("state") == "stopped", "the inner job's end")
+    assert app.job(0).state["code"] == 130
+    assert (app.job(0).directory / "checkpoints/latest").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGRTMIN + 3, signal.SIGKILL])
+def test_a_wrapper_that_ends_is_followed_by_another(number, app, undisturbed):
+    """By whatever signal, and also where no exit code is to be had (SIGCHLD was ignored)."""
+    sweep = app.start("lr=0.1", "step_s=0.1")
+    app.job(0).wait_for_step(5)
+    app.job(0).kill("wrapper", number)
+    assert sweep.wait() == 0, sweep.output
+    assert_same_job(app.job(0), undisturbed["0.1"])
+
+
+def test_shared_memory_is_removed_when_a_job_is_killed(plain):
+    """A sweep of a week would fill /dev/shm."""
+    name = f"forge_test_{os.getpid()}"
+    make = "from multiprocessing.shared_memory import SharedMemory as S; "
+    make += f"s = S('{name}', True, 64); time.sleep(100)"
+    plain.run("+mode=a", "hydra.launcher.timeout_min=0.05", code(make))
+    assert plain.job(0).state["state"] == "failed"
+    assert not Path("/dev/shm", name).exists()
+
+
+def test_a_disk_that_is_full_does_not_end_the_wrapper(tmp_path):
+    """What cannot be written is not known later; the job is restarted all the same."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("needs root and unshare for a small tmpfs of its own")
+    app = App(
+        tmp_path / "app",
+        misbehave="""
+            if step == 15 and RESTARTS == 0:
+                out = HydraConfig.get().runtime.output_dir
+                with open(out + "/ballast", "wb", buffering=0) as ballast:
+                    for size in (65536, 512, 1):
+                        try:
+                            while True:
+                                ballast.write(b"x" * size)
+                        except OSError:
+                            pass
+                os.kill(os.getpid(), signal.SIGKILL)
+        """,
+    )
+    checkpoints = tmp_path / "checkpoints"
+    command = app.command("lr=0.1", "step_s=0", f"resilience.checkpoint.dir={checkpoints}")
+    app.sweep_dir.mkdir()
+    script = 'mount -t tmpfs -o size=2m none sweep && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", *command],
+        cwd=app.folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout.replace(
+        'Traceback (most recent call last):\n  File "/', "", 1
+    )
+    assert "job 0: failed" in done.stdout
+
+
+def test_a_finished_job_without_a_policy_runs_again_with_another_config(tmp_path):
+    """Hydra's own launchers would run it; with the old result nobody sees the new value."""
+    app = App(
+        tmp_path / "app",
+        train=PLAIN.replace(
+            "config_path=None, config_name=None", 'config_path=".", config_name="conf"'
+        ),
+        conf="value: 1",
+    )
+    app.finish("+mode=a")
+    pid = app.job(0).state["pid"]
+    app.finish("+mode=a")
+    assert app.job(0).state["pid"] == pid
+    (app.folder / "conf.yaml").write_text("value: 2")
+    app.finish("+mode=a")
+    assert app.job(0).state["pid"] != pid
+
+
+def test_state_is_written_whole(tmp_path):
+    """Whoever reads it while it is written sees the one before."""
+    forge_dir(tmp_path).mkdir()
+    write_json(forge_dir(tmp_path) / STATE, {"state": "running"})
+    assert read_json(forge_dir(tmp_path) / STATE) == {"state": "running"}
+    assert [path.name for path in forge_dir(tmp_path).iterdir()] == [STATE]
+    assert json.loads((forge_dir(tmp_path) / STATE).read_text())
+    assert read_json(forge_dir(tmp_path) / PLAN) is None
+    assert processes.variable(os.getpid(), "NO_SUCH_VARIABLE") is None
