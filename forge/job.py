@@ -256,8 +256,9 @@ class Job:
             left_s = None if limit_s is None else limit_s - (time.monotonic() - began)
             if left_s is not None and left_s <= self.plan["lead_s"] and not self._is_limit_near:
                 self._is_limit_near = True
-                self._tell("limit near", left_s=round(left_s, 1), signal=self.plan["signal"])
-                self._send_all(signal.Signals[f"SIG{self.plan['signal']}"])
+                if self.plan["lead_s"] > 0:  # else nobody there knows what it means
+                    self._tell("limit near", left_s=round(left_s, 1), signal=self.plan["signal"])
+                    self._send_all(signal.Signals[f"SIG{self.plan['signal']}"])
             if left_s is not None and left_s <= 0:
                 self._tell("limit")
                 processes.kill_descendants()
@@ -347,7 +348,8 @@ class Job:
         """Signal every process of the job, as Slurm does."""
         for pid in processes.descendants():
             # A sweep inside a job passes it on by itself: twice would mean at once.
-            if processes.variable(pid, TOKEN) in (None, self.plan["token"]):
+            is_ours = processes.variable(pid, TOKEN) in (None, self.plan["token"])
+            if is_ours and not processes.is_resource_tracker(pid):
                 processes.send(pid, number)
 
     # -- the end -------------------------------------------------------------------------------

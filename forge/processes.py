@@ -151,7 +151,8 @@ def catches(pid: int, signum: int) -> bool:
     return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (signum - 1) & 1)
 
 
-def _is_resource_tracker(pid: int) -> bool:
+def is_resource_tracker(pid: int) -> bool:
+    """Whether it is multiprocessing's helper that removes shared memory once its owner is gone."""
     try:
         return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -216,7 +217,7 @@ def kill_descendants() -> int:
         if not left:
             break
         # A tracker of multiprocessing removes what the others shared, once they are gone.
-        trackers = [pid for pid in left if _is_resource_tracker(pid)]
+        trackers = [pid for pid in left if is_resource_tracker(pid)]
         others = [pid for pid in left if pid not in trackers]
         killed += sum(send(pid, signal.SIGKILL) for pid in others or trackers)
         wait_gone(others or trackers, 1.0)
