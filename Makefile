@@ -4,7 +4,7 @@
 #   make test      run every test, the slow ones too
 #   make check     format, lint, types, import rules
 #   make coverage  lines and branches of forge that the tests run, in subprocesses too
-#   make bench     start-up and save times of this machine
+#   make bench     start-up, save and launch times of this machine
 #   make slurm-install  Slurm from the packages of Debian and Ubuntu (root): its tests need it
 #   make slurm-shell    a shell on a throwaway cluster of two nodes, on loopback
 #   make clean     remove the environment and everything that was built

@@ -73,7 +73,8 @@ class Job:
     def run(self) -> int:
         """Every attempt; returns the exit code of the last, 128 + N for signal N."""
         processes.adopt_orphans()
-        self._listen()
+        names = ("TERM", "HUP", "INT", "QUIT", "USR1", "USR2", "CHLD")
+        self._reader = processes.listen(signal.Signals[f"SIG{name}"] for name in names)
         self._claim()
         outcome = self._take_over()
         while True:
@@ -223,7 +224,7 @@ class Job:
             TOKEN: self.plan["token"],
             "FORGE_RESTART_COUNT": str(self.counts.restarts),
         }
-        pid = os.fork()
+        pid = processes.fork()
         if pid:
             return pid
         code = 1
@@ -252,7 +253,7 @@ class Job:
             poll.register(parent, select.POLLIN)
         limit_s = self.plan["time_limit_s"]
         self._is_limit_near = False
-        while (status := self._status_of(watch)) is None:
+        while (status := processes.reap(watch)) is None:
             left_s = None if limit_s is None else limit_s - (time.monotonic() - began)
             if left_s is not None and left_s <= self.plan["lead_s"] and not self._is_limit_near:
                 self._is_limit_near = True
@@ -279,19 +280,6 @@ class Job:
             os.close(parent)
         return status
 
-    def _status_of(self, watch: int) -> int | None:
-        """Collect what has ended; the watch's status, if it is among it."""
-        found = None
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return signal.SIGKILL if found is None else found
-            if pid == 0:
-                return found
-            if pid == watch:
-                found = status
-
     def _asked_for(self, code: int) -> Reason | None:
         if self._asked is not None:
             return self._asked
@@ -302,21 +290,8 @@ class Job:
 
     # -- signals -------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        self._reader, writer = os.pipe()
-        os.set_blocking(self._reader, False)
-        os.set_blocking(writer, False)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        for name in ("TERM", "HUP", "INT", "QUIT", "USR1", "USR2", "CHLD"):
-            signal.signal(signal.Signals[f"SIG{name}"], lambda number, frame: None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
-
     def _take_in(self) -> None:
-        try:
-            numbers = os.read(self._reader, 512)
-        except BlockingIOError:
-            return
-        for number in numbers:
+        for number in processes.heard(self._reader):
             if number == signal.SIGQUIT:
                 self._ask(Reason.interrupted, signal.SIGINT)
                 processes.kill_descendants()

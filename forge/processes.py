@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 _SET_CHILD_SUBREAPER = 36  # prctl(2)
@@ -128,6 +129,63 @@ def open_pidfd(pid: int) -> int | None:
         return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
     except OSError:  # it is gone, or the kernel is older than 5.3
         return None
+
+
+def listen(numbers: Iterable[int]) -> int:
+    """Take signals in through a descriptor, which can be polled, instead of by being interrupted.
+
+    Returns:
+        The descriptor; `heard` reads it.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in numbers:
+        signal.signal(number, lambda number, frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+    return reader
+
+
+def heard(reader: int) -> bytes:
+    """The numbers of the signals that have come in since the last call."""
+    try:
+        return os.read(reader, 512)
+    except BlockingIOError:
+        return b""
+
+
+def fork() -> int:
+    """As os.fork, but the child begins with every signal blocked.
+
+    Until it has handlers of its own it has its parent's, and would tell the parent, through the
+    descriptor of `listen`, of signals that are not the parent's.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    pid = os.fork()
+    if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return pid
+
+
+def reap(child: int) -> int | None:
+    """Collect every child that has ended; the status of this one, if it is among them.
+
+    Raises:
+        ChildProcessError: Where there are no children at all.
+    """
+    found = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            if found is None:
+                raise
+            return found
+        if pid == 0:
+            return found
+        if pid == child:
+            found = status
 
 
 def _status(pid: int) -> dict[str, str]:

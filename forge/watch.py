@@ -20,7 +20,7 @@ import os
 import select
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from forge import processes
@@ -62,12 +62,12 @@ class Watch:
     is_held: bool = False
     """Whether the task did not react, and was killed."""
     _deadline: float | None = None
-    _signals: list[int] = field(default_factory=list)
 
     def run(self) -> int:
         """The whole life of the task; returns its exit code, 128 + N for signal N."""
         processes.adopt_orphans()
-        self._listen()
+        numbers = (*_FORWARDED, signal.SIGINT, signal.SIGCHLD)
+        self._reader = processes.listen(numbers)
         self._task = self._start()
         status = self._wait()
         processes.end_descendants()
@@ -76,18 +76,9 @@ class Watch:
             write_json(self.report, {"code": code, "is_held": self.is_held, "time": time.time()})
         return code if code >= 0 else 128 - code
 
-    def _listen(self) -> None:
-        self._reader, writer = os.pipe()
-        os.set_blocking(self._reader, False)
-        os.set_blocking(writer, False)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        for number in (*_FORWARDED, signal.SIGINT, signal.SIGCHLD):
-            signal.signal(number, lambda number, frame: None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
-
     def _start(self) -> int:
         watch = os.getpid()
-        pid = os.fork()
+        pid = processes.fork()
         if pid:
             return pid
         try:
@@ -118,7 +109,7 @@ class Watch:
         is_orphaned = False
         while True:
             before = time.monotonic()
-            status = self._reap()
+            status = processes.reap(self._task)
             if status is not None:
                 return status
             is_waiting = self._deadline is not None or (handle is None and not is_orphaned)
@@ -134,25 +125,8 @@ class Watch:
             if self._deadline is not None:
                 self._keep_deadline(time.monotonic() - before)
 
-    def _reap(self) -> int | None:
-        """Collect every child that has ended; the task's status, if it is among them."""
-        found = None
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return found
-            if pid == 0:
-                return found
-            if pid == self._task:
-                found = status
-
     def _take_in(self) -> None:
-        try:
-            numbers = os.read(self._reader, 512)
-        except BlockingIOError:
-            return
-        for number in set(numbers) - {signal.SIGCHLD}:
+        for number in set(processes.heard(self._reader)) - {signal.SIGCHLD}:
             if number in _FORWARDED:
                 # Slurm signals every process by itself, so the task may get it twice, which
                 # changes nothing; but for Ctrl+C, where twice means at once.
