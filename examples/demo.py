@@ -199,6 +199,9 @@ def main() -> int:
     if options.steps < 300:
         parser.error("--steps has to be at least 300: five blows need some room")
     processes.adopt_orphans()  # whatever happens, no process is left behind
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Started in the background of a script: the launcher would ignore our Ctrl+C as well.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     every_steps = options.steps // SAVES
     overrides = [
         f"lr={','.join(LEARNING_RATES)}",
