@@ -47,10 +47,15 @@ def resolve_now(node: Any, is_root: bool = False) -> None:
             resolve_now(child)
 
 
+def task_part(cfg: DictConfig) -> DictConfig:
+    """The user's part of a config: all but Hydra's own."""
+    with read_write(cfg):
+        return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+
+
 def _task_config(cfg: DictConfig) -> dict[str, Any]:
     """The user's part of the config, resolved."""
-    with read_write(cfg):
-        copied = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    copied = task_part(cfg)
     try:
         container = OmegaConf.to_container(copied, resolve=True)
     except OmegaConfBaseException as error:
@@ -175,8 +180,7 @@ def _select(cfg: DictConfig, key: str) -> Any:
 
 def _as_stored(cfg: DictConfig) -> Any:
     """The user's part of a config as it would be read back from its file."""
-    with read_write(cfg):
-        copied = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    copied = task_part(cfg)
     return OmegaConf.to_container(OmegaConf.create(OmegaConf.to_yaml(copied)), resolve=False)
 
 

@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import pickle
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, JobStatus, configure_log, filter_overrides, setup_globals
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
+from omegaconf import DictConfig
 
-from forge import config, frozen, job_dir, messages
-from forge.config import Policy
-from forge.errors import ConfigError, Exit, ExitCode, ForgeError, JobError, JobTraceback
-from forge.job_files import RESULT, STATE, TASK, forge_dir, read_trusted, write_atomically
+from forge import frozen, job_dir, messages
+from forge.errors import ConfigError, Exit, ForgeError
+from forge.job_files import STATE, TASK, forge_dir, write_atomically
 from forge.launch import orphans, payload, plan, resources
+from forge.launch.compose import ComposedJob, compose
 from forge.launch.queue import Queue, QueuedJob
-from forge.launch.sweep import Place, SweepDir
-from forge.launch.view import State
+from forge.launch.results import result_of
+from forge.launch.sweep import SweepDir
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class _Job:
-    """One job of the batch, composed."""
-
-    place: Place
-    directory: Path
-    config: DictConfig
-    policy: Policy | None
-    label: str
-    """Its overrides, for people."""
-    program: str
-    composed: str
-    """sha256 of its config as it was composed."""
 
 
 def launch(
@@ -84,14 +66,11 @@ def launch(
     except (OSError, ValueError) as error:
         raise _refused(_unusable(directory, error)) from error
     try:
-        jobs = _compose(
-            sweep, function, context, sweep_config, job_overrides, first_number, options
-        )
+        jobs = compose(sweep, function, context, sweep_config, job_overrides, first_number, options)
         sweep.add([job.place for job in jobs])
         orphans.wait_for([job.directory for job in jobs])
         _freeze(jobs, payload.Shared(function, context), options)
         queued = [QueuedJob(j.place.number, j.label, j.directory) for j in jobs]
-
         command = job_dir.sweep_command(directory)
         job_dir.write_resume_script(directory, command)
         log.info(f"Launching {len(jobs)} jobs, {slots.count} at a time, in {directory}")
@@ -108,7 +87,7 @@ def launch(
         messages.say(f"The sweep was stopped. To go on with it:\n  {command}")
         name = signal.Signals(stopped_by).name
         raise Exit(128 + stopped_by, f"the sweep was stopped by {name}")
-    results = [_result(job, one) for job, one in zip(jobs, queued, strict=True)]
+    results = [result_of(job, one) for job, one in zip(jobs, queued, strict=True)]
     if any(result.status is JobStatus.FAILED for result in results):
         messages.say(f"To run again what did not finish:\n  {command}")
     return results
@@ -124,147 +103,9 @@ def _refused(error: ForgeError) -> Exit:
     return Exit(error.exit_code, str(error))
 
 
-# -- before the first job starts ---------------------------------------------------------------
-
-
-def _compose(
-    sweep: SweepDir,
-    function: Callable[[Any], Any],
-    context: Any,
-    sweep_config: DictConfig,
-    job_overrides: list[list[str]],
-    first_number: int,
-    options: resources.LocalOptions,
-) -> list[_Job]:
-    """Every job's config and directory; all problems of all jobs at once."""
-    jobs: list[_Job] = []
-    problems: list[str] = []
-    outer = HydraConfig.instance().cfg
-    known = [sweep.find(overrides) for overrides in job_overrides]
-    # What all of them have is not what anybody wants to see.
-    several = len(job_overrides) > 1
-    common = set.intersection(*map(set, job_overrides)) if several else set()
-    for index, (overrides, place) in enumerate(zip(job_overrides, known, strict=True)):
-        cfg = context.config_loader.load_sweep_config(sweep_config, list(overrides))
-        number = place.number if place else sweep.free_number(first_number + index)
-        shown = [one for one in filter_overrides(overrides) if one not in common]
-        label = " ".join(shown)
-        try:
-            place = place or Place(number, _subdir(cfg, number), tuple(sorted(overrides)))
-            text = OmegaConf.to_yaml(_task_part(cfg))
-            composed = hashlib.sha256(text.encode()).hexdigest()
-            directory, program = sweep.path / place.subdir, _program(function, cfg)
-            job = _Job(place, directory, cfg, None, label, program, composed)
-            problem = _place_problem(job, sweep, jobs)
-            if problem:  # not looked into any more: what lies there is another job's
-                problems.append(f"job {number} ({label}): {problem}")
-                continue
-            _settle(job, sweep.path)
-            job.policy = _policy(cfg, options)
-        except ConfigError as error:
-            problems += [f"job {number} ({label}): {problem}" for problem in error.problems]
-            continue
-        except frozen.Contradiction as error:
-            problems.append(f"job {number} ({label}): {error}")
-            continue
-        finally:
-            HydraConfig.instance().cfg = outer
-        jobs.append(job)
-    if problems:
-        raise ConfigError(list(dict.fromkeys(problems)), "The sweep")
-    return jobs
-
-
-def _place_problem(job: _Job, sweep: SweepDir, jobs: list[_Job]) -> str | None:
-    """Why a job cannot lie where it would."""
-    if os.path.normpath(job.directory) == os.path.normpath(sweep.path):
-        return (
-            f"`hydra.sweep.subdir={job.place.subdir}` puts it into the sweep's own directory. Each"
-            " job needs one of its own, `${hydra.job.num}` for example."
-        )
-    subdir = job.place.subdir
-    of_this_batch = (one.place for one in jobs if sweep.is_same(one.place.subdir, subdir))
-    owner = sweep.owner(subdir) or next(of_this_batch, None)
-    if owner is None or owner.number == job.place.number:
-        return _stranger(job)
-    return (
-        f"would lie in {job.directory}, which is the directory of job {owner.number}"
-        f" ({' '.join(owner.overrides)}). Put what differs into `hydra.sweep.subdir`,"
-        " `${hydra.job.num}` for example."
-    )
-
-
-def _stranger(job: _Job) -> str | None:
-    """Why what lies in the job's directory is another job."""
-    before = plan.earlier(job.directory)
-    overrides = before.get("overrides", list(job.place.overrides))
-    if sorted(overrides) != sorted(job.place.overrides):
-        return (
-            f"would lie in {job.directory}, where a job with other overrides was started"
-            f" ({' '.join(overrides)}). Choose another `hydra.sweep.dir` or `hydra.sweep.subdir`."
-        )
-    if before.get("program", job.program) != job.program:
-        return (
-            f"{job.directory} holds a job of {before['program']}, and this is {job.program}. Choose"
-            " another `hydra.sweep.dir`."
-        )
-    return None
-
-
-def _task_part(cfg: DictConfig) -> DictConfig:
-    """The user's part of a config."""
-    with read_write(cfg):
-        return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-
-
-def _program(function: Callable[[Any], Any], cfg: DictConfig) -> str:
-    """What the overrides are overrides of: script, function, config."""
-    main = payload.main_module() or {}
-    script = main.get("module") or os.path.basename(main.get("path", ""))
-    module = getattr(function, "__module__", "")
-    name = getattr(function, "__qualname__", type(function).__name__)
-    where = script if module == "__main__" else module
-    return f"{where}:{name} with config {cfg.hydra.job.config_name}"
-
-
-def _subdir(cfg: DictConfig, number: int) -> str:
-    with read_write(cfg.hydra), open_dict(cfg):
-        cfg.hydra.job.num = number
-        cfg.hydra.job.id = str(number)
-    HydraConfig.instance().set_config(cfg)
-    return str(cfg.hydra.sweep.subdir)
-
-
-def _settle(job: _Job, sweep_path: Path) -> None:
-    """Put what is known only now into the job's config, as values: its number and its paths."""
-    cfg = job.config
-    with read_write(cfg), open_dict(cfg), read_write(cfg.hydra), open_dict(cfg.hydra):
-        cfg.hydra.job.num = job.place.number
-        cfg.hydra.job.id = str(job.place.number)
-        cfg.hydra.sweep.dir = str(sweep_path)
-        cfg.hydra.sweep.subdir = job.place.subdir
-        with read_write(cfg.hydra.runtime), open_dict(cfg.hydra.runtime):
-            cfg.hydra.runtime.output_dir = str(job.directory)
-    HydraConfig.instance().set_config(cfg)
-    if frozen.is_frozen(job.directory):
-        if plan.has_begun(job.directory):
-            frozen.restore(cfg, job.directory)
-        elif not plan.is_finished(job.directory):
-            frozen.forget(job.directory)  # nothing was trained yet: nothing to be true to
-            job_dir.forget_code(job.directory)
-    with read_write(cfg):
-        frozen.resolve_now(cfg, is_root=True)
-
-
-def _policy(cfg: DictConfig, options: resources.LocalOptions) -> Policy | None:
-    section = OmegaConf.select(cfg, "resilience")
-    if section is None:
-        return None
-    limit_key = f"hydra.launcher.timeout_min={options.timeout_min}"
-    return config.load(section, time_limit_s=options.time_limit_s, limit_key=limit_key)
-
-
-def _freeze(jobs: list[_Job], shared: payload.Shared, options: resources.LocalOptions) -> None:
+def _freeze(
+    jobs: list[ComposedJob], shared: payload.Shared, options: resources.LocalOptions
+) -> None:
     """Write down how each job is started, unless it is finished."""
     outer = HydraConfig.instance().cfg
     for job in jobs:
@@ -294,7 +135,7 @@ def _freeze(jobs: list[_Job], shared: payload.Shared, options: resources.LocalOp
             HydraConfig.instance().cfg = outer
 
 
-def _is_stale(job: _Job) -> bool:
+def _is_stale(job: ComposedJob) -> bool:
     """Whether a finished job runs again.
 
     One with a policy never does: its state is all it would come back to. One without, that knows
@@ -309,46 +150,3 @@ def _is_stale(job: _Job) -> bool:
         return False
     job_dir.forget_code(job.directory)
     return True
-
-
-# -- after the last has ended ------------------------------------------------------------------
-
-
-def _result(job: _Job, queued: QueuedJob) -> JobReturn:
-    """What the job's main returned or raised; a JobError where neither is known."""
-    result: JobReturn | None = None
-    if queued.state is State.finished or queued.reason == "failed":
-        result = _stored(job.directory)
-    if result is None:
-        result = JobReturn(status=JobStatus.COMPLETED)
-        if queued.state is not State.finished:
-            text = f"job {job.place.number} ({job.label}): {queued.because}"
-            text += plan.last_output(job.directory)
-            result.status = JobStatus.FAILED
-            result.return_value = JobError(text, queued.code)
-    result.overrides = list(OmegaConf.to_container(job.config.hydra.overrides.task, resolve=False))  # type: ignore[arg-type]
-    if result.cfg is None:
-        result.cfg = _task_part(job.config)
-        result.hydra_cfg = OmegaConf.masked_copy(job.config, ["hydra"])
-        result.working_dir = str(job.directory)
-        result.task_name = job.config.hydra.job.name
-    return result
-
-
-def _stored(directory: Path) -> JobReturn | None:
-    path = forge_dir(directory) / RESULT
-    # The job imported our `__main__` under this name, as multiprocessing does.
-    sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
-    try:
-        found, shown = pickle.loads(read_trusted(path))
-    except FileNotFoundError:
-        return None
-    except Exception as error:  # noqa: BLE001 - unpickling runs the user's classes
-        text = f"{path} cannot be read ({type(error).__name__}: {error})"
-        return JobReturn(
-            status=JobStatus.FAILED, _return_value=JobError(text, int(ExitCode.IO_ERROR))
-        )
-    assert isinstance(found, JobReturn)
-    if shown:
-        found._return_value.__cause__ = JobTraceback(shown)  # no pickle of an error keeps one
-    return found

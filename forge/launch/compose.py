@@ -1,0 +1,166 @@
+"""The jobs of a batch before any starts: their configs, their directories, what is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import filter_overrides
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from forge import config, frozen, job_dir
+from forge.config import Policy
+from forge.errors import ConfigError
+from forge.launch import payload, plan, resources
+from forge.launch.sweep import Place, SweepDir
+
+
+@dataclass
+class ComposedJob:
+    """One job of the batch, composed."""
+
+    place: Place
+    directory: Path
+    config: DictConfig
+    policy: Policy | None
+    label: str
+    """Its overrides, for people."""
+    program: str
+    composed: str
+    """sha256 of its config as it was composed."""
+
+
+def compose(
+    sweep: SweepDir,
+    function: Callable[[Any], Any],
+    context: Any,
+    sweep_config: DictConfig,
+    job_overrides: list[list[str]],
+    first_number: int,
+    options: resources.LocalOptions,
+) -> list[ComposedJob]:
+    """Every job's config and directory; all problems of all jobs at once."""
+    jobs: list[ComposedJob] = []
+    problems: list[str] = []
+    outer = HydraConfig.instance().cfg
+    known = [sweep.find(overrides) for overrides in job_overrides]
+    # What all of them have is not what anybody wants to see.
+    several = len(job_overrides) > 1
+    common = set.intersection(*map(set, job_overrides)) if several else set()
+    for index, (overrides, place) in enumerate(zip(job_overrides, known, strict=True)):
+        cfg = context.config_loader.load_sweep_config(sweep_config, list(overrides))
+        number = place.number if place else sweep.free_number(first_number + index)
+        shown = [one for one in filter_overrides(overrides) if one not in common]
+        label = " ".join(shown)
+        try:
+            place = place or Place(number, _subdir(cfg, number), tuple(sorted(overrides)))
+            text = OmegaConf.to_yaml(frozen.task_part(cfg))
+            composed = hashlib.sha256(text.encode()).hexdigest()
+            directory, program = sweep.path / place.subdir, _program(function, cfg)
+            job = ComposedJob(place, directory, cfg, None, label, program, composed)
+            problem = _place_problem(job, sweep, jobs)
+            if problem:  # not looked into any more: what lies there is another job's
+                problems.append(f"job {number} ({label}): {problem}")
+                continue
+            _settle(job, sweep.path)
+            job.policy = _policy(cfg, options)
+        except ConfigError as error:
+            problems += [f"job {number} ({label}): {problem}" for problem in error.problems]
+            continue
+        except frozen.Contradiction as error:
+            problems.append(f"job {number} ({label}): {error}")
+            continue
+        finally:
+            HydraConfig.instance().cfg = outer
+        jobs.append(job)
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)), "The sweep")
+    return jobs
+
+
+def _place_problem(job: ComposedJob, sweep: SweepDir, jobs: list[ComposedJob]) -> str | None:
+    """Why a job cannot lie where it would."""
+    if os.path.normpath(job.directory) == os.path.normpath(sweep.path):
+        return (
+            f"`hydra.sweep.subdir={job.place.subdir}` puts it into the sweep's own directory. Each"
+            " job needs one of its own, `${hydra.job.num}` for example."
+        )
+    subdir = job.place.subdir
+    of_this_batch = (one.place for one in jobs if sweep.is_same(one.place.subdir, subdir))
+    owner = sweep.owner(subdir) or next(of_this_batch, None)
+    if owner is None or owner.number == job.place.number:
+        return _stranger(job)
+    return (
+        f"would lie in {job.directory}, which is the directory of job {owner.number}"
+        f" ({' '.join(owner.overrides)}). Put what differs into `hydra.sweep.subdir`,"
+        " `${hydra.job.num}` for example."
+    )
+
+
+def _stranger(job: ComposedJob) -> str | None:
+    """Why what lies in the job's directory is another job."""
+    before = plan.earlier(job.directory)
+    overrides = before.get("overrides", list(job.place.overrides))
+    if sorted(overrides) != sorted(job.place.overrides):
+        return (
+            f"would lie in {job.directory}, where a job with other overrides was started"
+            f" ({' '.join(overrides)}). Choose another `hydra.sweep.dir` or `hydra.sweep.subdir`."
+        )
+    if before.get("program", job.program) != job.program:
+        return (
+            f"{job.directory} holds a job of {before['program']}, and this is {job.program}. Choose"
+            " another `hydra.sweep.dir`."
+        )
+    return None
+
+
+def _program(function: Callable[[Any], Any], cfg: DictConfig) -> str:
+    """What the overrides are overrides of: script, function, config."""
+    main = payload.main_module() or {}
+    script = main.get("module") or os.path.basename(main.get("path", ""))
+    module = getattr(function, "__module__", "")
+    name = getattr(function, "__qualname__", type(function).__name__)
+    where = script if module == "__main__" else module
+    return f"{where}:{name} with config {cfg.hydra.job.config_name}"
+
+
+def _subdir(cfg: DictConfig, number: int) -> str:
+    with read_write(cfg.hydra), open_dict(cfg):
+        cfg.hydra.job.num = number
+        cfg.hydra.job.id = str(number)
+    HydraConfig.instance().set_config(cfg)
+    return str(cfg.hydra.sweep.subdir)
+
+
+def _settle(job: ComposedJob, sweep_path: Path) -> None:
+    """Put what is known only now into the job's config, as values: its number and its paths."""
+    cfg = job.config
+    with read_write(cfg), open_dict(cfg), read_write(cfg.hydra), open_dict(cfg.hydra):
+        cfg.hydra.job.num = job.place.number
+        cfg.hydra.job.id = str(job.place.number)
+        cfg.hydra.sweep.dir = str(sweep_path)
+        cfg.hydra.sweep.subdir = job.place.subdir
+        with read_write(cfg.hydra.runtime), open_dict(cfg.hydra.runtime):
+            cfg.hydra.runtime.output_dir = str(job.directory)
+    HydraConfig.instance().set_config(cfg)
+    if frozen.is_frozen(job.directory):
+        if plan.has_begun(job.directory):
+            frozen.restore(cfg, job.directory)
+        elif not plan.is_finished(job.directory):
+            frozen.forget(job.directory)  # nothing was trained yet: nothing to be true to
+            job_dir.forget_code(job.directory)
+    with read_write(cfg):
+        frozen.resolve_now(cfg, is_root=True)
+
+
+def _policy(cfg: DictConfig, options: resources.LocalOptions) -> Policy | None:
+    section = OmegaConf.select(cfg, "resilience")
+    if section is None:
+        return None
+    limit_key = f"hydra.launcher.timeout_min={options.timeout_min}"
+    return config.load(section, time_limit_s=options.time_limit_s, limit_key=limit_key)

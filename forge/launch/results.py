@@ -1,0 +1,58 @@
+"""What a job's main returned or raised, brought back to Hydra's sweeper."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import OmegaConf
+
+from forge import frozen
+from forge.errors import ExitCode, JobError, JobTraceback
+from forge.job_files import RESULT, forge_dir, read_trusted
+from forge.launch import plan
+from forge.launch.compose import ComposedJob
+from forge.launch.queue import QueuedJob
+from forge.launch.view import State
+
+
+def result_of(job: ComposedJob, queued: QueuedJob) -> JobReturn:
+    """What the job's main returned or raised; a JobError where neither is known."""
+    result: JobReturn | None = None
+    if queued.state is State.finished or queued.reason == "failed":
+        result = _stored(job.directory)
+    if result is None:
+        result = JobReturn(status=JobStatus.COMPLETED)
+        if queued.state is not State.finished:
+            text = f"job {job.place.number} ({job.label}): {queued.because}"
+            text += plan.last_output(job.directory)
+            result.status = JobStatus.FAILED
+            result.return_value = JobError(text, queued.code)
+    result.overrides = list(OmegaConf.to_container(job.config.hydra.overrides.task, resolve=False))  # type: ignore[arg-type]
+    if result.cfg is None:
+        result.cfg = frozen.task_part(job.config)
+        result.hydra_cfg = OmegaConf.masked_copy(job.config, ["hydra"])
+        result.working_dir = str(job.directory)
+        result.task_name = job.config.hydra.job.name
+    return result
+
+
+def _stored(directory: Path) -> JobReturn | None:
+    path = forge_dir(directory) / RESULT
+    # The job imported our `__main__` under this name, as multiprocessing does.
+    sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
+    try:
+        found, shown = pickle.loads(read_trusted(path))
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # noqa: BLE001 - unpickling runs the user's classes
+        text = f"{path} cannot be read ({type(error).__name__}: {error})"
+        return JobReturn(
+            status=JobStatus.FAILED, _return_value=JobError(text, int(ExitCode.IO_ERROR))
+        )
+    assert isinstance(found, JobReturn)
+    if shown:
+        found._return_value.__cause__ = JobTraceback(shown)  # no pickle of an error keeps one
+    return found
