@@ -95,8 +95,8 @@ def main():
         callbacks(forge.on_stop)
     model = torch.nn.Linear(4, 1)
     if stage == "building":
-        arrive()
         try:
+            arrive()  # inside: the signal may come before the next line
             linger()
         finally:
             note("finally")
