@@ -48,7 +48,7 @@ LAUNCHERS = {
     "local": ["hydra/launcher=local", "hydra.launcher.progress=none"],
 }
 LAUNCHER_IMPORTS = "import hydra; import forge.launch.local"
-WRAPPER_IMPORTS = f"import sys; sys.path.append({str(ROOT)!r}); import forge.job"
+WRAPPER_IMPORTS = f"import sys; sys.path.append({str(ROOT)!r}); import forge.job_local"
 TASK_IMPORTS = "import forge.task, forge.launch.payload; from hydra.core.utils import run_job"
 TASK_READS = f"""{TASK_IMPORTS}
 import sys
@@ -203,7 +203,7 @@ def show_breakdown(pieces: dict[str, list[Cost]]) -> None:
 
     print(f"\n{'one job of hydra/launcher=local':62}{'wall ms':>9}{'CPU ms':>9}")
     row("its wrapper: interpreter without site", "interpreter, -S -E -s")
-    row("its wrapper: forge.job imported", "wrapper's imports", "interpreter, -S -E -s")
+    row("its wrapper: forge.job_local imported", "wrapper's imports", "interpreter, -S -E -s")
     row("its task: interpreter", "interpreter")
     row("its task: Hydra and forge.task imported", "task's imports", "interpreter")
     row("its task: script imported, config and function read", "task's reading", "task's imports")

@@ -137,7 +137,7 @@ class Sweep:
             state, parent, _, session = stat.rpartition(")")[2].split()[:4]
             if state in "ZX":
                 continue
-            if any("from forge.job import" in word for word in command):
+            if any("from forge.job_local import" in word for word in command):
                 kind = "wrapper" if session == str(pid) else "watch"
             elif any("from forge.task import" in word for word in command):
                 kind = "child" if "forge.task" in _command_of(parent) else "task"

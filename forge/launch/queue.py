@@ -23,7 +23,7 @@ from forge.launch.resources import Slots
 from forge.launch.view import JobView, State
 from forge.requeue import signal_name
 
-_START = f"import sys; sys.path.append({ROOT!r}); from forge.job import main;"
+_START = f"import sys; sys.path.append({ROOT!r}); from forge.job_local import main;"
 _START += " sys.exit(main(sys.argv[1:]))"
 _LOOK_S = 0.2
 """Between two looks at the jobs' files; a job that ends wakes us at once."""

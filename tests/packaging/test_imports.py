@@ -56,7 +56,7 @@ def test_only_the_layers_that_need_a_package_import_it(module):
 
 def test_the_training_process_knows_nothing_of_slurm_s_commands():
     """It is handed a way to requeue; only the job and the launcher talk to the controller."""
-    above = {"forge.slurm", "forge.launch", "forge.job", "forge.watch", "forge.task"}
+    above = {"forge.slurm", "forge.launch", "forge.job", "forge.job_local", "forge.watch", "forge.task"}
     for module, path in modules().items():
         if not f"{module}.".startswith((*(f"{one}." for one in above), "hydra_plugins.")):
             assert not imports(path) & (above | {"submitit"}), module
