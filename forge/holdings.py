@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,8 @@ class Holdings:
 
     def fail(self, error: str, step: int) -> None:
         """Record and tell that the user's code raised."""
+        with contextlib.suppress(RuntimeError):  # values on a device that has failed stay there
+            self.metrics.flush()
         self.ledger.write("error", reason=error, step=step)
         messages.say(
             f"{error} (in step {step}). To go on from the last checkpoint:\n  {self.command}",

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from forge import processes
+from forge import processes, time_limit
 from forge.errors import ExitCode
 from forge.job import TOKEN, Job
 from forge.job_files import STATE, WATCH, read_json
@@ -60,6 +60,7 @@ class LocalJob(Job):
         """Fork the watch, which starts the task."""
         parent = os.getpid()
         environment = self._environment()
+        environment |= time_limit.handed_on(self.plan["time_limit_s"], self.plan, environment)
         pid = processes.fork()
         if pid:
             return pid

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from forge import rng
+from forge.checkpoint import Store
 from forge.live_state import LiveState
+from forge.metrics import Metrics
 from forge.update import Updater
 
 _UNCHANGED_BY_EVALUATION = (
@@ -137,3 +139,18 @@ class HeldBatch:
 
     def _count(self) -> int:
         return sum(tensor._version for tensor in self._tensors)
+
+
+def replay_of(
+    batch: HeldBatch, marker: Marker, updater: Updater, metrics: Metrics
+) -> dict[str, Any] | None:
+    """What it takes to come back into the step that is under way; None where that is not exact."""
+    if not (marker.is_exact() and marker.begin_rng and batch.is_intact()):
+        return None
+    replay = {
+        "batch": batch.batch,
+        "begin_rng": marker.begin_rng,
+        "losses": updater.losses,
+        "logged": sorted(metrics.logged),
+    }
+    return replay if Store.is_savable(replay) else None

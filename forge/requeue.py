@@ -17,8 +17,10 @@ class Reason(Enum):
     """Why an attempt ended; the value is how people are told."""
 
     finished = "finished"
+    preempted = "preempted"
     time_limit = "time limit"
     requested = "asked to requeue"
+    signalled = "SIGTERM by hand"
     interrupted = "Ctrl+C"
     cancelled = "stopped"
     orphaned = "its launcher was gone"
@@ -76,6 +78,8 @@ class Outcome:
             return Reason.forced
         if self.code < 0:
             return Reason.crashed
+        if self.code == ExitCode.REQUEUE and self.verdict == Reason.time_limit.value:
+            return Reason.time_limit  # it saw the limit come by itself, before we did
         return _OF_CODE.get(self.code, Reason.failed)
 
     def __str__(self) -> str:
@@ -87,6 +91,8 @@ class Outcome:
         if self.asked is None and self.code < 0:
             return f"killed by {signal_name(-self.code)}"
         if self.asked is None and self.verdict and self.reason in _EXPLAINED:
+            return self.verdict
+        if self.asked is Reason.crashed and self.verdict:
             return self.verdict
         if self.reason is Reason.failed:
             return f"exit code {self.code}"
@@ -111,6 +117,8 @@ class Counts:
     failures: int = 0
     no_progress: int = 0
     """Attempts in a row that saved nothing new."""
+    excluded: int = 0
+    """Restarts on other nodes, since one was unhealthy."""
     by_rule: dict[str, int] = field(default_factory=dict)
     """Number of a rule -> restarts it has granted."""
     best_step: int = -1
@@ -127,11 +135,15 @@ class Decision:
 
 
 _BUDGETS = {
-    Reason.requested: ("preemptions", "max_preemptions"),
-    Reason.time_limit: ("timeouts", "max_timeouts"),
-    Reason.forced: ("failures", "max_failures"),
-    Reason.crashed: ("failures", "max_failures"),
+    Reason.preempted: ("preemptions", "requeue.max_preemptions"),
+    Reason.requested: ("preemptions", "requeue.max_preemptions"),
+    Reason.signalled: ("preemptions", "requeue.max_preemptions"),
+    Reason.time_limit: ("timeouts", "requeue.max_timeouts"),
+    Reason.forced: ("failures", "requeue.max_failures"),
+    Reason.crashed: ("failures", "requeue.max_failures"),
 }
+_ELSEWHERE = {Reason.unhealthy: ("excluded", "health.max_excluded_nodes")}
+"""Only where a job can be started on other nodes."""
 
 
 def decide(outcome: Outcome, counts: Counts, limits: dict[str, Any], saved_step: int) -> Decision:
@@ -140,7 +152,8 @@ def decide(outcome: Outcome, counts: Counts, limits: dict[str, Any], saved_step:
     Args:
         outcome: How the attempt ended.
         counts: The budgets used so far.
-        limits: The policy's `requeue` section as a plain dict.
+        limits: The policy's `requeue` section as a plain dict; on a cluster
+            `max_excluded_nodes` as well.
         saved_step: Steps done in the newest checkpoint; -1 without one.
     """
     what = str(outcome)
@@ -148,7 +161,8 @@ def decide(outcome: Outcome, counts: Counts, limits: dict[str, Any], saved_step:
     counts.best_step = max(counts.best_step, saved_step)
     if outcome.reason in (Reason.finished, Reason.interrupted, Reason.cancelled, Reason.orphaned):
         return Decision(False, what)
-    counter, budget = _BUDGETS.get(outcome.reason, ("", ""))
+    budgets = _BUDGETS | (_ELSEWHERE if "max_excluded_nodes" in limits else {})
+    counter, budget = budgets.get(outcome.reason, ("", ""))
     rule = None if counter else _rule_for(outcome.code, limits)
     if not counter and rule is None:
         return Decision(False, what)
@@ -169,9 +183,9 @@ def decide(outcome: Outcome, counts: Counts, limits: dict[str, Any], saved_step:
             return Decision(False, f"{what}; given up: `{key}={most}`")
         counts.by_rule[str(rule)] = used + 1
     else:
-        used, most = getattr(counts, counter), limits[budget]
+        used, most = getattr(counts, counter), limits[budget.partition(".")[2]]
         if most is not None and used >= most:
-            return Decision(False, f"{what}; given up: `resilience.requeue.{budget}={most}`")
+            return Decision(False, f"{what}; given up: `resilience.{budget}={most}`")
         setattr(counts, counter, used + 1)
     counts.restarts += 1
     return Decision(True, what)

@@ -14,6 +14,7 @@ from forge.config import CheckpointConfig
 from forge.errors import CheckpointError
 from forge.ledger import Ledger
 from forge.nan_policy import NanPolicy
+from forge.time_limit import RECENT_SAVES, Recent, first_save_s
 
 MAX_FAILURES = 5
 """Failed saves in a row after which the run ends: it would only train what it cannot keep."""
@@ -37,6 +38,18 @@ class Saver:
         self._failures = 0
         self._last_step: int | None = None
         self._last_time = time.monotonic()
+        self.costs = Recent(RECENT_SAVES)
+        """Seconds that saves took, from the begin of the snapshot to the commit."""
+
+    def expect(self, num_bytes: int) -> None:
+        """Before the first save: so many bytes of parameters are to be saved."""
+        self.costs = Recent(RECENT_SAVES, first_save_s(num_bytes))
+
+    @property
+    def cost_s(self) -> float:
+        """What a save takes that would be wanted now; it would wait for one that is under way."""
+        is_waited_for = self._thread is not None and self._thread.is_alive()
+        return self.costs.longest * (1 + is_waited_for)
 
     def begin(self, step: int | None) -> None:
         """Count intervals from `step`, which is saved; None: nothing is saved yet."""
@@ -138,6 +151,7 @@ class Saver:
         self._ledger.sync()
         path = self._store.commit(snapshot)
         self._failures = 0
+        self.costs.add(time.monotonic() - self._last_time)
         self._ledger.write(
             "save",
             step=snapshot.step,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 from forge import job_dir, messages, rng, startup, stopping
@@ -20,7 +20,8 @@ from forge.job_files import forge_dir
 from forge.live_state import LiveState
 from forge.nan_policy import NanPolicy, RateScale
 from forge.position import Position
-from forge.replay import HeldBatch, Marker
+from forge.replay import HeldBatch, Marker, replay_of
+from forge.time_limit import REASON, TimeLimit
 from forge.update import Updater
 
 _ACTION: Any = NanAction
@@ -77,6 +78,10 @@ class Session:
         except BaseException:
             self._release()
             raise
+        policy = self._policy
+        self._limit = TimeLimit(os.environ, policy.shutdown.timeout_s or policy.signal.lead_s)
+        num_bytes = sum(p.numel() * p.element_size() for _, p in self._live.parameters())
+        self._disk.saver.expect(num_bytes)
         self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]
         self._updater.after_update = self._marker.updated
 
@@ -210,6 +215,7 @@ class Session:
 
     def _boundary(self, position: Position | None) -> None:
         """Between two steps: roll back, halt, stop or save, whatever is due."""
+        self._limit.arrive()
         try:
             if self._nan.halt_reason is not None:
                 self._halt(self._nan.halt_reason)
@@ -227,6 +233,8 @@ class Session:
                 self._save("requested")
             elif self._disk.saver.is_due(self.step):
                 self._save("periodic")
+            if not self._limit.allows_step(self._disk.saver.cost_s):
+                self._stop()
         except (CheckpointError, DirectoryInUse) as error:
             self._leave(error.exit_code, str(error), "error", logging.ERROR)
 
@@ -245,33 +253,27 @@ class Session:
     def poll(self) -> bool:
         """See `Run.poll`."""
         self._marker.is_used = True
-        if not self._handler.should_shutdown():
-            return False
-        if not self._is_in_step:
-            return self._poll_between()
-        if self._nan.halt_reason is not None or self._nan.rollback_from is not None:
-            return True  # the boundary decides what becomes of this state
-        if self._updater.is_repeating:
-            self._stop(should_save=False)  # the checkpoint we came from is this very state
-        if not (self._marker.is_exact() and self._marker.begin_rng and self._batch.is_intact()):
-            return True
-        replay = {
-            "batch": self._batch.batch,
-            "begin_rng": self._marker.begin_rng,
-            "losses": self._updater.losses,
-            "logged": sorted(self.metrics.logged),
-        }
-        if not Store.is_savable(replay):
-            return True
-        self._stop(replay, is_marked=True)
+        is_wanted = self._handler.should_shutdown() or self._limit.is_near(self._disk.saver.cost_s)
+        if is_wanted or self._limit.is_probe_due():
+            stop = self._way_out()
+            if stop is not None:
+                self._limit.arrive()
+                if is_wanted:
+                    stop()
+        return is_wanted
 
-    def _poll_between(self) -> bool:
-        """A stop before, between or after the loops."""
-        if not self._has_begun:
-            self._stop(should_save=False)  # nothing was trained: what is on disk is all there is
-        if not self._marker.is_exact():
-            return True
-        self._stop(is_marked=True)
+    def _way_out(self) -> Callable[[], NoReturn] | None:
+        """How to stop at this very moment; None where the job could not go on exactly here."""
+        if not self._has_begun:  # nothing was trained: what is on disk is all there is
+            return partial(self._stop, should_save=False)
+        if not self._is_in_step:  # between or after the loops
+            return partial(self._stop, is_marked=True) if self._marker.is_exact() else None
+        if self._nan.halt_reason is not None or self._nan.rollback_from is not None:
+            return None  # the boundary decides what becomes of this state
+        if self._updater.is_repeating:  # the checkpoint we came from is this very state
+            return partial(self._stop, should_save=False)
+        replay = replay_of(self._batch, self._marker, self._updater, self.metrics)
+        return None if replay is None else partial(self._stop, replay, is_marked=True)
 
     def _stop(
         self,
@@ -279,10 +281,12 @@ class Session:
         should_save: bool = True,
         is_marked: bool = False,
     ) -> NoReturn:
-        """Save and leave, as the signal that was received asks."""
+        """Save and leave, as the signal that was received asks, or for the time limit."""
         received = self._handler.signal_received
-        assert received is not None
-        name, code = received.name, self._handler.exit_code
+        name, code = REASON, int(ExitCode.REQUEUE)
+        if received is not None:
+            name, code = received.name, self._handler.exit_code
+        self._handler.begin_deadline()
         self.metrics.flush()
         if should_save:
             try:
@@ -291,6 +295,8 @@ class Session:
                 )
             except (CheckpointError, DirectoryInUse) as error:
                 self._leave(error.exit_code, f"{name}, but {error}", "error", logging.ERROR)
+        if received is None:
+            self._leave(code, name, "stop", left_s=round(self._limit.left_s, 1))
         self._leave(code, f"stopped by {name}", "stop", signal=name)
 
     def _halt(self, reason: str) -> NoReturn:
@@ -358,7 +364,7 @@ class Session:
             elif error is None:
                 self._finish()
             elif not isinstance(error, Exit):
-                self._fail(error)
+                self._disk.fail(f"{type(error).__name__}: {error}", self.step)
                 if isinstance(error, Exception) and self._handler.should_shutdown():
                     step = self._calls.take_break_back()
                     if step is not None:  # an error that leaves a loop closes it as a break does
@@ -378,11 +384,6 @@ class Session:
         with startup.exits():
             self._disk.saver.save_final(self.step, self._state, True, "finished")
         self._disk.finish(self.step)
-
-    def _fail(self, error: BaseException) -> None:
-        with contextlib.suppress(RuntimeError):  # values on a device that has failed stay there
-            self.metrics.flush()
-        self._disk.fail(f"{type(error).__name__}: {error}", self.step)
 
     def _release(self) -> None:
         self._calls.close()

@@ -157,6 +157,13 @@ class ShutdownHandler:
         """Stopping is done: cancel the forced exit and restore the previous handlers."""
         self.unregister()
 
+    def begin_deadline(self) -> None:
+        """Count the seconds to the forced exit from now on, as from a stopping signal."""
+        if self.timeout_sec > 0 and self.deadline is None:
+            self.deadline = time.monotonic() + self.timeout_sec
+            if self._originals:
+                self._wake()
+
     def cancel_forced_exit(self) -> None:
         """What had to be saved is saved: the deadline no longer ends the process."""
         self.deadline = None
@@ -286,8 +293,7 @@ class ShutdownHandler:
         # The first signal decides, but for Ctrl+C: a person at the keyboard wants no requeue.
         if self._decisive is None or received is signal.SIGINT:
             self._decisive = received
-        if self.timeout_sec > 0 and self.deadline is None:
-            self.deadline = time.monotonic() + self.timeout_sec
+        self.begin_deadline()
 
     def _force_exit(self) -> None:
         """End the process now; no lock, no disk and no pipe may hold this up for long."""

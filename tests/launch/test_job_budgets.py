@@ -40,6 +40,35 @@ def test_the_time_limit_is_announced_and_costs_no_step(make, undisturbed):
     assert {e["reason"] for e in events(job, "end")} == {"time_limit", "finished"}
 
 
+def test_a_job_that_swallows_the_signal_of_the_limit_stops_by_itself(make, undisturbed):
+    """A library takes SIGUSR2 for itself: the limit still costs no step."""
+    app = make(
+        """
+        if RESTARTS == 0:
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+            time.sleep(0.4)
+        """
+    )
+    app.finish(
+        "lr=0.1",
+        "step_s=0",
+        "hydra.launcher.timeout_min=0.25",
+        "resilience.signal.lead_s=3",
+        "resilience.shutdown.timeout_s=2",
+    )
+    job = app.job(0)
+    assert_same_job(job, undisturbed["0.1"])
+    assert [e["reason"] for e in events(job, "end")] == ["time_limit", "finished"]
+    assert events(job, "limit near")
+    assert not events(job, "limit")
+    assert job.state["counts"]["timeouts"] == 1
+    first, second = ledger.read(job.directory).attempts
+    (stop,) = [e for e in first.events if e["kind"] == "stop"]
+    assert stop["reason"] == "time limit"
+    (start,) = [e for e in second.events if e["kind"] == "start"]
+    assert start["previous_step"] == start["step"] == stop["step"]
+
+
 def test_at_the_limit_a_task_that_does_not_leave_is_killed(make, undisturbed):
     """It swallows every signal: the limit holds all the same, and the last save is gone on with."""
     app = make(

@@ -1,0 +1,420 @@
+"""The run looks at the clock by itself: what fits, when it stops, and what that leaves behind.
+
+No test sleeps: the clock is injected, in true runs as well.
+"""
+
+import json
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+from harness import assert_same_bits
+
+from forge import ledger, time_limit
+from forge.checkpoint.store import step_dirs
+from forge.saver import Saver
+from forge.time_limit import PROBE_S, RECENT_STEPS, Recent, TimeLimit
+
+NOON = 1_800_000_000.0
+PLAN = {"actions": {"USR2": "requeue"}, "signal": "USR2", "lead_s": 120.0, "timeout_s": 90.0}
+
+
+class Clock:
+    """Monotonic and wall clock of a process, moved by hand."""
+
+    def __init__(self):
+        self.monotonic_s, self.unix_s = 500.0, NOON
+
+    def pass_s(self, seconds):
+        self.monotonic_s += seconds
+        self.unix_s += seconds
+
+    def limit(self, left_s=100.0, stop_s=40.0, **environment):
+        environment = environment or {"FORGE_END_TIME": str(self.unix_s + left_s)}
+        return TimeLimit(environment, stop_s, lambda: self.monotonic_s, lambda: self.unix_s)
+
+    def step(self, limit, seconds, save_s=2.0):
+        """One step, after a boundary; whether another may follow."""
+        self.pass_s(seconds)
+        limit.arrive()
+        return limit.allows_step(save_s)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What people are warned of."""
+    found = []
+    monkeypatch.setattr(time_limit.messages, "warn", found.append)
+    return found
+
+
+# -- when it ends ------------------------------------------------------------------------------
+
+
+def test_without_an_end_time_there_is_no_limit(clock):
+    """Most jobs of one machine have none."""
+    limit = clock.limit(OTHER="1")
+    assert clock.step(limit, 0)
+    assert clock.step(limit, 1e9, save_s=1e9)
+    assert not limit.is_probe_due()
+
+
+@pytest.mark.parametrize(
+    ("environment", "left_s", "warnings"),
+    [
+        ({"FORGE_END_TIME": f"{NOON + 60.5}", "SLURM_JOB_END_TIME": f"{NOON + 9:.0f}"}, 60.5, 0),
+        ({"SLURM_JOB_END_TIME": f"{NOON + 9:.0f}"}, 9, 0),
+        ({"FORGE_END_TIME": "", "SLURM_JOB_END_TIME": f"{NOON + 9:.0f}"}, 9, 0),
+        ({"FORGE_END_TIME": "12:30", "SLURM_JOB_END_TIME": f"{NOON + 9:.0f}"}, 9, 1),
+        ({"FORGE_END_TIME": "tomorrow"}, float("inf"), 1),
+        ({"FORGE_END_TIME": "nan"}, float("inf"), 1),
+        ({"FORGE_END_TIME": "inf"}, float("inf"), 1),
+        ({"SLURM_JOB_END_TIME": "0"}, float("inf"), 1),
+        ({"SLURM_JOB_END_TIME": f"{NOON - 3600:.0f}"}, float("inf"), 1),
+        ({"FORGE_END_TIME": f"{NOON - 1}"}, float("inf"), 1),
+    ],
+)
+def test_the_end_is_the_wrapper_s_or_slurm_s_and_nonsense_is_named(
+    environment, left_s, warnings, clock, told
+):
+    """An end in the past is somebody else's: heeded, it would stop the job after every step."""
+    assert clock.limit(**environment).left_s == left_s
+    assert len(told) == warnings
+
+
+def test_a_clock_that_is_set_changes_nothing(clock):
+    """NTP corrects a node by an hour: no job stops for it, and none is late."""
+    limit = clock.limit(100)
+    assert clock.step(limit, 0)
+    clock.unix_s += 3600
+    assert clock.step(limit, 5)
+    clock.unix_s -= 7200
+    assert clock.step(limit, 5)
+    assert limit.left_s == 90
+    assert not clock.step(limit, 75)
+
+
+# -- what fits ---------------------------------------------------------------------------------
+
+
+def test_it_stops_where_the_longest_recent_step_a_save_and_the_margin_do_not_fit(clock):
+    """And not one step earlier: a signal that does come has the first word."""
+    limit = clock.limit(100)  # the margin is 10 s
+    assert clock.step(limit, 0)
+    assert clock.step(limit, 5, save_s=2)
+    while clock.step(limit, 3, save_s=2):
+        assert limit.left_s > 5 + 2 + 10
+    assert limit.left_s == 5 + 2 + 10
+
+
+@pytest.mark.parametrize(("stop_s", "margin_s"), [(90, 10), (4, 1), (0.1, 0.5)])
+def test_the_margin_follows_the_time_that_the_policy_gives_to_a_stop(stop_s, margin_s, clock):
+    """With a lead of seconds, a margin of ten would always come before the signal."""
+    limit = clock.limit(100, stop_s)
+    clock.pass_s(100 - margin_s - 2 - 0.01)
+    assert not limit.is_near(2)
+    clock.pass_s(0.02)
+    assert limit.is_near(2)
+
+
+def test_the_first_step_is_always_done(clock):
+    """Else a limit shorter than a step would be a job that starts for ever and does nothing."""
+    limit = clock.limit(1)
+    assert clock.step(limit, 0, save_s=60)
+    assert not clock.step(limit, 30, save_s=60)
+
+
+def test_a_step_that_was_long_once_is_forgotten(clock):
+    """The first one compiles; a suspended process seems to have taken an hour for one."""
+    limit = clock.limit(10_000)
+    assert clock.step(limit, 0)
+    assert clock.step(limit, 3600)
+    for _ in range(2 * RECENT_STEPS):
+        assert clock.step(limit, 1)
+    clock.pass_s(5000)
+    limit.allows_step(0)
+    assert clock.step(limit, 1)  # 3600 s would not fit any more
+
+
+def test_a_process_that_was_suspended_beyond_its_end_stops_at_once(clock):
+    """It may be killed any moment; what it can still save it saves."""
+    limit = clock.limit(1000)
+    assert clock.step(limit, 0)
+    assert not clock.step(limit, 2000)
+
+
+def test_a_save_within_a_boundary_is_no_part_of_the_step(clock):
+    """It would count twice: a minute early for every minute that a save takes."""
+    limit = clock.limit(100)
+    assert clock.step(limit, 0)
+    limit.arrive()
+    clock.pass_s(30)  # the periodic save
+    assert limit.allows_step(30)
+    assert clock.step(limit, 1, save_s=30)
+    assert clock.step(limit, 20, save_s=18)
+    assert not clock.step(limit, 1, save_s=18)
+
+
+def test_polls_that_could_stop_make_the_way_short_and_others_do_not(clock):
+    """An evaluation of an hour that polls needs no hour at the end; one that cannot stop does."""
+    for is_exact, left_s in ((True, 15), (False, 3601 + 13)):
+        limit = clock.limit(10_000)
+        assert clock.step(limit, 0)
+        for _ in range(1800):
+            clock.pass_s(2)
+            assert limit.is_probe_due()
+            if is_exact:
+                limit.arrive()
+            assert not limit.is_probe_due()
+        assert clock.step(limit, 1)
+        clock.pass_s(limit.left_s - left_s)
+        assert not limit.is_near(2)
+        clock.pass_s(2)
+        assert limit.is_near(2)
+
+
+def test_probes_are_rare(clock):
+    """Each looks at every tensor."""
+    limit = clock.limit(10_000)
+    probes = 0
+    for _ in range(1000):
+        clock.pass_s(0.01)
+        probes += limit.is_probe_due()
+    assert probes in (9, 10)
+    assert PROBE_S == 1
+
+
+def test_once_near_it_stays_near(clock):
+    """A poll that asked the loop to come to the step's end has to be followed by the stop there."""
+    limit = clock.limit(100)
+    assert clock.step(limit, 0)
+    assert limit.is_near(save_s=90)
+    assert limit.is_near(save_s=0)
+    assert not clock.step(limit, 1, save_s=0)
+
+
+def test_recent_is_an_estimate_until_something_was_measured():
+    """Between the last `num` and twice as many."""
+    recent = Recent(2, at_first=60.0)
+    assert recent.longest == 60
+    recent.add(5)
+    assert recent.longest == 5
+    for seconds, longest in ((1, 5), (2, 5), (3, 5), (1, 3), (1, 3), (1, 1)):
+        recent.add(seconds)
+        assert recent.longest == longest
+
+
+def test_a_look_costs_next_to_nothing():
+    """It stands in every step. About 1 µs; the bound is for a machine that is busy besides."""
+    limit = TimeLimit({"FORGE_END_TIME": str(time.time() + 1e6)}, 90)
+    best = min(_seconds_per_boundary(limit) for _ in range(5))
+    assert best < 10e-6
+
+
+def _seconds_per_boundary(limit, times=2000):
+    began = time.perf_counter()
+    for _ in range(times):
+        limit.arrive()
+        limit.allows_step(1.0)
+    return (time.perf_counter() - began) / times
+
+
+def test_a_save_beside_training_has_to_be_waited_for_first(tmp_path):
+    """Both have to fit: the one that is under way, and that of the stop."""
+    saver = Saver(None, None, None, None)
+    saver.expect(200_000_000)
+    assert saver.cost_s == 4.0  # 1 s, and the weights with two moments at 200 MB/s
+    saver.costs.add(1.5)
+    assert saver.cost_s == 1.5
+
+    class Alive:
+        def is_alive(self):
+            return True
+
+    saver._thread = Alive()
+    assert saver.cost_s == 3.0
+
+
+# -- what a wrapper hands on -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("plan", "environment", "left_s"),
+    [
+        # Who swallows the signal is taken for hanging: the watch kills it 90 s after.
+        ({}, {}, 3600 - 30),
+        ({"timeout_s": 0}, {}, 3600),
+        ({"actions": {"USR2": "save"}}, {}, 3600),
+        ({"actions": {}, "lead_s": 0.0}, {}, 3600),
+        ({}, {"SLURM_JOB_END_TIME": "100"}, 100),
+        ({}, {"FORGE_END_TIME": "100", "SLURM_JOB_END_TIME": "7"}, 100),
+        ({}, {"FORGE_END_TIME": "5000"}, 3600 - 30),
+    ],
+)
+def test_a_wrapper_hands_on_when_it_or_an_outer_job_kills(plan, environment, left_s, monkeypatch):
+    """A sweep inside a Slurm job ends with that."""
+    monkeypatch.setattr(time_limit.time, "time", lambda: NOON)
+    environment = {name: str(NOON + float(value)) for name, value in environment.items()}
+    found = time_limit.handed_on(3600, PLAN | plan, environment)
+    assert float(found["FORGE_END_TIME"]) == NOON + left_s
+
+
+def test_a_wrapper_without_a_limit_hands_nothing_on():
+    """What it has from outside is handed on anyway."""
+    assert time_limit.handed_on(None, PLAN, {"FORGE_END_TIME": "5"}) == {}
+
+
+# -- true runs ---------------------------------------------------------------------------------
+
+# One process imports torch; each attempt is a child that it forks. A step takes 10 s of the
+# injected clock, a poll of an evaluation 5 s.
+PLAY = """
+import functools, json, multiprocessing, os, sys, time
+from pathlib import Path
+import torch
+import forge, forge.session
+from forge.time_limit import TimeLimit
+
+torch.set_num_threads(1)
+warm = torch.ones(2, requires_grad=True)
+warm.grad = torch.ones(2)
+torch.optim.SGD([warm], lr=0.1, momentum=0.9).step()  # imports what every child would import
+now = 0.0
+
+def attempt(directory, left_s, spec):
+    os.environ["FORGE_END_TIME"] = str(1_800_000_000 + left_s)
+    forge.session.TimeLimit = functools.partial(
+        TimeLimit, clock=lambda: now, wall=lambda: 1_800_000_000.0
+    )
+    torch.manual_seed(1)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    policy = {"checkpoint": {"dir": str(directory)}, "enabled": spec.get("enabled", True)}
+    with forge.Run(policy, model=model, optimizer=optimizer) as run:
+        run.on_stop(lambda: (directory / "callback").touch())
+        for step in run.steps(12):
+            train(run, model, optimizer, step, spec)
+    torch.save(model.state_dict(), directory / "weights.pt")
+
+def train(run, model, optimizer, step, spec):
+    global now
+    loss = model(torch.randn(4, 3)).square().mean()
+    loss.backward()
+    run.update(loss, optimizer)
+    run.log(loss=loss)
+    now += 10
+    if "evaluates_at" in spec:
+        run.poll()  # from the first poll on, every step is marked
+    if step == spec.get("evaluates_at"):
+        for _ in range(100):
+            now += 5
+            if spec.get("spoils"):
+                torch.nn.init.zeros_(model.bias)
+            with torch.no_grad():
+                model(torch.randn(4, 3))
+            if run.poll():
+                break
+
+directory, attempts = Path(sys.argv[1]), json.loads(sys.argv[2])
+codes = {}
+for name, spec, lefts in attempts:
+    (directory / name).mkdir()
+    codes[name] = []
+    for left_s in lefts:
+        child = multiprocessing.get_context("fork").Process(
+            target=attempt, args=(directory / name, left_s, spec)
+        )
+        child.start()
+        child.join()
+        codes[name].append(child.exitcode)
+print(json.dumps(codes))
+"""
+ENOUGH = 1e6
+ATTEMPTS = [
+    ("undisturbed", {}, [ENOUGH]),
+    ("boundary", {}, [55, ENOUGH]),
+    ("one step at a time", {}, [1, 1, ENOUGH]),
+    ("disabled", {"enabled": False}, [1]),
+    ("evaluation", {"evaluates_at": 5}, [ENOUGH]),
+    ("stopped evaluation", {"evaluates_at": 5}, [200, ENOUGH]),
+    ("spoilt", {"evaluates_at": 5, "spoils": True}, [200]),
+]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """(directory, exit codes) of every attempt above."""
+    directory = tmp_path_factory.mktemp("time_limit")
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PLAY), directory, json.dumps(ATTEMPTS)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    return directory, json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def stops(directory):
+    attempts = ledger.read(directory).attempts
+    return [e for attempt in attempts for e in attempt.events if e["kind"] == "stop"]
+
+
+def assert_same(one, other):
+    assert_same_bits(*(torch.load(d / "weights.pt", weights_only=True) for d in (one, other)))
+    assert ledger.read(one).metrics == ledger.read(other).metrics
+
+
+def test_a_run_stops_at_the_last_boundary_in_time_and_goes_on_with_the_same_bits(played):
+    """As by the signal: saved, callbacks called, 75."""
+    directory, codes, said = played
+    assert codes["boundary"] == [75, 0]
+    # 10 s of margin, 10 s for a step, and 1 s that a first save of so little is taken to last.
+    (stop,) = stops(directory / "boundary")
+    assert (stop["reason"], stop["code"], stop["step"]) == ("time limit", 75, 4)
+    assert stop["left_s"] == 15
+    assert (directory / "boundary" / "callback").exists()
+    assert "time limit at step 4, exit code 75" in said
+    assert_same(directory / "boundary", directory / "undisturbed")
+
+
+def test_a_limit_shorter_than_a_step_still_comes_forward(played):
+    """By a step in each attempt; whether that is worth it the budgets decide."""
+    directory, codes, _ = played
+    assert codes["one step at a time"] == [75, 75, 0]
+    assert [e["step"] for e in stops(directory / "one step at a time")] == [1, 2]
+    assert_same(directory / "one step at a time", directory / "undisturbed")
+
+
+def test_a_disabled_policy_looks_at_no_clock(played):
+    """A plain loop is a plain loop."""
+    directory, codes, _ = played
+    assert codes["disabled"] == [0]
+    assert not (directory / "disabled" / ".forge").exists()
+
+
+def test_an_evaluation_is_left_where_it_polls(played):
+    """It may be longer than what is left; step 5 is not lost."""
+    directory, codes, _ = played
+    assert codes["stopped evaluation"] == [75, 0]
+    (stop,) = stops(directory / "stopped evaluation")
+    assert stop["step"] == 5
+    assert stop["left_s"] <= 25
+    assert_same(directory / "stopped evaluation", directory / "evaluation")
+
+
+def test_an_evaluation_that_cannot_be_left_is_asked_to_end_and_the_boundary_stops(played):
+    """What it did to the model cannot be repeated, so the step has to be finished."""
+    directory, codes, _ = played
+    assert codes["spoilt"] == [75]
+    (stop,) = stops(directory / "spoilt")
+    assert (stop["reason"], stop["step"]) == ("time limit", 6)
+    assert step_dirs(directory / "spoilt")[0].name == "step_6"
