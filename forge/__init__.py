@@ -20,6 +20,7 @@ _HOME_OF = {
     "ExitCode": "forge.errors",
     "ForgeError": "forge.errors",
     "StateMismatch": "forge.errors",
+    "Checkpointable": "forge.checkpointable",
     "Policy": "forge.config",
     "Run": "forge.run",
     "on_stop": "forge.stopping",
@@ -29,6 +30,7 @@ _MODULES = ("checkpoint", "config", "data", "errors", "ledger", "resilience")
 
 __all__ = [
     "CheckpointError",
+    "Checkpointable",
     "ConfigError",
     "DamagedCheckpoint",
     "DirectoryInUse",
@@ -51,6 +53,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from forge import checkpoint, config, data, errors, ledger, resilience
+    from forge.checkpointable import Checkpointable
     from forge.config import Policy
     from forge.errors import (
         CheckpointError,

@@ -5,7 +5,8 @@
     <job dir>/.forge/code.json       sha256 of each source file the job had imported
     <job dir>/.forge/resume.sh       its last line goes on with the job
 
-Under Hydra the job's directory is Hydra's output directory, else the checkpoint directory.
+Under Hydra the job's directory is Hydra's output directory, else the checkpoint directory, unless
+whoever started this process has placed it elsewhere.
 """
 
 from __future__ import annotations
@@ -32,8 +33,18 @@ def hydra_config() -> Any | None:
     return HydraConfig.get() if HydraConfig.initialized() else None
 
 
+_placed: list[tuple[Path, str]] = []
+
+
+def place(directory: Path, command: str) -> None:
+    """From now on this process's job lies in `directory`, and goes on by `command`."""
+    _placed[:] = [(directory.absolute(), command)]
+
+
 def current(checkpoint_dir: str) -> tuple[Path, Path]:
     """(job directory, checkpoint directory) of this process; both absolute."""
+    for directory, _ in _placed:
+        return directory, directory / checkpoint_dir
     hydra = hydra_config()
     output_dir = hydra.runtime.output_dir if hydra is not None else None
     if output_dir is None:
@@ -47,6 +58,8 @@ def current(checkpoint_dir: str) -> tuple[Path, Path]:
 
 def resume_command(job_dir: Path) -> str:
     """One shell line that goes on with this job, from any directory."""
+    for _, command in _placed:
+        return command
     hydra = hydra_config()
     program, arguments = _command_line()
     where = Path.cwd()

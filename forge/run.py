@@ -22,6 +22,7 @@ import torch
 from forge import startup, stopping
 from forge.config import Policy
 from forge.errors import Exit, ForgeError
+from forge.late import LateSession
 from forge.live_state import LiveState
 from forge.nan_policy import NanPolicy
 from forge.position import Position
@@ -71,7 +72,7 @@ class Run:
     def __enter__(self) -> Run:
         self._is_inside = True
         if self.policy.enabled:
-            self._session = Session(self.policy, self._live, self._nan, self._updater)
+            self._session = LateSession(self.policy, self._live, self._nan, self._updater)
             self._session.open()
         return self
 

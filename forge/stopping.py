@@ -37,6 +37,7 @@ class _State:
         self.callbacks: list[tuple[Callable[[], object], float]] = []
         self.handler: ShutdownHandler | None = None
         self.is_leaving = False
+        self.leave_s = LEAVE_S
         self.on_unsaved_stop: Callable[[str, int], None] | None = None
         """Told (signal, exit code) when a stop found nothing to save."""
 
@@ -92,6 +93,11 @@ def uninstall() -> None:
         atexit.unregister(_last_breath)
 
 
+def allow(leave_s: float) -> None:
+    """Give the main thread so many seconds after a stop: it has to ask somebody, perhaps."""
+    _state.leave_s = leave_s
+
+
 def on_unsaved_stop(tell: Callable[[str, int], None]) -> None:
     """Call `tell(signal, exit code)` where a stop finds nothing to save."""
     _state.on_unsaved_stop = tell
@@ -123,7 +129,7 @@ def _finish_outside(name: str, code: int) -> None:
     A thread of its own, not a daemon: the interpreter waits for it, and it can end the executors
     that the interpreter waits for as well.
     """
-    threading.main_thread().join(timeout=LEAVE_S / 2)
+    threading.main_thread().join(timeout=_state.leave_s / 2)
     if _state.on_unsaved_stop is not None:
         _state.on_unsaved_stop(name, code)
     clean_up()
@@ -175,7 +181,7 @@ def _run_bounded(callback: Callable[[], object], timeout_s: float) -> None:
 
 def _start_guard(code: int) -> None:
     def end() -> None:
-        time.sleep(LEAVE_S)  # the event waited for is the end of this process
+        time.sleep(_state.leave_s)  # the event waited for is the end of this process
         processes.kill_descendants()
         os._exit(code)
 
