@@ -11,7 +11,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-JOBS ?= auto
+# Many tests wait for processes: two for each core keep it busy. A test process takes 0.3 GB.
+JOBS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 
 IN_VENV := $(VENV)/bin/python
 PYTEST := $(IN_VENV) -m pytest
@@ -30,7 +31,7 @@ demo: $(VENV)/.demo-installed
 	$(IN_VENV) examples/demo.py
 
 test: $(VENV)/.dev-installed $(VENV)/.hydras-installed
-	$(PYTEST) -n $(JOBS) --maxprocesses 8 --dist worksteal
+	$(PYTEST) -n $(JOBS) --maxprocesses 8 --dist loadscope
 
 check: $(VENV)/.dev-installed
 	$(IN_VENV) -m ruff format --check .
@@ -42,7 +43,7 @@ check: $(VENV)/.dev-installed
 coverage: $(VENV)/.dev-installed $(VENV)/.hydras-installed
 	rm -rf .coverage-data && mkdir .coverage-data
 	COVERAGE_FILE='$(CURDIR)/.coverage-data/data' $(IN_VENV) -m coverage run -m pytest \
-	  -n $(JOBS) --maxprocesses 8 --dist worksteal --timeout 900
+	  -n $(JOBS) --maxprocesses 8 --dist loadscope --timeout 900
 	COVERAGE_FILE='$(CURDIR)/.coverage-data/data' $(IN_VENV) -m coverage combine --quiet
 	COVERAGE_FILE='$(CURDIR)/.coverage-data/data' $(IN_VENV) -m coverage report --show-missing
 

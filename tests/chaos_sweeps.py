@@ -303,6 +303,11 @@ def run_references(root: Path) -> dict[frozenset[str], Path]:
     choices = [f"{name}={','.join(values)}" for name, values in POOL.items()]
     command = [sys.executable, str(SCRIPT), "-m", f"hydra.sweep.dir={root}", "step_s=0", *choices]
     subprocess.run(command, cwd=JOBS, check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE_S)
+    return found_references(root)
+
+
+def found_references(root: Path) -> dict[frozenset[str], Path]:
+    """What `run_references` left in `root`."""
     found = {}
     for path in root.glob("*/.hydra/overrides.yaml"):
         overrides = [line.removeprefix("- ") for line in path.read_text().splitlines()]

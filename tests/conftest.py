@@ -1,11 +1,56 @@
-"""What all tests share: one thread each, and no signal handler left behind."""
+"""What all tests share: one thread each, no signal handler left behind, quick starts, one cluster.
 
+Long tests come first.
+"""
+
+import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+QUICK = str(Path(__file__).with_name("quick"))
+if QUICK not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+    given = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    os.environ["PYTHONPATH"] = os.pathsep.join([QUICK, *given])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """`--dist loadscope`: a file with Slurm's tests has one process and one cluster.
+
+    All other tests go one by one to whichever process is free. Marks `xdist_group` would say it,
+    but the groups of pytest-xdist 3.8 are lost with pytest 9.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.partition("::")[0]
+            return file if "slurm" in file else nodeid
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """What waits for Slurm, what is slow, sweeps, the rest: the last ones to end are short."""
+
+    def place(item):
+        folder = item.path.parent.name
+        is_slow = item.get_closest_marker("slow") is not None
+        return "slurm" not in item.nodeid.partition("::")[0], not is_slow, folder != "launch"
+
+    items.sort(key=place)
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory):
+    """A folder that all test processes of this run see."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.fixture(autouse=True)
@@ -15,3 +60,18 @@ def _handlers_are_restored():
     before = [signal.getsignal(number) for number in numbers]
     yield
     assert [signal.getsignal(number) for number in numbers] == before
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory):
+    """A true Slurm with two nodes, for all tests of this process; skipped where there is none."""
+    from slurm.cluster import Cluster, missing
+
+    problem = missing()
+    if problem and os.environ.get("FORGE_REQUIRE_SLURM"):
+        pytest.fail(problem)
+    if problem:
+        pytest.skip(problem)
+    running = Cluster(tmp_path_factory.mktemp("slurm") / "run")
+    yield running
+    running.stop()

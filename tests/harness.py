@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -21,6 +23,17 @@ PATIENCE_S = 120
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a script: every process we start would ignore Ctrl+C too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
+    """Let the first of several test processes make something in `folder`; the others wait."""
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        if not Path(f"{folder}.made").exists():
+            folder.mkdir()
+            make(folder)
+            Path(f"{folder}.made").touch()
+    return folder
 
 
 def full_pipe() -> tuple[int, int]:

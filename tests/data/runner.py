@@ -4,6 +4,7 @@ Reads JSON lines {"script": …, "directory": …, "spec": …} and answers with
 code (negative for a signal).
 """
 
+import gc
 import json
 import os
 import signal
@@ -32,6 +33,7 @@ def serve():
     torch.set_num_threads(1)
     # The first optimizer of a process makes torch import a thousand modules.
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
+    gc.freeze()  # else each job, at its end, looks at all of torch's objects, and so copies them
     while line := sys.stdin.readline():
         job = json.loads(line)
         pid = os.fork()

@@ -43,6 +43,7 @@ def test_a_stop_in_the_second_epoch_changes_no_bit(loader, tmp_path, make_job, u
     assert_same_run(job, undisturbed(**spec))
 
 
+@pytest.mark.slow
 def test_spawned_workers_draw_as_forked_ones_before_and_after_a_stop(tmp_path, undisturbed):
     """How a worker is started must make no difference; a fresh Python each, as users have it."""
     spec = {"steps": 8, "workers": 2, "augment": "random"}

@@ -78,6 +78,7 @@ class App:
     def __init__(self, folder: Path, train: str = TRAIN, conf: str = CONF, misbehave: str = ""):
         self.folder = folder
         self.sweep_dir = folder / "sweep"
+        self.started: list[Process] = []
         folder.mkdir()
         text = textwrap.dedent(train)
         if misbehave:
@@ -101,7 +102,16 @@ class App:
         ]
 
     def start(self, *overrides: str, **env: str) -> Process:
-        return Process(self.command(*overrides), self.folder / "sweep.txt", self.folder, **env)
+        output = self.folder / "sweep.txt"
+        self.started.append(Process(self.command(*overrides), output, self.folder, **env))
+        return self.started[-1]
+
+    def close(self) -> None:
+        """End what a test that failed has left; jobs without a launcher end by themselves."""
+        for process in self.started:
+            if process.popen.poll() is None:
+                process.signal(signal.SIGKILL)
+                process.wait()
 
     def run(self, *overrides: str, **env: str) -> subprocess.CompletedProcess:
         return subprocess.run(

@@ -3,16 +3,18 @@
 
 import chaos_sweeps
 import pytest
+from harness import made_once
 
 SEED = 4
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_killed_sweeps_end_with_the_bits_of_undisturbed_ones(tmp_path):
+@pytest.mark.parametrize("number", range(2))
+def test_a_killed_sweep_ends_with_the_bits_of_undisturbed_ones(number, tmp_path, shared_folder):
     """Same weights, same metrics, one attempt of a job at a time, and no process left."""
-    references = chaos_sweeps.run_references(tmp_path / "undisturbed")
-    for number in range(2):
-        outcome = chaos_sweeps.one_sweep(number, SEED, tmp_path, references)
-        assert not outcome.problems, "\n".join([str(outcome), *outcome.problems])
-        assert outcome.hits
+    folder = made_once(shared_folder / "undisturbed_chaos", chaos_sweeps.run_references)
+    references = chaos_sweeps.found_references(folder)
+    outcome = chaos_sweeps.one_sweep(number, SEED, tmp_path, references)
+    assert not outcome.problems, "\n".join([str(outcome), *outcome.problems])
+    assert outcome.hits

@@ -89,19 +89,24 @@ def test_orphans_without_a_wrapper_and_a_watch_are_ended(app, undisturbed):
     app = App(
         app.folder.with_name("other"),
         misbehave="""
-            if step == 5 and RESTARTS == 0:
+            if step == 5 and not Path(__file__).with_name("again").exists():
                 import subprocess
                 subprocess.Popen(["sleep", "300"], start_new_session=True)
+                time.sleep(600)
         """,
     )
     sweep = app.start("lr=0.1", "step_s=0.05")
-    app.job(0).wait_for_step(8)
     job = app.job(0)
-    doomed = [sweep.pid, job.wrapper, job.watch]
-    for pid in doomed:
-        processes.send(pid, signal.SIGKILL)
+    job.wait_for_step(5)
+    wrapper, watch, task = job.wrapper, job.watch, job.task
+    until(lambda: len({*job.marked} - {wrapper, watch, task}) == 1, "the start of `sleep`")
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # none sees the end of another
+        for pid in (sweep.pid, wrapper, watch):
+            assert processes.send(pid, number)
     sweep.wait()
-    until(lambda: len(job.marked) == 1, "the task's end")  # the kernel's; `sleep` is left
+    until(lambda: task not in job.marked, "the task's end")  # the kernel's; `sleep` is left
+    assert len(job.marked) == 1
+    (app.folder / "again").touch()
     app.finish("lr=0.1", "step_s=0.05")
     assert job.is_free()
     assert_same_job(job, undisturbed["0.1"])
@@ -159,9 +164,10 @@ def test_finished_jobs_are_found_by_their_overrides_and_not_run_again(app):
 
 def test_two_launchers_do_not_run_one_sweep(app):
     """A second terminal, the same command: every job would run twice."""
-    sweep = app.start("lr=0.1", "step_s=0.1")
+    endless = ["lr=0.1", "step_s=0.1", "steps=100000"]
+    sweep = app.start(*endless)
     app.job(0).wait_for_step(1)
-    second = app.run("lr=0.1", "step_s=0.1")
+    second = app.run(*endless)
     assert second.returncode == 73
     assert f"pid {sweep.pid}" in second.stdout
     sweep.signal(signal.SIGINT)

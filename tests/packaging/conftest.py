@@ -1,14 +1,8 @@
 """Environments that the packaging tests share; made once for all test processes."""
 
 import pytest
-from environments import Environment, build_wheel, made_once
-
-
-@pytest.fixture(scope="session")
-def shared_folder(tmp_path_factory, worker_id):
-    """A folder that all test processes of this run see."""
-    base = tmp_path_factory.getbasetemp()
-    return base if worker_id == "master" else base.parent
+from environments import Environment, build_wheel
+from harness import made_once
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,8 @@ forge's own left out, and whose `.pth` files are not taken along. Nothing is dow
 
 from __future__ import annotations
 
-import fcntl
 import sys
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
 
 from repository import ROOT, run
@@ -59,14 +57,3 @@ def build_wheel(folder: Path) -> Path:
     run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder)], ROOT)
     (wheel,) = folder.glob("*.whl")
     return wheel
-
-
-def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
-    """Let the first of several test processes make something in `folder`; the others wait."""
-    with open(f"{folder}.lock", "w") as lock:
-        fcntl.lockf(lock, fcntl.LOCK_EX)
-        if not Path(f"{folder}.made").exists():
-            folder.mkdir()
-            make(folder)
-            Path(f"{folder}.made").touch()
-    return folder

@@ -33,7 +33,7 @@ def test_the_readme_app_runs_is_stopped_and_resumes_from_the_wheel(with_wheel, t
     started = {}
     for name, folder in folders.items():
         App.from_readme().write_to(folder)
-        command = [with_wheel.python, "train.py", "hydra.run.dir=out"]
+        command = [with_wheel.python, "train.py", "hydra.run.dir=out", "steps=6000"]
         started[name] = Process(command, folder / "output.txt", folder, **clean())
     disturbed, out = started["disturbed"], folders["disturbed"] / "out"
 

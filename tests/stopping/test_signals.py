@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from harness import Job, assert_same_run, full_pipe, wait_for
+from harness import Job, assert_same_run, full_pipe, made_once, wait_for
 
 from forge import ledger
 
@@ -178,9 +178,12 @@ def test_a_stderr_that_nobody_reads_stops_neither_the_save_nor_the_exit(tmp_path
     assert (job.checkpoints / "latest").resolve().name == "step_3"
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["spawn", "fork"])
 @pytest.mark.parametrize("name", ["TERM", "USR2"])
-def test_workers_outlive_the_signal_that_slurm_sends_to_every_process(tmp_path, start, name):
+def test_workers_outlive_the_signal_that_slurm_sends_to_every_process(
+    tmp_path, shared_folder, start, name
+):
     """A worker that dies takes the save with it: «DataLoader worker exited unexpectedly»."""
     spec = {"workers": 2, "start": start, "augment": "seeded", "steps": 15, "step_s": 0.05}
     job = Job(tmp_path / "job", **spec)
@@ -194,9 +197,11 @@ def test_workers_outlive_the_signal_that_slurm_sends_to_every_process(tmp_path, 
     job.spec["step_s"] = 0
     assert job.run() == 0
     assert job.steps_repeated == [0]
-    undisturbed = Job(tmp_path / "undisturbed", **(job.spec))
-    undisturbed.run_to_end()
-    assert_same_run(job, undisturbed)
+    folder = made_once(
+        shared_folder / f"undisturbed_{start}",
+        lambda folder: Job(folder / "job", **job.spec).run_to_end(),
+    )
+    assert_same_run(job, Job(folder / "job"))
 
 
 def test_helpers_that_were_forked_or_shielded_outlive_it_too(tmp_path):
