@@ -8,6 +8,7 @@ holds the two equal. This module imports OmegaConf, never torch.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -160,6 +161,8 @@ class HealthConfig:
     """A check that takes longer has failed."""
     min_free_gib: float = 0.0
     """GiB that must be free where checkpoints go."""
+    max_excluded_nodes: int = 3
+    """On a cluster: restarts elsewhere, because this node failed a check; then the job fails."""
 
 
 @dataclass
@@ -183,6 +186,50 @@ class CheckpointConfig:
 
 
 @dataclass
+class SlurmConfig:
+    """A job's own options for sbatch; null: as `hydra.launcher` has it for all jobs."""
+
+    timeout_min: float | None = None
+    """Time limit of one start in minutes."""
+    partition: str | None = None
+    """Partition."""
+    qos: str | None = None
+    """Quality of service."""
+    account: str | None = None
+    """Account that pays."""
+    nodes: int | None = None
+    """Number of nodes."""
+    tasks_per_node: int | None = None
+    """Tasks on each node."""
+    cpus_per_task: int | None = None
+    """Cores of each task."""
+    gpus_per_node: int | None = None
+    """GPUs on each node."""
+    gpus_per_task: int | None = None
+    """GPUs of each task."""
+    cpus_per_gpu: int | None = None
+    """Cores for each GPU."""
+    mem_gb: float | None = None
+    """Memory on each node in GB."""
+    mem_per_cpu: str | None = None
+    """Memory for each core, as sbatch has it: 4G."""
+    mem_per_gpu: str | None = None
+    """Memory for each GPU."""
+    gres: str | None = None
+    """Generic resources: gpu:a100:2."""
+    constraint: str | None = None
+    """Features that nodes must have."""
+    exclude: str | None = None
+    """Nodes that are not to be used."""
+    nodelist: str | None = None
+    """Nodes that have to be used."""
+    dependency: str | None = None
+    """Jobs to wait for: afterok:123."""
+    comment: str | None = None
+    """A comment, for whoever reads the queue."""
+
+
+@dataclass
 class Policy:
     """Everything declared under `resilience`."""
 
@@ -194,6 +241,7 @@ class Policy:
     nan: NanConfig = field(default_factory=NanConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
 
 
 def load(policy: Any, *, time_limit_s: float | None = None, limit_key: str = "") -> Policy:
@@ -210,8 +258,32 @@ def load(policy: Any, *, time_limit_s: float | None = None, limit_key: str = "")
     from forge.errors import ConfigError
     from forge.rules import convert, cross_field_problems
 
+    shown = _shown(policy)
+    known = _loaded.get((shown, time_limit_s)) if shown else None
+    if known is not None:
+        return copy.deepcopy(known)
     converted, problems = convert(policy)
     problems += cross_field_problems(converted, time_limit_s, limit_key)
     if problems:
         raise ConfigError(problems)
+    if shown and len(_loaded) < _MOST_LOADED:
+        _loaded[shown, time_limit_s] = copy.deepcopy(converted)
     return converted
+
+
+_MOST_LOADED = 100
+_loaded: dict[tuple[str, float | None], Policy] = {}
+"""Policies that were good, by their text: the jobs of a sweep mostly have the same."""
+
+
+def _shown(policy: Any) -> str:
+    """A config as a text that differs where the config differs; empty where there is none."""
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if not isinstance(policy, DictConfig):
+        return ""
+    try:
+        return repr(OmegaConf.to_container(policy, resolve=True))
+    except OmegaConfBaseException:
+        return ""

@@ -61,6 +61,20 @@ class JobConfig(Callback):
         stopping.on_unsaved_stop(tell)
 
 
+class NotHere(Callback):
+    """Refuses a single run where the cluster was chosen. Named by conf/hydra/launcher/slurm.yaml."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Hydra ignores the launcher without `-m`: main would train right here."""
+        overrides = " ".join(OmegaConf.to_container(config.hydra.overrides.task, resolve=False))
+        _refuse(
+            f"`hydra/launcher=slurm` without -m: Hydra would run {config.hydra.job.name} right here,"
+            " on this machine, and ignore the launcher. Add -m to submit it, also where it is a"
+            " single job; leave the launcher out to run it here:\n"
+            f"  python {sys.argv[0]} -m hydra/launcher=slurm {overrides}".rstrip()
+        )
+
+
 def _run_dir(cfg: DictConfig) -> Path | None:
     """Where the job is going to run; Hydra makes the directory later."""
     outer = HydraConfig.instance().cfg

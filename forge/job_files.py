@@ -8,6 +8,8 @@
 <job dir>/.forge/watch.json     how the watch saw the last attempt end
 <job dir>/.forge/verdict.json   why the training process says it ended
 <job dir>/.forge/result.pkl     what main returned, or raised
+
+Where a job has several tasks, the last three are there for each: `watch.json.1` is rank 1's.
 """
 
 from __future__ import annotations
@@ -27,6 +29,19 @@ LOCK = "lock"
 WATCH = "watch.json"
 VERDICT = "verdict.json"
 RESULT = "result.pkl"
+
+RANK = "FORGE_RANK"
+"""Environment variable of a task among several: its number."""
+
+
+def suffix(rank: int | None = None) -> str:
+    """What the names of a rank's own files (watch, verdict, result) end with; rank 0 has nothing.
+
+    Args:
+        rank: Whose; None: this process's.
+    """
+    number = int(os.environ.get(RANK) or 0) if rank is None else rank
+    return f".{number}" if number else ""
 
 
 def forge_dir(job_dir: Path | str) -> Path:

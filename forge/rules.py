@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import os
 import tempfile
@@ -78,11 +79,12 @@ def _leaves(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def known_keys() -> list[str]:
+@functools.cache
+def known_keys() -> tuple[str, ...]:
     """Every key of a policy, dotted, without the leading `resilience.`."""
     container = OmegaConf.to_container(OmegaConf.structured(Policy))
     assert isinstance(container, dict)
-    return [key for key, _ in _leaves(container, "")]
+    return tuple(key for key, _ in _leaves(container, ""))
 
 
 def nearest_key(key: str) -> str | None:
@@ -198,6 +200,13 @@ def cross_field_problems(p: Policy, time_limit_s: float | None, limit_key: str) 
             found.append(f"`resilience.checkpoint.dir={p.checkpoint.dir}`: {problem}")
     positive("health.timeout_s", p.health.timeout_s, "a check needs seconds above 0 and finite.")
     at_least("health.min_free_gib", p.health.min_free_gib, 0, "0 asks for no free space.")
+    at_least("health.max_excluded_nodes", p.health.max_excluded_nodes, 0, "0 stays where it is.")
+    for name in ("nodes", "tasks_per_node", "cpus_per_task", "cpus_per_gpu"):
+        value = getattr(p.slurm, name)
+        if value is not None:
+            at_least(f"slurm.{name}", value, 1, "null is as `hydra.launcher` has it.")
+    for name in ("timeout_min", "mem_gb"):
+        positive(f"slurm.{name}", getattr(p.slurm, name), "has to be above 0 and finite.")
     at_least("nan.max_consecutive", p.nan.max_consecutive, 1, "1 acts on the first bad step.")
     back = p.nan.rollback
     at_least("nan.rollback.steps_back", back.steps_back, 0, "0 is the newest good checkpoint.")

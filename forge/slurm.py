@@ -7,6 +7,7 @@ Source: scontrol(1); the table of `why` was measured on Slurm 22.05.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -14,6 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 _CALL_S = 10.0
 """One question may take so long; a busy controller answers in seconds."""
@@ -41,18 +43,36 @@ class JobInfo:
     restarts: int
     preempt_time: str | None
     """When it was preempted; None where it was not."""
+    left_s: float | None = None
+    """Seconds until the time limit, by the controller's clock; None where there is no limit."""
+    excluded: str = ""
+    """ExcNodeList: the nodes it must not run on."""
 
     @staticmethod
     def parse(text: str) -> JobInfo:
         """From one line of `scontrol --oneliner show job`."""
         fields = dict(word.split("=", 1) for word in text.split() if "=" in word)
         preempt_time = fields.get("PreemptTime", "None")
+        limit_s, run_s = seconds(fields.get("TimeLimit", "")), seconds(fields.get("RunTime", ""))
+        excluded = fields.get("ExcNodeList", "")
         return JobInfo(
             state=fields.get("JobState", ""),
             reason=fields.get("Reason", ""),
             restarts=int(fields.get("Restarts", 0)),
             preempt_time=None if preempt_time in ("None", "N/A", "") else preempt_time,
+            left_s=None if limit_s is None or run_s is None else limit_s - run_s,
+            excluded="" if excluded == "(null)" else excluded,
         )
+
+
+def seconds(text: str) -> float | None:
+    """Slurm's `[days-]hours:minutes:seconds` in seconds; None for UNLIMITED and the like."""
+    days, _, clock = text.rpartition("-")
+    try:
+        hours, minutes, rest = (int(part) for part in clock.split(":"))
+        return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest)
+    except ValueError:
+        return None
 
 
 class NoAnswer(Exception):
@@ -89,8 +109,37 @@ def show(job: str, within_s: float) -> JobInfo:
 
 
 def requeue(job: str, within_s: float) -> None:
-    """Put the job back into the queue; it ends now. Raises as `show` does."""
-    _scontrol(["requeue", job], within_s)
+    """Put the job back into the queue; it ends now. Raises as `show` does.
+
+    One that is in the queue already stays there: somebody was faster.
+    """
+    _scontrol(["requeue", job], within_s, settled="pending execution")
+
+
+def exclude(job: str, nodes: list[str], before: str, within_s: float) -> None:
+    """Keep a job that was just requeued off these nodes, too; `before` is its ExcNodeList."""
+    names = ",".join(filter(None, [before, *nodes]))
+    _scontrol(["update", f"JobId={job}", f"ExcNodeList={names}"], within_s)
+
+
+def end_steps(job: str) -> None:
+    """Kill whatever runs below the batch script."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # Slurm ends them later
+        subprocess.run(["scancel", "--signal=KILL", job], stdin=subprocess.DEVNULL, timeout=_CALL_S)
+
+
+def srun(options: list[str], output: str, command: list[str]) -> list[str]:
+    """The command that starts a step; what its tasks print is appended to a file.
+
+    Args:
+        options: More options for srun.
+        output: Path of that file.
+        command: What every task runs.
+    """
+    path = output.replace("%", "%%")
+    fixed = ["srun", "--unbuffered", f"--output={path}", "--open-mode=append", "--input=none"]
+    # The others have to save: they end by themselves, or by the job's wrapper.
+    return [*fixed, "--kill-on-bad-exit=0", "--wait=0", *options, *command]
 
 
 def why(info: JobInfo, own_restarts: int) -> Why:
@@ -111,7 +160,100 @@ def why(info: JobInfo, own_restarts: int) -> Why:
     return Why.unknown
 
 
-def _scontrol(arguments: list[str], within_s: float) -> str:
+# -- the launcher's side ---------------------------------------------------------------------
+
+
+def submit(script: Path) -> str:
+    """Submit a batch script; the number of the job, or of the array.
+
+    Raises:
+        Refused: Where sbatch refuses it, with its words.
+    """
+    # What belongs to a job that we may ourselves stand in is not for the new one.
+    inner = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(inner) or k == "SLURM_CONF"}
+    return _ask("sbatch", "--parsable", str(script), environment=kept).strip().partition(";")[0]
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A job as squeue shows it."""
+
+    state: str
+    """PENDING, RUNNING, COMPLETING, COMPLETED, CANCELLED, FAILED, TIMEOUT, …"""
+    reason: str
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether something may still come of it."""
+        return self.state in _ALIVE
+
+
+_ALIVE = (
+    *("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING"),
+    *("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESIZING", "STAGE_OUT", "RESV_DEL_HOLD"),
+    "SPECIAL_EXIT",
+)
+
+
+def queue() -> dict[str, Queued]:
+    """All of this user's jobs that the controller remembers, by number or `<array>_<task>`.
+
+    Raises:
+        Refused: Where squeue does not answer.
+    """
+    form = "--format=%i|%T|%r"
+    lines = _ask("squeue", "--noheader", "--array", "--me", "--states=all", form).splitlines()
+    found = {}
+    for line in lines:
+        name, state, reason = line.strip().split("|", 2)
+        found[name] = Queued(state, reason)
+    return found
+
+
+def settings() -> dict[str, str]:
+    """The cluster's configuration. Raises Refused where it does not answer."""
+    lines = _ask("scontrol", "show", "config").splitlines()
+    pairs = (line.partition("=") for line in lines if "=" in line)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def partitions() -> dict[str, dict[str, str]]:
+    """Every partition's fields, by name. Raises Refused where the controller does not answer."""
+    found = {}
+    for line in _ask("scontrol", "--oneliner", "show", "partition").splitlines():
+        fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        found[fields.get("PartitionName", "")] = fields
+    return found
+
+
+class Refused(Exception):
+    """A command of Slurm's failed; the text is what it said."""
+
+
+def _ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
+    environment = os.environ if environment is None else environment
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=6 * _CALL_S,
+            env={**environment, "LC_ALL": "C"},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Refused(f"{command[0]}: {error}") from error
+    if done.returncode != 0:
+        raise Refused(f"{command[0]}: {(done.stderr or done.stdout).strip()}")
+    return done.stdout
+
+
+# -- asking again and again ------------------------------------------------------------------
+
+
+def _scontrol(arguments: list[str], within_s: float, settled: str = "\n") -> str:
+    """Ask until there is an answer; a refusal with the words `settled` is one."""
     deadline = time.monotonic() + within_s
     pause_s, said = _FIRST_PAUSE_S, ""
     while (left_s := deadline - time.monotonic()) > 0:
@@ -132,6 +274,8 @@ def _scontrol(arguments: list[str], within_s: float) -> str:
             if done.returncode == 0:
                 return done.stdout
             said = (done.stderr or done.stdout).strip()
+            if settled in said:
+                return said
             if "Invalid job id" in said:
                 raise NoSuchJob(said)
         # With jitter: a thousand jobs that are preempted together must not ask together.

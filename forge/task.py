@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from forge.errors import ExitCode
 from forge.job_files import (
@@ -24,6 +26,7 @@ from forge.job_files import (
     forge_dir,
     read_json,
     read_trusted,
+    suffix,
     write_atomically,
     write_json,
 )
@@ -34,12 +37,12 @@ def main(directory: Path) -> int:
     """Run the job once; returns the exit code."""
     plan = read_json(forge_dir(directory) / PLAN)
     assert plan is not None  # the wrapper has read it
-    _listen_early(plan["actions"])
+    _listen_early(plan["actions"], os._exit)  # no import may take it for an error of its own
     if DUMP_SIGNAL is not None:
         faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
     sys.argv[:] = plan["argv"]
     sys.orig_argv[:] = plan["orig_argv"]
-    sys.path[:] = plan["path"]
+    sys.path[:] = [*plan["path"], *(sys.path if not plan["has_whole_path"] else ())]
 
     gc.disable()  # what is loaded now stays: to look through it again and again is a tenth
     from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
@@ -52,6 +55,7 @@ def main(directory: Path) -> int:
     setup_globals()
     gc.freeze()
     gc.enable()
+    _listen_early(plan["actions"], sys.exit)
     try:
         result: JobReturn = run_job(
             hydra_context=context,
@@ -75,7 +79,7 @@ def main(directory: Path) -> int:
     return 1 if is_failed else int(ExitCode.FINISHED)
 
 
-def _listen_early(actions: dict[str, str]) -> None:
+def _listen_early(actions: dict[str, str], end: Callable[[int], NoReturn]) -> None:
     """Until the policy's handlers stand: a stop has nothing to save, so leave at once.
 
     Signals that came even earlier were blocked by the watch, and arrive here.
@@ -86,7 +90,9 @@ def _listen_early(actions: dict[str, str]) -> None:
             code = ExitCode.REQUEUE if action == "requeue" else 128 + number
 
             def leave(number: int, frame: FrameType | None, code: int = int(code)) -> None:
-                sys.exit(code)
+                for other in actions:  # the same once more would kill an interpreter that ends
+                    signal.signal(signal.Signals[f"SIG{other}"], signal.SIG_IGN)
+                end(code)
 
             signal.signal(number, leave)
         elif action == "save":
@@ -107,7 +113,8 @@ def _tell(error: BaseException, directory: Path) -> None:
     line = str(error).strip().split("\n")[0][:300]
     reason = f"{type(error).__name__}: {line}" if line else type(error).__name__
     try:
-        write_json(forge_dir(directory) / VERDICT, {"reason": reason, "exit_code": 1})
+        path = forge_dir(directory) / f"{VERDICT}{suffix()}"
+        write_json(path, {"reason": reason, "exit_code": 1})
     except OSError as problem:  # a full disk: the log has it all the same
         sys.stderr.write(f"forge: the verdict could not be written: {problem}\n")
 
@@ -128,7 +135,7 @@ def _store(result: Any, shown: str, directory: Path) -> None:
                 f" sweeper ({type(error).__name__}: {error}); it gets None\n"
             )
         data = cloudpickle.dumps((result, shown))
-    write_atomically(forge_dir(directory) / RESULT, data, is_synced=True)
+    write_atomically(forge_dir(directory) / f"{RESULT}{suffix()}", data, is_synced=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from forge import messages
-from forge.job_files import VERDICT, forge_dir, write_json
+from forge.job_files import VERDICT, forge_dir, suffix, write_json
 
 
 def write(job_dir: Path, reason: str, step: int, code: int) -> None:
@@ -24,11 +24,11 @@ def write(job_dir: Path, reason: str, step: int, code: int) -> None:
         "time": time.time(),
     }
     try:
-        write_json(forge_dir(job_dir) / VERDICT, content)
+        write_json(forge_dir(job_dir) / f"{VERDICT}{suffix()}", content)
     except OSError as error:  # a full disk must not keep a job from leaving in order
         messages.warn(f"The verdict ({reason}) could not be written: {error}")
 
 
 def clear(job_dir: Path) -> None:
     """Remove the verdict of an earlier attempt."""
-    (forge_dir(job_dir) / VERDICT).unlink(missing_ok=True)
+    (forge_dir(job_dir) / f"{VERDICT}{suffix()}").unlink(missing_ok=True)

@@ -59,6 +59,8 @@ class Watch:
     parent: int
     """pid of the process that started the watch."""
     cwd: str = "."
+    early: Path | None = None
+    """File with the names of signals that came before the watch could hear them."""
     is_held: bool = False
     """Whether the task did not react, and was killed."""
     _deadline: float | None = None
@@ -68,13 +70,34 @@ class Watch:
         processes.adopt_orphans()
         numbers = (*_FORWARDED, signal.SIGINT, signal.SIGCHLD)
         self._reader = processes.listen(numbers)
+        early = self._early()
         self._task = self._start()
+        for number in early:  # they arrive now
+            os.kill(os.getpid(), number)
+            if number == signal.SIGINT:  # which is not passed on: it comes to the task by itself
+                self._pass_on(number, [self._task])
         status = self._wait()
         processes.end_descendants()
         code = os.waitstatus_to_exitcode(status)
         with contextlib.suppress(OSError):  # a full disk: our exit code says most of it
-            write_json(self.report, {"code": code, "is_held": self.is_held, "time": time.time()})
+            write_json(
+                self.report,
+                {
+                    "code": code,
+                    "is_held": self.is_held,
+                    "time": time.time(),
+                    "node": os.environ.get("SLURMD_NODENAME", ""),
+                },
+            )
         return code if code >= 0 else 128 - code
+
+    def _early(self) -> list[int]:
+        """Signals that somebody wrote down before we could hear them."""
+        try:
+            names = self.early.read_text().split() if self.early is not None else []
+        except OSError:
+            return []  # none came
+        return [signal.Signals[f"SIG{name}"] for name in dict.fromkeys(names)]
 
     def _start(self) -> int:
         watch = os.getpid()

@@ -11,12 +11,12 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import filter_overrides
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 
-from forge import config, frozen, job_dir
+from forge import frozen, job_dir, messages
 from forge.config import Policy
 from forge.errors import ConfigError
-from forge.launch import payload, plan, resources
+from forge.launch import payload, plan, remembered
 from forge.launch.sweep import Place, SweepDir
 
 
@@ -42,33 +42,36 @@ def compose(
     sweep_config: DictConfig,
     job_overrides: list[list[str]],
     first_number: int,
-    options: resources.LocalOptions,
+    policy_of: Callable[[DictConfig], Policy | None],
 ) -> list[ComposedJob]:
-    """Every job's config and directory; all problems of all jobs at once."""
+    """Every job's config and directory; all problems of all jobs at once.
+
+    `policy_of` makes the policy of a job from its config, which it may complete.
+    """
     jobs: list[ComposedJob] = []
     problems: list[str] = []
+    batch: dict[str, Place] = {}
     outer = HydraConfig.instance().cfg
     known = [sweep.find(overrides) for overrides in job_overrides]
     # What all of them have is not what anybody wants to see.
     several = len(job_overrides) > 1
     common = set.intersection(*map(set, job_overrides)) if several else set()
     for index, (overrides, place) in enumerate(zip(job_overrides, known, strict=True)):
-        cfg = context.config_loader.load_sweep_config(sweep_config, list(overrides))
+        cfg = remembered.take(context, sweep_config, list(overrides))
         number = place.number if place else sweep.free_number(first_number + index)
         shown = [one for one in filter_overrides(overrides) if one not in common]
         label = " ".join(shown)
         try:
             place = place or Place(number, _subdir(cfg, number), tuple(sorted(overrides)))
-            text = OmegaConf.to_yaml(frozen.task_part(cfg))
-            composed = hashlib.sha256(text.encode()).hexdigest()
+            composed = _fingerprint(cfg)
             directory, program = sweep.path / place.subdir, _program(function, cfg)
             job = ComposedJob(place, directory, cfg, None, label, program, composed)
-            problem = _place_problem(job, sweep, jobs)
+            problem = _place_problem(job, sweep, batch)
             if problem:  # not looked into any more: what lies there is another job's
                 problems.append(f"job {number} ({label}): {problem}")
                 continue
             _settle(job, sweep.path)
-            job.policy = _policy(cfg, options)
+            job.policy = policy_of(cfg)
         except ConfigError as error:
             problems += [f"job {number} ({label}): {problem}" for problem in error.problems]
             continue
@@ -83,17 +86,27 @@ def compose(
     return jobs
 
 
-def _place_problem(job: ComposedJob, sweep: SweepDir, jobs: list[ComposedJob]) -> str | None:
-    """Why a job cannot lie where it would."""
+def _fingerprint(cfg: DictConfig) -> str:
+    """sha256 of the user's part of a config, interpolations and all."""
+    plain = {}
+    for key in cfg:
+        if key != "hydra":
+            node: Any = cfg._get_node(key)
+            is_tree = isinstance(node, (DictConfig, ListConfig))
+            plain[str(key)] = OmegaConf.to_container(node) if is_tree else node._value()
+    return hashlib.sha256(repr(plain).encode()).hexdigest()
+
+
+def _place_problem(job: ComposedJob, sweep: SweepDir, batch: dict[str, Place]) -> str | None:
+    """Why a job cannot lie where it would; `batch` has those before it by directory."""
     if os.path.normpath(job.directory) == os.path.normpath(sweep.path):
         return (
             f"`hydra.sweep.subdir={job.place.subdir}` puts it into the sweep's own directory. Each"
             " job needs one of its own, `${hydra.job.num}` for example."
         )
-    subdir = job.place.subdir
-    of_this_batch = (one.place for one in jobs if sweep.is_same(one.place.subdir, subdir))
-    owner = sweep.owner(subdir) or next(of_this_batch, None)
-    if owner is None or owner.number == job.place.number:
+    owner = sweep.owner(job.place.subdir)
+    owner = owner or batch.setdefault(sweep.key(job.place.subdir), job.place)
+    if owner.number == job.place.number:
         return _stranger(job)
     return (
         f"would lie in {job.directory}, which is the directory of job {owner.number}"
@@ -133,7 +146,7 @@ def _subdir(cfg: DictConfig, number: int) -> str:
     with read_write(cfg.hydra), open_dict(cfg):
         cfg.hydra.job.num = number
         cfg.hydra.job.id = str(number)
-    HydraConfig.instance().set_config(cfg)
+    HydraConfig.instance().cfg = cfg  # set_config would copy all of it
     return str(cfg.hydra.sweep.subdir)
 
 
@@ -147,7 +160,7 @@ def _settle(job: ComposedJob, sweep_path: Path) -> None:
         cfg.hydra.sweep.subdir = job.place.subdir
         with read_write(cfg.hydra.runtime), open_dict(cfg.hydra.runtime):
             cfg.hydra.runtime.output_dir = str(job.directory)
-    HydraConfig.instance().set_config(cfg)
+    HydraConfig.instance().cfg = cfg  # set_config would copy all of it
     if frozen.is_frozen(job.directory):
         if plan.has_begun(job.directory):
             frozen.restore(cfg, job.directory)
@@ -158,9 +171,18 @@ def _settle(job: ComposedJob, sweep_path: Path) -> None:
         frozen.resolve_now(cfg, is_root=True)
 
 
-def _policy(cfg: DictConfig, options: resources.LocalOptions) -> Policy | None:
-    section = OmegaConf.select(cfg, "resilience")
-    if section is None:
-        return None
-    limit_key = f"hydra.launcher.timeout_min={options.timeout_min}"
-    return config.load(section, time_limit_s=options.time_limit_s, limit_key=limit_key)
+def is_stale(job: ComposedJob) -> bool:
+    """Whether a finished job runs again.
+
+    One with a policy never does: its state is all it would come back to. One without, that knows
+    nothing of states, does where the code or the config has changed, as with Hydra's own launcher.
+    """
+    changed = job_dir.changed_code(job.directory)
+    is_active = job.policy is not None and job.policy.enabled
+    if not changed and (is_active or plan.earlier(job.directory).get("composed") == job.composed):
+        return False
+    if is_active:
+        messages.warn(f"{job.directory} was finished with other code: {', '.join(changed[:5])}")
+        return False
+    job_dir.forget_code(job.directory)
+    return True

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
-from omegaconf import DictConfig
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import DictConfig, OmegaConf
 
-from forge import frozen, job_dir, messages
-from forge.errors import ConfigError, Exit, ForgeError
+from forge import config, frozen, job_dir, messages
+from forge.config import Policy
+from forge.errors import Exit, ForgeError
 from forge.job_files import STATE, TASK, forge_dir, write_atomically
-from forge.launch import orphans, payload, plan, resources
-from forge.launch.compose import ComposedJob, compose
+from forge.launch import opening, orphans, payload, plan, resources
+from forge.launch.compose import ComposedJob, compose, is_stale
 from forge.launch.queue import Queue, QueuedJob
 from forge.launch.results import result_of
-from forge.launch.sweep import SweepDir
 
 log = logging.getLogger(__name__)
 
@@ -51,38 +51,32 @@ def launch(
     """
     if sys.platform == "win32":
         raise ForgeError("hydra/launcher=local needs POSIX signals and locks. Use WSL, or Linux.")
-    setup_globals()
-    configure_log(sweep_config.hydra.hydra_logging, sweep_config.hydra.verbose)
-    directory = Path(str(sweep_config.hydra.sweep.dir)).absolute()
-    try:
+    with opening.refusals(sweep_config) as directory:
         options = resources.options(given)
         slots = resources.slots(options)
-        directory.mkdir(parents=True, exist_ok=True)
-        if "mode" in sweep_config.hydra.sweep and sweep_config.hydra.sweep.mode is not None:
-            directory.chmod(int(str(sweep_config.hydra.sweep.mode), 8))
-        sweep = SweepDir(directory, taken)
-    except ForgeError as error:
-        raise _refused(error) from error
-    except (OSError, ValueError) as error:
-        raise _refused(_unusable(directory, error)) from error
-    try:
-        jobs = compose(sweep, function, context, sweep_config, job_overrides, first_number, options)
-        sweep.add([job.place for job in jobs])
-        orphans.wait_for([job.directory for job in jobs])
-        _freeze(jobs, payload.Shared(function, context), options)
-        queued = [QueuedJob(j.place.number, j.label, j.directory) for j in jobs]
-        command = job_dir.sweep_command(directory)
-        job_dir.write_resume_script(directory, command)
-        log.info(f"Launching {len(jobs)} jobs, {slots.count} at a time, in {directory}")
-        log.info(f"To go on with this sweep after a stop:\n  {command}")
-        queue = Queue(queued, slots, options.progress)
-        stopped_by = queue.run()
-    except ForgeError as error:
-        raise _refused(error) from error
-    except OSError as error:
-        raise _refused(_unusable(directory, error)) from error
-    finally:
-        sweep.close()
+        sweep = opening.sweep_dir(directory, sweep_config, taken)
+        try:
+            jobs = compose(
+                sweep,
+                function,
+                context,
+                sweep_config,
+                job_overrides,
+                first_number,
+                functools.partial(_policy, options),
+            )
+            sweep.add([job.place for job in jobs])
+            orphans.wait_for([job.directory for job in jobs])
+            _freeze(jobs, payload.Shared(function, context), options)
+            queued = [QueuedJob(j.place.number, j.label, j.directory) for j in jobs]
+            command = job_dir.sweep_command(directory)
+            job_dir.write_resume_script(directory, command)
+            log.info(f"Launching {len(jobs)} jobs, {slots.count} at a time, in {directory}")
+            log.info(f"To go on with this sweep after a stop:\n  {command}")
+            queue = Queue(queued, slots, options.progress)
+            stopped_by = queue.run()
+        finally:
+            sweep.close()
     if stopped_by is not None:
         messages.say(f"The sweep was stopped. To go on with it:\n  {command}")
         name = signal.Signals(stopped_by).name
@@ -93,14 +87,12 @@ def launch(
     return results
 
 
-def _unusable(directory: Path, error: Exception) -> ConfigError:
-    problem = f"`hydra.sweep.dir={directory}`: cannot be used: {error}. Choose another directory."
-    return ConfigError([problem], "The launcher's configuration")
-
-
-def _refused(error: ForgeError) -> Exit:
-    messages.say(str(error), logging.ERROR)
-    return Exit(error.exit_code, str(error))
+def _policy(options: resources.LocalOptions, cfg: DictConfig) -> Policy | None:
+    section = OmegaConf.select(cfg, "resilience")
+    if section is None:
+        return None
+    limit_key = f"hydra.launcher.timeout_min={options.timeout_min}"
+    return config.load(section, time_limit_s=options.time_limit_s, limit_key=limit_key)
 
 
 def _freeze(
@@ -109,7 +101,7 @@ def _freeze(
     """Write down how each job is started, unless it is finished."""
     outer = HydraConfig.instance().cfg
     for job in jobs:
-        if plan.is_finished(job.directory) and not _is_stale(job):
+        if plan.is_finished(job.directory) and not is_stale(job):
             continue
         HydraConfig.instance().set_config(job.config)
         try:
@@ -133,20 +125,3 @@ def _freeze(
             ).materialize(job.directory)
         finally:
             HydraConfig.instance().cfg = outer
-
-
-def _is_stale(job: ComposedJob) -> bool:
-    """Whether a finished job runs again.
-
-    One with a policy never does: its state is all it would come back to. One without, that knows
-    nothing of states, does where the code or the config has changed, as with Hydra's own launcher.
-    """
-    changed = job_dir.changed_code(job.directory)
-    is_active = job.policy is not None and job.policy.enabled
-    if not changed and (is_active or plan.earlier(job.directory).get("composed") == job.composed):
-        return False
-    if is_active:
-        messages.warn(f"{job.directory} was finished with other code: {', '.join(changed[:5])}")
-        return False
-    job_dir.forget_code(job.directory)
-    return True

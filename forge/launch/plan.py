@@ -33,7 +33,7 @@ class JobPlan:
     environment: dict[str, str]
     """Added to the environment of the wrapper."""
     place: list[int]
-    """Device and inode of the job's directory: a copy of it has others."""
+    """Device and inode of the job's directory, where it is there: a copy of it has others."""
     token: str
     """Marks the processes of this job, over all its starts."""
     program: str
@@ -55,6 +55,10 @@ class JobPlan:
     timeout_s: float
     actions: dict[str, str]
     requeue: dict[str, Any]
+    has_whole_path: bool = True
+    """Whether `path` is all of sys.path; else what that interpreter has comes after it."""
+    slurm: dict[str, Any] | None = None
+    """On a cluster: how the step is started."""
 
     def materialize(self, directory: Path) -> None:
         """Write it where the wrapper finds it."""
@@ -86,9 +90,8 @@ def make(
         composed: sha256 of the config as it was composed.
     """
     before = earlier(directory)
-    status = directory.stat()
-    place = [status.st_dev, status.st_ino]
-    is_same = before.get("place") == place  # a copy of a job is another job
+    place = _place(directory)
+    is_same = bool(place) and before.get("place") == place  # a copy of a job is another job
     # The number of threads changes the order of sums, so it stays what it was at first, even
     # where it came from the environment of a shell that is gone.
     name = "OMP_NUM_THREADS"
@@ -131,6 +134,14 @@ def make(
         else {},
         requeue=requeue,
     )
+
+
+def _place(directory: Path) -> list[int]:
+    try:
+        status = directory.stat()
+    except FileNotFoundError:
+        return []
+    return [status.st_dev, status.st_ino]
 
 
 def is_finished(directory: Path) -> bool:

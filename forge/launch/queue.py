@@ -8,19 +8,17 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections import deque
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from forge import ledger, processes
-from forge.job_files import OUTPUT, STATE, forge_dir, read_json
+from forge import processes
+from forge.job_files import OUTPUT
 from forge.launch.display import Display
+from forge.launch.observed import ObservedJob
 from forge.launch.plan import ROOT
 from forge.launch.resources import Slots
-from forge.launch.view import JobView, State
+from forge.launch.view import State
 from forge.requeue import signal_name
 
 _START = f"import sys; sys.path.append({ROOT!r}); from forge.job_local import main;"
@@ -28,89 +26,21 @@ _START += " sys.exit(main(sys.argv[1:]))"
 _LOOK_S = 0.2
 """Between two looks at the jobs' files; a job that ends wakes us at once."""
 _MAX_WRAPPERS = 2
-_RATE_S = 15.0
-"""The rate is that of so many last seconds."""
 
 
 @dataclass
-class QueuedJob:
+class QueuedJob(ObservedJob):
     """A job of the batch, from waiting to its end."""
 
-    number: int
-    label: str
-    directory: Path
-    state: State = State.queued
-    because: str = ""
-    """Why it is in this state, for people."""
-    reason: str = ""
-    """Name of the `forge.requeue.Reason` it ended with."""
-    code: int = 0
-    restarts: int = 0
     process: subprocess.Popen[bytes] | None = None
     slot: int | None = None
     handle: int | None = None
     wrappers: int = 0
     """How many of its wrappers have ended without saying why."""
-    _stamp: tuple[int, int] | None = None
-    _since: float = 0.0
-    _samples: deque[tuple[float, int]] = field(default_factory=deque)
 
-    def read_state(self) -> dict[str, Any] | None:
-        """What the job's wrapper has written; None where nothing of it is there."""
-        return read_json(forge_dir(self.directory) / STATE)
-
-    def look(self) -> None:
-        """Take in what the wrapper says, if it has said something new."""
-        try:
-            stat = (forge_dir(self.directory) / STATE).stat()
-        except FileNotFoundError:
-            return
-        stamp = (stat.st_mtime_ns, stat.st_ino)
-        content = self.read_state() if stamp != self._stamp else None
-        if content is None or self.process is None or content.get("pid") != self.process.pid:
-            return
-        self._stamp = stamp
-        self.state = State[content["state"]]
-        self.because = content["because"]
-        self.restarts = content["counts"]["restarts"]
-        self._since = content["time"]
-
-    def view(self) -> JobView:
-        """What is shown of it."""
-        progress = None
-        if self.state is not State.queued:
-            progress = ledger.read_progress(self.directory)
-        step = progress.step if progress else None
-        planned = progress.planned if progress else None
-        state = self.state
-        if state is State.running and (progress is None or progress.began < self._since):
-            state = State.starting  # the process runs, its loop does not yet
-        rate = self._rate(step) if state is State.running and step is not None else None
-        left_s = None
-        if rate and planned is not None and step is not None and step < planned:
-            left_s = (planned - step) / rate
-        return JobView(
-            self.number,
-            self.label,
-            self.directory,
-            state,
-            planned if state is State.finished and planned else step,
-            planned,
-            self.restarts,
-            rate,
-            left_s,
-            "" if state is State.finished else self.because,
-        )
-
-    def _rate(self, step: int) -> float | None:
-        now = time.monotonic()
-        if self._samples and step < self._samples[-1][1]:
-            self._samples.clear()
-        self._samples.append((now, step))
-        while now - self._samples[0][0] > _RATE_S and len(self._samples) > 2:
-            self._samples.popleft()
-        began, first = self._samples[0]
-        return (step - first) / (now - began) if now - began > 1 and step > first else None
+    def is_own(self, content: dict[str, Any]) -> bool:
+        """Whether it was written by the wrapper that we started."""
+        return self.process is not None and content.get("pid") == self.process.pid
 
 
 class Queue:

@@ -14,11 +14,11 @@ from forge.errors import ExitCode, JobError, JobTraceback
 from forge.job_files import RESULT, forge_dir, read_trusted
 from forge.launch import plan
 from forge.launch.compose import ComposedJob
-from forge.launch.queue import QueuedJob
+from forge.launch.observed import ObservedJob
 from forge.launch.view import State
 
 
-def result_of(job: ComposedJob, queued: QueuedJob) -> JobReturn:
+def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
     """What the job's main returned or raised; a JobError where neither is known."""
     result: JobReturn | None = None
     if queued.state is State.finished or queued.reason == "failed":

@@ -32,9 +32,19 @@ class SweepDir:
         DirectoryInUse: Where another launcher runs it.
     """
 
-    def __init__(self, path: Path, taken: set[int]) -> None:
-        """`taken`: numbers of jobs that this process has run already."""
+    def __init__(self, path: Path, taken: set[int], is_looked_at: bool = False) -> None:
+        """`taken`: numbers of jobs that this process has run already.
+
+        One that is only looked at need not be there, and is not claimed.
+        """
         self.path = path
+        self._index = forge_dir(path) / "jobs.jsonl"
+        self._known = self._read()
+        self._by_key = {self.key(place.subdir): place for place in self._known}
+        self._taken = taken
+        self._lock = -1
+        if is_looked_at:
+            return
         forge_dir(path).mkdir(parents=True, exist_ok=True)
         self._lock = os.open(forge_dir(path) / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if not take_lock(self._lock):
@@ -46,13 +56,14 @@ class SweepDir:
             )
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
-        self._index = forge_dir(path) / "jobs.jsonl"
-        self._known = self._read()
-        self._taken = taken
+        self._known = self._read()  # now nobody adds to it
+        self._by_key = {self.key(place.subdir): place for place in self._known}
 
     def close(self) -> None:
         """Let others run the sweep."""
-        os.close(self._lock)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def _read(self) -> list[Place]:
         found = {}
@@ -85,11 +96,11 @@ class SweepDir:
 
     def owner(self, subdir: str) -> Place | None:
         """The known job that lies in this directory, however it is spelled."""
-        return next((one for one in self._known if self.is_same(one.subdir, subdir)), None)
+        return self._by_key.get(self.key(subdir))
 
-    def is_same(self, one: str, other: str) -> bool:
-        """Whether two subdirectories are one."""
-        return os.path.realpath(self.path / one) == os.path.realpath(self.path / other)
+    def key(self, subdir: str) -> str:
+        """The same for every way to spell a subdirectory."""
+        return os.path.realpath(self.path / subdir)
 
     def add(self, places: list[Place]) -> None:
         """Remember new jobs; before they are started, so that they can be found."""
@@ -106,3 +117,4 @@ class SweepDir:
             file.flush()
             os.fsync(file.fileno())
         self._known += new
+        self._by_key |= {self.key(place.subdir): place for place in new}

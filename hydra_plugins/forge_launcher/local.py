@@ -22,6 +22,9 @@ class LocalLauncher(Launcher):
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
         """Called by Hydra before `launch`."""
+        from forge.launch import remembered
+
+        remembered.watch(hydra_context)
         self._context = hydra_context
         self._task_function = task_function
         self._config = config

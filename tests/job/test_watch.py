@@ -123,7 +123,7 @@ def until(condition, what):
 def test_it_reports_how_the_task_ended(task, code, exit_code, watched):
     """An exit code alone cannot tell a kill from `sys.exit(137)`."""
     one = watched(task)
-    assert one.end() | {"time": 0} == {"code": code, "is_held": False, "time": 0}
+    assert one.end() | {"time": 0} == {"code": code, "is_held": False, "time": 0, "node": ""}
     assert one.code == exit_code
 
 

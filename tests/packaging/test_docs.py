@@ -14,6 +14,7 @@ from repository import ROOT, files
 from forge.config import SignalAction
 from forge.errors import ExitCode
 from forge.launch.resources import LocalOptions
+from forge.launch.slurm_options import SlurmOptions
 from forge.rules import known_keys
 
 DOCS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"]
@@ -86,7 +87,7 @@ def test_make_knows_every_target_that_a_doc_names():
 
 def test_the_policy_table_has_every_key_with_its_default():
     """The table is what people set keys by."""
-    shown = {cells[0].strip("`"): cells[1].strip("`") for cells in readme.table(POLICY_TABLE)}
+    shown = by_key(readme.table(POLICY_TABLE))
     preset = OmegaConf.load(ROOT / "conf" / "resilience" / "default.yaml")
     keys = {key for key in known_keys() if not key.startswith("signal.actions.")}
     assert set(shown) == keys | {"signal.actions"}
@@ -96,13 +97,36 @@ def test_the_policy_table_has_every_key_with_its_default():
         assert yaml.safe_load(default) == plain, key
 
 
+def by_key(rows):
+    """Default by key; a row may name several keys that have the same."""
+    return {
+        key: cells[1].strip("`") for cells in rows for key in re.findall(r"`([^`]+)`", cells[0])
+    }
+
+
 def test_the_launcher_s_options_are_those_of_its_config_and_of_its_code():
     """Three places say what `n_jobs` is when nobody sets it."""
     rows = readme.table("## Sweeps on one machine")
-    shown = {cells[0].strip("`"): yaml.safe_load(cells[1].strip("`")) for cells in rows}
+    shown = {key: yaml.safe_load(default) for key, default in by_key(rows).items()}
     config = yaml.safe_load((ROOT / "conf" / "hydra" / "launcher" / "local.yaml").read_text())
     del config["_target_"]
     assert shown == config == asdict(LocalOptions())
+
+
+def test_the_slurm_launcher_s_options_are_those_of_its_config_and_of_its_code():
+    """The interpolations stand in the config alone."""
+    rows = readme.table(
+        "The options are those of hydra-submitit-launcher, with their meaning, and a few more:"
+    )
+    shown = {key: yaml.safe_load(default) for key, default in by_key(rows).items()}
+    config = yaml.safe_load((ROOT / "conf" / "hydra" / "launcher" / "slurm.yaml").read_text())
+    config = config["launcher"]
+    del config["_target_"]
+    assert shown == config
+    plain = {key: value for key, value in config.items() if "${" not in str(value)}
+    code = asdict(SlurmOptions())
+    assert plain.items() <= code.items()
+    assert config.keys() == code.keys()
 
 
 def test_every_key_that_a_doc_names_exists():

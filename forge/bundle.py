@@ -1,0 +1,63 @@
+"""All jobs of one submission in one file: a network disk has no love for thousands of small ones.
+
+The launcher writes it; in the batch script each job's wrapper takes out its own, into the job's
+directory. The file begins with one line of JSON that says where everything is, and is written in
+one step. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+from forge.job_files import PLAN, STATE, TASK, forge_dir, read_json, write_atomically, write_json
+
+
+def write(path: Path, common: bytes, jobs: list[tuple[Path, dict[str, Any], bytes]]) -> None:
+    """Write a bundle.
+
+    Args:
+        path: Where.
+        common: What all jobs have in common, pickled.
+        jobs: The directory, the plan and the pickled config of each.
+    """
+    entries, parts, position = [], [common], len(common)
+    for directory, plan, config in jobs:
+        data = json.dumps(plan).encode()
+        entries.append([str(directory), position, len(data), len(config)])
+        parts += [data, config]
+        position += len(data) + len(config)
+    head = json.dumps({"common": len(common), "jobs": entries}).encode() + b"\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, b"".join([head, *parts]), is_synced=True)
+
+
+def unpack(path: Path, number: int) -> Path:
+    """Put a job's plan and task where its wrapper looks for them, unless that was done.
+
+    What an earlier launch has left of the job's budgets is forgotten; its checkpoints stay.
+
+    Returns:
+        The job's directory.
+    """
+    with path.open("rb") as file:
+        head = json.loads(file.readline())
+        begin = file.tell()
+        name, position, plan_size, config_size = head["jobs"][number]
+        directory = Path(name)
+        before = read_json(forge_dir(directory) / PLAN) or {}
+        if before.get("launch") == path.name:
+            return directory
+        common = file.read(head["common"])
+        file.seek(begin + position)
+        plan, config = json.loads(file.read(plan_size)), file.read(config_size)
+    forge_dir(directory).mkdir(0o775, parents=True, exist_ok=True)
+    state = read_json(forge_dir(directory) / STATE) or {}
+    if state.get("state") != "finished":
+        (forge_dir(directory) / STATE).unlink(missing_ok=True)
+    task = pickle.dumps({"common": common, "config": config})
+    write_atomically(forge_dir(directory) / TASK, task)
+    write_json(forge_dir(directory) / PLAN, plan | {"launch": path.name})  # last: now it is there
+    return directory

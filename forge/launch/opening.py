@@ -1,0 +1,55 @@
+"""How a launcher begins: logging, the sweep's directory, and what is said where that fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hydra.core.utils import configure_log, setup_globals
+from omegaconf import DictConfig
+
+from forge import messages
+from forge.errors import ConfigError, Exit, ForgeError
+from forge.launch.sweep import SweepDir
+
+
+@contextmanager
+def refusals(sweep_config: DictConfig) -> Iterator[Path]:
+    """Set Hydra up; whatever is wrong inside ends the process with a message and its code.
+
+    Yields:
+        The sweep's directory, which need not be there.
+    """
+    setup_globals()
+    configure_log(sweep_config.hydra.hydra_logging, sweep_config.hydra.verbose)
+    directory = Path(str(sweep_config.hydra.sweep.dir)).absolute()
+    try:
+        yield directory
+    except ForgeError as error:
+        raise _refused(error) from error
+    except OSError as error:
+        raise _refused(_unusable(directory, error)) from error
+
+
+def sweep_dir(directory: Path, sweep_config: DictConfig, taken: set[int]) -> SweepDir:
+    """Make the directory and claim it; raises as SweepDir does."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        mode = sweep_config.hydra.sweep.get("mode")
+        if mode is not None:
+            directory.chmod(int(str(mode), 8))
+    except ValueError as error:
+        raise _unusable(directory, error) from error
+    return SweepDir(directory, taken)
+
+
+def _unusable(directory: Path, error: Exception) -> ConfigError:
+    problem = f"`hydra.sweep.dir={directory}`: cannot be used: {error}. Choose another directory."
+    return ConfigError([problem], "The launcher's configuration")
+
+
+def _refused(error: ForgeError) -> Exit:
+    messages.say(str(error), logging.ERROR)
+    return Exit(error.exit_code, str(error))

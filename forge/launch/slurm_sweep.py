@@ -1,0 +1,292 @@
+"""`hydra/launcher=slurm`: one batch of a sweep, from its overrides to what its jobs returned.
+
+Everything is decided here, on the submitting side, and written down: each job's config, its plan,
+the options for sbatch. What runs on the cluster reads that and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import DictConfig, OmegaConf
+from submitit.core.utils import JobPaths
+
+from forge import bundle, config, job_dir, messages, slurm
+from forge.config import Policy
+from forge.errors import ConfigError, Exit
+from forge.launch import opening, payload, plan, preview, slurm_options
+from forge.launch.cluster import Cluster
+from forge.launch.compose import ComposedJob, compose, is_stale
+from forge.launch.plan import ROOT
+from forge.launch.results import result_of
+from forge.launch.sbatch import Batch, Group, batches
+from forge.launch.slurm_options import SlurmOptions
+from forge.launch.slurm_wait import SubmittedJob, Watcher
+from forge.launch.submitted import Submitted
+from forge.launch.sweep import SweepDir
+from forge.launch.view import State
+
+log = logging.getLogger(__name__)
+_STEP = f"import sys; sys.path.append({ROOT!r}); from pathlib import Path;"
+_STEP += " from forge.step import main; sys.exit(main(Path(sys.argv[1])))"
+_BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+
+
+@dataclass
+class _Job:
+    """A job with how it is submitted."""
+
+    composed: ComposedJob
+    options: SlurmOptions
+    slurm_id: str | None = None
+    is_finished: bool = False
+
+
+def launch(
+    given: dict[str, Any],
+    context: Any,
+    function: Callable[[Any], Any],
+    sweep_config: DictConfig,
+    job_overrides: list[list[str]],
+    first_number: int,
+    taken: set[int],
+) -> list[JobReturn]:
+    """Run a batch on the cluster; arguments and exits as `local.launch` has them."""
+    with opening.refusals(sweep_config) as directory:
+        options = slurm_options.read(given)
+        _check_sweeper(options, sweep_config)
+        cluster = Cluster.ask()
+        if options.dry_run:
+            sweep = SweepDir(directory, taken, is_looked_at=True)
+        else:
+            sweep = opening.sweep_dir(directory, sweep_config, taken)
+        try:
+            composed = compose(
+                sweep,
+                function,
+                context,
+                sweep_config,
+                job_overrides,
+                first_number,
+                functools.partial(_policy, options),
+            )
+            jobs = [_Job(job, options.of_job(job.policy)) for job in composed]
+            cluster.check([(job.options, job.composed.policy) for job in jobs])
+            submitted = Submitted(directory)
+            _find(jobs, submitted)
+            new = [job for job in jobs if job.slurm_id is None and not job.is_finished]
+            calls = _calls(new, options, directory, cluster.max_array_size)
+            if options.dry_run:
+                preview.show(calls, [job.composed for job in new], cluster)
+                raise Exit(0, "nothing was submitted: hydra.launcher.dry_run=true")
+            sweep.add([job.place for job in composed])
+            command = job_dir.sweep_command(directory)
+            job_dir.write_resume_script(directory, command)
+            _submit(calls, new, payload.Shared(function, context), submitted, cluster)
+            _say_where(jobs, len(new), directory)
+            if not options.wait:
+                _say_how(jobs, command)
+                return [_result_without_waiting(job) for job in jobs]
+            observed = [_observed(job) for job in jobs]
+            stopped_by = Watcher(observed, options.progress).run()
+        finally:
+            sweep.close()
+    if stopped_by is not None:
+        messages.say("No longer waiting; the jobs go on by themselves.")
+        _say_how(jobs, command)
+        raise Exit(128 + stopped_by, "the launcher was told to stop waiting")
+    results = [result_of(job.composed, one) for job, one in zip(jobs, observed, strict=True)]
+    if any(result.status is JobStatus.FAILED for result in results):
+        messages.say(f"To run again what did not finish:\n  {command}")
+    return results
+
+
+# -- before anything is submitted ------------------------------------------------------------------
+
+
+def _check_sweeper(options: SlurmOptions, sweep_config: DictConfig) -> None:
+    sweeper = OmegaConf.select(sweep_config, "hydra.sweeper._target_", default=_BASIC)
+    if not options.wait and sweeper != _BASIC:
+        problem = (
+            f"`hydra.launcher.wait=false`: the sweeper {sweeper.rpartition('.')[2]} chooses the"
+            " next jobs by what earlier ones return, so it has to wait. Leave it out, or use the"
+            " basic sweeper."
+        )
+        raise ConfigError([problem], "The launcher's configuration")
+
+
+def _policy(options: SlurmOptions, cfg: DictConfig) -> Policy | None:
+    if OmegaConf.select(cfg, "resilience") is None:
+        return None
+    slurm_options.into_policy(options, cfg)
+    own = OmegaConf.select(cfg, "resilience.slurm.timeout_min")
+    if isinstance(own, (int, float)):
+        limit, key = float(own), f"resilience.slurm.timeout_min={own}"
+    else:
+        limit, key = options.timeout_min, f"hydra.launcher.timeout_min={options.timeout_min}"
+    section = OmegaConf.select(cfg, "resilience")
+    return config.load(section, time_limit_s=60.0 * limit, limit_key=key)
+
+
+def _find(jobs: list[_Job], submitted: Submitted) -> None:
+    """What an earlier start of this sweep has finished, or has in the queue still."""
+    for job in jobs:
+        directory = job.composed.directory
+        job.is_finished = plan.is_finished(directory) and not is_stale(job.composed)
+    if not submitted.ids:
+        return
+    try:
+        queue = slurm.queue()
+    except slurm.Refused as error:
+        problem = (
+            f"this sweep has jobs on the cluster, but it does not say how they are: {error}. Start"
+            " it again when the cluster answers."
+        )
+        raise ConfigError([problem], "The sweep") from error
+    for job in jobs:
+        known = submitted.ids.get(job.composed.place.number)
+        if known in queue and queue[known].is_alive and not job.is_finished:
+            job.slurm_id = known
+
+
+def _calls(
+    jobs: list[_Job], options: SlurmOptions, directory: Path, max_array_size: int
+) -> list[Batch]:
+    groups = []
+    for job in jobs:
+        policy = job.composed.policy
+        is_active = policy is not None and policy.enabled
+        groups.append(
+            Group(
+                options=job.options,
+                signal=policy.signal.name if policy is not None and is_active else None,
+                lead_s=policy.signal.lead_s if policy is not None else 0.0,
+                is_requeued=policy is not None and is_active and policy.requeue.enabled,
+            )
+        )
+    folder = JobPaths.get_first_id_independent_folder(options.submitit_folder or directory)
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.zip"
+    return batches(
+        groups, Path(folder).absolute(), directory / ".forge" / "slurm" / name, max_array_size
+    )
+
+
+# -- submitting ------------------------------------------------------------------------------------
+
+
+def _submit(
+    calls: list[Batch],
+    jobs: list[_Job],
+    shared: payload.Shared,
+    submitted: Submitted,
+    cluster: Cluster,
+) -> None:
+    """One sbatch for each batch; what was submitted is written down before the next."""
+    for call in calls:
+        members = [jobs[number] for number in call.members]
+        packed = [_pack(job, shared, cluster) for job in members]
+        bundle.write(call.bundle, shared.common, packed)
+        call.folder.mkdir(parents=True, exist_ok=True)
+        script = call.bundle.with_suffix(".sh")
+        script.write_text(call.script)
+        try:
+            number = slurm.submit(script)
+        except slurm.Refused as error:
+            done = sum(job.slurm_id is not None for job in jobs)
+            problem = (
+                f"{error}. The batch script is {script}; {done} jobs were submitted before it."
+            )
+            raise ConfigError([problem], "The submission") from error
+        for index, job in enumerate(members):
+            job.slurm_id = number if len(members) == 1 else f"{number}_{index}"
+        submitted.add({job.composed.place.number: job.slurm_id or "" for job in members})
+
+
+def _pack(
+    job: _Job, shared: payload.Shared, cluster: Cluster
+) -> tuple[Path, dict[str, Any], bytes]:
+    composed, options = job.composed, job.options
+    data, main = shared.dump(composed.config)
+    made = plan.make(
+        composed.directory,
+        list(composed.place.overrides),
+        composed.policy,
+        main,
+        options.time_limit_s,
+        options.cpus_per_task or 1,
+        dict(os.environ),
+        composed.program,
+        composed.composed,
+    )
+    content = asdict(made)
+    python = shlex.split(options.python) if options.python else [sys.executable, "-I", "-S"]
+    srun_args = list(options.srun_args or ())
+    if options.cpus_per_task is not None:  # since Slurm 22.05 srun does not inherit it
+        srun_args.append(f"--cpus-per-task={options.cpus_per_task}")
+    content["slurm"] = {
+        "start": [*python, "-c", _STEP, str(composed.directory)],
+        "srun_args": srun_args,
+        "ranks": options.ranks,
+        "kill_wait_s": cluster.kill_wait_s,
+    }
+    if options.python:  # it has packages of its own
+        ours = (sys.prefix, sys.base_prefix)
+        content["path"] = [entry for entry in made.path if not entry.startswith(ours)]
+        content["has_whole_path"] = False
+    if composed.policy is not None:
+        content["requeue"]["max_excluded_nodes"] = composed.policy.health.max_excluded_nodes
+    return composed.directory, content, data
+
+
+# -- afterwards ------------------------------------------------------------------------------------
+
+
+def _observed(job: _Job) -> SubmittedJob:
+    composed = job.composed
+    found = SubmittedJob(composed.place.number, composed.label, composed.directory)
+    found.slurm_id = job.slurm_id or ""
+    if job.is_finished:
+        found.state, found.because = State.finished, "finished before"
+    return found
+
+
+def _result_without_waiting(job: _Job) -> JobReturn:
+    if job.is_finished:
+        return result_of(job.composed, _observed(job))
+    result = JobReturn(status=JobStatus.COMPLETED)
+    result.return_value = None
+    result.cfg, result.overrides = job.composed.config, list(job.composed.place.overrides)
+    result.working_dir = str(job.composed.directory)
+    return result
+
+
+def _arrays(jobs: list[_Job]) -> list[str]:
+    names = (job.slurm_id.partition("_")[0] for job in jobs if job.slurm_id)
+    return list(dict.fromkeys(names))
+
+
+def _say_where(jobs: list[_Job], new: int, directory: Path) -> None:
+    ids = " ".join(_arrays(jobs)) or "none"
+    before = sum(job.is_finished for job in jobs)
+    text = f"Submitted {new} of {len(jobs)} jobs (Slurm: {ids}), in {directory}"
+    log.info(f"{text}; {before} were finished before" if before else text)
+
+
+def _say_how(jobs: list[_Job], command: str) -> None:
+    ids = ",".join(_arrays(jobs))
+    if ids:
+        messages.say(
+            f"To look at them:  squeue --jobs={ids}\n"
+            f"To cancel them:   scancel {ids.replace(',', ' ')}\n"
+            f"To collect what they return (it waits for those that are not finished):\n  {command}"
+        )

@@ -1,0 +1,124 @@
+"""Waiting for submitted jobs: by the files they write, and by one squeue for all of them.
+
+Neither needs Slurm's accounting. A job that ends says so in its own directory; one that the
+cluster no longer knows, and that has not said anything, is reported at the next look.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from forge import slurm
+from forge.launch.display import Display
+from forge.launch.observed import ObservedJob
+from forge.launch.view import State
+
+_LOOK_S = 0.5
+_LOOK_PER_JOB_S = 0.005
+_ASK_S, _ASK_LEAST_S, _ASK_PER_JOB_S = 15.0, 3.0, 0.3
+"""squeue: every 15 s where there are many jobs, sooner where there are few."""
+_SILENCE_S = 10.0
+"""A network disk may show what a job wrote so much later than Slurm its end."""
+
+
+@dataclass
+class SubmittedJob(ObservedJob):
+    """A job of the cluster."""
+
+    slurm_id: str = ""
+    _gone: float | None = None
+
+    def is_own(self, content: dict[str, Any]) -> bool:
+        """Whether it was written under the number that the job has now."""
+        return bool(content.get("slurm_job") == self.slurm_id)
+
+    def look(self) -> None:
+        """Take in what the wrapper says, and why it ended if it did."""
+        super().look()
+        content = self.read_state() if self.state.is_final and not self.reason else None
+        if content is not None and content.get("slurm_job") == self.slurm_id:
+            self.reason, self.code = content.get("reason", ""), content.get("code", 0)
+
+    def learn(self, queued: slurm.Queued | None, now: float) -> None:
+        """Take in what squeue says; None: it does not know the job."""
+        if queued is not None and queued.is_alive:
+            self._gone = None
+            if queued.state in ("PENDING", "REQUEUED", "CONFIGURING"):
+                self.state = State.queued
+                restarted = f"{self.because}, " if self.restarts and self.because else ""
+                self.because = restarted.split("waiting")[0] + f"waiting ({queued.reason})"
+            return
+        if self._gone is None:
+            self._gone = now
+        elif now - self._gone > _SILENCE_S or (queued is not None and now - self._gone > 3):
+            self.look()
+            if not self.state.is_final:
+                self._vanished(queued)
+
+    def _vanished(self, queued: slurm.Queued | None) -> None:
+        is_cancelled = queued is not None and queued.state == "CANCELLED"
+        self.state = State.stopped if is_cancelled else State.failed
+        self.reason, self.code = "cancelled" if is_cancelled else "crashed", 1
+        said = "knows nothing of it any more" if queued is None else f"says {queued.state}"
+        if queued is not None and queued.reason not in ("None", ""):
+            said += f" ({queued.reason})"
+        self.because = f"Slurm {said}, and its wrapper has not said how it ended"
+
+
+class Watcher:
+    """Waits until every job has ended; a signal ends the waiting, not the jobs."""
+
+    def __init__(self, jobs: list[SubmittedJob], progress: Any) -> None:
+        self._jobs = jobs
+        self._progress = progress
+        self._received: list[int] = []
+        self._ask_s = min(_ASK_S, max(_ASK_LEAST_S, _ASK_PER_JOB_S * len(jobs)))
+        self._asked = time.monotonic()
+
+    def run(self) -> int | None:
+        """Returns the signal that ended the waiting, or None once every job has ended."""
+        before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                    before[number] = signal.signal(number, self._on_signal)
+        mode: Any = "plain" if self._progress == "none" else self._progress
+        try:
+            with Display(len(self._jobs), len(self._jobs), mode=mode) as display:
+                while not self._received and self._look():
+                    if self._progress != "none":
+                        display.update([job.view() for job in self._jobs])
+                    # Nothing tells of a file that changes on another machine.
+                    select.select([], [], [], _LOOK_S + _LOOK_PER_JOB_S * len(self._jobs))
+                if self._progress != "none":
+                    display.update([job.view() for job in self._jobs])
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+        return self._received[0] if self._received else None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._received.append(number)
+
+    def _look(self) -> bool:
+        """Whether there is anything to wait for."""
+        waiting = [job for job in self._jobs if not job.state.is_final]
+        for job in waiting:
+            job.look()
+        waiting = [job for job in waiting if not job.state.is_final]
+        now = time.monotonic()
+        if waiting and now - self._asked >= self._ask_s:
+            self._asked = now
+            try:
+                queue = slurm.queue()
+            except slurm.Refused:
+                return True  # a busy controller; the jobs' own files go on telling
+            for job in waiting:
+                job.learn(queue.get(job.slurm_id), now)
+        return bool(waiting)
