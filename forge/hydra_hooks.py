@@ -62,15 +62,16 @@ class JobConfig(Callback):
 
 
 class NotHere(Callback):
-    """Refuses a single run where the cluster was chosen. Named by conf/hydra/launcher/slurm.yaml."""
+    """Refuses a single run where the cluster was chosen; named by the launcher's config."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Hydra ignores the launcher without `-m`: main would train right here."""
-        overrides = " ".join(OmegaConf.to_container(config.hydra.overrides.task, resolve=False))
+        typed: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+        overrides = " ".join(typed)
         _refuse(
-            f"`hydra/launcher=slurm` without -m: Hydra would run {config.hydra.job.name} right here,"
-            " on this machine, and ignore the launcher. Add -m to submit it, also where it is a"
-            " single job; leave the launcher out to run it here:\n"
+            f"`hydra/launcher=slurm` without -m: Hydra would run {config.hydra.job.name} right"
+            " here, on this machine, and ignore the launcher. Add -m to submit it, also where it is"
+            " a single job; leave the launcher out to run it here:\n"
             f"  python {sys.argv[0]} -m hydra/launcher=slurm {overrides}".rstrip()
         )
 

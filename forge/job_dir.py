@@ -72,7 +72,8 @@ def resume_command(job_dir: Path) -> str:
 def sweep_command(sweep_dir: Path) -> str:
     """One shell line that goes on with this sweep, from any directory."""
     program, arguments = _command_line()
-    kept = [one for one in arguments if not one.lstrip("+~").startswith("hydra.sweep.dir=")]
+    renewed = ("hydra.sweep.dir=", "hydra.launcher.wait=")  # whoever goes on wants to see the end
+    kept = [one for one in arguments if not one.lstrip("+~").startswith(renewed)]
     hydra = hydra_config()
     where = hydra.runtime.cwd if hydra is not None else Path.cwd()
     # Beside the other overrides: argparse takes no two groups of them with an option between.

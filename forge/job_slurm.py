@@ -126,7 +126,7 @@ class SlurmJob(Job):
         """Until the step has ended, or Slurm leaves no more time to wait for that."""
         poll = select.poll()
         poll.register(self._reader, select.POLLIN)
-        deadline = math.inf
+        deadline, is_killed = math.inf, False
         while (status := processes.reap(child)) is None:
             poll.poll(_TICK_S * 1000)
             was_ending = self._is_ending
@@ -136,9 +136,12 @@ class SlurmJob(Job):
                 deadline = min(deadline, time.monotonic() + self._patience_s())
             if time.monotonic() > deadline:
                 self._print("tasks are still there: killing them")
-                slurm.end_steps(self._job)
-                processes.send(child, signal.SIGKILL)
-                deadline = time.monotonic() + _ASK_S
+                # By a SIGTERM srun kills its step. Not by scancel, which at this moment may hit a
+                # job that Slurm has requeued. Where Slurm ends the job it kills the step itself.
+                is_last = self._is_ending or is_killed
+                processes.send(child, signal.SIGKILL if is_last else signal.SIGTERM)
+                deadline = time.monotonic() + self.plan["slurm"]["kill_wait_s"] + _ASK_S
+                is_killed = True
         self._take_in()
         self._srun = 0
         return status
@@ -234,6 +237,8 @@ class SlurmJob(Job):
 
     def _left_s(self) -> float | None:
         """Seconds until the time limit: as the controller said, or by our own clock."""
+        if self._why is Why.requeued:
+            return None  # what the controller says is the next start's
         if self._info is not None:
             return self._info.left_s
         return None if self._end_time is None else self._end_time - time.monotonic()

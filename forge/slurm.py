@@ -7,7 +7,6 @@ Source: scontrol(1); the table of `why` was measured on Slurm 22.05.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import subprocess
@@ -122,12 +121,6 @@ def exclude(job: str, nodes: list[str], before: str, within_s: float) -> None:
     _scontrol(["update", f"JobId={job}", f"ExcNodeList={names}"], within_s)
 
 
-def end_steps(job: str) -> None:
-    """Kill whatever runs below the batch script."""
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # Slurm ends them later
-        subprocess.run(["scancel", "--signal=KILL", job], stdin=subprocess.DEVNULL, timeout=_CALL_S)
-
-
 def srun(options: list[str], output: str, command: list[str]) -> list[str]:
     """The command that starts a step; what its tasks print is appended to a file.
 
@@ -170,7 +163,7 @@ def submit(script: Path) -> str:
         Refused: Where sbatch refuses it, with its words.
     """
     # What belongs to a job that we may ourselves stand in is not for the new one.
-    inner = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_")
+    inner = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_", "FORGE_")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(inner) or k == "SLURM_CONF"}
     return _ask("sbatch", "--parsable", str(script), environment=kept).strip().partition(";")[0]
 
@@ -182,6 +175,8 @@ class Queued:
     state: str
     """PENDING, RUNNING, COMPLETING, COMPLETED, CANCELLED, FAILED, TIMEOUT, …"""
     reason: str
+    script: str = ""
+    """Path of its batch script."""
 
     @property
     def is_alive(self) -> bool:
@@ -202,12 +197,11 @@ def queue() -> dict[str, Queued]:
     Raises:
         Refused: Where squeue does not answer.
     """
-    form = "--format=%i|%T|%r"
-    lines = _ask("squeue", "--noheader", "--array", "--me", "--states=all", form).splitlines()
+    form = ["--noheader", "--array", "--states=all", "--format=%i|%T|%r|%o"]
     found = {}
-    for line in lines:
-        name, state, reason = line.strip().split("|", 2)
-        found[name] = Queued(state, reason)
+    for line in _ask("squeue", f"--user={os.getuid()}", *form).splitlines():
+        name, state, reason, script = line.strip().split("|", 3)
+        found[name] = Queued(state, reason, script)
     return found
 
 

@@ -21,8 +21,9 @@ _SIGNALS = "TERM HUP INT USR1 USR2"
 # Written down first, then passed on: the watch listens first, then reads, so it misses none. A
 # child that is just forked dies of a signal until it has said URG (its other traps are gone, and
 # the default of this one is nothing); that signal is written down, so it is forked once more.
-# bash may have collected the child already where a signal ends `wait`: asked again, it knows (or,
-# in a window of microseconds, says -1; the watch's report has the code in any case).
+# bash may have collected the child already where a signal ends `wait`: asked again it knows, or,
+# if both come within microseconds, says -1 (the watch's report has the code in any case). So URG,
+# which takes a millisecond, is not waited for in `wait`.
 _SHELL = f"""
 early=$1; shift
 [ "${{SLURM_PROCID:-0}}" = 0 ] || early=$early.$SLURM_PROCID
@@ -32,7 +33,8 @@ done
 trap deaf=yes URG
 while :; do
   (trap '' {_SIGNALS}; kill -URG $$; exec "$@") &
-  child=$!
+  child=$! tries=0
+  while [ -z "$deaf" ] && [ $((tries += 1)) -lt 20000 ]; do :; done
   while :; do
     wait $child
     code=$?

@@ -146,8 +146,13 @@ def _subdir(cfg: DictConfig, number: int) -> str:
     with read_write(cfg.hydra), open_dict(cfg):
         cfg.hydra.job.num = number
         cfg.hydra.job.id = str(number)
-    HydraConfig.instance().cfg = cfg  # set_config would copy all of it
+    _use(cfg)
     return str(cfg.hydra.sweep.subdir)
+
+
+def _use(cfg: Any) -> None:
+    """What `${hydra:…}` refers to; HydraConfig.set_config would copy all of it."""
+    HydraConfig.instance().cfg = cfg
 
 
 def _settle(job: ComposedJob, sweep_path: Path) -> None:
@@ -160,7 +165,7 @@ def _settle(job: ComposedJob, sweep_path: Path) -> None:
         cfg.hydra.sweep.subdir = job.place.subdir
         with read_write(cfg.hydra.runtime), open_dict(cfg.hydra.runtime):
             cfg.hydra.runtime.output_dir = str(job.directory)
-    HydraConfig.instance().cfg = cfg  # set_config would copy all of it
+    _use(cfg)
     if frozen.is_frozen(job.directory):
         if plan.has_begun(job.directory):
             frozen.restore(cfg, job.directory)

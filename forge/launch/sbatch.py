@@ -25,6 +25,8 @@ _PASSED_ON = (
     *("dependency", "stderr_to_stdout", "array_parallelism"),
 )
 _GENERIC = ("mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node", "name")
+_LOGS = "/folder-of-the-logs"
+"""Stands for it where submitit writes the header: what it makes of a % is not for our paths."""
 _WRAPPER = f"import sys; sys.path.append({ROOT!r}); from forge.job_slurm import main;"
 _WRAPPER += " sys.exit(main(sys.argv[1:]))"
 
@@ -94,7 +96,7 @@ def batches(groups: list[Group], folder: Path, bundle: Path, max_array_size: int
 def _script(batch: Batch) -> str:
     options, group = batch.group.options, batch.group
     with contextlib.redirect_stderr(None):  # no advice about names that are not the user's
-        executor = _Executor(folder=str(batch.folder))
+        executor = _Executor(folder=_LOGS)
     given = asdict(options)
     generic = {name: given[name] for name in _GENERIC if given[name] is not None}
     parameters = executor._convert_parameters(generic)
@@ -119,6 +121,14 @@ def _script(batch: Batch) -> str:
     ]
     text = executor.header("\n".join(command))
     lines = [line for line in text.splitlines() if not _is_unwanted(line, group)]
+    for number, line in enumerate(lines):
+        for name in ("output", "error"):
+            if line.startswith(f"#SBATCH --{name}={_LOGS}/"):
+                file = line.rpartition("/")[2]
+                path = (
+                    f"{batch.folder}/".replace("%", "%%") + file
+                )  # a % of ours is none of Slurm's
+                lines[number] = f"#SBATCH --{name}={shlex.quote(path)}"
     return "\n".join(lines) + "\n"
 
 

@@ -24,6 +24,7 @@ from submitit.core.utils import JobPaths
 from forge import bundle, config, job_dir, messages, slurm
 from forge.config import Policy
 from forge.errors import ConfigError, Exit
+from forge.job_files import STATE, forge_dir, read_json
 from forge.launch import opening, payload, plan, preview, slurm_options
 from forge.launch.cluster import Cluster
 from forge.launch.compose import ComposedJob, compose, is_stale
@@ -143,7 +144,7 @@ def _find(jobs: list[_Job], submitted: Submitted) -> None:
     for job in jobs:
         directory = job.composed.directory
         job.is_finished = plan.is_finished(directory) and not is_stale(job.composed)
-    if not submitted.ids:
+    if submitted.is_empty:
         return
     try:
         queue = slurm.queue()
@@ -153,10 +154,14 @@ def _find(jobs: list[_Job], submitted: Submitted) -> None:
             " it again when the cluster answers."
         )
         raise ConfigError([problem], "The sweep") from error
+    submitted.find_lost(queue)
     for job in jobs:
         known = submitted.ids.get(job.composed.place.number)
-        if known in queue and queue[known].is_alive and not job.is_finished:
-            job.slurm_id = known
+        if known not in queue or not queue[known].is_alive or job.is_finished:
+            continue
+        said = read_json(forge_dir(job.composed.directory) / STATE) or {}
+        if said.get("slurm_job") != known or said.get("state") not in ("failed", "stopped"):
+            job.slurm_id = known  # else it is leaving, and is to run again
 
 
 def _calls(
@@ -199,17 +204,18 @@ def _submit(
         call.folder.mkdir(parents=True, exist_ok=True)
         script = call.bundle.with_suffix(".sh")
         script.write_text(call.script)
+        numbers = [job.composed.place.number for job in members]
+        submitted.begin(script, numbers)
         try:
-            number = slurm.submit(script)
+            submitted.end(script, slurm.submit(script))
         except slurm.Refused as error:
             done = sum(job.slurm_id is not None for job in jobs)
             problem = (
                 f"{error}. The batch script is {script}; {done} jobs were submitted before it."
             )
             raise ConfigError([problem], "The submission") from error
-        for index, job in enumerate(members):
-            job.slurm_id = number if len(members) == 1 else f"{number}_{index}"
-        submitted.add({job.composed.place.number: job.slurm_id or "" for job in members})
+        for job in members:
+            job.slurm_id = submitted.ids[job.composed.place.number]
 
 
 def _pack(

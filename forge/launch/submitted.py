@@ -1,15 +1,19 @@
 """Which jobs of a sweep were submitted, and under which numbers Slurm knows them.
 
-<sweep dir>/.forge/slurm/jobs.jsonl   one line a call of sbatch: {number of the job: Slurm's}
+<sweep dir>/.forge/slurm/jobs.jsonl   two lines a call of sbatch: before it the batch script and
+                                      the numbers of its jobs, after it the script and Slurm's
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from forge.job_files import forge_dir
+from forge.slurm import Queued
 
 
 class Submitted:
@@ -19,19 +23,47 @@ class Submitted:
         self._path = forge_dir(sweep) / "slurm" / "jobs.jsonl"
         self.ids: dict[int, str] = {}
         """Hydra's number of a job -> Slurm's: `12`, or `12_3` in an array."""
+        self._unanswered: dict[str, list[int]] = {}
         text = self._path.read_text(errors="replace") if self._path.exists() else ""
         for line in text.split("\n"):
             try:
-                entry = {int(number): str(name) for number, name in json.loads(line).items()}
-            except (ValueError, AttributeError):
+                self._take(json.loads(line))
+            except (ValueError, KeyError, TypeError):
                 continue  # torn by a crash
-            self.ids |= entry
 
-    def add(self, ids: dict[int, str]) -> None:
-        """Remember a submission; it survives whatever happens to this process."""
-        self.ids |= ids
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever submitted."""
+        return not self.ids and not self._unanswered
+
+    def begin(self, script: Path, numbers: list[int]) -> None:
+        """Remember what is about to be submitted: we may not live to hear Slurm's answer."""
+        self._write({"script": str(script), "numbers": numbers})
+
+    def end(self, script: Path, slurm_id: str) -> None:
+        """Remember the answer; nothing of it is lost whatever happens to this process."""
+        self._write({"script": str(script), "id": slurm_id})
+
+    def find_lost(self, queue: Mapping[str, Queued]) -> None:
+        """Take in answers that nobody heard: the queue has the scripts of its jobs."""
+        for name, queued in queue.items():
+            numbers = self._unanswered.get(queued.script)
+            if numbers is not None:
+                index = int(name.partition("_")[2] or 0)
+                self.ids[numbers[index]] = name
+
+    def _take(self, entry: dict[str, Any]) -> None:
+        if "numbers" in entry:
+            self._unanswered[entry["script"]] = [int(number) for number in entry["numbers"]]
+            return
+        numbers, slurm_id = self._unanswered.pop(entry["script"]), entry["id"]
+        for index, number in enumerate(numbers):
+            self.ids[number] = slurm_id if len(numbers) == 1 else f"{slurm_id}_{index}"
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        self._take(entry)
         with self._path.open("a") as file:
             # Begins with a newline: the last line may have been torn.
-            file.write("\n" + json.dumps(ids) + "\n")
+            file.write("\n" + json.dumps(entry) + "\n")
             file.flush()
             os.fsync(file.fileno())
