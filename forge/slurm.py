@@ -207,7 +207,7 @@ def queue() -> dict[str, Queued]:
 
 def settings() -> dict[str, str]:
     """The cluster's configuration. Raises Refused where it does not answer."""
-    lines = _ask("scontrol", "show", "config").splitlines()
+    lines = _ask("scontrol", "show", "config", within_s=2 * _CALL_S).splitlines()
     pairs = (line.partition("=") for line in lines if "=" in line)
     return {name.strip(): value.strip() for name, _, value in pairs}
 
@@ -215,7 +215,8 @@ def settings() -> dict[str, str]:
 def partitions() -> dict[str, dict[str, str]]:
     """Every partition's fields, by name. Raises Refused where the controller does not answer."""
     found = {}
-    for line in _ask("scontrol", "--oneliner", "show", "partition").splitlines():
+    lines = _ask("scontrol", "--oneliner", "show", "partition", within_s=2 * _CALL_S)
+    for line in lines.splitlines():
         fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
         found[fields.get("PartitionName", "")] = fields
     return found
@@ -225,7 +226,9 @@ class Refused(Exception):
     """A command of Slurm's failed; the text is what it said."""
 
 
-def _ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
+def _ask(
+    *command: str, environment: Mapping[str, str] | None = None, within_s: float = 6 * _CALL_S
+) -> str:
     environment = os.environ if environment is None else environment
     try:
         done = subprocess.run(
@@ -233,7 +236,7 @@ def _ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=6 * _CALL_S,
+            timeout=within_s,
             env={**environment, "LC_ALL": "C"},
         )
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,0 +1,189 @@
+"""What is submitted, shown without submitting it: `forge plan`. No cluster is needed."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from sweeps import App
+
+from forge import cli
+from forge.launch.submitted import Submitted
+from forge.slurm import Queued
+
+TRAIN = """
+    import hydra
+
+    @hydra.main(version_base=None, config_path=".", config_name="conf")
+    def main(cfg):
+        print("it ran")
+
+    if __name__ == "__main__":
+        main()
+"""
+CONF = """
+    defaults: [{resilience: default}, _self_]
+    lr: 1
+"""
+
+
+@pytest.fixture
+def app(tmp_path):
+    return App(tmp_path / "app", TRAIN, CONF)
+
+
+def run(app, *command):
+    """On a machine that belongs to no cluster; without the file Slurm would look for a minute."""
+    (app.folder / "none.conf").touch()
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=app.folder,
+        env=os.environ | {"SLURM_CONF": str(app.folder / "none.conf")},
+        text=True,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def plan(app, *overrides):
+    return run(app, "-m", "forge.cli", "plan", "train.py", *overrides)
+
+
+def test_the_plan_has_the_script_the_signals_and_every_job(app):
+    """Three jobs, two of them alike for sbatch: two arrays, the second of one job."""
+    done = plan(
+        app,
+        "resilience.slurm.timeout_min=10,20",
+        "lr=1",
+        "hydra.launcher.mem_gb=4",
+        "hydra.launcher.setup=[module load cuda]",
+        "hydra.launcher.teardown=[echo over]",
+        f"hydra.sweep.dir={app.sweep_dir}",
+    )
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout
+    for line in ("#SBATCH --mem=4GB", "#SBATCH --requeue", "#SBATCH --signal=USR2@120"):
+        assert shown.count(line + "\n") == 2
+    assert "#SBATCH --time=10\n" in shown
+    assert "#SBATCH --time=20\n" in shown
+    first = shown.index("module load cuda")
+    wrapper = shown.index("forge.job_slurm")
+    assert first < wrapper < shown.index("echo over") < shown.index('exit "$forge_code"')
+    assert "T=10 min:  T-120 s USR2, saves and requeues · T-30 s forced exit" in shown
+    for number in (0, 1):
+        assert f"{app.sweep_dir}/{number}" in shown
+    assert "The cluster was not asked" in shown
+    assert "it ran" not in shown
+    assert not (app.sweep_dir / ".forge").exists()
+
+
+def test_jobs_that_are_alike_are_one_array(app):
+    """One call of sbatch for all of them."""
+    done = plan(app, "lr=1,2,3", "hydra.launcher.array_parallelism=2")
+    assert done.stdout.count("#!/bin/bash") == 1
+    assert "#SBATCH --array=0-2%2\n" in done.stdout
+
+
+def test_a_job_without_a_policy_is_not_requeued_and_gets_no_signal(app):
+    """Nobody in it would know what the signal means; it would die of it."""
+    (app.folder / "conf.yaml").write_text("lr: 1\n")
+    done = plan(app, "lr=1")
+    assert "#SBATCH --no-requeue\n" in done.stdout
+    assert "--signal" not in done.stdout
+
+
+def test_a_plan_is_refused_as_the_sweep_would_be(app):
+    """With the same words, and the same code."""
+    done = plan(app, "hydra.launcher.timeout_min=2")
+    assert done.returncode == 78
+    said = "`resilience.signal.lead_s=120`: is not below the time limit of 120 s"
+    assert said in done.stdout + done.stderr
+    done = plan(app, "lr=1", "+hydra.launcher.additional_parameters.signal=USR1@5")
+    assert done.returncode == 78
+    assert "resilience.signal.name" in done.stdout + done.stderr
+
+
+def test_without_m_nothing_is_trained_on_the_login_node(app):
+    """Hydra would ignore the launcher, and run main here."""
+    done = run(app, "train.py", "hydra/launcher=slurm", "lr=3")
+    assert done.returncode == 78
+    assert "python train.py -m hydra/launcher=slurm lr=3" in done.stdout + done.stderr
+    assert "it ran" not in done.stdout
+
+
+def test_a_sweeper_that_needs_values_has_to_wait(app):
+    """It would be handed None, and choose by that."""
+    plugin = app.folder / "hydra_plugins" / "fussy.py"
+    plugin.parent.mkdir()
+    text = "from hydra._internal.core_plugins.basic_sweeper import BasicSweeper\n"
+    plugin.write_text(f"{text}\n\nclass Fussy(BasicSweeper):\n    pass\n")
+    done = run(
+        app,
+        "train.py",
+        "-m",
+        "hydra/launcher=slurm",
+        "hydra.launcher.wait=false",
+        "hydra.sweeper._target_=hydra_plugins.fussy.Fussy",
+    )
+    assert done.returncode != 0
+    assert "Fussy" in done.stdout + done.stderr
+    assert "it has to wait" in done.stdout + done.stderr
+
+
+def test_a_cluster_that_does_not_answer_is_told_at_the_submission(app):
+    """What sbatch says, and where the script is."""
+    done = run(app, "train.py", "-m", "hydra/launcher=slurm", f"hydra.sweep.dir={app.sweep_dir}")
+    assert done.returncode == 78
+    assert "sbatch" in done.stdout + done.stderr
+    assert str(app.sweep_dir / ".forge" / "slurm") in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["train.py"], ["train.py", "-m", "hydra/launcher=slurm", "hydra.launcher.dry_run=true"]),
+        (
+            ["-m", "pkg.train", "-m", "lr=1,2", "hydra/launcher=slurm"],
+            [
+                *("-m", "pkg.train", "-m", "lr=1,2"),
+                *("hydra/launcher=slurm", "hydra.launcher.dry_run=true"),
+            ],
+        ),
+    ],
+)
+def test_the_plan_is_the_app_s_own_command(given, expected):
+    """It cannot differ from what would be submitted."""
+    assert cli.plan_command(given) == [sys.executable, *expected]
+
+
+@pytest.mark.parametrize("arguments", [[], ["plan"], ["plan", "-m"], ["status"]])
+def test_a_command_that_makes_no_sense_shows_the_usage(arguments, app):
+    """And ends with 2, as argparse does."""
+    done = run(app, "-m", "forge.cli", *arguments)
+    assert done.returncode == 2
+    assert "usage: forge plan" in done.stderr
+
+
+def test_an_answer_that_was_never_heard_is_found_in_the_queue(tmp_path):
+    """A launcher that is killed while sbatch runs must not submit everything a second time."""
+    (tmp_path / ".forge" / "slurm").mkdir(parents=True)
+    first, second = tmp_path / "1.sh", tmp_path / "2.sh"
+    submitted = Submitted(tmp_path)
+    assert submitted.is_empty
+    submitted.begin(first, [0, 1, 2])
+    submitted.end(first, "12")
+    submitted.begin(second, [3, 5])
+    again = Submitted(tmp_path)
+    assert again.ids == {0: "12_0", 1: "12_1", 2: "12_2"}
+    again.find_lost(
+        {
+            "12_0": Queued("RUNNING", "None", str(first)),
+            "13_0": Queued("PENDING", "Priority", str(second)),
+            "13_1": Queued("PENDING", "Priority", str(second)),
+        }
+    )
+    assert again.ids == {0: "12_0", 1: "12_1", 2: "12_2", 3: "13_0", 5: "13_1"}
+    again.begin(tmp_path / "3.sh", [5])
+    again.end(tmp_path / "3.sh", "14")
+    assert Submitted(tmp_path).ids[5] == "14"
