@@ -37,7 +37,7 @@ _LEAD_SLACK_S = 90.0
 _RESTART_S = 60.0
 """A task is not started again where less than this is left before the limit is announced."""
 _SRUN_FAILED = 1
-"""srun's exit code where there is no step: its nodes do not answer, say."""
+"""Exit code of srun where there is no step: its nodes do not answer, say."""
 _HERE = (Reason.signalled, Reason.crashed, Reason.forced, Reason.failed)
 """Reasons to start the task again on the same nodes."""
 
@@ -160,7 +160,9 @@ class SlurmJob(Job):
         names = {name for name in os.listdir(self.forge) if name.startswith(WATCH)}
         for name in names - self._reported:
             report = read_json(self.forge / name)
-            if report is not None and report.get("code") != 0:
+            if report is None:
+                continue  # a network disk that shows the name before the content
+            if report["code"] != 0:
                 return True
             self._reported.add(name)
         return False
@@ -195,7 +197,7 @@ class SlurmJob(Job):
         self._sick = sorted({one[4] for one in ended if one[1] == ExitCode.UNHEALTHY and one[4]})
         asked = self._reason(code) if code != ExitCode.FINISHED else None
         if asked is None and code == _SRUN_FAILED and not self._has_begun:
-            asked, said = Reason.crashed, "srun could not start the task"
+            asked, said = Reason.crashed, "the task could not be started by srun"
         is_lost = code < 0 and not self._has_begun
         return Outcome(code, asked, is_held, is_watch_lost=is_lost, verdict=said)
 

@@ -7,6 +7,7 @@ Source: scontrol(1); the table of `why` was measured on Slurm 22.05.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -166,6 +167,12 @@ def submit(script: Path) -> str:
     inner = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_", "FORGE_")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(inner) or k == "SLURM_CONF"}
     return _ask("sbatch", "--parsable", str(script), environment=kept).strip().partition(";")[0]
+
+
+def cancel(job: str) -> None:
+    """End a job, in the queue or running; one that has ended already stays as it is."""
+    with contextlib.suppress(Refused):
+        _ask("scancel", job)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,11 @@ from types import FrameType
 from typing import Any
 
 from forge import slurm
+from forge.errors import ExitCode
 from forge.launch.display import Display
 from forge.launch.observed import ObservedJob
 from forge.launch.view import State
+from forge.requeue import Reason
 
 _LOOK_S = 0.5
 _LOOK_PER_JOB_S = 0.005
@@ -49,7 +51,9 @@ class SubmittedJob(ObservedJob):
         """Take in what squeue says; None: it does not know the job."""
         if queued is not None and queued.is_alive:
             self._gone = None
-            if queued.state in ("PENDING", "REQUEUED", "CONFIGURING"):
+            if queued.reason == "BadConstraints" and self._num_excluded() > 0:
+                self._give_up()
+            elif queued.state in ("PENDING", "REQUEUED", "CONFIGURING"):
                 self.state = State.queued
                 restarted = f"{self.because}, " if self.restarts and self.because else ""
                 self.because = restarted.split("waiting")[0] + f"waiting ({queued.reason})"
@@ -60,6 +64,18 @@ class SubmittedJob(ObservedJob):
             self.look()
             if not self.state.is_final:
                 self._vanished(queued)
+
+    def _num_excluded(self) -> int:
+        """Restarts on other nodes, since one was unhealthy."""
+        content = self.read_state() or {}
+        return int(content["counts"]["excluded"]) if self.is_own(content) else 0
+
+    def _give_up(self) -> None:
+        """Every node that it could run on was excluded: it would wait for ever."""
+        slurm.cancel(self.slurm_id)
+        self.state, self.reason = State.failed, Reason.unhealthy.name
+        self.code = int(ExitCode.UNHEALTHY)
+        self.because = f"{self._num_excluded()} nodes are unhealthy, and there is no other for it"
 
     def _vanished(self, queued: slurm.Queued | None) -> None:
         is_cancelled = queued is not None and queued.state == "CANCELLED"

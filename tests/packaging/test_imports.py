@@ -64,6 +64,7 @@ def test_the_training_process_knows_nothing_of_slurm_s_commands():
         "forge.job_slurm",
         "forge.launch",
         "forge.slurm",
+        "forge.step",
         "forge.task",
         "forge.watch",
     }

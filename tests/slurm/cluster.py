@@ -185,7 +185,7 @@ def _write(folder: Path) -> None:
         controller_port=controller_port,
         node_port=node_port,
         last_port=last_port,
-        cpus=max(os.cpu_count() or 1, 4),
+        cpus=max(os.cpu_count() or 1, 16),
     )
     (folder / "slurm.conf").write_text(text)
 

@@ -91,13 +91,6 @@ def test_a_cancel_in_the_middle_of_a_preemption(ours, tmp_path):
     assert slurm.why(info, 0) is Why.cancelled
 
 
-def test_the_time_limit(ours, tmp_path):
-    """The last words of a job that was not signalled in time."""
-    job = start(ours, tmp_path, "--time=0:10")  # Slurm rounds it up to a minute
-    wait_for(lambda: told(tmp_path), "SIGTERM", timeout_s=150)
-    assert slurm.why(slurm.show(job, 10), 0) is Why.time_limit
-
-
 def test_a_job_that_is_unknown_and_a_controller_that_is_gone(ours, tmp_path, monkeypatch):
     """The first is an answer; the second is none, and takes the time that it was given."""
     with pytest.raises(slurm.NoSuchJob):

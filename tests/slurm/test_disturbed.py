@@ -1,0 +1,363 @@
+"""Jobs of sweeps on a true cluster, with everything done to them that a cluster can do.
+
+All sweeps of this file run at once: what takes long is Slurm's pause after a requeue, and a time
+limit of a minute, which is the shortest it knows. So the tests of the limit come last.
+"""
+
+import os
+import signal
+
+import pytest
+from cluster import submit, wait_for
+from harness import made_once
+from jobs import HOLD, SlurmApp, SlurmJob, table, urgent
+from launch.sweeps import App, SweptJob, assert_same_job, until
+
+from forge import processes
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+ON_N2 = ("preempted", "zero", "stuck", "slow")
+ON_N1 = ("killed", "cancelled", "asked", "termed", "plain")
+
+EXITS = """
+    import os, sys, time
+    from pathlib import Path
+    import hydra
+
+    RESTARTS = int(os.environ.get("FORGE_RESTART_COUNT", 0))
+    NODE = os.environ.get("SLURMD_NODENAME")
+
+    @hydra.main(version_base=None, config_path=".", config_name="conf")
+    def main(cfg):
+        gates = Path(cfg.gates)
+        with open(gates / f"{cfg.kind} ran on", "a") as file:
+            file.write(f"{NODE}\\n")
+        while not (gates / "go").exists():
+            time.sleep(0.05)
+        if cfg.kind == "raises":
+            raise ValueError("no such luck")
+        if cfg.kind == "ranks" and os.environ["SLURM_PROCID"] == "1":
+            raise RuntimeError("rank 1 alone")
+        if cfg.kind in ("sickest", "nowhere") or (cfg.kind == "sick" and RESTARTS == 0):
+            sys.exit(69)
+        if cfg.kind == "unwilling":
+            os._exit(3)
+        return 42, os.environ.get("FROM_SETUP")
+
+    if __name__ == "__main__":
+        from forge.launch import slurm_sweep
+
+        launch = slurm_sweep.launch
+
+        def spy(*given):
+            for one in launch(*given):
+                value = one._return_value
+                kind = next(text for text in one.overrides if text.startswith("kind="))
+                print("RETURNED", kind, type(value).__name__, value)
+                if getattr(value, "__cause__", None):
+                    print(value.__cause__)
+            return []
+
+        slurm_sweep.launch = spy
+        main()
+"""
+EXITS_CONF = """
+    defaults: [{resilience: default}, _self_]
+    kind: plain
+    gates: ???
+    tasks: {ranks: 2}
+    excluded: {}
+    resilience:
+      health: {checks: [], max_excluded_nodes: "${oc.select:excluded.${kind},3}"}
+      requeue: {no_progress_limit: 5}
+      slurm:
+        tasks_per_node: ${oc.select:tasks.${kind},1}
+"""
+
+
+class Sweeps:
+    """The three sweeps, and what is done to their jobs."""
+
+    def __init__(self, cluster, folder):
+        self.cluster = cluster
+        self.app = SlurmApp(cluster, folder / "disturbed")
+        self.limits = SlurmApp(cluster, folder / "limits")
+        self.exits = SlurmApp(cluster, folder / "exits", EXITS, EXITS_CONF)
+        ones = dict.fromkeys((*ON_N2, "cancelled", "asked", "termed"), 1)
+        self.sweep = self.app.start(
+            f"kind={','.join([*ON_N2, *ON_N1])}",
+            f"++holds={table(**ones, killed=2)}",
+            f"++nodes={table(**dict.fromkeys(ON_N2, 'n2'))}",
+            f"++partitions={table(zero='zero')}",
+        )
+        self.limited = self.limits.start(
+            "kind=limit,deaf",
+            f"++holds={table(limit=1, deaf=1)}",
+            f"++minutes={table(limit=1, deaf=1)}",
+            f"++seconds={table(deaf=0)}",
+        )
+
+    def disturb(self):
+        """All of it, as soon as every job holds."""
+        for kind in (*ON_N2, *ON_N1):
+            self.app.wait_for_gate(f"{kind} 0", self.sweep)
+        jobs = self.app.jobs()
+        assert processes.send(jobs["killed"].task, signal.SIGKILL)
+        preempting = urgent(self.cluster, self.app.folder, "--nodelist=n2")
+        jobs["cancelled"].scancel()
+        jobs["asked"].scancel("--signal=USR1")
+        jobs["termed"].scancel("--signal=TERM")
+        self.app.wait_for_gate("saving", self.sweep)
+        jobs["slow"].scancel()
+        self.app.wait_for_gate("killed 1", self.sweep)
+        assert processes.send(jobs["killed"].task, signal.SIGKILL)
+        is_over = lambda: self.cluster.show(preempting)["JobState"] == "COMPLETED"  # noqa: E731
+        wait_for(is_over, "end of the urgent job")
+        self._exit()
+
+    def _exit(self):
+        """Jobs that end in every way; others wait for the success of two of them."""
+        self.exiting = self.exits.start(
+            "kind=good,raises,ranks,sick,sickest,nowhere,unwilling",
+            f"++excluded={table(sickest=1)}",
+            "hydra.launcher.setup=['export FROM_SETUP=yes']",
+            "hydra.launcher.teardown=['echo torn down','true']",
+        )
+
+        for kind in ("good", "raises"):
+            self.exits.wait_for_gate(f"{kind} ran on", self.exiting)
+        self.after = {
+            kind: submit(
+                self.cluster,
+                self.exits.folder,
+                "true",
+                f"--dependency=afterok:{self.exits.jobs()[kind].slurm_id}",
+            )
+            for kind in ("good", "raises")
+        }
+        (self.exits.gates / "go").touch()
+
+
+@pytest.fixture(scope="module")
+def sweeps(cluster, tmp_path_factory):
+    found = Sweeps(cluster, tmp_path_factory.mktemp("sweeps"))
+    try:
+        found.disturb()
+        yield found
+    finally:
+        for one in (found.sweep, found.limited, getattr(found, "exiting", found.sweep)):
+            if one.popen.poll() is None:
+                one.signal(signal.SIGKILL)
+                one.wait()
+        cluster.run("scancel", "--user", str(os.getuid()), check=False)
+        wait_for(lambda: not cluster.run("squeue", "--noheader").strip(), "empty queue")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(shared_folder):
+    """What a job ends with that nobody interrupted; on this machine, without a cluster."""
+
+    def make(folder):
+        from jobs import CONF, TRAIN
+
+        app = App(folder / "app", TRAIN, CONF)
+        (app.folder / "places").mkdir()
+        app.finish(f"gates={app.folder / 'places'}")
+
+    return SweptJob(made_once(shared_folder / "undisturbed_slurm", make) / "app" / "sweep" / "0")
+
+
+@pytest.fixture
+def job(sweeps, request) -> SlurmJob:
+    """The job that the test's parameter names, when its sweep has ended."""
+    assert sweeps.sweep.wait() == 1, sweeps.sweep.output  # two of its jobs were cancelled
+    return sweeps.app.jobs()[request.param]
+
+
+def of(*kinds):
+    return pytest.mark.parametrize("job", kinds, indirect=True)
+
+
+def reasons(job):
+    return [one["reason"] for one in job.told if one["kind"] == "end"]
+
+
+@of("preempted", "zero")
+def test_a_preempted_job_saves_and_comes_back_once(job, undisturbed):
+    """With a grace time the job requeues itself, without one Slurm has done it already."""
+    assert_same_job(job, undisturbed)
+    assert job.shown["JobState"] == "COMPLETED"
+    assert job.restarts == 1
+    assert len(job.repeated) == 1
+    assert job.repeated[0] <= 1
+    assert job.counts["preemptions"] == 1
+    assert job.counts["failures"] == 0
+
+
+@of("stuck")
+def test_a_task_that_hears_nothing_goes_on_from_its_last_good_checkpoint(job, undisturbed):
+    """It holds the interpreter's lock while the grace time passes."""
+    assert_same_job(job, undisturbed)
+    assert job.restarts == 1
+    assert reasons(job) == ["preempted", "finished"]
+    assert job.counts["preemptions"] == 1
+
+
+@of("killed")
+def test_a_task_that_is_killed_is_started_again_on_the_same_nodes(job, undisturbed):
+    """At once: to queue again for what is still ours could cost a day."""
+    assert_same_job(job, undisturbed)
+    assert job.restarts == 0
+    assert reasons(job) == ["crashed", "crashed", "finished"]
+    assert job.counts["failures"] == 2
+    assert job.state["reason"] == "finished"
+
+
+@of("cancelled", "slow")
+def test_a_cancelled_job_stays_cancelled(job):
+    """Also one that is cancelled while it saves, since it was preempted."""
+    wait_for(lambda: job.shown["JobState"] == "CANCELLED", "end of the job")
+    assert job.restarts == 0
+    assert job.state["state"] == "stopped"
+    assert job.state["reason"] == "cancelled"
+    assert not (job.directory / "weights.pt").exists()
+
+
+@of("asked")
+def test_sigusr1_by_hand_requeues(job, undisturbed):
+    """Whoever wants a node for something else takes it like this."""
+    assert_same_job(job, undisturbed)
+    assert job.restarts == 1
+    assert job.repeated == [0]
+    assert reasons(job) == ["requested", "finished"]
+
+
+@of("termed")
+def test_sigterm_by_hand_saves_and_goes_on(job, undisturbed):
+    """Slurm has no reason for it, so there is none to give the nodes back."""
+    assert_same_job(job, undisturbed)
+    assert job.restarts == 0
+    assert job.repeated == [0]
+    assert reasons(job) == ["signalled", "finished"]
+
+
+@of("plain")
+def test_the_other_jobs_of_the_sweep_are_left_alone(job, undisturbed):
+    """The siblings of a cancelled job are in the same array."""
+    assert_same_job(job, undisturbed)
+    assert job.attempts == 1
+    assert job.restarts == 0
+
+
+def test_the_launcher_reports_what_became_of_each_job(sweeps):
+    """And how to go on with what was stopped."""
+    assert sweeps.sweep.wait() == 1
+    assert "7 of 9 finished · 2 stopped" in sweeps.sweep.output
+    assert "To run again what did not finish" in sweeps.sweep.output
+
+
+# -- exit states -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ended(sweeps) -> dict[str, SlurmJob]:
+    """The jobs of the sweep of exit states, when it has ended."""
+    assert sweeps.exiting.wait() == 0, sweeps.exiting.output
+    return sweeps.exits.jobs()
+
+
+def state_of(job):
+    """(JobState, ExitCode), once the batch script has ended, too."""
+    wait_for(lambda: job.shown["JobState"] not in ("RUNNING", "COMPLETING"), "end of the job")
+    return job.shown["JobState"], job.shown["ExitCode"]
+
+
+def test_success_is_completed_and_an_exception_is_failed(sweeps, ended):
+    """Whatever the teardown's own commands end with."""
+    assert state_of(ended["good"]) == ("COMPLETED", "0:0")
+    assert state_of(ended["raises"]) == ("FAILED", "1:0")
+    assert state_of(ended["unwilling"]) == ("FAILED", "3:0")
+    logs = sweeps.exits.sweep_dir / ".submitit"
+    torn_down = [path for path in logs.glob("*.out") if "torn down" in path.read_text()]
+    assert len(torn_down) >= 7
+
+
+def test_results_and_exceptions_come_back(sweeps, ended):
+    """The traceback is in the job's log as well."""
+    output = sweeps.exiting.output
+    assert "RETURNED kind=good tuple (42, 'yes')" in output
+    assert "RETURNED kind=raises ValueError no such luck" in output
+    assert 'raise ValueError("no such luck")' in output
+    assert "Traceback" in ended["raises"].output
+    assert 'raise ValueError("no such luck")' in ended["raises"].output
+    assert "RETURNED kind=unwilling JobError" in output
+    assert "exit code 3" in output
+
+
+def test_afterok_works_for_success_and_not_for_failure(sweeps, ended):
+    """The standard plugin calls a failed job COMPLETED, and the next one begins with nothing."""
+    show = sweeps.cluster.show
+    wait_for(lambda: show(sweeps.after["good"])["JobState"] == "COMPLETED", "the job after")
+    wait_for(
+        lambda: show(sweeps.after["raises"])["Reason"] == "DependencyNeverSatisfied",
+        "verdict of Slurm's on the dependency",
+    )
+
+
+def test_the_failure_of_any_rank_counts(sweeps, ended):
+    """Rank 0 has returned; the job has failed all the same."""
+    assert state_of(ended["ranks"]) == ("FAILED", "1:0")
+    assert "RuntimeError: rank 1 alone" in ended["ranks"].state["because"]
+    assert "rank 1 alone" in sweeps.exiting.output
+
+
+def test_a_sick_node_is_left_behind(sweeps, ended):
+    """No administrator has to be asked."""
+    assert state_of(ended["sick"]) == ("COMPLETED", "0:0")
+    first, second = (sweeps.exits.gates / "sick ran on").read_text().split()
+    assert first != second
+    assert ended["sick"].restarts == 1
+    assert ended["sick"].counts["excluded"] == 1
+
+
+def test_a_job_that_finds_every_node_sick_is_sick_itself(sweeps, ended):
+    """Else it would go through the whole cluster."""
+    assert state_of(ended["sickest"]) == ("FAILED", "69:0")
+    assert ended["sickest"].restarts == 1
+    assert "health.max_excluded_nodes=1" in ended["sickest"].state["because"]
+
+
+def test_a_job_that_no_node_is_left_for_is_reported(sweeps, ended):
+    """Slurm would let it wait for ever."""
+    assert state_of(ended["nowhere"])[0] == "CANCELLED"
+    assert ended["nowhere"].counts["excluded"] == 2
+    assert "2 nodes are unhealthy, and there is no other for it" in sweeps.exiting.output
+
+
+# -- the time limit --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def limited(sweeps, request) -> SlurmJob:
+    until(lambda: sweeps.limited.popen.poll() is not None, "end of the limited sweep")
+    assert sweeps.limited.wait() == 0, sweeps.limited.output
+    return sweeps.limits.jobs()[request.param]
+
+
+@pytest.mark.parametrize("limited", ["limit"], indirect=True)
+def test_an_announced_time_limit(limited, undisturbed):
+    """Saved at the signal; Slurm sends it early enough to come before the loop, too."""
+    assert_same_job(limited, undisturbed)
+    assert limited.restarts == limited.counts["timeouts"] >= 1
+    assert limited.counts["preemptions"] == limited.counts["failures"] == 0
+    assert all(again <= 1 for again in limited.repeated)
+
+
+@pytest.mark.parametrize("limited", ["deaf"], indirect=True)
+def test_the_time_limit_itself(limited, undisturbed):
+    """A task that hears no signal, under a policy without a deadline, is ended by Slurm."""
+    assert_same_job(limited, undisturbed)
+    assert limited.restarts == limited.counts["timeouts"] == 1
+    assert "time_limit" in [one.get("answer") for one in limited.told]
+    assert limited.repeated == [HOLD - 10] or limited.repeated == [-10]

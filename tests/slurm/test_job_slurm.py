@@ -1,0 +1,204 @@
+"""What the wrapper decides where the cluster says little: no controller, no report, no srun."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from forge import slurm
+from forge.job_files import PLAN, RESULT, STATE, WATCH, forge_dir, read_json, write_json
+from forge.job_slurm import SlurmJob
+from forge.requeue import Outcome, Reason
+from forge.slurm import JobInfo
+
+PLANNED = {
+    "token": "none",
+    "checkpoint_dir": "checkpoints",
+    "environment": {},
+    "timeout_s": 10.0,
+    "time_limit_s": 3600.0,
+    "lead_s": 30.0,
+    "signal": "USR2",
+    "actions": {"TERM": "stop", "INT": "stop", "USR1": "requeue", "USR2": "requeue", "HUP": "save"},
+    "slurm": {"ranks": 2, "kill_wait_s": 30.0, "srun_args": [], "start": ["true"]},
+}
+RUNS = JobInfo("RUNNING", "None", 0, None, left_s=3000.0)
+
+
+class Controller:
+    """Answers with what it is given, once each; None: not at all."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.did = []
+
+    def show(self, job, within_s):
+        answer = self.answers.pop(0)
+        if answer is None:
+            raise slurm.NoAnswer("busy")
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def requeue(self, job, within_s):
+        self.did.append(("requeue", job))
+
+    def exclude(self, job, nodes, before, within_s):
+        self.did.append(("exclude", nodes, before))
+
+
+@pytest.fixture
+def wrapper(tmp_path, monkeypatch):
+    """A wrapper whose attempt has just ended, and whose controller gives these answers."""
+    forge_dir(tmp_path).mkdir()
+    write_json(forge_dir(tmp_path) / PLAN, PLANNED)
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+
+    def make(*answers, **changes):
+        job = SlurmJob(tmp_path)
+        job.controller = Controller(*answers)
+        for name in ("show", "requeue", "exclude"):
+            monkeypatch.setattr(slurm, name, getattr(job.controller, name))
+        vars(job).update(changes)
+        return job
+
+    return make
+
+
+def report(job, rank, code, time=1.0, node="n1"):
+    content = {"code": code, "time": time, "is_held": False, "node": node}
+    path = forge_dir(job.directory) / (f"{WATCH}.{rank}" if rank else WATCH)
+    path.write_text(json.dumps(content))
+
+
+def exited(code):
+    return code << 8
+
+
+def test_without_an_answer_the_clock_decides(wrapper, capfd):
+    """Told to leave shortly before its limit, and nobody there to ask: it is the limit."""
+    now = time.monotonic()
+    near = wrapper(None, _end_time=now + 40)
+    report(near, 0, 75)
+    assert near._outcome(exited(75)).reason is Reason.time_limit
+    far = wrapper(None, _end_time=now + 4000)
+    assert far._outcome(exited(75)).reason is Reason.requested
+    assert "does not say why" in capfd.readouterr().err
+
+
+def test_without_an_answer_nothing_is_requeued(wrapper):
+    """It may have been cancelled meanwhile; and what would requeue it does not answer either."""
+    job = wrapper(None)
+    assert job._move_on(Outcome(75, Reason.preempted)) == 75
+    assert job.controller.did == []
+    state = read_json(job.forge / STATE)
+    assert (state["state"], state["reason"]) == ("failed", "preempted")
+    assert "could not be requeued: the controller does not answer" in state["because"]
+
+
+def test_a_job_that_is_gone_was_cancelled(wrapper):
+    """Where MinJobAge is short."""
+    job = wrapper(slurm.NoSuchJob("Invalid job id"))
+    report(job, 0, 143)
+    assert job._outcome(exited(143)).reason is Reason.cancelled
+
+
+def test_cancelled_between_the_two_questions(wrapper):
+    """While it was saving."""
+    job = wrapper(JobInfo("COMPLETING", "None", 0, "2026-01-01T00:00:00"))
+    assert job._move_on(Outcome(143, Reason.preempted)) == 143
+    assert job.controller.did == []
+    assert read_json(job.forge / STATE)["reason"] == "cancelled"
+
+
+def test_what_slurm_has_requeued_is_not_requeued_again(wrapper):
+    """And the limit that it shows is the next start's."""
+    done = JobInfo("PENDING", "BeginTime", 1, None, left_s=-1.8e9)
+    job = wrapper(done, done)
+    report(job, 0, 75)
+    outcome = job._outcome(exited(75))
+    assert outcome.reason is Reason.preempted
+    assert job._left_s() is None
+    assert job._move_on(outcome) == 75
+    assert job.controller.did == []
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "code"),
+    [
+        (exited(128 + signal.SIGUSR2), Reason.requested, 75),
+        (exited(128 + signal.SIGTERM), Reason.signalled, 143),
+        (exited(128 + signal.SIGHUP), Reason.crashed, -signal.SIGHUP),
+        (exited(128 + signal.SIGKILL), Reason.crashed, -signal.SIGKILL),
+        (signal.SIGKILL, Reason.crashed, -signal.SIGKILL),
+    ],
+)
+def test_a_task_that_a_signal_killed_in_its_first_instant(wrapper, status, reason, code):
+    """Before anybody could keep it; srun's own code is all there is."""
+    outcome = wrapper(RUNS)._outcome(status)
+    assert (outcome.reason, outcome.code) == (reason, code)
+
+
+def test_srun_that_cannot_start_the_task_is_no_failure_of_the_task(wrapper):
+    """A node that does not answer: elsewhere, later, it may work."""
+    job = wrapper(RUNS, RUNS)
+    outcome = job._outcome(exited(1))
+    assert outcome.reason is Reason.crashed
+    assert str(outcome) == "the task could not be started by srun"
+    assert job._move_on(outcome) == 75
+    assert job.controller.did == [("requeue", "7")]
+
+
+def test_a_program_that_is_not_there_is_a_failure(wrapper):
+    """`hydra.launcher.python` names it; it will not be there the next time."""
+    outcome = wrapper(RUNS)._outcome(exited(127))
+    assert (outcome.reason, str(outcome)) == (Reason.failed, "exit code 127")
+
+
+def test_the_rank_that_failed_first_says_why(wrapper):
+    """The others die of it, or are killed."""
+    job = wrapper(RUNS)
+    report(job, 0, -signal.SIGKILL, time=9.0)
+    report(job, 1, 65, time=5.0)
+    assert job._outcome(exited(137)).reason is Reason.halted
+
+
+def test_a_failed_rank_is_seen_once_it_has_failed(wrapper):
+    """Looked at each second, on a network disk: a report that was read is not read again."""
+    job = wrapper()
+    assert not job._has_failed_rank()
+    report(job, 1, 0)
+    assert not job._has_failed_rank()
+    (forge_dir(job.directory) / f"{WATCH}.1").write_text("not read again")
+    report(job, 0, 3)
+    assert job._has_failed_rank()
+
+
+def test_the_sick_nodes_are_excluded_beside_those_that_were(wrapper):
+    """All of them, and no healthy one."""
+    info = JobInfo("RUNNING", "None", 0, None, left_s=3000.0, excluded="n7")
+    job = wrapper(info, info)
+    report(job, 0, 69, node="n1")
+    report(job, 1, 0, node="n2")
+    (job.forge / f"{RESULT}.1").touch()
+    outcome = job._outcome(exited(69))
+    assert outcome.reason is Reason.unhealthy
+    assert job._move_on(outcome) == 75
+    assert job.controller.did == [("requeue", "7"), ("exclude", ["n1"], "n7")]
+
+
+def test_a_killed_task_stays_on_its_nodes_unless_the_limit_is_near(wrapper):
+    """To load everything again for a minute's training is not worth it."""
+    job = wrapper(RUNS)
+    report(job, 0, -signal.SIGKILL)
+    report(job, 1, -signal.SIGKILL)
+    outcome = job._outcome(exited(137))
+    assert job._move_on(outcome) is None
+    late = JobInfo("RUNNING", "None", 0, None, left_s=100.0)
+    job = wrapper(late, late)
+    assert job._move_on(job._outcome(exited(137))) == 75
+    assert job.controller.did == [("requeue", "7")]

@@ -1,0 +1,172 @@
+"""What is submitted, looked at before it is."""
+
+import math
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import submitit
+from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
+
+from forge.errors import ConfigError
+from forge.launch import slurm_options
+from forge.launch.sbatch import Batch, Group, batches, log_folder
+from forge.launch.slurm_options import SlurmOptions, into_policy, read
+
+THEIRS = {
+    "submitit_folder": "/logs/%j",
+    "timeout_min": 90,
+    "cpus_per_task": 3,
+    "gpus_per_node": 2,
+    "tasks_per_node": 2,
+    "mem_gb": 5,
+    "nodes": 2,
+    "name": "a name",
+    "stderr_to_stdout": True,
+    "partition": "low",
+    "qos": "high",
+    "comment": "what it's for",
+    "constraint": "a100",
+    "exclude": "n[1-2]",
+    "gres": "gpu:2",
+    "cpus_per_gpu": 4,
+    "gpus_per_task": 1,
+    "mem_per_gpu": "7G",
+    "mem_per_cpu": "1G",
+    "account": "us",
+    "signal_delay_s": 77,
+    "max_num_timeout": 5,
+    "additional_parameters": {"mail-user": "me@example.org", "exclusive": True},
+    "array_parallelism": 3,
+    "setup": ["module load cuda", "echo 'a  b'"],
+}
+"""A value for every key of hydra-submitit-launcher."""
+
+
+def script_of(given, count=1, **group) -> str:
+    defaults = {"signal": "USR2", "lead_s": 77.0, "is_requeued": True}
+    one = Group(options=read(given), **(defaults | group))
+    return Batch(one, list(range(count)), Path("/logs"), Path("/jobs.zip")).script
+
+
+def header(script) -> dict[str, str]:
+    lines = [line.removeprefix("#SBATCH --") for line in script.splitlines() if "#SBATCH" in line]
+    pairs = (line.partition("=") for line in lines)
+    return {name: value for name, _, value in pairs}
+
+
+def test_every_key_of_hydra_submitit_launcher_means_the_same():
+    """One word of a config changes, and nothing of what is submitted but forge's own options."""
+    assert {one.name for one in fields(SlurmQueueConf)} - {"_target_"} == set(THEIRS)
+    executor = submitit.AutoExecutor("/logs/%j", cluster="slurm", slurm_max_num_timeout=5)
+    shared = ("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb")
+    shared += ("nodes", "name", "stderr_to_stdout")
+    left_out = ("submitit_folder", "max_num_timeout")
+    theirs = {key: value for key, value in THEIRS.items() if key not in left_out}
+    executor.update_parameters(
+        **{key if key in shared else f"slurm_{key}": value for key, value in theirs.items()}
+    )
+    inner = executor._executor
+    inner.parameters["map_count"] = 8
+    wanted = inner._make_submission_file_text("command", "uid")
+    ours, expected = header(script_of(THEIRS, 8)), header(wanted)
+    assert ours.pop("requeue") == ""
+    assert expected.pop("wckey") == "submitit"
+    assert ours.pop("signal") == "USR2@77"
+    assert expected.pop("signal") == "USR2@77"
+    assert expected.pop("output") == "/logs/%A_%a/%A_%a_0_log.out"
+    assert ours.pop("output") == "/logs/%A_%a_0_log.out"
+    assert ours == expected
+    for line in THEIRS["setup"]:
+        assert line in script_of(THEIRS).splitlines()
+
+
+@pytest.mark.parametrize("key", THEIRS)
+def test_no_key_is_silently_without_effect(key):
+    """But those that say where to look, and those that the policy takes over."""
+    alone = read({key: THEIRS[key]})
+    assert getattr(alone, key) == THEIRS[key]
+    elsewhere = ("submitit_folder", "signal_delay_s", "max_num_timeout", "array_parallelism")
+    if key not in (*elsewhere, "cpus_per_gpu"):
+        both = THEIRS | {"cpus_per_gpu": None}  # it needs gpus_per_task
+        rest = {name: value for name, value in both.items() if name != key}
+        assert script_of(both) != script_of(rest)
+
+
+def test_signal_delay_and_timeouts_are_the_policy_s():
+    """Two names of one thing; a default gives way, a contradiction is reported."""
+    from omegaconf import OmegaConf
+
+    options = read({"signal_delay_s": 77, "max_num_timeout": 5})
+    cfg = OmegaConf.create({"resilience": {"signal": {"name": "USR2"}}})
+    into_policy(options, cfg)
+    assert cfg.resilience.signal.lead_s == 77
+    assert cfg.resilience.requeue.max_timeouts == 5
+    for section in ({"signal": {"lead_s": 60.0}}, {"requeue": {"max_timeouts": 1}}):
+        with pytest.raises(ConfigError, match="say different things"):
+            into_policy(options, OmegaConf.create({"resilience": section}))
+
+
+@pytest.mark.parametrize("key", list(slurm_options._OURS))
+def test_options_that_are_forge_s_own_are_refused(key):
+    """submitit lets them replace its own, silently."""
+    for spelled in (key, key.replace("-", "_")):
+        with pytest.raises(ConfigError, match=f"forge sets --{key} itself"):
+            read({"additional_parameters": {spelled: "x"}})
+
+
+def test_all_problems_are_reported_at_once_with_the_nearest_key():
+    """Hydra would tell them one by one."""
+    given = {"partitoin": "low", "nodes": 0, "timeout_min": -1, "setup": "one", "wait": "maybe"}
+    with pytest.raises(ConfigError, match="5 problems") as caught:
+        read(given)
+    assert "Did you mean `partition`?" in str(caught.value)
+
+
+def test_jobs_with_the_same_options_are_one_array_and_long_ones_are_split():
+    """An array's numbers are below MaxArraySize."""
+    short, long = (
+        Group(SlurmOptions(timeout_min=minutes), "USR2", 30.0, True) for minutes in (10, 20)
+    )
+    groups = [short, long, short, short, short, long]
+    found = batches(groups, Path("/logs"), Path("/jobs.zip"), 3)
+    assert [one.members for one in found] == [[0, 2, 3], [4], [1, 5]]
+    assert [header(one.script).get("array") for one in found] == ["0-2%3", None, "0-1%2"]
+    assert len({one.bundle for one in found}) == 3
+    assert [header(one.script)["time"] for one in found] == ["10", "10", "20"]
+
+
+def test_a_job_without_a_policy_is_neither_signalled_nor_requeued():
+    """submitit's signal would kill it, with nobody there to hear it."""
+    found = header(script_of({}, signal=None, is_requeued=False))
+    assert "signal" not in found
+    assert "requeue" not in found
+    assert "no-requeue" in found
+
+
+def test_fractions_of_minutes_and_seconds_are_rounded_up():
+    """sbatch takes whole ones; less time than asked for would be a surprise."""
+    found = header(script_of({"timeout_min": 10.5}, lead_s=30.2))
+    assert (found["time"], found["signal"]) == ("11", f"USR2@{math.ceil(30.2)}")
+
+
+@pytest.mark.parametrize(
+    ("given", "folder"),
+    [
+        ("/a/sweep/.submitit/%j", "/a/sweep/.submitit"),
+        ("/else/where/%A/logs", "/else/where"),
+        ("", "/a/sweep"),
+    ],
+)
+def test_logs_lie_above_the_first_folder_of_a_single_job(given, folder):
+    """Slurm makes no folders, and whoever submits does not know the number yet."""
+    assert log_folder(given, Path("/a/sweep")) == Path(folder)
+
+
+def test_a_percent_sign_in_the_path_is_none_of_slurm_s():
+    """`%j` in the name of a sweep's directory is just its name."""
+    folder = log_folder("/a/100%j it's/.submitit/%j", Path("/a/100%j it's"))
+    one = Batch(Group(read({}), None, 0.0, False), [0, 1], folder, Path("/jobs.zip"))
+    (output,) = shlex.split(header(one.script)["output"])
+    assert output == "/a/100%%j it's/.submitit/%A_%a_0_log.out"

@@ -1,0 +1,144 @@
+"""The shell at the top of a task: what comes before anybody can hear it is kept, and acted on."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from shutil import which
+
+import pytest
+from harness import Process
+
+from forge import step
+from forge.job_files import PLAN, WATCH, forge_dir, read_json, write_json
+
+SHELLS = [shell for shell in ("sh", "dash", "bash", "busybox") if which(shell)]
+
+TASK = """
+import signal, sys
+
+def leave(number, frame):
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(75)
+
+signal.signal(signal.SIGUSR2, leave)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+signal.sigtimedwait([], 60)
+"""
+"""As a task of ours does it: handlers first, then what was blocked until now."""
+
+
+def command(shell, directory, *start):
+    """What srun would run, by this shell."""
+    forge_dir(directory).mkdir(exist_ok=True)
+    return [
+        *(["busybox", "sh"] if shell == "busybox" else [shell]),
+        *step.command(directory, start)[1:],
+    ]
+
+
+def watched(shell, directory):
+    """With a true watch, and TASK below it."""
+    forge_dir(directory).mkdir(exist_ok=True)
+    plan = {
+        "command": [sys.executable, "-I", "-S", "-c", TASK],
+        "actions": {"TERM": "stop", "INT": "stop", "USR1": "requeue", "USR2": "requeue"},
+        "timeout_s": 20.0,
+        "cwd": str(directory),
+    }
+    write_json(forge_dir(directory) / PLAN, plan)
+    code = "import sys; sys.path.append(sys.argv[2]); from pathlib import Path;"
+    code += "from forge.step import main; sys.exit(main(Path(sys.argv[1])))"
+    root = step.__file__.rpartition("/forge/")[0]
+    return command(shell, directory, sys.executable, "-I", "-S", "-c", code, str(directory), root)
+
+
+@pytest.fixture(params=SHELLS)
+def shell(request):
+    return request.param
+
+
+@pytest.mark.parametrize("code", [0, 1, 69, 75, 127, 143])
+def test_exit_codes_pass_through(shell, tmp_path, code):
+    """srun's code is that of this shell."""
+    start = ["sh", "-c", f"sleep 0.1; exit {code}"]
+    assert subprocess.run(command(shell, tmp_path, *start)).returncode == code
+
+
+def test_a_child_that_is_killed_gives_128_and_the_signal(shell, tmp_path):
+    """And is not started again: it had begun."""
+    start = ["sh", "-c", "echo >> ../begun; sleep 0.1; kill -KILL $$"]
+    done = subprocess.run(command(shell, tmp_path, *start), cwd=forge_dir(tmp_path))
+    assert done.returncode == 128 + signal.SIGKILL
+    assert len((tmp_path / "begun").read_text()) == 1
+
+
+def test_what_cannot_be_started_is_said(shell, tmp_path):
+    """A container runtime that is not there, say."""
+    done = subprocess.run(
+        command(shell, tmp_path, "/no/such/program"), stderr=subprocess.PIPE, text=True
+    )
+    assert done.returncode == 127
+    assert "/no/such/program" in done.stderr
+
+
+def test_signals_are_written_down_and_the_child_lives(shell, tmp_path):
+    """A child that cannot hear yet must not die of what it does not hear."""
+    script = "touch up; while [ ! -e go ]; do read x < fifo; done; cat .forge/early.3; exit 7"
+    os.mkfifo(tmp_path / "fifo")
+    process = Process(
+        command(shell, tmp_path, "sh", "-c", script), tmp_path / "out", tmp_path, SLURM_PROCID="3"
+    )
+    process.wait_for((tmp_path / "up").exists, "start")
+    early = forge_dir(tmp_path) / "early.3"
+    for name in ("TERM", "HUP", "INT", "USR1", "USR2"):
+        process.signal_session(getattr(signal, f"SIG{name}"))
+        process.wait_for(lambda name=name: early.exists() and name in early.read_text(), name)
+    (tmp_path / "go").touch()
+    (tmp_path / "fifo").write_text("\n")
+    assert process.wait() == 7
+    assert process.output.split()[-5:] == ["TERM", "HUP", "INT", "USR1", "USR2"]
+
+
+def test_a_signal_to_the_shell_alone_is_passed_on(shell, tmp_path):
+    """Between the watch's look at what was written and its first handler nothing is lost."""
+    process = Process(watched(shell, tmp_path), tmp_path / "out", tmp_path)
+    process.wait_for(lambda: len(process.session_pids()) == 3, "start of the task")
+    process.signal(signal.SIGUSR2)
+    assert process.wait() == 75
+    assert read_json(forge_dir(tmp_path) / WATCH)["code"] == 75
+
+
+def test_a_signal_at_any_moment_is_acted_on(shell, tmp_path):
+    """From the first instant on: the shell's start, the fork, the interpreter's, the watch's."""
+    rng = random.Random(shell)
+    ends = []
+    for number in range(25):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        process = Process(watched(shell, directory), directory / "out", directory)
+        process.wait_for(lambda pid=process.pid: _is_shell(pid, shell), "exec of the shell")
+        signal.sigtimedwait([], rng.expovariate(1 / 0.02))
+        process.signal_session(signal.SIGUSR2)
+        ends.append(process.wait())
+        report = read_json(forge_dir(directory) / WATCH)
+        # Killed before its first line: nothing has begun, and the wrapper sees by what.
+        assert (report or {}).get("code") == 75 or ends[-1] == -signal.SIGUSR2, process.output
+    assert ends.count(75) > 20, ends
+
+
+def _is_shell(pid, shell):
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read().startswith(shell.encode())
+
+
+def test_an_early_ctrl_c_comes_to_the_task(tmp_path):
+    """The watch passes no SIGINT on, since the terminal, or Slurm, tells the task itself."""
+    start = watched("sh", tmp_path)
+    plan = read_json(forge_dir(tmp_path) / PLAN)
+    plan["command"][-1] = TASK.replace("SIGUSR2", "SIGINT").replace("75", "130")
+    write_json(forge_dir(tmp_path) / PLAN, plan)
+    (forge_dir(tmp_path) / step.EARLY).write_text("INT\n")
+    assert subprocess.run(start, timeout=60).returncode == 130
