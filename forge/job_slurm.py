@@ -52,6 +52,8 @@ class SlurmJob(Job):
         self._is_ending = False
         """Whether Slurm has begun to end the job: it told the batch script, too."""
         self._srun = 0
+        self._step = -1
+        """Number of the step, as Slurm counts them in each start of the job."""
         self._reported: set[str] = set()
         """Names of the reports of ranks that ended without an error."""
         self._has_begun = True
@@ -77,18 +79,43 @@ class SlurmJob(Job):
             return None
         if state["state"] == "finished":
             return Outcome(ExitCode.FINISHED)
-        if state["state"] in ("failed", "stopped"):  # requeued by hand: another chance
+        before = int(state.get("slurm_restarts", 0))
+        is_same_start = state.get("slurm_job") == self._job and before == self._slurm_restarts
+        if state["state"] in ("failed", "stopped"):
+            if is_same_start:  # it had ended, and then its wrapper was killed
+                sys.exit(state["code"] if state["code"] >= 0 else 128 - state["code"])
             self.counts.best_step = self._saved_step()
-            return None
+            return None  # requeued by hand: another chance
         self.counts = Counts(**state["counts"])
+        self._step = int(state.get("step", -1)) if is_same_start else -1
         if state["state"] == "starting":
             self._because = state["because"]
+            self._account(self._slurm_restarts - before - 1)
             return None
+        if is_same_start:  # our wrapper was killed, and the batch script has started another
+            self._end_step()
+            return Outcome(-signal.SIGKILL)
         # Slurm's own requeue (no grace time, a node that failed) left nobody to say so.
+        self._account(self._slurm_restarts - before - 1)
         return Outcome(-signal.SIGKILL, Reason.preempted)
 
+    def _account(self, unseen: int) -> None:
+        """Requeues by Slurm of which no wrapper has seen anything."""
+        if unseen > 0:
+            self.counts.preemptions += unseen
+            self.counts.restarts += unseen
+            self._tell("requeued by Slurm", times=unseen)
+
     def _write_state(self, state: str, because: str = "", **more: Any) -> None:
-        super()._write_state(state, because, slurm_job=self._job, **more)
+        start = {"slurm_job": self._job, "slurm_restarts": self._slurm_restarts}
+        super()._write_state(state, because, **start, step=self._step, **more)
+
+    def _end_step(self) -> None:
+        """Nothing of the last step may live when the next begins."""
+        try:
+            slurm.end_step(self._job, self._step, _ASK_S)
+        except slurm.NoAnswer as error:
+            self._print(str(error))
 
     # -- an attempt ----------------------------------------------------------------------------
 
@@ -108,6 +135,8 @@ class SlurmJob(Job):
             str(self.directory / "output.log"),
             step.command(self.directory, options["start"]),
         )
+        self._step += 1
+        self._write_state("running", self._because)  # with the step's number
         # Not waited for by Popen: `processes.reap` collects every child.
         self._popen = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         self._srun = self._popen.pid
@@ -184,6 +213,9 @@ class SlurmJob(Job):
     def _outcome(self, status: int) -> Outcome:
         """By the rank that ended first with an error, and by what the controller says."""
         reports = self._reports()
+        if not all(reports) and not self._is_ending:  # srun is gone, and perhaps the step is not
+            self._end_step()
+            reports = self._reports()
         self._has_begun = any(reports)
         ended = []
         for rank, report in enumerate(reports):

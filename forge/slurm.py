@@ -122,6 +122,37 @@ def exclude(job: str, nodes: list[str], before: str, within_s: float) -> None:
     _scontrol(["update", f"JobId={job}", f"ExcNodeList={names}"], within_s)
 
 
+def end_step(job: str, number: int, within_s: float) -> None:
+    """Kill a step and wait until nothing of it is left; one that is gone is left alone.
+
+    By its number: killing the tasks of `job` would cancel it where it waits in the queue.
+
+    Raises:
+        NoAnswer: Where something of it is left, or nobody answers.
+    """
+    name = f"{job}.{number}"
+    deadline = time.monotonic() + within_s
+    try:
+        if name in _steps(job, within_s):
+            _ask("scancel", "--signal=KILL", name, within_s=within_s)
+        while name in _steps(job, within_s):
+            if time.monotonic() > deadline:
+                raise NoAnswer(f"the step {name} does not end")
+            time.sleep(_FIRST_PAUSE_S)  # Slurm tells nobody
+    except Refused as error:
+        raise NoAnswer(str(error)) from error
+
+
+def _steps(job: str, within_s: float) -> list[str]:
+    form = ["--noheader", "--steps", f"--jobs={job}", "--format=%i"]
+    try:
+        return _ask("squeue", *form, within_s=within_s).split()
+    except Refused as error:
+        if "Invalid job id" in str(error):
+            return []  # the job is gone, and its steps with it
+        raise
+
+
 def srun(options: list[str], output: str, command: list[str]) -> list[str]:
     """The command that starts a step; what its tasks print is appended to a file.
 

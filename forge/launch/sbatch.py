@@ -93,6 +93,18 @@ def batches(groups: list[Group], folder: Path, bundle: Path, max_array_size: int
     return found
 
 
+def log_folder(given: str, sweep_dir: Path) -> Path:
+    """Where logs go by `hydra.launcher.submitit_folder`: down to the first part with a job's id."""
+    path = Path(given or sweep_dir).expanduser().absolute()
+    # Only below the sweep's own directory, whose name may hold what looks like one.
+    known = sweep_dir if path.is_relative_to(sweep_dir) else Path(path.anchor)
+    for part in path.relative_to(known).parts:
+        if any(tag in part for tag in ("%j", "%A", "%a", "%t")):
+            break
+        known /= part
+    return known
+
+
 def _script(batch: Batch) -> str:
     options, group = batch.group.options, batch.group
     with contextlib.redirect_stderr(None):  # no advice about names that are not the user's
@@ -116,20 +128,24 @@ def _script(batch: Batch) -> str:
     command = [
         # Slurm's signals are for the wrapper: the shell waits for it, and keeps its exit code.
         "trap : TERM HUP INT QUIT USR1 USR2",
-        "forge_code=0",
-        f"{shlex.join(wrapper)} || forge_code=$?",
+        "for forge_try in 1 2 3; do  # a wrapper that was killed is started again",
+        "  forge_code=0",
+        f"  {shlex.join(wrapper)} || forge_code=$?",
+        '  [ "$forge_code" = 137 ] || break',
+        "done",
     ]
     text = executor.header("\n".join(command))
     lines = [line for line in text.splitlines() if not _is_unwanted(line, group)]
-    for number, line in enumerate(lines):
-        for name in ("output", "error"):
-            if line.startswith(f"#SBATCH --{name}={_LOGS}/"):
-                file = line.rpartition("/")[2]
-                path = (
-                    f"{batch.folder}/".replace("%", "%%") + file
-                )  # a % of ours is none of Slurm's
-                lines[number] = f"#SBATCH --{name}={shlex.quote(path)}"
-    return "\n".join(lines) + "\n"
+    return "\n".join(_with_logs(line, batch.folder) for line in lines) + "\n"
+
+
+def _with_logs(line: str, folder: Path) -> str:
+    """The line, with the true folder where it names a log."""
+    option, _, name = line.partition(f"={_LOGS}/")
+    if option not in ("#SBATCH --output", "#SBATCH --error"):
+        return line
+    path = f"{str(folder).replace('%', '%%')}/{name}"
+    return f"{option}={shlex.quote(path)}"
 
 
 def _is_unwanted(line: str, group: Group) -> bool:

@@ -201,6 +201,13 @@ class SlurmJob(SweptJob):
     def watch(self) -> int:
         return self._process("forge.step")
 
+    @property
+    def srun(self) -> int:
+        """pid of the command that waits for the step."""
+        return next(
+            pid for pid in self.marked if Path(f"/proc/{pid}/comm").read_text().strip() == "srun"
+        )
+
     def _process(self, module: str) -> int:
         def is_it(pid: int) -> bool:
             program, *arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

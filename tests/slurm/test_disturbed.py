@@ -18,7 +18,7 @@ from forge import processes
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 ON_N2 = ("preempted", "zero", "stuck", "slow")
-ON_N1 = ("killed", "cancelled", "asked", "termed", "plain")
+ON_N1 = ("killed", "wrapper", "srun", "cancelled", "asked", "termed", "plain")
 
 EXITS = """
     import os, sys, time
@@ -84,7 +84,7 @@ class Sweeps:
         self.app = SlurmApp(cluster, folder / "disturbed")
         self.limits = SlurmApp(cluster, folder / "limits")
         self.exits = SlurmApp(cluster, folder / "exits", EXITS, EXITS_CONF)
-        ones = dict.fromkeys((*ON_N2, "cancelled", "asked", "termed"), 1)
+        ones = dict.fromkeys((*ON_N2, "cancelled", "asked", "termed", "wrapper", "srun"), 1)
         self.sweep = self.app.start(
             f"kind={','.join([*ON_N2, *ON_N1])}",
             f"++holds={table(**ones, killed=2)}",
@@ -104,6 +104,8 @@ class Sweeps:
             self.app.wait_for_gate(f"{kind} 0", self.sweep)
         jobs = self.app.jobs()
         assert processes.send(jobs["killed"].task, signal.SIGKILL)
+        assert processes.send(jobs["wrapper"].state["pid"], signal.SIGKILL)
+        assert processes.send(jobs["srun"].srun, signal.SIGKILL)
         preempting = urgent(self.cluster, self.app.folder, "--nodelist=n2")
         jobs["cancelled"].scancel()
         jobs["asked"].scancel("--signal=USR1")
@@ -214,6 +216,23 @@ def test_a_task_that_is_killed_is_started_again_on_the_same_nodes(job, undisturb
     assert job.state["reason"] == "finished"
 
 
+@of("wrapper")
+def test_a_wrapper_that_is_killed_is_started_again(job, undisturbed):
+    """By the batch script; what is left of the step is ended before the task begins again."""
+    assert_same_job(job, undisturbed)
+    assert job.restarts == 0
+    assert job.counts["failures"] == 1
+    assert job.attempts == 2
+
+
+@of("srun")
+def test_a_step_whose_srun_is_killed_is_ended_before_the_next_begins(job, undisturbed):
+    """Two tasks in one directory would be one too many."""
+    assert_same_job(job, undisturbed)
+    assert job.attempts == 2
+    assert job.counts["failures"] == 1
+
+
 @of("cancelled", "slow")
 def test_a_cancelled_job_stays_cancelled(job):
     """Also one that is cancelled while it saves, since it was preempted."""
@@ -253,7 +272,7 @@ def test_the_other_jobs_of_the_sweep_are_left_alone(job, undisturbed):
 def test_the_launcher_reports_what_became_of_each_job(sweeps):
     """And how to go on with what was stopped."""
     assert sweeps.sweep.wait() == 1
-    assert "7 of 9 finished · 2 stopped" in sweeps.sweep.output
+    assert "9 of 11 finished · 2 stopped" in sweeps.sweep.output
     assert "To run again what did not finish" in sweeps.sweep.output
 
 

@@ -33,6 +33,7 @@ class Controller:
     def __init__(self, *answers):
         self.answers = list(answers)
         self.did = []
+        self.ended = []
 
     def show(self, job, within_s):
         answer = self.answers.pop(0)
@@ -44,6 +45,9 @@ class Controller:
 
     def requeue(self, job, within_s):
         self.did.append(("requeue", job))
+
+    def end_step(self, job, number, within_s):
+        self.ended.append(number)
 
     def exclude(self, job, nodes, before, within_s):
         self.did.append(("exclude", nodes, before))
@@ -61,7 +65,7 @@ def wrapper(tmp_path, monkeypatch):
     def make(*answers, **changes):
         job = SlurmJob(tmp_path)
         job.controller = Controller(*answers)
-        for name in ("show", "requeue", "exclude"):
+        for name in ("show", "requeue", "exclude", "end_step"):
             monkeypatch.setattr(slurm, name, getattr(job.controller, name))
         vars(job).update(changes)
         return job
@@ -202,3 +206,60 @@ def test_a_killed_task_stays_on_its_nodes_unless_the_limit_is_near(wrapper):
     job = wrapper(late, late)
     assert job._move_on(job._outcome(exited(137))) == 75
     assert job.controller.did == [("requeue", "7")]
+
+
+# -- what an earlier wrapper has left --------------------------------------------------------------
+
+
+def state_left(job, state, restarts, **more):
+    """As a wrapper that was killed in the start with so many restarts leaves it."""
+    content = {"because": "why", "counts": {"preemptions": 2, "restarts": 3}, "pid": 1, "code": 7}
+    content |= {"slurm_job": "7", "slurm_restarts": restarts, "state": state, "step": 4} | more
+    write_json(job.forge / STATE, content)
+
+
+def test_a_wrapper_killed_in_this_very_start_leaves_a_crash(wrapper):
+    """The batch script has started another; the allocation was never lost."""
+    job = wrapper()
+    state_left(job, "running", restarts=0)
+    assert job._take_over() == Outcome(-9)
+    assert job.counts.preemptions == 2
+    assert job.controller.ended == [4]
+
+
+def test_a_wrapper_killed_after_the_end_ends_as_before(wrapper):
+    """The job is over: neither a new chance nor another code."""
+    job = wrapper()
+    state_left(job, "failed", restarts=0)
+    with pytest.raises(SystemExit) as ended:
+        job._take_over()
+    assert ended.value.code == 7
+
+
+def test_a_job_requeued_by_hand_after_its_end_has_another_chance(wrapper, monkeypatch):
+    """Whoever types `scontrol requeue` wants it to run, with budgets as at the first start."""
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    job = wrapper()
+    state_left(job, "failed", restarts=0)
+    assert job._take_over() is None
+    assert job.counts.preemptions == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "now", "outcome", "preemptions"),
+    [
+        ("starting", 1, None, 2),  # we requeued it, and have accounted for it
+        ("starting", 3, None, 4),  # Slurm did it twice more before a wrapper began
+        ("running", 1, Outcome(-9, Reason.preempted), 2),  # accounted for by the decision
+        ("running", 2, Outcome(-9, Reason.preempted), 3),
+    ],
+)
+def test_slurm_s_own_count_of_restarts_is_held_against_ours(
+    state, now, outcome, preemptions, wrapper, monkeypatch
+):
+    """What no wrapper has seen counts as well, or a budget would never end."""
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(now))
+    job = wrapper()
+    state_left(job, state, restarts=0)
+    assert job._take_over() == outcome
+    assert job.counts.preemptions == preemptions
