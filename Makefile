@@ -51,6 +51,7 @@ bench: $(VENV)/.dev-installed
 	$(IN_VENV) benchmarks/startup.py
 	$(IN_VENV) benchmarks/save.py
 	$(IN_VENV) benchmarks/launch.py
+	$(IN_VENV) benchmarks/slurm_launch.py
 
 format: $(VENV)/.dev-installed
 	$(IN_VENV) -m ruff format .

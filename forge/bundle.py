@@ -14,14 +14,23 @@ from typing import Any
 
 from forge.job_files import PLAN, STATE, TASK, forge_dir, read_json, write_atomically, write_json
 
+_CODE = "code.json"
+"""As `job_dir` has it, which imports more than a wrapper needs."""
 
-def write(path: Path, common: bytes, jobs: list[tuple[Path, dict[str, Any], bytes]]) -> None:
+
+def write(
+    path: Path,
+    common: bytes,
+    jobs: list[tuple[Path, dict[str, Any], bytes]],
+    code: dict[str, str],
+) -> None:
     """Write a bundle.
 
     Args:
         path: Where.
         common: What all jobs have in common, pickled.
         jobs: The directory, the plan and the pickled config of each.
+        code: As `job_dir.code_fingerprint` has it: what they are started with.
     """
     entries, parts, position = [], [common], len(common)
     for directory, plan, config in jobs:
@@ -29,7 +38,8 @@ def write(path: Path, common: bytes, jobs: list[tuple[Path, dict[str, Any], byte
         entries.append([str(directory), position, len(data), len(config)])
         parts += [data, config]
         position += len(data) + len(config)
-    head = json.dumps({"common": len(common), "jobs": entries}).encode() + b"\n"
+    content = {"common": len(common), "jobs": entries, "code": code}
+    head = json.dumps(content).encode() + b"\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, b"".join([head, *parts]), is_synced=True)
 
@@ -57,6 +67,8 @@ def unpack(path: Path, number: int) -> Path:
     state = read_json(forge_dir(directory) / STATE) or {}
     if state.get("state") != "finished":
         (forge_dir(directory) / STATE).unlink(missing_ok=True)
+    if not (forge_dir(directory) / _CODE).exists():  # the first start notes it
+        write_json(forge_dir(directory) / _CODE, head["code"])
     task = pickle.dumps({"common": common, "config": config})
     write_atomically(forge_dir(directory) / TASK, task)
     write_json(forge_dir(directory) / PLAN, plan | {"launch": path.name})  # last: now it is there

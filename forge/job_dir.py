@@ -180,10 +180,13 @@ def code_fingerprint() -> dict[str, str]:
     return found
 
 
-def changed_code(job_dir: Path) -> list[str]:
-    """Files that differ from those the job was first started with; the first start notes them."""
+def changed_code(job_dir: Path, now: dict[str, str] | None = None) -> list[str]:
+    """Files that differ from those the job was first started with; the first start notes them.
+
+    `now`: the code's fingerprint, where the caller has it for many jobs.
+    """
     path = forge_dir(job_dir) / "code.json"
-    now = code_fingerprint()
+    now = code_fingerprint() if now is None else now
     try:
         first: dict[str, str] = dict(json.loads(path.read_text()))
     except (FileNotFoundError, ValueError):

@@ -25,7 +25,7 @@ from forge import bundle, processes, slurm, step, time_limit
 from forge.errors import ExitCode
 from forge.job import Job
 from forge.job_files import STATE, WATCH, read_json, suffix
-from forge.requeue import Counts, Outcome, Reason, signal_name
+from forge.requeue import Counts, Decision, Outcome, Reason, signal_name
 from forge.slurm import JobInfo, Why
 from forge.watch import MARGIN_S, ORPHANED_S
 
@@ -294,6 +294,11 @@ class SlurmJob(Job):
     def _asking_s(self) -> float:
         """Seconds that a question may take now."""
         return self._patience_s() / 2 if self._is_ending else 6 * _ASK_S
+
+    def _end(self, outcome: Outcome, decision: Decision) -> int:
+        if outcome.reason is Reason.cancelled:
+            decision = Decision(False, "cancelled")
+        return super()._end(outcome, decision)
 
     # -- starting again ------------------------------------------------------------------------
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import filter_overrides
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, flag_override, read_write
 
-from forge import frozen, job_dir, messages
+from forge import config, frozen, job_dir, messages
 from forge.config import Policy
 from forge.errors import ConfigError
+from forge.job_files import STATE, forge_dir
 from forge.launch import payload, plan, remembered
 from forge.launch.sweep import Place, SweepDir
 
@@ -52,6 +54,7 @@ def compose(
     problems: list[str] = []
     batch: dict[str, Place] = {}
     outer = HydraConfig.instance().cfg
+    called = _called(function)
     known = [sweep.find(overrides) for overrides in job_overrides]
     # What all of them have is not what anybody wants to see.
     several = len(job_overrides) > 1
@@ -62,15 +65,18 @@ def compose(
         shown = [one for one in filter_overrides(overrides) if one not in common]
         label = " ".join(shown)
         try:
-            place = place or Place(number, _subdir(cfg, number), tuple(sorted(overrides)))
-            composed = _fingerprint(cfg)
-            directory, program = sweep.path / place.subdir, _program(function, cfg)
+            _set_number(cfg, number)
+            place = place or Place(number, _subdir(cfg), tuple(sorted(overrides)))
+            text = _shown(cfg)
+            composed = hashlib.sha256(text.encode()).hexdigest()
+            directory = sweep.path / place.subdir
+            program = f"{called} with config {cfg.hydra.job.config_name}"
             job = ComposedJob(place, directory, cfg, None, label, program, composed)
             problem = _place_problem(job, sweep, batch)
             if problem:  # not looked into any more: what lies there is another job's
                 problems.append(f"job {number} ({label}): {problem}")
                 continue
-            _settle(job, sweep.path)
+            _settle(job, sweep.path, may_refer="${" in text)
             job.policy = policy_of(cfg)
         except ConfigError as error:
             problems += [f"job {number} ({label}): {problem}" for problem in error.problems]
@@ -86,15 +92,10 @@ def compose(
     return jobs
 
 
-def _fingerprint(cfg: DictConfig) -> str:
-    """sha256 of the user's part of a config, interpolations and all."""
-    plain = {}
-    for key in cfg:
-        if key != "hydra":
-            node: Any = cfg._get_node(key)
-            is_tree = isinstance(node, (DictConfig, ListConfig))
-            plain[str(key)] = OmegaConf.to_container(node) if is_tree else node._value()
-    return hashlib.sha256(repr(plain).encode()).hexdigest()
+def _shown(cfg: DictConfig) -> str:
+    """The user's part of a config as a text, interpolations and all."""
+    nodes = {str(key): cfg._get_node(key) for key in cfg if key != "hydra"}
+    return repr({key: config.plain(node) for key, node in nodes.items()})
 
 
 def _place_problem(job: ComposedJob, sweep: SweepDir, batch: dict[str, Place]) -> str | None:
@@ -132,22 +133,33 @@ def _stranger(job: ComposedJob) -> str | None:
     return None
 
 
-def _program(function: Callable[[Any], Any], cfg: DictConfig) -> str:
-    """What the overrides are overrides of: script, function, config."""
+def _called(function: Callable[[Any], Any]) -> str:
+    """Script and function, which with the config are what the overrides are overrides of."""
     main = payload.main_module() or {}
     script = main.get("module") or os.path.basename(main.get("path", ""))
     module = getattr(function, "__module__", "")
     name = getattr(function, "__qualname__", type(function).__name__)
-    where = script if module == "__main__" else module
-    return f"{where}:{name} with config {cfg.hydra.job.config_name}"
+    return f"{script if module == '__main__' else module}:{name}"
 
 
-def _subdir(cfg: DictConfig, number: int) -> str:
-    with read_write(cfg.hydra), open_dict(cfg):
-        cfg.hydra.job.num = number
-        cfg.hydra.job.id = str(number)
+def _writable(node: Any) -> AbstractContextManager[Any]:
+    """With both flags at once: each change of one costs a walk through everything below."""
+    return flag_override(node, ["readonly", "struct"], [False, False])
+
+
+def _set_number(cfg: DictConfig, number: int) -> None:
+    hydra = cfg.hydra
+    with _writable(hydra):
+        hydra.job.num = number
+        hydra.job.id = str(number)
     _use(cfg)
-    return str(cfg.hydra.sweep.subdir)
+
+
+def _subdir(cfg: DictConfig) -> str:
+    sweep, job = cfg.hydra.sweep, cfg.hydra.job
+    if sweep._get_node("subdir")._value() == "${hydra.job.num}":
+        return str(job.num)  # Hydra's default, without the parser of interpolations
+    return str(sweep.subdir)
 
 
 def _use(cfg: Any) -> None:
@@ -155,39 +167,48 @@ def _use(cfg: Any) -> None:
     HydraConfig.instance().cfg = cfg
 
 
-def _settle(job: ComposedJob, sweep_path: Path) -> None:
-    """Put what is known only now into the job's config, as values: its number and its paths."""
+def _settle(job: ComposedJob, sweep_path: Path, may_refer: bool) -> None:
+    """Put what is known only now into the job's config, as values: above all its paths.
+
+    `may_refer`: whether there are interpolations in the user's part.
+    """
     cfg = job.config
-    with read_write(cfg), open_dict(cfg), read_write(cfg.hydra), open_dict(cfg.hydra):
-        cfg.hydra.job.num = job.place.number
-        cfg.hydra.job.id = str(job.place.number)
-        cfg.hydra.sweep.dir = str(sweep_path)
-        cfg.hydra.sweep.subdir = job.place.subdir
-        with read_write(cfg.hydra.runtime), open_dict(cfg.hydra.runtime):
-            cfg.hydra.runtime.output_dir = str(job.directory)
-    _use(cfg)
+    hydra = cfg.hydra
+    with _writable(hydra), _writable(hydra.runtime):
+        hydra.sweep.dir = str(sweep_path)
+        hydra.sweep.subdir = job.place.subdir
+        hydra.runtime.output_dir = str(job.directory)
     if frozen.is_frozen(job.directory):
         if plan.has_begun(job.directory):
             frozen.restore(cfg, job.directory)
+            may_refer = True
         elif not plan.is_finished(job.directory):
             frozen.forget(job.directory)  # nothing was trained yet: nothing to be true to
             job_dir.forget_code(job.directory)
-    with read_write(cfg):
-        frozen.resolve_now(cfg, is_root=True)
+    if may_refer:
+        with read_write(cfg):
+            frozen.resolve_now(cfg, is_root=True)
 
 
-def is_stale(job: ComposedJob) -> bool:
+def is_stale(job: ComposedJob, code: dict[str, str]) -> bool:
     """Whether a finished job runs again.
 
     One with a policy never does: its state is all it would come back to. One without, that knows
     nothing of states, does where the code or the config has changed, as with Hydra's own launcher.
+
+    `code`: as `job_dir.code_fingerprint` has it now.
     """
-    changed = job_dir.changed_code(job.directory)
+    changed = job_dir.changed_code(job.directory, code)
     is_active = job.policy is not None and job.policy.enabled
     if not changed and (is_active or plan.earlier(job.directory).get("composed") == job.composed):
         return False
     if is_active:
         messages.warn(f"{job.directory} was finished with other code: {', '.join(changed[:5])}")
         return False
-    job_dir.forget_code(job.directory)
     return True
+
+
+def start_over(job: ComposedJob) -> None:
+    """Let a finished job run again, with the code as it is now."""
+    job_dir.forget_code(job.directory)
+    (forge_dir(job.directory) / STATE).unlink(missing_ok=True)

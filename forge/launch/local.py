@@ -19,7 +19,7 @@ from forge.config import Policy
 from forge.errors import Exit, ForgeError
 from forge.job_files import STATE, TASK, forge_dir, write_atomically
 from forge.launch import opening, orphans, payload, plan, resources
-from forge.launch.compose import ComposedJob, compose, is_stale
+from forge.launch.compose import ComposedJob, compose, is_stale, start_over
 from forge.launch.queue import Queue, QueuedJob
 from forge.launch.results import result_of
 
@@ -100,16 +100,19 @@ def _freeze(
 ) -> None:
     """Write down how each job is started, unless it is finished."""
     outer = HydraConfig.instance().cfg
+    code = job_dir.code_fingerprint()
     for job in jobs:
-        if plan.is_finished(job.directory) and not is_stale(job):
-            continue
+        if plan.is_finished(job.directory):
+            if not is_stale(job, code):
+                continue
+            start_over(job)
         HydraConfig.instance().set_config(job.config)
         try:
             forge_dir(job.directory).mkdir(0o775, parents=True, exist_ok=True)
             (forge_dir(job.directory) / STATE).unlink(missing_ok=True)
             if job.policy is not None and job.policy.enabled:
                 frozen.freeze(job.config, job.directory)
-            job_dir.changed_code(job.directory)  # the first start notes it
+            job_dir.changed_code(job.directory, code)  # the first start notes it
             data, main = shared.with_config(job.config)
             write_atomically(forge_dir(job.directory) / TASK, data)
             plan.make(

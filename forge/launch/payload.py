@@ -130,11 +130,12 @@ class Shared:
         )
         in_main = isinstance(reference, _Reference) and reference.module == "__main__"
         self._needs_main = needs_main or in_main
+        self._main = main_module()
 
     def dump(self, config: DictConfig) -> tuple[bytes, dict[str, str] | None]:
         """(one job's own part, how to import `__main__` before it is read or None)."""
         data, needs_main = _dump_plain(config)
-        return data, main_module() if needs_main or self._needs_main else None
+        return data, self._main if needs_main or self._needs_main else None
 
     def with_config(self, config: DictConfig) -> tuple[bytes, dict[str, str] | None]:
         """(the payload of one job, how to import `__main__` before it is read or None)."""

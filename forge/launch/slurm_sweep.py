@@ -19,7 +19,6 @@ from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
-from submitit.core.utils import JobPaths
 
 from forge import bundle, config, job_dir, messages, slurm
 from forge.config import Policy
@@ -27,10 +26,10 @@ from forge.errors import ConfigError, Exit
 from forge.job_files import STATE, forge_dir, read_json
 from forge.launch import opening, payload, plan, preview, slurm_options
 from forge.launch.cluster import Cluster
-from forge.launch.compose import ComposedJob, compose, is_stale
+from forge.launch.compose import ComposedJob, compose, is_stale, start_over
 from forge.launch.plan import ROOT
 from forge.launch.results import result_of
-from forge.launch.sbatch import Batch, Group, batches
+from forge.launch.sbatch import Batch, Group, batches, log_folder
 from forge.launch.slurm_options import SlurmOptions
 from forge.launch.slurm_wait import SubmittedJob, Watcher
 from forge.launch.submitted import Submitted
@@ -51,6 +50,8 @@ class _Job:
     options: SlurmOptions
     slurm_id: str | None = None
     is_finished: bool = False
+    is_stale: bool = False
+    """It was finished, and runs again."""
 
 
 def launch(
@@ -141,9 +142,12 @@ def _policy(options: SlurmOptions, cfg: DictConfig) -> Policy | None:
 
 def _find(jobs: list[_Job], submitted: Submitted) -> None:
     """What an earlier start of this sweep has finished, or has in the queue still."""
+    code = job_dir.code_fingerprint()
     for job in jobs:
         directory = job.composed.directory
-        job.is_finished = plan.is_finished(directory) and not is_stale(job.composed)
+        if plan.is_finished(directory):
+            job.is_stale = is_stale(job.composed, code)
+            job.is_finished = not job.is_stale
     if submitted.is_empty:
         return
     try:
@@ -179,11 +183,9 @@ def _calls(
                 is_requeued=policy is not None and is_active and policy.requeue.enabled,
             )
         )
-    folder = JobPaths.get_first_id_independent_folder(options.submitit_folder or directory)
+    folder = log_folder(options.submitit_folder, directory)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.zip"
-    return batches(
-        groups, Path(folder).absolute(), directory / ".forge" / "slurm" / name, max_array_size
-    )
+    return batches(groups, folder, directory / ".forge" / "slurm" / name, max_array_size)
 
 
 # -- submitting ------------------------------------------------------------------------------------
@@ -197,10 +199,14 @@ def _submit(
     cluster: Cluster,
 ) -> None:
     """One sbatch for each batch; what was submitted is written down before the next."""
+    code = job_dir.code_fingerprint() if calls else {}
     for call in calls:
         members = [jobs[number] for number in call.members]
         packed = [_pack(job, shared, cluster) for job in members]
-        bundle.write(call.bundle, shared.common, packed)
+        bundle.write(call.bundle, shared.common, packed, code)
+        for job in members:
+            if job.is_stale:
+                start_over(job.composed)
         call.folder.mkdir(parents=True, exist_ok=True)
         script = call.bundle.with_suffix(".sh")
         script.write_text(call.script)

@@ -39,8 +39,7 @@ class SweepDir:
         """
         self.path = path
         self._index = forge_dir(path) / "jobs.jsonl"
-        self._known = self._read()
-        self._by_key = {self.key(place.subdir): place for place in self._known}
+        self._remember(self._read())
         self._taken = taken
         self._lock = -1
         if is_looked_at:
@@ -56,8 +55,15 @@ class SweepDir:
             )
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
-        self._known = self._read()  # now nobody adds to it
-        self._by_key = {self.key(place.subdir): place for place in self._known}
+        self._remember(self._read())  # now nobody adds to it
+
+    def _remember(self, known: list[Place]) -> None:
+        self._known = known
+        self._numbers = {place.number for place in known}
+        self._by_key = {self.key(place.subdir): place for place in known}
+        self._by_overrides: dict[tuple[str, ...], list[Place]] = {}
+        for place in known:
+            self._by_overrides.setdefault(place.overrides, []).append(place)
 
     def close(self) -> None:
         """Let others run the sweep."""
@@ -79,17 +85,15 @@ class SweepDir:
 
     def find(self, overrides: list[str]) -> Place | None:
         """The place of a job with these overrides that nobody has asked for yet."""
-        wanted = tuple(sorted(overrides))
-        for place in self._known:
-            if place.overrides == wanted and place.number not in self._taken:
+        for place in self._by_overrides.get(tuple(sorted(overrides)), []):
+            if place.number not in self._taken:
                 self._taken.add(place.number)
                 return place
         return None
 
     def free_number(self, number: int) -> int:
         """`number`, or where an earlier start of this sweep has used it the next that is free."""
-        used = {place.number for place in self._known} | self._taken
-        while number in used:
+        while number in self._numbers or number in self._taken:
             number += 1
         self._taken.add(number)
         return number
@@ -104,7 +108,8 @@ class SweepDir:
 
     def add(self, places: list[Place]) -> None:
         """Remember new jobs; before they are started, so that they can be found."""
-        new = [place for place in places if place not in self._known]
+        known = set(self._known)
+        new = [place for place in places if place not in known]
         if not new:
             return
         # Begins with a newline: the last line may have been torn.
@@ -116,5 +121,4 @@ class SweepDir:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        self._known += new
-        self._by_key |= {self.key(place.subdir): place for place in new}
+        self._remember(self._known + new)
