@@ -12,7 +12,16 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from forge.job_files import PLAN, STATE, TASK, forge_dir, read_json, write_atomically, write_json
+from forge.job_files import (
+    PLAN,
+    STATE,
+    TASK,
+    forge_dir,
+    is_busy,
+    read_json,
+    write_atomically,
+    write_json,
+)
 
 _CODE = "code.json"
 """As `job_dir` has it, which imports more than a wrapper needs."""
@@ -58,7 +67,9 @@ def unpack(path: Path, number: int) -> Path:
         name, position, plan_size, config_size = head["jobs"][number]
         directory = Path(name)
         before = read_json(forge_dir(directory) / PLAN) or {}
-        if before.get("launch") == path.name:
+        # Names begin with the time: what a later launch has put there stays, and so does what a
+        # job works with that runs (one of an earlier launch that somebody has requeued by hand).
+        if before.get("launch", "") >= path.name or is_busy(directory):
             return directory
         common = file.read(head["common"])
         file.seek(begin + position)

@@ -15,7 +15,6 @@ directory is held while anything of the job may be alive.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -50,8 +49,6 @@ TOKEN = "FORGE_JOB_TOKEN"
 _CLAIM_S = 30.0
 """Seconds beyond the task's deadline that an earlier wrapper's processes have to leave."""
 _STEP_DIR = re.compile(r"step_(\d+)")
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-"""What flock says on a network disk without a lock manager."""
 
 
 class Job:
@@ -124,20 +121,12 @@ class Job:
         self._lock = os.open(self.forge / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         leaving_s = (self.plan["timeout_s"] or ORPHANED_S) + MARGIN_S
         deadline = time.monotonic() + leaving_s + _CLAIM_S
-        while not self._has_lock():
+        while not take_lock(self._lock):
             if time.monotonic() > deadline:
                 sys.exit(int(ExitCode.IN_USE))
             # Nothing tells when a lock is free and listens to signals as well.
             select.select([self._reader], [], [], 0.05)
             self._look_while_waiting()
-
-    def _has_lock(self) -> bool:
-        try:
-            return take_lock(self._lock)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            return True  # the token in the checkpoints' directory still keeps two apart
 
     def _look_while_waiting(self) -> None:
         """Between two looks at the lock: nothing of the job is ours yet."""

@@ -14,6 +14,7 @@ Where a job has several tasks, the last three are there for each: `watch.json.1`
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -30,6 +31,9 @@ WATCH = "watch.json"
 VERDICT = "verdict.json"
 RESULT = "result.pkl"
 
+RANKS = "FORGE_RANKS"
+"""Environment variable of a task: how many there are."""
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 RANK = "FORGE_RANK"
 """Environment variable of a task among several: its number."""
 
@@ -69,6 +73,9 @@ def write_atomically(path: Path, text: str | bytes, is_synced: bool = False) -> 
 def take_lock(fd: int) -> bool:
     """Take the lock of an open file, without waiting; processes forked later hold it as well.
 
+    A network disk without a lock manager has none to take; there, the token in the checkpoints'
+    directory still keeps two jobs apart.
+
     Returns:
         False where another process holds it.
     """
@@ -78,7 +85,22 @@ def take_lock(fd: int) -> bool:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
     return True
+
+
+def is_busy(job_dir: Path) -> bool:
+    """Whether a process holds the lock of a job's directory."""
+    try:
+        fd = os.open(forge_dir(job_dir) / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not take_lock(fd)
+    finally:
+        os.close(fd)
 
 
 def read_trusted(path: Path) -> bytes:

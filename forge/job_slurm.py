@@ -203,10 +203,9 @@ class SlurmJob(Job):
 
     def _take_in(self) -> None:
         for number in processes.heard(self._reader):
+            # USR1, USR2 and INT come with `scancel --full`, which sends them to the tasks, too.
             if number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
                 self._is_ending = True
-            elif number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT) and self._srun:
-                processes.send(self._srun, number)  # `scancel --batch`: srun passes it on
 
     # -- how it ended --------------------------------------------------------------------------
 
@@ -298,6 +297,9 @@ class SlurmJob(Job):
     def _end(self, outcome: Outcome, decision: Decision) -> int:
         if outcome.reason is Reason.cancelled:
             decision = Decision(False, "cancelled")
+        if outcome.code == ExitCode.BAD_CONFIG and self.plan["slurm"]["ranks"] > 1:
+            said = f"{decision.because}: see `hydra.launcher.tasks_per_node` in its output"
+            decision = Decision(False, said)
         return super()._end(outcome, decision)
 
     # -- starting again ------------------------------------------------------------------------

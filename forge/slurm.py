@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import subprocess
 import time
 from collections.abc import Mapping
@@ -51,7 +52,13 @@ class JobInfo:
     @staticmethod
     def parse(text: str) -> JobInfo:
         """From one line of `scontrol --oneliner show job`."""
-        fields = dict(word.split("=", 1) for word in text.split() if "=" in word)
+        # A job's name and what stands last (comment, command) are free text, which may look alike.
+        text = re.sub(r" JobName=.*? UserId=", " UserId=", text, count=1, flags=re.DOTALL)
+        fields: dict[str, str] = {}
+        for word in text.split():
+            name, is_field, value = word.partition("=")
+            if is_field:
+                fields.setdefault(name, value)
         preempt_time = fields.get("PreemptTime", "None")
         limit_s, run_s = seconds(fields.get("TimeLimit", "")), seconds(fields.get("RunTime", ""))
         excluded = fields.get("ExcNodeList", "")
@@ -163,6 +170,7 @@ def srun(options: list[str], output: str, command: list[str]) -> list[str]:
     """
     path = output.replace("%", "%%")
     fixed = ["srun", "--unbuffered", f"--output={path}", "--open-mode=append", "--input=none"]
+    fixed.append("--export=ALL")  # what sbatch was told of the environment is not for the step
     # The others have to save: they end by themselves, or by the job's wrapper.
     return [*fixed, "--kill-on-bad-exit=0", "--wait=0", *options, *command]
 
@@ -185,6 +193,10 @@ def why(info: JobInfo, own_restarts: int) -> Why:
     return Why.unknown
 
 
+_OURS = ("SIGNAL", "REQUEUE", "NO_REQUEUE", "ARRAY_INX", "OUTPUT", "ERROR", "OPEN_MODE", "WAIT")
+"""What sbatch would read from the environment, and the batch script sets."""
+
+
 # -- the launcher's side ---------------------------------------------------------------------
 
 
@@ -195,8 +207,10 @@ def submit(script: Path) -> str:
         Refused: Where sbatch refuses it, with its words.
     """
     # What belongs to a job that we may ourselves stand in is not for the new one.
-    inner = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_", "FORGE_")
+    inner = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "FORGE_")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(inner) or k == "SLURM_CONF"}
+    for name in _OURS:  # SBATCH_ACCOUNT and the like are the user's own defaults
+        kept.pop(f"SBATCH_{name}", None)
     return _ask("sbatch", "--parsable", str(script), environment=kept).strip().partition(";")[0]
 
 
@@ -229,17 +243,23 @@ _ALIVE = (
 )
 
 
-def queue() -> dict[str, Queued]:
+_JOB_LINE = re.compile(r"(\d+(?:_\S+?)?)\|([A-Z_]+)\|([^|]*)\|(.*)")
+
+
+def queue(with_scripts: bool = False) -> dict[str, Queued]:
     """All of this user's jobs that the controller remembers, by number or `<array>_<task>`.
 
     Raises:
         Refused: Where squeue does not answer.
     """
-    form = ["--noheader", "--array", "--states=all", "--format=%i|%T|%r|%o"]
+    form = f"--format=%i|%T|%r|{'%o' if with_scripts else ''}"
+    user = f"--user={os.getuid()}"
     found = {}
-    for line in _ask("squeue", f"--user={os.getuid()}", *form).splitlines():
-        name, state, reason, script = line.strip().split("|", 3)
-        found[name] = Queued(state, reason, script)
+    for line in _ask("squeue", user, "--noheader", "--array", "--states=all", form).splitlines():
+        # %o is the script with its arguments; those of other jobs may hold newlines, anything.
+        if match := _JOB_LINE.fullmatch(line.strip()):
+            name, state, reason, script = match.groups()
+            found[name] = Queued(state, reason, script)
     return found
 
 
@@ -273,7 +293,8 @@ def _ask(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="surrogateescape",
             timeout=within_s,
             env={**environment, "LC_ALL": "C"},
         )
@@ -297,7 +318,8 @@ def _scontrol(arguments: list[str], within_s: float, settled: str = "\n") -> str
                 ["scontrol", *arguments],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
+                errors="surrogateescape",
                 timeout=min(_CALL_S, left_s),
                 env={**os.environ, "LC_ALL": "C"},
             )

@@ -18,6 +18,7 @@ import torch
 from forge import config, job_dir, messages
 from forge.config import CodeChange, HealthAction, HealthCheck, HealthConfig, Policy
 from forge.errors import CheckpointError, ConfigError, DirectoryInUse, Exit, ExitCode, ForgeError
+from forge.job_files import RANKS
 from forge.resilience.health import bounded, check_gpu_health
 
 
@@ -43,7 +44,16 @@ def checked_policy(policy: Any) -> Policy:
             " or WSL; on Windows only `import forge` and reading checkpoints and ledgers work."
         )
     with exits():
-        return config.load(policy)
+        checked = config.load(policy)
+        ranks = int(os.environ.get(RANKS) or 1)
+        if checked.enabled and ranks > 1:
+            problem = (
+                f"`hydra.launcher.tasks_per_node` and `hydra.launcher.nodes` start {ranks} tasks,"
+                " and forge.Run can be used in one alone: they would save into one directory. Set"
+                " both to 1, or `resilience.enabled` to false."
+            )
+            raise ConfigError([problem], "The job")
+        return checked
 
 
 def whoami() -> dict[str, Any]:

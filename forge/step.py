@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from forge.job_files import PLAN, RANK, WATCH, forge_dir, read_json, suffix
+from forge.job_files import PLAN, RANK, RANKS, WATCH, forge_dir, read_json, suffix
 from forge.watch import Watch
 
 EARLY = "early"
@@ -58,6 +58,7 @@ def main(directory: Path) -> int:
     plan = read_json(forge_dir(directory) / PLAN)
     assert plan is not None  # the wrapper has read it
     os.environ[RANK] = os.environ.get("SLURM_PROCID", "0")
+    os.environ[RANKS] = str(plan["slurm"]["ranks"])
     # The interpreter of this very process: in a container it is another than the launcher's.
     task = [sys.executable, *plan["command"][1:]]
     return Watch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 
@@ -46,6 +47,7 @@ class Cluster:
 
     def partition(self, name: str | None) -> dict[str, str]:
         """The fields of a partition, None: the default one's; empty where nothing is known."""
+        name = name or os.environ.get("SBATCH_PARTITION")
         if name is not None:
             return self.partitions.get(name, {})
         defaults = (one for one in self.partitions.values() if one.get("Default") == "YES")

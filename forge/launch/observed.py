@@ -42,6 +42,11 @@ class ObservedJob:
         """What the job's wrapper has written; None where nothing of it is there."""
         return read_json(forge_dir(self.directory) / STATE)
 
+    def forget(self) -> None:
+        """Take what the wrapper has said so far as said by another."""
+        stat = (forge_dir(self.directory) / STATE).stat()
+        self._stamp = (stat.st_mtime_ns, stat.st_ino)
+
     def look(self) -> None:
         """Take in what the wrapper says, if it has said something new."""
         try:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 from forge import messages
 from forge.errors import DirectoryInUse
-from forge.job_files import LOCK, PLAN, STATE, forge_dir, read_json, take_lock
+from forge.job_files import PLAN, STATE, forge_dir, is_busy, read_json
 from forge.watch import MARGIN_S, ORPHANED_S
 
 _PATIENCE_S = 30.0
@@ -22,7 +21,7 @@ def wait_for(directories: list[Path]) -> None:
     Raises:
         DirectoryInUse: Where something is, long after its own deadline.
     """
-    busy = [directory for directory in directories if _is_busy(directory)]
+    busy = [directory for directory in directories if is_busy(directory)]
     if not busy:
         return
     messages.say(f"Waiting for {len(busy)} jobs of a launcher that was killed: they are saving")
@@ -38,18 +37,7 @@ def wait_for(directories: list[Path]) -> None:
                 " Continue or end it, and start the sweep again."
             )
         time.sleep(_LOOK_S)  # a lock that becomes free is no event that a process could wait for
-        busy = [directory for directory in busy if _is_busy(directory)]
-
-
-def _is_busy(directory: Path) -> bool:
-    try:
-        fd = os.open(forge_dir(directory) / LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        return not take_lock(fd)
-    finally:
-        os.close(fd)
+        busy = [directory for directory in busy if is_busy(directory)]
 
 
 def _deadline_s(directory: Path) -> float:

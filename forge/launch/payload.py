@@ -96,16 +96,19 @@ def main_module() -> dict[str, str] | None:
     return {"path": str(Path(path).absolute())}
 
 
-@functools.cache
-def _guarded() -> set[str]:
+def _guarded() -> frozenset[str]:
     """What `__main__` defines below `if __name__ == "__main__"`: not there once imported."""
-    main = main_module()
-    if main is None:
-        return set()
+    if main_module() is None:
+        return frozenset()
+    return _below_guards(sys.modules["__main__"].__file__ or "")
+
+
+@functools.cache
+def _below_guards(path: str) -> frozenset[str]:
     try:
-        tree = ast.parse(Path(sys.modules["__main__"].__file__ or "").read_bytes())
+        tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError):
-        return set()
+        return frozenset()
     guards = [
         one
         for one in tree.body
@@ -113,7 +116,7 @@ def _guarded() -> set[str]:
         and "__name__" in (getattr(n, "id", "") for n in ast.walk(one.test))
     ]
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return {n.name for one in guards for n in ast.walk(one) if isinstance(n, kinds)}
+    return frozenset(n.name for one in guards for n in ast.walk(one) if isinstance(n, kinds))
 
 
 class _MainIsCalled(BaseException):

@@ -133,6 +133,7 @@ def _script(batch: Batch) -> str:
         f"  {shlex.join(wrapper)} || forge_code=$?",
         '  [ "$forge_code" = 137 ] || break',
         "done",
+        "trap 'exit \"$forge_code\"' EXIT",  # whatever the teardown ends with
     ]
     text = executor.header("\n".join(command))
     lines = [line for line in text.splitlines() if not _is_unwanted(line, group)]

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from forge import bundle, config, job_dir, messages, slurm
 from forge.config import Policy
-from forge.errors import ConfigError, Exit
+from forge.errors import ConfigError, Exit, ExitCode
 from forge.job_files import STATE, forge_dir, read_json
 from forge.launch import opening, payload, plan, preview, slurm_options
 from forge.launch.cluster import Cluster
@@ -37,6 +37,7 @@ from forge.launch.sweep import SweepDir
 from forge.launch.view import State
 
 log = logging.getLogger(__name__)
+_ENDED = ("failed", "stopped")
 _STEP = f"import sys; sys.path.append({ROOT!r}); from pathlib import Path;"
 _STEP += " from forge.step import main; sys.exit(main(Path(sys.argv[1])))"
 _BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
@@ -50,6 +51,8 @@ class _Job:
     options: SlurmOptions
     slurm_id: str | None = None
     is_finished: bool = False
+    has_ended: bool = False
+    """It had, and somebody has put it back into the queue by hand."""
     is_stale: bool = False
     """It was finished, and runs again."""
 
@@ -85,7 +88,7 @@ def launch(
             jobs = [_Job(job, options.of_job(job.policy)) for job in composed]
             cluster.check([(job.options, job.composed.policy) for job in jobs])
             submitted = Submitted(directory)
-            _find(jobs, submitted)
+            _find(jobs, submitted, directory)
             new = [job for job in jobs if job.slurm_id is None and not job.is_finished]
             calls = _calls(new, options, directory, cluster.max_array_size)
             if options.dry_run:
@@ -94,12 +97,20 @@ def launch(
             sweep.add([job.place for job in composed])
             command = job_dir.sweep_command(directory)
             job_dir.write_resume_script(directory, command)
-            _submit(calls, new, payload.Shared(function, context), submitted, cluster)
+            try:
+                _submit(calls, new, payload.Shared(function, context), submitted, cluster)
+            except KeyboardInterrupt as error:
+                messages.say(
+                    "Ctrl+C while jobs were being submitted. Those that the cluster has go on; this"
+                    f" finds them, and submits the rest:\n  {command}"
+                )
+                raise Exit(ExitCode.INTERRUPTED, "stopped while submitting") from error
             _say_where(jobs, len(new), directory)
             if not options.wait:
                 _say_how(jobs, command)
                 return [_result_without_waiting(job) for job in jobs]
-            observed = [_observed(job) for job in jobs]
+            logs = log_folder(options.submitit_folder, directory)
+            observed = [_observed(job, logs) for job in jobs]
             stopped_by = Watcher(observed, options.progress).run()
         finally:
             sweep.close()
@@ -140,18 +151,17 @@ def _policy(options: SlurmOptions, cfg: DictConfig) -> Policy | None:
     return config.load(section, time_limit_s=60.0 * limit, limit_key=key)
 
 
-def _find(jobs: list[_Job], submitted: Submitted) -> None:
+def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
     """What an earlier start of this sweep has finished, or has in the queue still."""
     code = job_dir.code_fingerprint()
     for job in jobs:
-        directory = job.composed.directory
-        if plan.is_finished(directory):
+        if plan.is_finished(job.composed.directory):
             job.is_stale = is_stale(job.composed, code)
             job.is_finished = not job.is_stale
     if submitted.is_empty:
         return
     try:
-        queue = slurm.queue()
+        queue = slurm.queue(with_scripts=True)
     except slurm.Refused as error:
         problem = (
             f"this sweep has jobs on the cluster, but it does not say how they are: {error}. Start"
@@ -160,12 +170,24 @@ def _find(jobs: list[_Job], submitted: Submitted) -> None:
         raise ConfigError([problem], "The sweep") from error
     submitted.find_lost(queue)
     for job in jobs:
-        known = submitted.ids.get(job.composed.place.number)
-        if known not in queue or not queue[known].is_alive or job.is_finished:
+        number = job.composed.place.number
+        known = queue.get(submitted.ids.get(number, ""))
+        if known is None or not known.is_alive or job.is_finished:
             continue
+        script = submitted.scripts[number]
+        if known.script != script or not Path(script).is_relative_to(directory):
+            continue  # of the sweep that this one is a copy of, or of somebody else
+        slurm_id = submitted.ids[number]
         said = read_json(forge_dir(job.composed.directory) / STATE) or {}
-        if said.get("slurm_job") != known or said.get("state") not in ("failed", "stopped"):
-            job.slurm_id = known  # else it is leaving, and is to run again
+        has_ended = said.get("slurm_job") == slurm_id and said.get("state") in _ENDED
+        if has_ended and known.state in ("RUNNING", "COMPLETING"):
+            continue  # it is leaving, and is to run again
+        job.slurm_id, job.has_ended = slurm_id, has_ended
+        if submitted.has_changed(number, job.composed.composed):
+            messages.warn(
+                f"Job {number} is in the queue with the config it was submitted with, which has"
+                f" changed since. To submit it anew, first `scancel {slurm_id}`."
+            )
 
 
 def _calls(
@@ -211,14 +233,13 @@ def _submit(
         script = call.bundle.with_suffix(".sh")
         script.write_text(call.script)
         numbers = [job.composed.place.number for job in members]
-        submitted.begin(script, numbers)
+        submitted.begin(script, numbers, [job.composed.composed for job in members])
         try:
             submitted.end(script, slurm.submit(script))
         except slurm.Refused as error:
-            done = sum(job.slurm_id is not None for job in jobs)
-            problem = (
-                f"{error}. The batch script is {script}; {done} jobs were submitted before it."
-            )
+            before = " ".join(_arrays(jobs))
+            hint = f" Submitted before it: {before} (`scancel {before}`)." if before else ""
+            problem = f"{error}. The batch script is {script}.{hint}"
             raise ConfigError([problem], "The submission") from error
         for job in members:
             job.slurm_id = submitted.ids[job.composed.place.number]
@@ -263,18 +284,21 @@ def _pack(
 # -- afterwards ------------------------------------------------------------------------------------
 
 
-def _observed(job: _Job) -> SubmittedJob:
+def _observed(job: _Job, logs: Path) -> SubmittedJob:
     composed = job.composed
     found = SubmittedJob(composed.place.number, composed.label, composed.directory)
     found.slurm_id = job.slurm_id or ""
+    found.logs = logs
     if job.is_finished:
         found.state, found.because = State.finished, "finished before"
+    if job.has_ended:
+        found.forget()  # how it ended then is not how it ends
     return found
 
 
 def _result_without_waiting(job: _Job) -> JobReturn:
     if job.is_finished:
-        return result_of(job.composed, _observed(job))
+        return result_of(job.composed, _observed(job, Path()))
     result = JobReturn(status=JobStatus.COMPLETED)
     result.return_value = None
     result.cfg, result.overrides = job.composed.config, list(job.composed.place.overrides)

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -34,6 +35,8 @@ class SubmittedJob(ObservedJob):
     """A job of the cluster."""
 
     slurm_id: str = ""
+    logs: Path = Path()
+    """Folder of what the batch scripts print."""
     _gone: float | None = None
 
     def is_own(self, content: dict[str, Any]) -> bool:
@@ -84,7 +87,15 @@ class SubmittedJob(ObservedJob):
         said = "knows nothing of it any more" if queued is None else f"says {queued.state}"
         if queued is not None and queued.reason not in ("None", ""):
             said += f" ({queued.reason})"
+        content = self.read_state()
+        if content is not None and content["state"] == "finished":  # under another number
+            self.state, self.because, self.code = State.finished, "finished", 0
+            return
         self.because = f"Slurm {said}, and its wrapper has not said how it ended"
+        logs = [str(path) for path in sorted(self.logs.glob(f"{self.slurm_id}_0_log.*"))]
+        if logs and not is_cancelled:
+            what = "the batch script's output" if content is not None else "did its setup fail?"
+            self.because += f"; {what} {' '.join(logs)}"
 
 
 class Watcher:

@@ -23,6 +23,10 @@ class Submitted:
         self._path = forge_dir(sweep) / "slurm" / "jobs.jsonl"
         self.ids: dict[int, str] = {}
         """Hydra's number of a job -> Slurm's: `12`, or `12_3` in an array."""
+        self.scripts: dict[int, str] = {}
+        """Path of the batch script of each: numbers come again, these do not."""
+        self.composed: dict[int, str] = {}
+        """Fingerprint of the config that each was submitted with."""
         self._unanswered: dict[str, list[int]] = {}
         text = self._path.read_text(errors="replace") if self._path.exists() else ""
         for line in text.split("\n"):
@@ -36,9 +40,14 @@ class Submitted:
         """Whether nothing was ever submitted."""
         return not self.ids and not self._unanswered
 
-    def begin(self, script: Path, numbers: list[int]) -> None:
+    def begin(self, script: Path, numbers: list[int], composed: list[str]) -> None:
         """Remember what is about to be submitted: we may not live to hear Slurm's answer."""
-        self._write({"script": str(script), "numbers": numbers})
+        short = [one[:12] for one in composed]
+        self._write({"script": str(script), "numbers": numbers, "composed": short})
+
+    def has_changed(self, number: int, composed: str) -> bool:
+        """Whether a job's config is another one now."""
+        return self.composed.get(number) not in (None, composed[:12])
 
     def end(self, script: Path, slurm_id: str) -> None:
         """Remember the answer; nothing of it is lost whatever happens to this process."""
@@ -54,7 +63,10 @@ class Submitted:
 
     def _take(self, entry: dict[str, Any]) -> None:
         if "numbers" in entry:
-            self._unanswered[entry["script"]] = [int(number) for number in entry["numbers"]]
+            numbers = [int(number) for number in entry["numbers"]]
+            self._unanswered[entry["script"]] = numbers
+            self.scripts |= dict.fromkeys(numbers, entry["script"])
+            self.composed |= dict(zip(numbers, entry["composed"], strict=True))
             return
         numbers, slurm_id = self._unanswered.pop(entry["script"]), entry["id"]
         for index, number in enumerate(numbers):

@@ -69,7 +69,7 @@ def test_the_plan_has_the_script_the_signals_and_every_job(app):
     assert "#SBATCH --time=20\n" in shown
     first = shown.index("module load cuda")
     wrapper = shown.index("forge.job_slurm")
-    assert first < wrapper < shown.index("echo over") < shown.index('exit "$forge_code"')
+    assert first < wrapper < shown.index("echo over") < shown.rindex('exit "$forge_code"')
     assert "T=10 min:  T-120 s USR2, saves and requeues · T-30 s forced exit" in shown
     for number in (0, 1):
         assert f"{app.sweep_dir}/{number}" in shown
@@ -171,9 +171,9 @@ def test_an_answer_that_was_never_heard_is_found_in_the_queue(tmp_path):
     first, second = tmp_path / "1.sh", tmp_path / "2.sh"
     submitted = Submitted(tmp_path)
     assert submitted.is_empty
-    submitted.begin(first, [0, 1, 2])
+    submitted.begin(first, [0, 1, 2], ["a", "b", "c"])
     submitted.end(first, "12")
-    submitted.begin(second, [3, 5])
+    submitted.begin(second, [3, 5], ["d", "e"])
     again = Submitted(tmp_path)
     assert again.ids == {0: "12_0", 1: "12_1", 2: "12_2"}
     again.find_lost(
@@ -184,6 +184,6 @@ def test_an_answer_that_was_never_heard_is_found_in_the_queue(tmp_path):
         }
     )
     assert again.ids == {0: "12_0", 1: "12_1", 2: "12_2", 3: "13_0", 5: "13_1"}
-    again.begin(tmp_path / "3.sh", [5])
+    again.begin(tmp_path / "3.sh", [5], ["e"])
     again.end(tmp_path / "3.sh", "14")
     assert Submitted(tmp_path).ids[5] == "14"

@@ -62,7 +62,8 @@ def test_the_readme_app_runs_is_stopped_and_resumes_from_the_wheel(with_wheel, t
 
 def test_the_readme_sweep_runs_is_killed_and_goes_on_from_the_wheel(with_wheel, tmp_path):
     """README's command for a sweep, as it stands there; its script has no guard around main()."""
-    (command,) = [line for block in blocks("sh") for line in block.splitlines() if " -m " in line]
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    (command,) = [line for line in lines if "hydra/launcher=local" in line]
     words = command.split()
     assert words[:4] == ["python", "train.py", "-m", "hydra/launcher=local"]
     folders = {"disturbed": tmp_path / "disturbed", "undisturbed": tmp_path / "undisturbed"}

@@ -1,0 +1,227 @@
+"""A cluster that is shared, set up by others, and worked on by hand while a sweep runs."""
+
+import os
+import shutil
+
+import pytest
+from cluster import wait_for
+from jobs import SlurmApp
+
+from forge import bundle, slurm
+from forge.job_files import PLAN, STATE, forge_dir, read_json, write_json
+from forge.slurm import JobInfo
+
+TRAIN = """
+    import os, time
+    from pathlib import Path
+    import hydra
+
+    @hydra.main(version_base=None, config_path=".", config_name="conf")
+    def main(cfg):
+        gates = Path(cfg.gates)
+        (gates / f"{cfg.kind} began").touch()
+        while cfg.kind in ("held", "fails") and (gates / "hold").exists():
+            time.sleep(0.05)
+        if cfg.kind == "fails" and (gates / "fail").exists():
+            raise ValueError("no such luck")
+        names = ("OMP_NUM_THREADS", "FORGE_JOB_TOKEN", "FORGE_RESTART_COUNT")
+        print("TASK HAS", all(name in os.environ for name in names), flush=True)
+
+    if __name__ == "__main__":
+        main()
+"""
+CONF = """
+    defaults: [{resilience: default}, _self_]
+    kind: plain
+    gates: ???
+    resilience: {health: {checks: []}, shutdown: {timeout_s: 5}}
+"""
+
+
+@pytest.fixture
+def app(cluster, tmp_path):
+    """A folder with an app; whatever is left in the queue is cancelled with the test."""
+    found = SlurmApp(cluster, tmp_path / "app", TRAIN, CONF)
+    yield found
+    found.close()
+    cluster.run("scancel", "--user", str(os.getuid()), check=False)
+    wait_for(lambda: not cluster.run("squeue", "--noheader").strip(), "empty queue")
+
+
+def run_to_end(app, *overrides, code=0, **env):
+    sweep = app.start(*overrides, **env)
+    assert sweep.wait() == code, sweep.output
+    return sweep.output
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_the_jobs_of_others_may_be_called_anything(app, cluster, tmp_path):
+    """A newline, a bar or a broken letter in somebody's arguments ended every launcher."""
+    (tmp_path / "sleep.sh").write_text("#!/bin/sh\nsleep 60\n")
+    for argument in ("a\nb|c\nd", b"\xe4"):
+        cluster.run(
+            "sbatch", "--partition=zero", str(tmp_path / "sleep.sh"), argument, cwd=tmp_path
+        )
+    (app.gates / "hold").touch()
+    sweep = app.start("kind=held", "hydra.launcher.wait=false")
+    assert sweep.wait() == 0, sweep.output
+    again = app.start("kind=held")
+    again.wait_for(lambda: "Submitted 0 of 1 jobs" in again.output, "the launcher", 90)
+    app.wait_for_gate("held began", again)
+    (app.gates / "hold").unlink()
+    assert again.wait() == 0, again.output
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_the_user_s_own_defaults_for_sbatch_hold_and_the_tasks_keep_their_environment(app):
+    """Sites tell people to export SBATCH_ACCOUNT; `export: NONE` is for the batch script alone."""
+    run_to_end(
+        app,
+        "kind=plain",
+        "+hydra.launcher.additional_parameters={export: NONE}",
+        SBATCH_PARTITION="zero",
+    )
+    job = app.jobs()["plain"]
+    assert job.shown["Partition"] == "zero"
+    assert "TASK HAS True" in job.output
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_a_copied_sweep_does_not_take_the_original_s_jobs(app):
+    """It would wait for them, and report them as its own."""
+    (app.gates / "hold").touch()
+    run_to_end(app, "kind=held", "hydra.launcher.wait=false")
+    original = app.sweep_dir
+    app.sweep_dir = app.folder / "copy"
+    shutil.copytree(original, app.sweep_dir)
+    output = run_to_end(app, "kind=held", "hydra.launcher.wait=false")
+    assert "Submitted 1 of 1 jobs" in output
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_a_failed_job_that_somebody_requeued_by_hand_is_not_submitted_twice(app, cluster):
+    """It is in the queue already: the launcher waits for that one."""
+    (app.gates / "fail").touch()
+    run_to_end(app, "kind=fails", code=1)
+    job = app.jobs()["fails"]
+    wait_for(lambda: job.shown["JobState"] == "FAILED", "end of the job")
+    cluster.run("scontrol", "requeuehold", job.slurm_id)
+    (app.gates / "fail").unlink()
+    again = app.start("kind=fails")
+    again.wait_for(lambda: "Submitted 0 of 1 jobs" in again.output, "the launcher", 90)
+    cluster.run("scontrol", "release", job.slurm_id)
+    assert again.wait() == 0, again.output
+    assert job.restarts == 1
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_a_config_edited_while_a_job_waits_is_told(app):
+    """The job keeps what it was submitted with; a silent old run would be taken for the new."""
+    begin = "+hydra.launcher.additional_parameters={begin: now+1hour}"
+    run_to_end(app, "kind=plain", "hydra.launcher.wait=false", begin)
+    conf = app.folder / "conf.yaml"
+    conf.write_text(conf.read_text() + "\nlr: 5\n")
+    output = run_to_end(app, "kind=plain", "hydra.launcher.wait=false", begin)
+    assert "config it was submitted with, which has changed since" in output
+    assert "Submitted 0 of 1 jobs" in output
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_setup_and_teardown_that_fail(app):
+    """The first is named; the second changes nothing."""
+    output = run_to_end(
+        app,
+        "kind=plain",
+        "hydra.launcher.setup=['set -e']",
+        "hydra.launcher.teardown=['false']",
+    )
+    job = app.jobs()["plain"]
+    wait_for(lambda: job.shown["JobState"] == "COMPLETED", "end of the job")
+    app.sweep_dir = app.folder / "second"
+    output = run_to_end(app, "kind=plain", "hydra.launcher.setup=['exit 3']", code=1)
+    assert "did its setup fail?" in output
+    assert str(app.sweep_dir / ".submitit") in output
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_forge_run_in_two_tasks_says_what_to_set(cluster, tmp_path):
+    """Which of the two is first must make no difference."""
+    app = SlurmApp(cluster, tmp_path / "app")
+    output = run_to_end(app, "kind=plain", "hydra.launcher.tasks_per_node=2", code=1)
+    assert "bad configuration: see `hydra.launcher.tasks_per_node`" in output
+    assert output.count("forge.Run can be used in one alone") >= 1
+
+
+def test_free_text_in_an_answer_is_not_taken_for_fields():
+    """A comment that looks like a state must not requeue, or bury, a job."""
+    text = (
+        "JobId=7 JobName=a Restarts=9 JobState=CANCELLED UserId=me(1) Reason=None"
+        " JobState=RUNNING Restarts=0 TimeLimit=01:00:00 RunTime=00:10:00 PreemptTime=None"
+        " Command=/x y Comment=x Restarts=7 JobState=CANCELLED"
+    )
+    told = JobInfo.parse(text)
+    assert told.restarts == 0
+    assert told.left_s == 3000
+    assert told.state == "RUNNING"
+
+
+def test_a_job_of_an_earlier_launch_leaves_what_a_later_one_has_put_there(tmp_path):
+    """Two of Slurm's jobs for one directory, after a requeue by hand: the later plan holds."""
+    job = tmp_path / "job"
+    plan = {"overrides": []}
+    for name in ("20260101-000000-1_0.zip", "20260101-000001-1_0.zip"):
+        bundle.write(tmp_path / name, b"common", [(job, plan | {"from": name}, b"config")], {})
+    later, earlier = tmp_path / "20260101-000001-1_0.zip", tmp_path / "20260101-000000-1_0.zip"
+    bundle.unpack(later, 0)
+    write_json(forge_dir(job) / STATE, {"state": "running"})
+    bundle.unpack(earlier, 0)
+    assert read_json(forge_dir(job) / PLAN)["from"] == later.name
+    assert read_json(forge_dir(job) / STATE) == {"state": "running"}
+
+
+def test_a_directory_in_which_a_job_runs_is_left_alone(tmp_path):
+    """Its state says what it has used of its budgets."""
+    job = tmp_path / "job"
+    forge_dir(job).mkdir(parents=True)
+    write_json(forge_dir(job) / STATE, {"state": "running"})
+    holder = os.open(forge_dir(job) / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        from forge.job_files import take_lock
+
+        assert take_lock(holder)
+        bundle.write(tmp_path / "2_0.zip", b"common", [(job, {"overrides": []}, b"config")], {})
+        bundle.unpack(tmp_path / "2_0.zip", 0)
+        assert read_json(forge_dir(job) / STATE) == {"state": "running"}
+    finally:
+        os.close(holder)
+
+
+def test_a_disk_without_locks_is_no_reason_to_refuse(tmp_path, monkeypatch):
+    """Lustre, mounted without `flock`."""
+    import errno
+    import fcntl
+
+    from forge.launch.sweep import SweepDir
+
+    def no_locks(fd, operation):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    SweepDir(tmp_path, set()).close()
+
+
+def test_what_squeue_says_of_a_reason_is_kept(monkeypatch):
+    """The script is everything that follows it."""
+    text = "7_1|PENDING|Priority|/a b|c.sh x\nrest|of|it\n8|RUNNING|None|(null)\n"
+    monkeypatch.setattr(slurm, "_ask", lambda *command, **more: text)
+    found = slurm.queue(with_scripts=True)
+    assert set(found) == {"7_1", "8"}
+    assert found["7_1"].script == "/a b|c.sh x"
+    assert found["7_1"].reason == "Priority"
