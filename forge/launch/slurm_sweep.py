@@ -284,7 +284,7 @@ def _pack(
 # -- afterwards ------------------------------------------------------------------------------------
 
 
-def _observed(job: _Job, logs: Path) -> SubmittedJob:
+def _observed(job: _Job, logs: Path | None) -> SubmittedJob:
     composed = job.composed
     found = SubmittedJob(composed.place.number, composed.label, composed.directory)
     found.slurm_id = job.slurm_id or ""
@@ -298,7 +298,7 @@ def _observed(job: _Job, logs: Path) -> SubmittedJob:
 
 def _result_without_waiting(job: _Job) -> JobReturn:
     if job.is_finished:
-        return result_of(job.composed, _observed(job, Path()))
+        return result_of(job.composed, _observed(job, None))
     result = JobReturn(status=JobStatus.COMPLETED)
     result.return_value = None
     result.cfg, result.overrides = job.composed.config, list(job.composed.place.overrides)

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from forge import slurm
+from forge import messages, slurm
 from forge.errors import ExitCode
 from forge.launch.display import Display
 from forge.launch.observed import ObservedJob
@@ -26,6 +26,8 @@ _LOOK_S = 0.5
 _LOOK_PER_JOB_S = 0.005
 _ASK_S, _ASK_LEAST_S, _ASK_PER_JOB_S = 15.0, 3.0, 0.3
 """squeue: every 15 s where there are many jobs, sooner where there are few."""
+_PATIENCE = 4
+"""Questions without an answer, in a row, until people are told."""
 _SILENCE_S = 10.0
 """A network disk may show what a job wrote so much later than Slurm its end."""
 
@@ -35,7 +37,7 @@ class SubmittedJob(ObservedJob):
     """A job of the cluster."""
 
     slurm_id: str = ""
-    logs: Path = Path()
+    logs: Path | None = None
     """Folder of what the batch scripts print."""
     _gone: float | None = None
 
@@ -92,7 +94,8 @@ class SubmittedJob(ObservedJob):
             self.state, self.because, self.code = State.finished, "finished", 0
             return
         self.because = f"Slurm {said}, and its wrapper has not said how it ended"
-        logs = [str(path) for path in sorted(self.logs.glob(f"{self.slurm_id}_0_log.*"))]
+        found = self.logs.glob(f"{self.slurm_id}_0_log.*") if self.logs is not None else ()
+        logs = [str(path) for path in sorted(found)]
         if logs and not is_cancelled:
             what = "the batch script's output" if content is not None else "did its setup fail?"
             self.because += f"; {what} {' '.join(logs)}"
@@ -107,6 +110,7 @@ class Watcher:
         self._received: list[int] = []
         self._ask_s = min(_ASK_S, max(_ASK_LEAST_S, _ASK_PER_JOB_S * len(jobs)))
         self._asked = time.monotonic()
+        self._refused = 0
 
     def run(self) -> int | None:
         """Returns the signal that ended the waiting, or None once every job has ended."""
@@ -144,8 +148,13 @@ class Watcher:
             self._asked = now
             try:
                 queue = slurm.queue()
-            except slurm.Refused:
-                return True  # a busy controller; the jobs' own files go on telling
+            except slurm.Refused as error:
+                self._refused += 1
+                if self._refused == _PATIENCE:  # a busy controller answers sooner
+                    said = str(error).splitlines()[-1]
+                    messages.warn(f"The cluster does not answer: {said}. Waiting by files alone.")
+                return True
+            self._refused = 0
             for job in waiting:
                 job.learn(queue.get(job.slurm_id), now)
         return bool(waiting)

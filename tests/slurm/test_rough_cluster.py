@@ -1,5 +1,6 @@
 """A cluster that is shared, set up by others, and worked on by hand while a sweep runs."""
 
+import json
 import os
 import shutil
 
@@ -9,6 +10,8 @@ from jobs import SlurmApp
 
 from forge import bundle, slurm
 from forge.job_files import PLAN, STATE, forge_dir, read_json, write_json
+from forge.launch import slurm_wait
+from forge.launch.slurm_wait import SubmittedJob, Watcher
 from forge.slurm import JobInfo
 
 TRAIN = """
@@ -225,3 +228,29 @@ def test_what_squeue_says_of_a_reason_is_kept(monkeypatch):
     assert set(found) == {"7_1", "8"}
     assert found["7_1"].script == "/a b|c.sh x"
     assert found["7_1"].reason == "Priority"
+
+
+def test_a_cluster_that_is_gone_is_told_once(tmp_path, monkeypatch):
+    """The launcher goes on waiting: by the files of its jobs it may still see them end."""
+    said = []
+
+    def refuse():
+        if len(said) > 1 or asked.append(1) or len(asked) == 9:
+            (forge_dir(job.directory) / STATE).write_text(json.dumps(ended))
+        raise slurm.Refused("squeue: error: first\nsqueue: error: nobody is there")
+
+    asked = []
+    forge_dir(tmp_path).mkdir()
+    job = SubmittedJob(0, "lr=1", tmp_path)
+    job.slurm_id = "7"
+    ended = {"state": "finished", "because": "", "slurm_job": "7", "time": 0.0, "pid": 1}
+    ended |= {"counts": {"restarts": 0}, "reason": "finished", "code": 0}
+    monkeypatch.setattr(slurm, "queue", refuse)
+    monkeypatch.setattr(slurm_wait, "_LOOK_S", 0.0)
+    monkeypatch.setattr(slurm_wait, "_ASK_LEAST_S", 0.0)
+    monkeypatch.setattr(slurm_wait, "_ASK_PER_JOB_S", 0.0)
+    monkeypatch.setattr(slurm_wait.messages, "warn", said.append)
+    assert Watcher([job], "none").run() is None
+    (line,) = said
+    assert line.startswith("The cluster does not answer: squeue: error: nobody is there.")
+    assert job.state.name == "finished"
