@@ -47,12 +47,21 @@ def watched(shell, directory):
         "actions": {"TERM": "stop", "INT": "stop", "USR1": "requeue", "USR2": "requeue"},
         "timeout_s": 20.0,
         "cwd": str(directory),
+        "slurm": {"ranks": 1},
     }
     write_json(forge_dir(directory) / PLAN, plan)
     code = "import sys; sys.path.append(sys.argv[2]); from pathlib import Path;"
     code += "from forge.step import main; sys.exit(main(Path(sys.argv[1])))"
     root = step.__file__.rpartition("/forge/")[0]
     return command(shell, directory, sys.executable, "-I", "-S", "-c", code, str(directory), root)
+
+
+@pytest.fixture(autouse=True)
+def _hangups_are_heard():
+    """Tests that run under nohup: a shell cannot trap what was ignored when it started."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(params=SHELLS)
