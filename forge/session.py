@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from forge import job_dir, messages, rng, startup, stopping
 from forge.calls import Calls
 from forge.checkpoint import Store
-from forge.checkpoint.store import step_dirs
+from forge.checkpoint.names import step_dirs
 from forge.config import NanAction, Policy
 from forge.errors import CheckpointError, DirectoryInUse, Exit, ExitCode, ForgeError
 from forge.holdings import Holdings

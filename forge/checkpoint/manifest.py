@@ -1,7 +1,7 @@
 """The manifest: the last file of a checkpoint, and what makes it one.
 
-It names every other file with size and CRC-32 and carries a CRC-32 of itself, so that a directory
-is a checkpoint exactly if its manifest reads and its files match.
+It names every other file with its size and CRC-32, whole and in chunks, and carries a CRC-32 of
+itself, so that a directory is a checkpoint exactly if its manifest reads and its files match.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forge.checkpoint.checksums import CHUNK, num_chunks
 from forge.errors import DamagedCheckpoint
 
 NAME = "manifest.json"
@@ -31,10 +32,11 @@ class Manifest:
     """Steps done."""
     attempt: int
     """Number of the attempt that wrote it."""
-    files: dict[str, dict[str, int]]
-    """Name -> {"size": bytes, "crc32": checksum}."""
+    files: dict[str, dict[str, Any]]
+    """Name -> {"size": bytes, "crc32": checksum, "chunks": checksums of `chunk_bytes` each}."""
     is_complete: bool = False
     """Whether training had ended."""
+    chunk_bytes: int = CHUNK
     world_size: int = 1
     config_hash: str = ""
     created: float = 0.0
@@ -84,14 +86,18 @@ def read(directory: Path) -> Manifest:
                 f"{NAME} has format {content['format']}, this forge reads format {FORMAT}"
             )
         manifest = Manifest(**content)
-        entries = [(entry["size"], entry["crc32"]) for entry in manifest.files.values()]
+        numbers = [[e["size"], e["crc32"], *e["chunks"]] for e in manifest.files.values()]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{NAME} cannot be read: {error!r}") from error
     for name in manifest.files:
         if not _FILE_NAME.fullmatch(name) or name == NAME:
             raise DamagedCheckpoint(f"{NAME} names a file outside the checkpoint: {name!r}")
-    if not all(type(n) is int and n >= 0 for entry in entries for n in entry):
+    if not all(type(number) is int and number >= 0 for entry in numbers for number in entry):
         raise DamagedCheckpoint(f"{NAME} has a size or checksum that is no number")
+    if manifest.chunk_bytes != CHUNK or any(
+        num_chunks(entry["size"]) != len(entry["chunks"]) for entry in manifest.files.values()
+    ):
+        raise DamagedCheckpoint(f"{NAME} has not the checksums of every {CHUNK} bytes")
     return manifest
 
 

@@ -20,27 +20,18 @@ from typing import Any
 import torch
 
 import forge
-from forge.checkpoint import durable, manifest, tensorfile
-from forge.checkpoint.codec import Encoder, decode
+from forge.checkpoint import durable, manifest, reading, tensorfile
+from forge.checkpoint.codec import Encoder
 from forge.checkpoint.fence import TOKEN_FILE, Fence
 from forge.checkpoint.manifest import Manifest
-from forge.config import CheckpointConfig, Verify
+from forge.checkpoint.names import LATEST, STATE, TENSORS, step_dirs, step_of
+from forge.checkpoint.reading import Checkpoint
+from forge.checkpoint.retention import Retention
+from forge.config import CheckpointConfig
 from forge.errors import CheckpointError, DamagedCheckpoint
 
-LATEST = "latest"
-_STEP = re.compile(r"step_(\d+)")
 _REPLACED = re.compile(r"\.replaced_(step_\d+)-\d+")
 _LEFTOVERS = (".step_", ".removed_", f".{LATEST}.tmp-", f"{TOKEN_FILE}.tmp-")
-_STATE, _TENSORS = "state_rank00000.json", "tensors_rank00000.safetensors"
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint that was read and verified."""
-
-    path: Path
-    manifest: Manifest
-    state: dict[str, Any]
 
 
 @dataclass
@@ -56,18 +47,6 @@ class Snapshot:
     def num_bytes(self) -> int:
         """Bytes of tensors."""
         return sum(t.numel() * t.dtype.itemsize for t in self.tensors.values())
-
-
-def step_of(path: Path) -> int | None:
-    """The number in `step_<N>`, or None for every other name."""
-    match = _STEP.fullmatch(path.name)
-    return int(match[1]) if match else None
-
-
-def step_dirs(directory: Path) -> list[Path]:
-    """Everything called `step_<N>`, newest first."""
-    found = [path for path in directory.iterdir() if step_of(path) is not None]
-    return sorted(found, key=lambda path: step_of(path) or 0, reverse=True)
 
 
 class Store:
@@ -98,8 +77,7 @@ class Store:
         self._config = config
         self.attempt = attempt
         self._config_hash = config_hash
-        self._keep_back_steps = keep_back_steps
-        self._keep_back_every = keep_back_every
+        self._retention = Retention(config, keep_back_steps, keep_back_every)
         self._damaged: set[str] = set()
         self.passed_over: list[str] = []
         """Why the last `newest` did not take the newer checkpoints."""
@@ -158,28 +136,7 @@ class Store:
         Raises:
             DamagedCheckpoint: Saying which file is wrong, what was expected and what was found.
         """
-        described = manifest.read(path)
-        if described.step != step_of(path):
-            raise DamagedCheckpoint(f"its manifest is that of step {described.step}")
-        if self._config.verify is not Verify.none:
-            manifest.check_sizes(path, described)
-        missing = {_STATE, _TENSORS} - described.files.keys()
-        if missing:
-            raise DamagedCheckpoint(f"its manifest lacks {', '.join(sorted(missing))}")
-        raw = {
-            name: tensorfile.read_bytes(
-                path / name,
-                entry["size"],
-                entry["crc32"] if self._config.verify is Verify.full else None,
-            )
-            for name, entry in described.files.items()
-        }
-        tensors = tensorfile.parse(raw[_TENSORS], _TENSORS)
-        try:
-            tree = json.loads(tensorfile.to_bytes(raw[_STATE]))
-        except (ValueError, RecursionError) as error:
-            raise DamagedCheckpoint(f"{_STATE} cannot be read: {error}") from error
-        return Checkpoint(path, described, decode(tree, tensors))
+        return reading.read(path, self._config.verify)
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -243,13 +200,13 @@ class Store:
     def _write(self, directory: Path, snapshot: Snapshot) -> None:
         text = json.dumps(snapshot.state).encode()
         files = {
-            _TENSORS: tensorfile.write(directory / _TENSORS, snapshot.tensors),
-            _STATE: tensorfile.write_synced(directory / _STATE, iter([memoryview(text)])),
+            TENSORS: tensorfile.write(directory / TENSORS, snapshot.tensors),
+            STATE: tensorfile.write_synced(directory / STATE, iter([memoryview(text)])),
         }
         described = Manifest(
             step=snapshot.step,
             attempt=self.attempt,
-            files={name: {"size": s, "crc32": c} for name, (s, c) in files.items()},
+            files=files,
             is_complete=snapshot.is_complete,
             config_hash=self._config_hash,
             created=time.time(),
@@ -299,18 +256,7 @@ class Store:
             The names that were removed.
         """
         good = [path for path in step_dirs(self.directory) if path.name not in self._damaged]
-        kept = {path.name for path in good[: self._config.keep_last]}
-        every = self._config.keep_every_steps
-        if every:
-            kept |= {path.name for path in good if (step_of(path) or 0) % every == 0}
-        if self._keep_back_steps is not None and good:
-            newest = step_of(good[0]) or 0
-            back_to = (newest if first_bad_step is None else first_bad_step) - self._keep_back_steps
-            # Only those that every run of this job has: where a rollback goes must not depend
-            # on when this one was stopped. The younger ones are old enough later.
-            planned = [p for p in good if (step_of(p) or 0) % self._keep_back_every == 0]
-            num_young = sum((step_of(p) or 0) > back_to for p in planned)
-            kept |= {path.name for path in planned[: num_young + 1]}
+        kept = self._retention.kept(good, first_bad_step)
         kept.add(os.path.basename(os.path.realpath(self.directory / LATEST)))
         removed = [path for path in good if path.name not in kept]
         for path in removed:

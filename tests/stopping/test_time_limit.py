@@ -14,7 +14,7 @@ import torch
 from harness import assert_same_bits
 
 from forge import ledger, time_limit
-from forge.checkpoint.store import step_dirs
+from forge.checkpoint.names import step_dirs
 from forge.saver import Saver
 from forge.time_limit import PROBE_S, RECENT_STEPS, Recent, TimeLimit
 
