@@ -57,6 +57,13 @@ class HealthAction(Enum):
     refuse = "refuse"
 
 
+class WhenBusy(Enum):
+    """What a periodic save does while the one before it is still being written."""
+
+    wait = "wait"
+    skip = "skip"
+
+
 class Verify(Enum):
     """How much of a checkpoint is checked before it is trusted."""
 
@@ -181,6 +188,8 @@ class CheckpointConfig:
     """Keep for ever those at multiples of this many steps."""
     async_save: bool = False
     """Copy the state to host memory and write it beside training."""
+    when_busy: WhenBusy = WhenBusy.wait
+    """A periodic save, while one is still being written beside training: wait | skip."""
     verify: Verify = Verify.full
     """Before a checkpoint is trusted, check: full (checksums) | size | none."""
 

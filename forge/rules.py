@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from forge.config import NanAction, Policy, RequeueRule, SignalAction
+from forge.config import NanAction, Policy, RequeueRule, SignalAction, WhenBusy
 
 SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2")
 """Signals a policy may name: those that can be caught and that people send to jobs."""
@@ -218,6 +218,11 @@ def cross_field_problems(p: Policy, time_limit_s: float | None, limit_key: str) 
             "`resilience.nan.action=rollback`: needs checkpoints to go back to, but"
             " `resilience.checkpoint.every_steps` and `resilience.checkpoint.every_s` are both"
             " null. Set one of them."
+        )
+    if p.nan.action is NanAction.rollback and p.checkpoint.when_busy is WhenBusy.skip:
+        found.append(
+            "`resilience.checkpoint.when_busy=skip`: with `resilience.nan.action=rollback` the"
+            " place to go back to would depend on how fast the disk was. Set `when_busy` to wait."
         )
     for name in ("max_preemptions", "max_timeouts", "max_failures"):
         value = getattr(p.requeue, name)

@@ -9,8 +9,8 @@ from typing import Any
 
 from forge import messages
 from forge.checkpoint import Store
-from forge.checkpoint.store import Snapshot
-from forge.config import CheckpointConfig
+from forge.checkpoint.copies import Snapshot
+from forge.config import CheckpointConfig, WhenBusy
 from forge.errors import CheckpointError
 from forge.ledger import Ledger
 from forge.nan_policy import NanPolicy
@@ -74,21 +74,40 @@ class Saver:
             CheckpointError: After MAX_FAILURES failures in a row.
             DirectoryInUse: Where a newer attempt has taken over.
         """
+        if reason == "periodic" and self._is_skipped(step):
+            return
         self.wait()
         self.begin(step)
         if self._store.holds(step, is_complete=False):
             return
+        began = time.monotonic()
         snapshot = self._store.snapshot(step, state(), False, copy=self._config.async_save)
-        if self._config.async_save:
+        if snapshot.is_independent:
             self._thread = threading.Thread(
-                target=self._commit_beside, args=(snapshot, reason), name="forge-save", daemon=True
+                target=self._commit_beside,
+                args=(snapshot, reason, began),
+                name="forge-save",
+                daemon=True,
             )
             self._thread.start()
             return
         try:
-            self._commit(snapshot, reason)
+            self._commit(snapshot, reason, began)
         except OSError as error:
             self._count_failure(step, error)
+
+    def _is_skipped(self, step: int) -> bool:
+        """Whether one that is under way takes the place of this one, and tell so."""
+        is_busy = self._thread is not None and self._thread.is_alive()
+        if not is_busy or self._config.when_busy is not WhenBusy.skip:
+            return False
+        messages.warn(
+            f"The save at step {step} is skipped: the one of step {self._last_step} is still being"
+            " written (`resilience.checkpoint.when_busy=skip`)."
+        )
+        self._ledger.write("save_skipped", step=step, busy_with=self._last_step)
+        self._last_time = time.monotonic()
+        return True
 
     def save_final(self, step: int, state: Callable[[], Any], is_complete: bool, why: str) -> None:
         """The save at a stop or at the end; tried more than once.
@@ -103,10 +122,11 @@ class Saver:
         self.begin(step)
         if self._store.holds(step, is_complete):
             return
+        began = time.monotonic()
         snapshot = self._store.snapshot(step, state(), is_complete, copy=False)
         for tries_left in range(FINAL_TRIES - 1, -1, -1):
             try:
-                self._commit(snapshot, why)
+                self._commit(snapshot, why, began)
                 return
             except OSError as error:
                 messages.warn(f"The save at step {step} failed: {error}")
@@ -140,18 +160,18 @@ class Saver:
         elif failure is not None:
             raise failure
 
-    def _commit_beside(self, snapshot: Snapshot, reason: str) -> None:
+    def _commit_beside(self, snapshot: Snapshot, reason: str, began: float) -> None:
         try:
-            self._commit(snapshot, reason)
+            self._commit(snapshot, reason, began)
         except BaseException as error:  # noqa: BLE001 - raised again by `check`
             self._failure = error
 
-    def _commit(self, snapshot: Snapshot, reason: str) -> None:
+    def _commit(self, snapshot: Snapshot, reason: str, began: float) -> None:
         begin = time.monotonic()
         self._ledger.sync()
         path = self._store.commit(snapshot)
         self._failures = 0
-        self.costs.add(time.monotonic() - self._last_time)
+        self.costs.add(time.monotonic() - began)
         self._ledger.write(
             "save",
             step=snapshot.step,

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,11 @@ import torch
 import forge
 from forge.checkpoint import durable, manifest, reading, tensorfile
 from forge.checkpoint.codec import Encoder
+from forge.checkpoint.copies import Copies, Snapshot
 from forge.checkpoint.fence import TOKEN_FILE, Fence
 from forge.checkpoint.manifest import Manifest
 from forge.checkpoint.names import LATEST, STATE, TENSORS, step_dirs, step_of
+from forge.checkpoint.output import write_file
 from forge.checkpoint.reading import Checkpoint
 from forge.checkpoint.retention import Retention
 from forge.config import CheckpointConfig
@@ -32,21 +33,6 @@ from forge.errors import CheckpointError, DamagedCheckpoint
 
 _REPLACED = re.compile(r"\.replaced_(step_\d+)-\d+")
 _LEFTOVERS = (".step_", ".removed_", f".{LATEST}.tmp-", f"{TOKEN_FILE}.tmp-")
-
-
-@dataclass
-class Snapshot:
-    """State on its way to disk."""
-
-    step: int
-    state: Any
-    tensors: dict[str, torch.Tensor]
-    is_complete: bool
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of tensors."""
-        return sum(t.numel() * t.dtype.itemsize for t in self.tensors.values())
 
 
 class Store:
@@ -78,6 +64,7 @@ class Store:
         self.attempt = attempt
         self._config_hash = config_hash
         self._retention = Retention(config, keep_back_steps, keep_back_every)
+        self._copies = Copies()
         self._damaged: set[str] = set()
         self.passed_over: list[str] = []
         """Why the last `newest` did not take the newer checkpoints."""
@@ -99,6 +86,7 @@ class Store:
 
     def close(self) -> None:
         """Give the directory up."""
+        self._copies.close()
         self._fence.release()
 
     # -- reading -------------------------------------------------------------------------------
@@ -160,17 +148,14 @@ class Store:
     def snapshot(self, step: int, state: Any, is_complete: bool, copy: bool) -> Snapshot:
         """Encode `state`; with `copy`, independent of what training does to it afterwards.
 
+        Where there is no memory for a copy, the snapshot says that it is not independent.
+
         Raises:
             CheckpointError: Naming a leaf that cannot be saved.
         """
         encoder = Encoder()
         tree = encoder.encode(state)
-        tensors = encoder.tensors
-        if copy:
-            tensors = {
-                name: tensorfile.storable(t, copy=True) for name, t in encoder.tensors.items()
-            }
-        return Snapshot(step, tree, tensors, is_complete)
+        return self._copies.snapshot(step, tree, encoder.tensors, is_complete, copy)
 
     def commit(self, snapshot: Snapshot) -> Path:
         """Write a snapshot; when this returns it survives a power cut.
@@ -179,6 +164,7 @@ class Store:
             OSError: From the disk; nothing that was there before has changed.
             DirectoryInUse: Where a newer attempt has taken over.
         """
+        assert not snapshot.is_spent, "its copy may be that of another step by now"
         name = f"step_{snapshot.step}"
         final = self.directory / name
         temporary = self.directory / f".{name}.tmp-{os.getpid()}"
@@ -192,28 +178,27 @@ class Store:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+        finally:
+            snapshot.is_spent = snapshot.is_independent
         durable.sync_directory(self.directory)
         durable.replace_link(self.directory / LATEST, name)
         self._damaged.discard(name)
         return final
 
     def _write(self, directory: Path, snapshot: Snapshot) -> None:
-        text = json.dumps(snapshot.state).encode()
-        files = {
-            TENSORS: tensorfile.write(directory / TENSORS, snapshot.tensors),
-            STATE: tensorfile.write_synced(directory / STATE, iter([memoryview(text)])),
-        }
+        with snapshot.content.readers() as readers:
+            tensors = write_file(directory / TENSORS, snapshot.num_bytes, readers)
+        tree = tensorfile.write_small(directory / STATE, json.dumps(snapshot.tree).encode())
         described = Manifest(
             step=snapshot.step,
             attempt=self.attempt,
-            files=files,
+            files={TENSORS: tensors, STATE: tree},
             is_complete=snapshot.is_complete,
             config_hash=self._config_hash,
             created=time.time(),
             versions={"forge": forge.__version__, "torch": torch.__version__},
         )
-        content = memoryview(described.to_bytes())
-        tensorfile.write_synced(directory / manifest.NAME, iter([content]))
+        tensorfile.write_small(directory / manifest.NAME, described.to_bytes())
         durable.sync_directory(directory)
 
     def _put_in_place(self, temporary: Path, final: Path) -> None:

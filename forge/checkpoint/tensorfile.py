@@ -1,4 +1,4 @@
-"""Tensors in one file, in safetensors layout; written and checksummed in one pass.
+"""Tensors in one file, in safetensors layout.
 
     8 bytes: length of the header | the header, JSON | the tensors' bytes, without gaps
 
@@ -12,7 +12,6 @@ import ctypes
 import json
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,65 +44,62 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-def storable(tensor: torch.Tensor, copy: bool = False) -> torch.Tensor:
-    """The tensor on the CPU, contiguous; `copy` makes it independent of the original."""
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.to("cpu", copy=copy).contiguous()
-
-
 def check_dtype(name: str, tensor: torch.Tensor) -> None:
     """Raise CheckpointError where the format has no such dtype."""
     if tensor.dtype not in _NAMES and tensor.dtype is not torch.complex128:
         raise CheckpointError(f"{name}: tensors of {tensor.dtype} cannot be saved")
 
 
-def write(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Write `tensors` to a new file, synced to disk; return what the manifest says of it."""
-    # Widest first: every tensor then begins at a multiple of its item size.
-    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
-    header: dict[str, Any] = {}
-    complex128: list[str] = []
-    offset = 0
-    for name in names:
-        tensor = tensors[name]
-        shape = list(tensor.shape)
-        if tensor.dtype is torch.complex128:
-            complex128.append(name)
-            dtype_name, shape = "F64", [*shape, 2]
-        else:
-            check_dtype(name, tensor)
-            dtype_name = _NAMES[tensor.dtype]
-        end = offset + tensor.numel() * tensor.dtype.itemsize
-        header[name] = {"dtype": dtype_name, "shape": shape, "data_offsets": [offset, end]}
-        offset = end
-    header["__metadata__"] = {"format": "pt", "complex128": json.dumps(complex128)}
-    text = json.dumps(header).encode()
-    text += b" " * (-(8 + len(text)) % 64)  # complex128 needs 16, other libraries like 64
-    head = len(text).to_bytes(8, "little") + text
-    return write_synced(path, _pieces(head, [tensors[name] for name in names]))
+class Layout:
+    """Where the tensors of one file lie.
+
+    Args:
+        tensors: By name; what they are, not their values, makes the layout.
+    Raises:
+        CheckpointError: Naming a tensor of a dtype that the format lacks.
+    """
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        # Widest first: every tensor then begins at a multiple of its item size.
+        names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+        header: dict[str, Any] = {}
+        complex128: list[str] = []
+        places: dict[str, tuple[int, int]] = {}
+        offset = 0
+        for name in names:
+            tensor = tensors[name]
+            shape = list(tensor.shape)
+            if tensor.dtype is torch.complex128:
+                complex128.append(name)
+                dtype_name, shape = "F64", [*shape, 2]
+            else:
+                check_dtype(name, tensor)
+                dtype_name = _NAMES[tensor.dtype]
+            end = offset + tensor.numel() * tensor.dtype.itemsize
+            header[name] = {"dtype": dtype_name, "shape": shape, "data_offsets": [offset, end]}
+            places[name] = offset, end
+            offset = end
+        header["__metadata__"] = {"format": "pt", "complex128": json.dumps(complex128)}
+        text = json.dumps(header).encode()
+        text += b" " * (-(8 + len(text)) % 64)  # complex128 needs 16, other libraries like 64
+        self.head = len(text).to_bytes(8, "little") + text
+        """What stands before the tensors."""
+        begin = len(self.head)
+        self.places = {name: (begin + a, begin + b) for name, (a, b) in places.items()}
+        """Name -> begin and end in the file, in the order of the file."""
+        self.size = begin + offset
+        """Bytes of the file."""
 
 
-def _pieces(head: bytes, tensors: list[torch.Tensor]) -> Iterator[memoryview]:
-    yield memoryview(head)
-    for tensor in tensors:
-        plain = storable(tensor)
-        size = plain.numel() * plain.dtype.itemsize
-        if size:
-            view = memoryview((ctypes.c_char * size).from_address(plain.data_ptr())).cast("B")
-            for start in range(0, size, CHUNK):
-                yield view[start : start + CHUNK]
-
-
-def write_synced(path: Path, pieces: Iterator[memoryview]) -> dict[str, Any]:
-    """Write pieces to a new file and sync it; return what the manifest says of it."""
+def write_small(path: Path, content: bytes) -> dict[str, Any]:
+    """Write a new file and sync it; return what the manifest says of it."""
     checksums = Checksums()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        for piece in pieces:
-            checksums.update(piece)
-            while piece:
-                piece = piece[os.write(fd, piece) :]
+        piece = memoryview(content)
+        checksums.update(piece)
+        while piece:
+            piece = piece[os.write(fd, piece) :]
         os.fsync(fd)
     finally:
         os.close(fd)

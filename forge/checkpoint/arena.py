@@ -1,0 +1,83 @@
+"""Memory for copies of the state: taken once, touched once, used for every save.
+
+A page that is written for the first time costs three to four times a copy into one that was: hence
+one arena per run. Children that training forks do not get it (`MADV_DONTFORK`): DataLoader workers
+would pay for every page that a save writes meanwhile.
+"""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections.abc import Callable
+
+import torch
+
+from forge import messages
+
+PAGE = 4096
+"""What O_DIRECT asks of addresses, sizes and places in a file."""
+
+_HUGE = 2 << 20
+
+
+class Arena:
+    """`size` bytes at a page's begin, in memory of this process alone.
+
+    Raises:
+        MemoryError: Where there is not so much.
+    """
+
+    def __init__(self, size: int, is_pinned: bool = False) -> None:
+        self.size = size
+        length = max(size, 1) + _HUGE
+        try:
+            mapping = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            raise MemoryError(f"{size} bytes for a copy of the state: {error}") from error
+        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+            _advise(mapping, advice)
+        whole = torch.frombuffer(mapping, dtype=torch.uint8)
+        begin = -whole.data_ptr() % _HUGE
+        self.bytes = whole[begin : begin + size]
+        """uint8, shape [size]."""
+        self.memory = memoryview(mapping)[begin : begin + size]
+        """The same, for reading and writing files."""
+        self.bytes.zero_()
+        self._unpin = _pin(self.bytes) if is_pinned and size else None
+
+    def view(self, offset: int, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
+        """A tensor in this memory."""
+        num_bytes = dtype.itemsize
+        for length in shape:
+            num_bytes *= length
+        return self.bytes[offset : offset + num_bytes].view(dtype).view(shape)
+
+    def close(self) -> None:
+        """Unpin the memory; it goes back once no view of it is left."""
+        if self._unpin is not None:
+            self._unpin()
+
+
+def _advise(mapping: mmap.mmap, name: str) -> None:
+    advice = getattr(mmap, name, None)
+    if advice is None:
+        return
+    try:
+        mapping.madvise(advice)
+    except OSError as error:  # a kernel built without huge pages, say: slower, and no worse
+        messages.say(f"{name} is not to be had for the copy of the state: {error}")
+
+
+def _pin(memory: torch.Tensor) -> Callable[[], object] | None:
+    """Let CUDA copy into this memory by itself; without, copies go through a small buffer."""
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = memory.data_ptr()
+    code = int(runtime.cudaHostRegister(address, memory.numel(), 0))
+    if code:
+        messages.warn(
+            f"{memory.numel()} bytes of memory could not be pinned for saves (CUDA error {code};"
+            " see `ulimit -l`): copying the state takes longer."
+        )
+        return None
+    return weakref.finalize(memory, runtime.cudaHostUnregister, address)

@@ -1,0 +1,159 @@
+"""What a save writes: the bytes of the tensors' file, copied at once or piece by piece.
+
+An `Image` is the whole file in an arena: training goes on as soon as it is filled. A `Stream` needs
+one buffer a thread: it is for saves that training waits for anyway, and for where memory is short.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from forge.checkpoint.arena import PAGE, Arena
+from forge.checkpoint.checksums import CHUNK
+from forge.checkpoint.output import NUM_THREADS, Reader
+from forge.checkpoint.tensorfile import Layout
+
+_Tensors = dict[str, torch.Tensor]
+
+
+def room_for(size: int) -> int:
+    """Bytes of an arena for a file of `size` bytes: whole pages."""
+    return -(-size // PAGE) * PAGE
+
+
+def _stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+
+class Image:
+    """The file in memory; filled again by every save of the same layout."""
+
+    def __init__(self, layout: Layout, tensors: _Tensors, arena: Arena) -> None:
+        self.layout = layout
+        self._arena = arena
+        self._memory = arena.memory
+        self._memory[: len(layout.head)] = layout.head
+        self._views = {
+            name: arena.view(layout.places[name][0], tensor.dtype, list(tensor.shape))
+            for name, tensor in tensors.items()
+        }
+        self._sources: list[torch.Tensor] = []
+        self._copied: list[torch.cuda.Event] = []
+
+    def fill(self, tensors: _Tensors) -> None:
+        """Copy the tensors; what is done to them after this is not in the image.
+
+        On a GPU the copy runs on a stream of its own: it begins after, and later work of the
+        current stream waits for, what it has to; the host waits for nothing.
+        """
+        by_device: dict[torch.device, list[str]] = {}
+        for name, tensor in tensors.items():
+            if tensor.numel():
+                by_device.setdefault(tensor.device, []).append(name)
+        with torch.no_grad():
+            for device, names in by_device.items():
+                views = [self._views[name] for name in names]
+                sources = [tensors[name].detach() for name in names]
+                if device.type == "cuda":
+                    self._copy_beside(device, views, sources)
+                else:
+                    torch._foreach_copy_(views, sources)
+
+    def _copy_beside(
+        self, device: torch.device, views: list[torch.Tensor], sources: list[torch.Tensor]
+    ) -> None:
+        with torch.cuda.device(device):
+            current, beside = torch.cuda.current_stream(), _stream()
+            beside.wait_stream(current)
+            with torch.cuda.stream(beside):
+                torch._foreach_copy_(views, sources, non_blocking=True)
+                copied = beside.record_event()
+            current.wait_event(copied)
+        self._copied.append(copied)
+        self._sources += sources  # their memory must not be given to others before
+
+    @contextmanager
+    def readers(self) -> Iterator[list[Reader]]:
+        """One for each thread that writes."""
+        for copied in self._copied:
+            copied.synchronize()
+        self._copied, self._sources = [], []
+        yield [self._chunk] * NUM_THREADS
+
+    def _chunk(self, number: int) -> memoryview:
+        return self._memory[number * CHUNK : (number + 1) * CHUNK]
+
+
+class Stream:
+    """The file, copied chunk by chunk from tensors that do not change meanwhile."""
+
+    def __init__(self, layout: Layout, tensors: _Tensors, spare: list[Arena]) -> None:
+        self.layout = layout
+        self._tensors = tensors
+        self._spare = spare
+        self._names = list(layout.places)
+        self._ends = [end for _, end in layout.places.values()]
+        self._plain: tuple[str, torch.Tensor] = "", torch.empty(0)
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def readers(self) -> Iterator[list[Reader]]:
+        """One for each thread that writes, with a buffer of its own."""
+        size = min(CHUNK, room_for(self.layout.size))
+        buffers: list[Arena] = []
+        while len(buffers) < NUM_THREADS:
+            try:  # taken out of the list in one step: two saves never share a buffer
+                buffer = self._spare.pop()
+            except IndexError:
+                buffer = Arena(size)
+            if buffer.size >= size:
+                buffers.append(buffer)
+        yield [self._reader(buffer) for buffer in buffers]
+        self._spare += buffers
+
+    def _reader(self, buffer: Arena) -> Reader:
+        def read(number: int) -> memoryview:
+            self._copy(number * CHUNK, buffer.bytes[:CHUNK])
+            return buffer.memory[:CHUNK]
+
+        return read
+
+    def _copy(self, begin: int, buffer: torch.Tensor) -> None:
+        end = min(begin + len(buffer), self.layout.size)
+        head = self.layout.head[begin:end]
+        if head:
+            ctypes.memmove(buffer.data_ptr(), head, len(head))
+        first = bisect.bisect_right(self._ends, begin)
+        for name in self._names[first:]:
+            start, stop = self.layout.places[name]
+            if start >= end:
+                return
+            low, high = max(begin, start), min(end, stop)
+            if low < high:
+                source = self._flat(name)[low - start : high - start]
+                self._move(buffer[low - begin : high - begin], source)
+
+    def _flat(self, name: str) -> torch.Tensor:
+        """A tensor as uint8, shape [bytes]."""
+        tensor = self._tensors[name]
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            with self._lock:  # a large one is asked for once for each of its chunks
+                if self._plain[0] != name:
+                    plain = tensor.resolve_conj().resolve_neg().contiguous()
+                    self._plain = name, plain
+                tensor = self._plain[1]
+        return tensor.detach().view(-1).view(torch.uint8)
+
+    @staticmethod
+    def _move(target: torch.Tensor, source: torch.Tensor) -> None:
+        if source.device.type == "cpu":
+            # Not copy_: each thread that calls it gets threads of OpenMP of its own.
+            ctypes.memmove(target.data_ptr(), source.data_ptr(), len(source))
+        else:
+            target.copy_(source)

@@ -1,0 +1,357 @@
+"""Saves beside training: the copy, its memory, and the file that two threads write."""
+
+import errno
+import fcntl
+import os
+import threading
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from forge.checkpoint import arena, checksums, copies, image, output
+from forge.checkpoint.arena import PAGE, Arena
+from forge.checkpoint.image import Image, Stream, room_for
+from forge.checkpoint.output import write_file
+from forge.checkpoint.tensorfile import Layout
+
+CHUNK = 2 * PAGE
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Many chunks without many bytes."""
+    for module in (checksums, image, output):
+        monkeypatch.setattr(module, "CHUNK", CHUNK)
+
+
+def odd_tensors(num_bytes):
+    """A file of about `num_bytes`, and whatever else may lie in one."""
+    generator = torch.Generator().manual_seed(num_bytes)
+    square = torch.randn(40, 30, generator=generator)
+    return {
+        "long": torch.randint(0, 256, (num_bytes,), generator=generator, dtype=torch.uint8),
+        "transposed": square.t(),
+        "strided": square[::3, ::2],
+        "expanded": torch.ones(1).expand(100),
+        "conjugate": torch.randn(300, dtype=torch.complex64, generator=generator).conj(),
+        "negative": torch.randn(9, dtype=torch.complex128, generator=generator).conj().imag,
+        "wide": torch.randn(5, dtype=torch.complex128, generator=generator),
+        "half": torch.randn(77, generator=generator).bfloat16(),
+        "eighth": torch.randn(77, generator=generator).to(torch.float8_e4m3fn),
+        "flags": torch.rand(13, generator=generator) > 0.5,
+        "scalar": torch.tensor(3.5),
+        "none": torch.empty(0, 4),
+        "learned": torch.nn.Parameter(square.clone()),
+    }
+
+
+def written(path, content, layout):
+    with content.readers() as readers:
+        entry = write_file(path, layout.size, readers)
+    return path.read_bytes(), entry
+
+
+def image_of(tensors, layout):
+    made = Image(layout, tensors, Arena(room_for(layout.size)))
+    made.fill(tensors)
+    return made
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, CHUNK - 1, 3 * CHUNK, 7 * CHUNK + 5])
+def test_image_and_stream_write_the_same_file_and_safetensors_reads_it(
+    num_bytes, small_chunks, tmp_path
+):
+    """Whether training waits or not must make no difference to a single byte."""
+    tensors = odd_tensors(num_bytes)
+    layout = Layout(tensors)
+    copied, entry = written(tmp_path / "image", image_of(tensors, layout), layout)
+    streamed, same_entry = written(tmp_path / "stream", Stream(layout, tensors, []), layout)
+    assert copied == streamed
+    assert entry == same_entry
+    assert entry["size"] == len(copied) == layout.size
+    found = checksums.Checksums()
+    found.update(memoryview(copied))
+    assert found.entry() == entry
+    loaded = load_file(tmp_path / "image")
+    for name, tensor in tensors.items():
+        expected = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        if expected.dtype is torch.complex128:
+            expected = torch.view_as_real(expected)
+        assert loaded[name].dtype == expected.dtype
+        assert loaded[name].shape == expected.shape
+        assert bytes(loaded[name].view(-1).view(torch.uint8)) == bytes(
+            expected.view(-1).view(torch.uint8)
+        ), name
+
+
+@pytest.mark.parametrize("beyond", [-PAGE, -1, 0, 1, PAGE - 1, PAGE, PAGE + 1])
+def test_every_end_of_a_file_is_written(beyond, small_chunks, tmp_path):
+    """O_DIRECT writes whole pages: what is left of the last one goes another way."""
+    empty = Layout({"x": torch.empty(0, dtype=torch.uint8)})
+    wanted = 3 * CHUNK + beyond
+    tensors = {"x": torch.arange(wanted - empty.size).to(torch.uint8)}
+    layout = Layout(tensors)
+    content, _ = written(tmp_path / "file", image_of(tensors, layout), layout)
+    assert len(content) == layout.size
+    assert content[len(layout.head) :] == bytes(tensors["x"])
+
+
+@pytest.fixture
+def was_direct(monkeypatch):
+    """For each write, whether it went past the page cache."""
+    found, pwrite = [], os.pwrite
+
+    def noting(fd, data, position):
+        found.append(bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT))
+        return pwrite(fd, data, position)
+
+    monkeypatch.setattr(os, "pwrite", noting)
+    return found
+
+
+def test_the_page_cache_is_spared_where_the_file_system_lets_us(was_direct, small_chunks, tmp_path):
+    """It would cost a copy of every byte, and push out of memory what training reads."""
+    probe = os.open(tmp_path / "probe", os.O_WRONLY | os.O_CREAT)
+    try:
+        fcntl.fcntl(probe, fcntl.F_SETFL, os.O_DIRECT)
+    except OSError:
+        pytest.skip(f"{tmp_path} lies on a file system that refuses O_DIRECT")
+    finally:
+        os.close(probe)
+    tensors = odd_tensors(5 * CHUNK)
+    layout = Layout(tensors)
+    assert layout.size % PAGE
+    written(tmp_path / "file", image_of(tensors, layout), layout)
+    assert was_direct == [True] * (len(was_direct) - 1) + [False]
+    assert len(was_direct) > 3
+
+
+@pytest.mark.parametrize("moment", ["flag", "first write", "later write"])
+def test_file_systems_that_refuse_o_direct_are_served(
+    moment, monkeypatch, was_direct, small_chunks, tmp_path
+):
+    """tmpfs refuses the flag, some network file systems only the write, and not each of them."""
+    refused, pwrite, set_flags = [], os.pwrite, fcntl.fcntl
+
+    def refusing(fd, data, position):
+        is_direct = set_flags(fd, fcntl.F_GETFL) & os.O_DIRECT
+        if is_direct and position >= (3 * CHUNK if moment == "later write" else 0):
+            refused.append(position)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return pwrite(fd, data, position)
+
+    def no_flag(fd, command, value=0):
+        if command == fcntl.F_SETFL and value & os.O_DIRECT:
+            refused.append(-1)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return set_flags(fd, command, value)
+
+    if moment == "flag":
+        monkeypatch.setattr(fcntl, "fcntl", no_flag)
+    else:
+        monkeypatch.setattr(os, "pwrite", refusing)
+    tensors = odd_tensors(6 * CHUNK + 11)
+    layout = Layout(tensors)
+    content, _ = written(tmp_path / "file", image_of(tensors, layout), layout)
+    assert refused
+    monkeypatch.undo()
+    assert content == bytes(image_of(tensors, layout)._memory[: layout.size])
+
+
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_short_writes_are_gone_on_from(is_direct, monkeypatch, small_chunks, tmp_path):
+    """Disks about to be full and network file systems write less than they were asked to."""
+    pwrite, num_short = os.pwrite, []
+
+    def short(fd, data, position):
+        num_short.append(len(data))
+        return pwrite(fd, data[: max(1, len(data) // 3)], position)
+
+    monkeypatch.setattr(os, "pwrite", short)
+    if not is_direct:
+        monkeypatch.delattr(os, "O_DIRECT")
+    tensors = odd_tensors(4 * CHUNK + 3)
+    layout = Layout(tensors)
+    content, _ = written(tmp_path / "file", image_of(tensors, layout), layout)
+    monkeypatch.undo()
+    assert content == bytes(image_of(tensors, layout)._memory[: layout.size])
+    assert len(num_short) > 12
+
+
+def test_what_either_thread_meets_is_raised(monkeypatch, small_chunks, tmp_path):
+    """An error of the second one must not become a checkpoint with a hole."""
+    pwrite, main = os.pwrite, threading.current_thread()
+    other_failed = threading.Event()
+
+    def failing(fd, data, position):
+        if threading.current_thread() is not main:
+            other_failed.set()
+            raise OSError(errno.EIO, "Input/output error")
+        assert other_failed.wait(60)
+        return pwrite(fd, data, position)
+
+    monkeypatch.setattr(os, "pwrite", failing)
+    tensors = odd_tensors(9 * CHUNK)
+    layout = Layout(tensors)
+    with pytest.raises(OSError, match="Input/output error"):
+        written(tmp_path / "file", image_of(tensors, layout), layout)
+
+
+# -- the copy --------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_is_not_touched_by_what_training_does_next(store):
+    """The whole point: what is written is the state of the boundary."""
+    state = {"weights": torch.full((1000,), 1.0), "step": 1}
+    snapshot = store.snapshot(1, state, False, copy=True)
+    assert snapshot.is_independent
+    state["weights"].mul_(0)
+    state["step"] = 2
+    store.commit(snapshot)
+    found = store.newest().state
+    assert found["step"] == 1
+    assert torch.equal(found["weights"], torch.ones(1000))
+
+
+def address(snapshot):
+    return snapshot.content._arena.bytes.data_ptr()
+
+
+def test_memory_is_taken_once_and_again_only_when_the_state_has_grown(store):
+    """A page touched for the first time costs three to four times a copy."""
+    addresses = []
+    for step, size in enumerate((1000, 1000, 500, 50_000, 50_000), 1):
+        snapshot = store.snapshot(step, {"w": torch.full((size,), float(step))}, False, copy=True)
+        addresses.append(address(snapshot))
+        store.commit(snapshot)
+        del snapshot
+        assert torch.equal(store.newest().state["w"], torch.full((size,), float(step)))
+    first, last = addresses[0], addresses[-1]
+    assert addresses == [first, first, first, last, last]
+
+
+def test_two_copies_that_are_still_to_be_written_do_not_meet(store):
+    """Bytes of another step with good checksums would be the worst of all."""
+    snapshots = [
+        store.snapshot(step, {"w": torch.full((1000,), float(step))}, False, copy=True)
+        for step in (1, 2, 3)
+    ]
+    for step, snapshot in reversed(list(enumerate(snapshots, 1))):
+        path = store.commit(snapshot)
+        assert torch.equal(store.read(path).state["w"], torch.full((1000,), float(step)))
+    with pytest.raises(AssertionError, match="another step"):
+        store.commit(snapshots[0])
+
+
+def test_forked_children_do_not_get_the_copy():
+    """DataLoader workers would pay for every page that a save writes meanwhile."""
+    taken = Arena(8 << 20)
+    begin = taken.bytes.data_ptr()
+    flags, is_there = "", False
+    with open("/proc/self/smaps") as lines:
+        for line in lines:
+            head = line.split()[0]
+            if "-" in head and not head.endswith(":"):
+                low, high = (int(part, 16) for part in head.split("-"))
+                is_there = low <= begin < high
+            elif is_there and head == "VmFlags:":
+                flags = line
+    assert " dc" in flags, f"expected dc (do not copy on fork) in {flags!r}"
+    assert begin % PAGE == 0
+    assert len(taken.bytes) == 8 << 20
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def test_short_memory_makes_a_save_wait_and_says_so_once(store, monkeypatch, caplog):
+    """Better slow than killed by the kernel for a copy."""
+    state = {"w": torch.ones(1 << 18)}
+    monkeypatch.setattr(copies.memory, "available_bytes", lambda: copies.RESERVE + 1000)
+    for step in (1, 2):
+        snapshot = store.snapshot(step, state, False, copy=True)
+        assert not snapshot.is_independent
+        store.commit(snapshot)
+    assert store.newest().manifest.step == 2
+    [told] = [r.message for r in caplog.records if "async_save=true" in r.message]
+    assert "0.25 GiB are available" in told
+    monkeypatch.setattr(copies.memory, "available_bytes", lambda: copies.RESERVE + (2 << 20))
+    assert store.snapshot(3, state, False, copy=True).is_independent
+
+
+def test_no_memory_at_all_makes_a_save_wait(store, monkeypatch, caplog):
+    """`ulimit -v` and overcommit=2 refuse what the kernel's counters promise."""
+
+    def refuse(*_, **__):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(arena.mmap, "mmap", refuse)
+    snapshot = store.snapshot(1, {"w": torch.ones(1000)}, False, copy=True)
+    assert not snapshot.is_independent
+    assert "training waits for each save" in caplog.text
+
+
+V2 = {
+    "proc/self/cgroup": "0::/slurm/job_7/step_0\n",
+    "sys/slurm/job_7/memory.max": "8000000\n",
+    "sys/slurm/job_7/memory.current": "6000000\n",
+    "sys/slurm/job_7/memory.stat": "anon 1\ninactive_file 500000\n",
+    "sys/slurm/job_7/step_0/memory.max": "max\n",
+    "sys/slurm/job_7/step_0/memory.current": "6000000\n",
+}
+V1 = {
+    "proc/self/cgroup": "9:cpuset:/x\n5:hugetlb,memory:/slurm/job_7\n",
+    "sys/memory/slurm/job_7/memory.limit_in_bytes": "9000000\n",
+    "sys/memory/slurm/job_7/memory.usage_in_bytes": "9500000\n",
+    "sys/memory/slurm/job_7/memory.stat": "total_inactive_file 100\n",
+    "sys/memory/slurm/memory.limit_in_bytes": "9223372036854771712\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    4096 kB\n"}, 4 << 20),
+        (V2, 2_500_000),
+        ({**V2, "proc/meminfo": "MemAvailable: 1000 kB\n"}, 1_024_000),
+        ({**V2, "sys/slurm/job_7/memory.stat": "torn"}, None),
+        (V1, 0),
+    ],
+)
+def test_the_least_of_what_machine_and_cgroups_leave_counts(files, expected, tmp_path, monkeypatch):
+    """Slurm gives each job a cgroup: the machine's free memory is not the job's."""
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    monkeypatch.setattr(copies.memory, "PROC", str(tmp_path / "proc"))
+    monkeypatch.setattr(copies.memory, "GROUPS", str(tmp_path / "sys"))
+    assert copies.memory.available_bytes() == expected
+
+
+def test_this_machine_tells_how_much_there_is():
+    """The fixtures above are copies of what a kernel writes: this is one."""
+    assert copies.memory.available_bytes() > 1 << 20
+
+
+# -- a GPU -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_a_copy_from_a_gpu_is_of_the_moment_it_was_asked_for(store):
+    """It runs beside the next step's kernels, which must wait for what they would change."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    weights = torch.zeros(64 << 20, device="cuda")
+    for step in range(1, 6):
+        weights.fill_(step)
+        snapshot = store.snapshot(step, {"w": weights, "host": torch.ones(3)}, False, copy=True)
+        weights.fill_(-1)
+        torch.empty(64 << 20, device="cuda").fill_(7)
+        store.commit(snapshot)
+        assert snapshot.content._arena.bytes.is_pinned()
+        assert bool((store.newest().state["w"] == step).all())
