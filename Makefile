@@ -49,7 +49,7 @@ coverage: $(VENV)/.dev-installed $(VENV)/.hydras-installed
 
 bench: $(VENV)/.dev-installed
 	$(IN_VENV) benchmarks/startup.py
-	$(IN_VENV) benchmarks/save.py
+	$(IN_VENV) benchmarks/checkpoint.py
 	$(IN_VENV) benchmarks/launch.py
 	$(IN_VENV) benchmarks/slurm_launch.py
 
