@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import select
 import signal
 import sys
@@ -38,6 +37,7 @@ from forge.job_files import (
     WATCH,
     forge_dir,
     read_json,
+    saved_step,
     take_lock,
     write_json,
 )
@@ -48,7 +48,6 @@ TOKEN = "FORGE_JOB_TOKEN"
 """Environment variable that marks every process of a job."""
 _CLAIM_S = 30.0
 """Seconds beyond the task's deadline that an earlier wrapper's processes have to leave."""
-_STEP_DIR = re.compile(r"step_(\d+)")
 
 
 class Job:
@@ -143,12 +142,7 @@ class Job:
 
     def _saved_step(self) -> int:
         """Steps done in the newest checkpoint; -1 without one."""
-        try:
-            names = os.listdir(self.directory / self.plan["checkpoint_dir"])
-        except OSError:
-            return -1
-        matches = (_STEP_DIR.fullmatch(name) for name in names)
-        return max((int(match[1]) for match in matches if match), default=-1)
+        return saved_step(self.directory / self.plan["checkpoint_dir"])
 
     def _write_state(self, state: str, because: str = "", **more: Any) -> None:
         content = {

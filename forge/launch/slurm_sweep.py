@@ -11,7 +11,6 @@ import logging
 import os
 import shlex
 import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from forge.launch.results import result_of
 from forge.launch.sbatch import Batch, Group, batches, log_folder
 from forge.launch.slurm_options import SlurmOptions
 from forge.launch.slurm_wait import SubmittedJob, Watcher
-from forge.launch.submitted import Submitted
+from forge.launch.submitted import Submitted, submissions
 from forge.launch.sweep import SweepDir
 from forge.launch.view import State
 
@@ -191,8 +190,7 @@ def _calls(
             )
         )
     folder = log_folder(options.submitit_folder, directory)
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.zip"
-    return batches(groups, folder, directory / ".forge" / "slurm" / name, max_array_size)
+    return batches(groups, folder, bundle.paths(submissions(directory)), max_array_size)
 
 
 # -- submitting ------------------------------------------------------------------------------------

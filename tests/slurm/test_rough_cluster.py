@@ -1,5 +1,6 @@
 """A cluster that is shared, set up by others, and worked on by hand while a sweep runs."""
 
+import itertools
 import json
 import os
 import shutil
@@ -179,14 +180,29 @@ def test_a_job_of_an_earlier_launch_leaves_what_a_later_one_has_put_there(tmp_pa
     """Two of Slurm's jobs for one directory, after a requeue by hand: the later plan holds."""
     job = tmp_path / "job"
     plan = {"overrides": []}
-    for name in ("20260101-000000-1_0.zip", "20260101-000001-1_0.zip"):
-        bundle.write(tmp_path / name, b"common", [(job, plan | {"from": name}, b"config")], {})
-    later, earlier = tmp_path / "20260101-000001-1_0.zip", tmp_path / "20260101-000000-1_0.zip"
+    earlier, later = itertools.islice(bundle.paths(tmp_path), 2)
+    for path in (earlier, later):
+        bundle.write(path, b"common", [(job, plan | {"from": path.name}, b"config")], {})
     bundle.unpack(later, 0)
     write_json(forge_dir(job) / STATE, {"state": "running"})
     bundle.unpack(earlier, 0)
     assert read_json(forge_dir(job) / PLAN)["from"] == later.name
     assert read_json(forge_dir(job) / STATE) == {"state": "running"}
+
+
+@pytest.mark.parametrize("clock_ns", [0, 1_700_000_000_000_000_000, 1_800_000_000_000_000_000])
+def test_a_later_launch_has_the_higher_name_though_the_clock_was_set_back(
+    clock_ns, tmp_path, monkeypatch
+):
+    """Else its jobs would take the earlier launch's plans for the later ones."""
+    monkeypatch.setattr(bundle.time, "time_ns", lambda: 1_750_000_000_000_000_000)
+    before = list(itertools.islice(bundle.paths(tmp_path), 2))
+    for path in before:
+        bundle.write(path, b"common", [], {})
+    monkeypatch.setattr(bundle.time, "time_ns", lambda: clock_ns)
+    after = next(bundle.paths(tmp_path))
+    assert max(before).name < after.name
+    assert {len(path.stem) for path in (*before, after)} == {19}
 
 
 def test_a_directory_in_which_a_job_runs_is_left_alone(tmp_path):
@@ -199,8 +215,9 @@ def test_a_directory_in_which_a_job_runs_is_left_alone(tmp_path):
         from forge.job_files import take_lock
 
         assert take_lock(holder)
-        bundle.write(tmp_path / "2_0.zip", b"common", [(job, {"overrides": []}, b"config")], {})
-        bundle.unpack(tmp_path / "2_0.zip", 0)
+        path = next(bundle.paths(tmp_path))
+        bundle.write(path, b"common", [(job, {"overrides": []}, b"config")], {})
+        bundle.unpack(path, 0)
         assert read_json(forge_dir(job) / STATE) == {"state": "running"}
     finally:
         os.close(holder)
