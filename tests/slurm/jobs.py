@@ -142,6 +142,11 @@ class SlurmApp(App):
                 patch.setenv(name, value)
             return self.go_on(output)
 
+    def close(self) -> None:
+        """End what a test has left, in the queue as well."""
+        super().close()
+        self.cluster.clear()
+
     def jobs_by_place(self) -> list[SlurmJob]:
         """The jobs of the sweep, in the order of their numbers."""
         return [SlurmJob(self.cluster, self.sweep_dir / one["subdir"]) for one in self._places()]

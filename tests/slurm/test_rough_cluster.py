@@ -1,5 +1,6 @@
 """A cluster that is shared, set up by others, and worked on by hand while a sweep runs."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -10,7 +11,7 @@ from cluster import wait_for
 from jobs import SlurmApp
 
 from forge import bundle, slurm
-from forge.job_files import PLAN, STATE, forge_dir, read_json, write_json
+from forge.job_files import PLAN, STATE, forge_dir, is_busy, read_json, take_lock, write_json
 from forge.launch import slurm_wait
 from forge.launch.slurm_wait import SubmittedJob, Watcher
 from forge.slurm import JobInfo
@@ -45,11 +46,8 @@ CONF = """
 @pytest.fixture
 def app(cluster, tmp_path):
     """A folder with an app; whatever is left in the queue is cancelled with the test."""
-    found = SlurmApp(cluster, tmp_path / "app", TRAIN, CONF)
-    yield found
-    found.close()
-    cluster.run("scancel", "--user", str(os.getuid()), check=False)
-    wait_for(lambda: not cluster.run("squeue", "--noheader").strip(), "empty queue")
+    with contextlib.closing(SlurmApp(cluster, tmp_path / "app", TRAIN, CONF)) as found:
+        yield found
 
 
 def run_to_end(app, *overrides, code=0, **env):
@@ -157,8 +155,8 @@ def test_setup_and_teardown_that_fail(app):
 @pytest.mark.slow
 def test_forge_run_in_two_tasks_says_what_to_set(cluster, tmp_path):
     """Which of the two is first must make no difference."""
-    app = SlurmApp(cluster, tmp_path / "app")
-    output = run_to_end(app, "kind=plain", "hydra.launcher.tasks_per_node=2", code=1)
+    with contextlib.closing(SlurmApp(cluster, tmp_path / "app")) as app:
+        output = run_to_end(app, "kind=plain", "hydra.launcher.tasks_per_node=2", code=1)
     assert "bad configuration: see `hydra.launcher.tasks_per_node`" in output
     assert output.count("forge.Run can be used in one alone") >= 1
 
@@ -212,8 +210,6 @@ def test_a_directory_in_which_a_job_runs_is_left_alone(tmp_path):
     write_json(forge_dir(job) / STATE, {"state": "running"})
     holder = os.open(forge_dir(job) / "lock", os.O_RDWR | os.O_CREAT)
     try:
-        from forge.job_files import take_lock
-
         assert take_lock(holder)
         path = next(bundle.paths(tmp_path))
         bundle.write(path, b"common", [(job, {"overrides": []}, b"config")], {})
@@ -234,7 +230,10 @@ def test_a_disk_without_locks_is_no_reason_to_refuse(tmp_path, monkeypatch):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    SweepDir(tmp_path, set()).close()
+    sweep = SweepDir(tmp_path, set())
+    assert sweep.free_number(0) == 0
+    sweep.close()
+    assert not is_busy(tmp_path)
 
 
 def test_what_squeue_says_of_a_reason_is_kept(monkeypatch):
