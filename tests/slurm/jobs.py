@@ -108,6 +108,16 @@ CONF = f"""
 """
 
 
+BARE_CONF = """
+    defaults: [{resilience: default}, _self_]
+    kind: plain
+    gates: ???
+    resilience:
+      health: {checks: []}
+"""
+"""For mains that need nothing else."""
+
+
 class SlurmApp(App):
     """The folder, and the sweeps started in it on a cluster."""
 

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 from cluster import wait_for
-from jobs import SlurmApp
+from jobs import BARE_CONF, SlurmApp
 
 from forge import bundle, slurm
 from forge.job_files import PLAN, STATE, forge_dir, is_busy, read_json, take_lock, write_json
@@ -35,12 +35,7 @@ TRAIN = """
     if __name__ == "__main__":
         main()
 """
-CONF = """
-    defaults: [{resilience: default}, _self_]
-    kind: plain
-    gates: ???
-    resilience: {health: {checks: []}, shutdown: {timeout_s: 5}}
-"""
+CONF = f"{BARE_CONF}      shutdown: {{timeout_s: 5}}\n"
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, missing
 from harness import PATIENCE_S
-from jobs import SlurmApp
+from jobs import BARE_CONF, SlurmApp
 from launch.sweeps import command_in
 
 from forge import processes
@@ -34,18 +34,11 @@ WAITS = """
     if __name__ == "__main__":
         main()
 """
-CONF = """
-    defaults: [{resilience: default}, _self_]
-    kind: plain
-    gates: ???
-    resilience:
-      health: {checks: []}
-"""
 
 
 @pytest.fixture
 def app(cluster, tmp_path):
-    with contextlib.closing(SlurmApp(cluster, tmp_path / "app", WAITS, CONF)) as found:
+    with contextlib.closing(SlurmApp(cluster, tmp_path / "app", WAITS, BARE_CONF)) as found:
         yield found
 
 
@@ -101,7 +94,7 @@ def test_a_pending_job_that_is_cancelled_is_reported(app):
 def test_slurm_weird_dir(cluster, tmp_path):
     """Spaces, quotes, and what Slurm takes for a job's number; as submitit's test of this name."""
     folder = tmp_path / 'it\'s 100%j of "a" $HOME'
-    with contextlib.closing(SlurmApp(cluster, folder, WAITS, CONF)) as app:
+    with contextlib.closing(SlurmApp(cluster, folder, WAITS, BARE_CONF)) as app:
         (app.gates / "go").touch()
         done = app.run("kind=a,b", "hydra.job.name=two words")
     assert done.returncode == 0, done.stdout
@@ -148,7 +141,7 @@ def test_a_controller_that_does_not_answer_is_waited_for(tmp_path):
         pytest.skip(problem)
     cluster = Cluster(tmp_path / "slurm")
     try:
-        app = SlurmApp(cluster, tmp_path / "app", WAITS, CONF)
+        app = SlurmApp(cluster, tmp_path / "app", WAITS, BARE_CONF)
         sweep = app.start()
         app.wait_for_gate("plain began", sweep)
         (job,) = app.jobs_by_place()
