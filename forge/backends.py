@@ -10,6 +10,7 @@ import os
 import shlex
 import signal
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ class AlreadyRequeued(Exception):
     """Slurm brings the job back by itself."""
 
 
-class Backend:
+class Backend(ABC):
     """What started this process, and can start it again."""
 
     job: str
@@ -47,15 +48,15 @@ class Backend:
         self.result: Path = environment.paths.result_pickle
         self.own_signal: signal.Signals = environment._usr_sig()
 
+    @abstractmethod
     def why(self, received: signal.Signals | None, code: int) -> Reason:
         """Why the job is being stopped, having received that signal and leaving with that code."""
-        raise NotImplementedError
 
     def refusal(self, restarts: int) -> str:
         """Why the job cannot be started for the so many-th time again; empty where it can."""
         return ""
 
-    def requeue(self) -> None:
+    def requeue(self) -> None:  # noqa: B027 - optional
         """Have the job started again, once this process has ended with `restart_code`."""
 
     def store_error(self, text: str) -> None:

@@ -7,12 +7,16 @@ one step. Standard library only.
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from forge.job_files import (
+    CODE,
     PLAN,
     STATE,
     TASK,
@@ -23,8 +27,15 @@ from forge.job_files import (
     write_json,
 )
 
-_CODE = "code.json"
-"""As `job_dir` has it, which imports more than a wrapper needs."""
+_SUFFIX = ".bundle"
+
+
+def paths(folder: Path) -> Iterator[Path]:
+    """For new bundles: each name is higher than all that are there, whatever the clock says."""
+    names = (path.stem for path in folder.glob(f"*{_SUFFIX}"))
+    highest = max((int(name) for name in names if name.isdecimal()), default=0)
+    first = max(time.time_ns(), highest + 1)
+    return (folder / f"{number:019}{_SUFFIX}" for number in itertools.count(first))
 
 
 def write(
@@ -36,7 +47,7 @@ def write(
     """Write a bundle.
 
     Args:
-        path: Where.
+        path: One of `paths`.
         common: What all jobs have in common, pickled.
         jobs: The directory, the plan and the pickled config of each.
         code: As `job_dir.code_fingerprint` has it: what they are started with.
@@ -67,7 +78,7 @@ def unpack(path: Path, number: int) -> Path:
         name, position, plan_size, config_size = head["jobs"][number]
         directory = Path(name)
         before = read_json(forge_dir(directory) / PLAN) or {}
-        # Names begin with the time: what a later launch has put there stays, and so does what a
+        # A later launch has the higher name: what it has put there stays, and so does what a
         # job works with that runs (one of an earlier launch that somebody has requeued by hand).
         if before.get("launch", "") >= path.name or is_busy(directory):
             return directory
@@ -78,8 +89,8 @@ def unpack(path: Path, number: int) -> Path:
     state = read_json(forge_dir(directory) / STATE) or {}
     if state.get("state") != "finished":
         (forge_dir(directory) / STATE).unlink(missing_ok=True)
-    if not (forge_dir(directory) / _CODE).exists():  # the first start notes it
-        write_json(forge_dir(directory) / _CODE, head["code"])
+    if not (forge_dir(directory) / CODE).exists():  # the first start notes it
+        write_json(forge_dir(directory) / CODE, head["code"])
     task = pickle.dumps({"common": common, "config": config})
     write_atomically(forge_dir(directory) / TASK, task)
     write_json(forge_dir(directory) / PLAN, plan | {"launch": path.name})  # last: now it is there

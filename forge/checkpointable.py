@@ -37,7 +37,7 @@ from forge import backends, config, job_dir, messages, processes, slurm, stoppin
 from forge.backends import ASK_S, AlreadyRequeued, Backend
 from forge.config import Policy, ShutdownConfig, SignalAction
 from forge.errors import Exit, ExitCode, JobError
-from forge.job_files import STATE, forge_dir, read_json, write_json
+from forge.job_files import STATE, forge_dir, read_json, saved_step, write_json
 from forge.requeue import Counts, Decision, Outcome, Reason, decide
 
 PATIENCE = 1 / 6
@@ -220,9 +220,7 @@ class _Attempt:
 
     def _saved_step(self) -> int:
         """Steps done in the newest checkpoint; -1 without one."""
-        folder = self._directory / self._policy.checkpoint.dir
-        steps = (path.name.removeprefix("step_") for path in folder.glob("step_*"))
-        return max((int(step) for step in steps if step.isdigit()), default=-1)
+        return saved_step(self._directory / self._policy.checkpoint.dir)
 
     # -- deciding ------------------------------------------------------------------------------
 

@@ -17,11 +17,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import select
 import signal
 import sys
 import time
+from abc import ABC, abstractmethod
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from forge.job_files import (
     WATCH,
     forge_dir,
     read_json,
+    saved_step,
     take_lock,
     write_json,
 )
@@ -48,10 +49,9 @@ TOKEN = "FORGE_JOB_TOKEN"
 """Environment variable that marks every process of a job."""
 _CLAIM_S = 30.0
 """Seconds beyond the task's deadline that an earlier wrapper's processes have to leave."""
-_STEP_DIR = re.compile(r"step_(\d+)")
 
 
-class Job:
+class Job(ABC):
     """The wrapper's state, and the life of a job."""
 
     def __init__(self, directory: Path) -> None:
@@ -91,27 +91,27 @@ class Job:
 
     # -- what differs --------------------------------------------------------------------------
 
+    @abstractmethod
     def _take_over(self) -> Outcome | None:
         """Go on with the budgets of an earlier wrapper; how its attempt ended, if one did."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _start(self, output: int) -> int:
         """Start the task, what it prints goes to `output`; the pid of the child to wait for."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _wait(self, child: int, began: float) -> int:
         """Until nothing of the attempt is left; `began` is monotonic. Returns the wait status."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _outcome(self, status: int) -> Outcome:
         """How the attempt ended."""
-        raise NotImplementedError
 
     def _move_on(self, outcome: Outcome) -> int | None:
         """Leave the job to be started elsewhere, with this exit code; None: start it here."""
         return None
 
-    def _look_for_parent(self) -> None:
+    def _look_for_parent(self) -> None:  # noqa: B027 - optional
         """Stop where whoever started us is gone."""
 
     # -- the directory -------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class Job:
             select.select([self._reader], [], [], 0.05)
             self._look_while_waiting()
 
-    def _look_while_waiting(self) -> None:
+    def _look_while_waiting(self) -> None:  # noqa: B027 - optional
         """Between two looks at the lock: nothing of the job is ours yet."""
 
     def _end_strays(self) -> None:
@@ -143,12 +143,7 @@ class Job:
 
     def _saved_step(self) -> int:
         """Steps done in the newest checkpoint; -1 without one."""
-        try:
-            names = os.listdir(self.directory / self.plan["checkpoint_dir"])
-        except OSError:
-            return -1
-        matches = (_STEP_DIR.fullmatch(name) for name in names)
-        return max((int(match[1]) for match in matches if match), default=-1)
+        return saved_step(self.directory / self.plan["checkpoint_dir"])
 
     def _write_state(self, state: str, because: str = "", **more: Any) -> None:
         content = {

@@ -21,7 +21,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-from forge.job_files import forge_dir, write_atomically
+from forge.job_files import CODE, forge_dir, write_atomically
 
 
 def hydra_config() -> Any | None:
@@ -185,7 +185,7 @@ def changed_code(job_dir: Path, now: dict[str, str] | None = None) -> list[str]:
 
     `now`: the code's fingerprint, where the caller has it for many jobs.
     """
-    path = forge_dir(job_dir) / "code.json"
+    path = forge_dir(job_dir) / CODE
     now = code_fingerprint() if now is None else now
     try:
         first: dict[str, str] = dict(json.loads(path.read_text()))
@@ -198,7 +198,7 @@ def changed_code(job_dir: Path, now: dict[str, str] | None = None) -> list[str]:
 
 def forget_code(job_dir: Path) -> None:
     """Let the next start be the first."""
-    (forge_dir(job_dir) / "code.json").unlink(missing_ok=True)
+    (forge_dir(job_dir) / CODE).unlink(missing_ok=True)
 
 
 def config_hash(job_dir: Path) -> str:

@@ -4,6 +4,7 @@
 <job dir>/.forge/plan.json      how to start it; `forge/launch/plan.py` writes it
 <job dir>/.forge/task.pkl       the config and the function, frozen at submission
 <job dir>/.forge/state.json     where it stands, and what it has used of its budgets
+<job dir>/.forge/code.json      the code it was first started with; `forge/job_dir.py` compares it
 <job dir>/.forge/lock           held while a process of the job may live
 <job dir>/.forge/watch.json     how the watch saw the last attempt end
 <job dir>/.forge/verdict.json   why the training process says it ended
@@ -17,6 +18,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,11 @@ LOCK = "lock"
 WATCH = "watch.json"
 VERDICT = "verdict.json"
 RESULT = "result.pkl"
+CODE = "code.json"
 
 RANKS = "FORGE_RANKS"
 """Environment variable of a task: how many there are."""
+_STEP_DIR = re.compile(r"step_(\d+)")
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 RANK = "FORGE_RANK"
 """Environment variable of a task among several: its number."""
@@ -101,6 +105,16 @@ def is_busy(job_dir: Path) -> bool:
         return not take_lock(fd)
     finally:
         os.close(fd)
+
+
+def saved_step(checkpoint_dir: Path) -> int:
+    """Steps done in the newest checkpoint; -1 without one."""
+    try:
+        names = os.listdir(checkpoint_dir)
+    except OSError:
+        return -1
+    matches = (_STEP_DIR.fullmatch(name) for name in names)
+    return max((int(match[1]) for match in matches if match), default=-1)
 
 
 def read_trusted(path: Path) -> bytes:

@@ -13,7 +13,7 @@ import random
 import re
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -287,22 +287,28 @@ class Refused(Exception):
 def _ask(
     *command: str, environment: Mapping[str, str] | None = None, within_s: float = 6 * _CALL_S
 ) -> str:
-    environment = os.environ if environment is None else environment
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",
-            timeout=within_s,
-            env={**environment, "LC_ALL": "C"},
-        )
+        done = _run(command, within_s, os.environ if environment is None else environment)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Refused(f"{command[0]}: {error}") from error
     if done.returncode != 0:
         raise Refused(f"{command[0]}: {(done.stderr or done.stdout).strip()}")
     return done.stdout
+
+
+def _run(
+    command: Sequence[str], within_s: float, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """In plain English, whatever the user's language; free text of others need not be UTF-8."""
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="surrogateescape",
+        timeout=within_s,
+        env={**environment, "LC_ALL": "C"},
+    )
 
 
 # -- asking again and again ------------------------------------------------------------------
@@ -314,15 +320,7 @@ def _scontrol(arguments: list[str], within_s: float, settled: str = "\n") -> str
     pause_s, said = _FIRST_PAUSE_S, ""
     while (left_s := deadline - time.monotonic()) > 0:
         try:
-            done = subprocess.run(
-                ["scontrol", *arguments],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                encoding="utf-8",
-                errors="surrogateescape",
-                timeout=min(_CALL_S, left_s),
-                env={**os.environ, "LC_ALL": "C"},
-            )
+            done = _run(["scontrol", *arguments], min(_CALL_S, left_s), os.environ)
         except subprocess.TimeoutExpired:
             said = f"no answer within {min(_CALL_S, left_s):.1f} s"
         except OSError as error:

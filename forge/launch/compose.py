@@ -19,6 +19,7 @@ from forge.config import Policy
 from forge.errors import ConfigError
 from forge.job_files import STATE, forge_dir
 from forge.launch import payload, plan, remembered
+from forge.launch.hydra_launcher import Request
 from forge.launch.sweep import Place, SweepDir
 
 
@@ -38,13 +39,7 @@ class ComposedJob:
 
 
 def compose(
-    sweep: SweepDir,
-    function: Callable[[Any], Any],
-    context: Any,
-    sweep_config: DictConfig,
-    job_overrides: list[list[str]],
-    first_number: int,
-    policy_of: Callable[[DictConfig], Policy | None],
+    sweep: SweepDir, request: Request, policy_of: Callable[[DictConfig], Policy | None]
 ) -> list[ComposedJob]:
     """Every job's config and directory; all problems of all jobs at once.
 
@@ -54,14 +49,15 @@ def compose(
     problems: list[str] = []
     batch: dict[str, Place] = {}
     outer = HydraConfig.instance().cfg
-    called = _called(function)
+    called = _called(request.function)
+    job_overrides = request.job_overrides
     known = [sweep.find(overrides) for overrides in job_overrides]
     # What all of them have is not what anybody wants to see.
     several = len(job_overrides) > 1
     common = set.intersection(*map(set, job_overrides)) if several else set()
     for index, (overrides, place) in enumerate(zip(job_overrides, known, strict=True)):
-        cfg = remembered.take(context, sweep_config, list(overrides))
-        number = place.number if place else sweep.free_number(first_number + index)
+        cfg = remembered.take(request.context, request.config, list(overrides))
+        number = place.number if place else sweep.free_number(request.first_number + index)
         shown = [one for one in filter_overrides(overrides) if one not in common]
         label = " ".join(shown)
         try:

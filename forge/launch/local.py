@@ -7,8 +7,6 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
-from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
@@ -20,54 +18,31 @@ from forge.errors import Exit, ForgeError
 from forge.job_files import STATE, TASK, forge_dir, write_atomically
 from forge.launch import opening, orphans, payload, plan, resources
 from forge.launch.compose import ComposedJob, compose, is_stale, start_over
+from forge.launch.hydra_launcher import Request
 from forge.launch.queue import Queue, QueuedJob
 from forge.launch.results import result_of
 
 log = logging.getLogger(__name__)
 
 
-def launch(
-    given: dict[str, Any],
-    context: Any,
-    function: Callable[[Any], Any],
-    sweep_config: DictConfig,
-    job_overrides: list[list[str]],
-    first_number: int,
-    taken: set[int],
-) -> list[JobReturn]:
+def launch(request: Request) -> list[JobReturn]:
     """Run a batch to its end.
 
-    Args:
-        given: The options of the launcher.
-        context: Hydra's context.
-        function: The user's main.
-        sweep_config: The config of the sweep, composed by Hydra.
-        job_overrides: The task overrides of each job.
-        first_number: Hydra's number of the first job.
-        taken: Numbers of the jobs that this launcher has run before; changed.
     Raises:
         SystemExit: 78 where something is wrong before the first job starts, 73 where another
             launcher runs this sweep, 130 or 143 after a stop.
     """
     if sys.platform == "win32":
         raise ForgeError("hydra/launcher=local needs POSIX signals and locks. Use WSL, or Linux.")
-    with opening.refusals(sweep_config) as directory:
-        options = resources.options(given)
+    with opening.refusals(request.config) as directory:
+        options = resources.options(request.options)
         slots = resources.slots(options)
-        sweep = opening.sweep_dir(directory, sweep_config, taken)
+        sweep = opening.sweep_dir(directory, request)
         try:
-            jobs = compose(
-                sweep,
-                function,
-                context,
-                sweep_config,
-                job_overrides,
-                first_number,
-                functools.partial(_policy, options),
-            )
+            jobs = compose(sweep, request, functools.partial(_policy, options))
             sweep.add([job.place for job in jobs])
             orphans.wait_for([job.directory for job in jobs])
-            _freeze(jobs, payload.Shared(function, context), options)
+            _freeze(jobs, payload.Shared(request.function, request.context), options)
             queued = [QueuedJob(j.place.number, j.label, j.directory) for j in jobs]
             command = job_dir.sweep_command(directory)
             job_dir.write_resume_script(directory, command)

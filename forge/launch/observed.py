@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ _RATE_S = 15.0
 
 
 @dataclass
-class ObservedJob:
+class ObservedJob(ABC):
     """A job of the batch, from waiting to its end."""
 
     number: int
@@ -34,9 +35,9 @@ class ObservedJob:
     _since: float = 0.0
     _samples: deque[tuple[float, int]] = field(default_factory=deque)
 
+    @abstractmethod
     def is_own(self, content: dict[str, Any]) -> bool:
         """Whether a state was written by the start that we look at."""
-        raise NotImplementedError
 
     def read_state(self) -> dict[str, Any] | None:
         """What the job's wrapper has written; None where nothing of it is there."""

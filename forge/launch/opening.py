@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from forge import messages
 from forge.errors import ConfigError, Exit, ForgeError
+from forge.launch.hydra_launcher import Request
 from forge.launch.sweep import SweepDir
 
 
@@ -33,16 +34,16 @@ def refusals(sweep_config: DictConfig) -> Iterator[Path]:
         raise _refused(_unusable(directory, error)) from error
 
 
-def sweep_dir(directory: Path, sweep_config: DictConfig, taken: set[int]) -> SweepDir:
+def sweep_dir(directory: Path, request: Request) -> SweepDir:
     """Make the directory and claim it; raises as SweepDir does."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        mode = sweep_config.hydra.sweep.get("mode")
+        mode = request.config.hydra.sweep.get("mode")
         if mode is not None:
             directory.chmod(int(str(mode), 8))
     except ValueError as error:
         raise _unusable(directory, error) from error
-    return SweepDir(directory, taken)
+    return SweepDir(directory, request.taken)
 
 
 def _unusable(directory: Path, error: Exception) -> ConfigError:

@@ -7,12 +7,11 @@ import math
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from forge.errors import ConfigError
-
-_PROGRESS = ("auto", "live", "plain", "none")
+from forge.launch.option_check import OptionCheck
 
 
 @dataclass(frozen=True)
@@ -90,40 +89,13 @@ def options(given: dict[str, Any]) -> LocalOptions:
     Raises:
         ConfigError: With every problem found.
     """
-    known = [field.name for field in fields(LocalOptions)]
-    problems = [
-        f"`hydra.launcher.{key}={given[key]}`: there is no such key. There are {', '.join(known)}."
-        for key in given
-        if key not in known
-    ]
-    found = LocalOptions(**{key: value for key, value in given.items() if key in known})
-
-    def check(key: str, is_good: bool, expected: str) -> None:
-        if not is_good:
-            value = getattr(found, key)
-            problems.append(f"`hydra.launcher.{key}={value}`: expected {expected}.")
-
-    def is_count(value: Any, least: int) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-    check("n_jobs", found.n_jobs is None or is_count(found.n_jobs, 1), "a whole number from 1")
-    check("cpus_per_job", is_count(found.cpus_per_job, 1), "a whole number from 1")
-    check(
-        "gpus_per_job",
-        found.gpus_per_job is None or is_count(found.gpus_per_job, 0),
-        "a whole number from 0",
-    )
-    limit = found.timeout_min
-    is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
-    check(
-        "timeout_min",
-        limit is None or (is_number and 0 < limit < math.inf),
-        "minutes above 0, or null for no limit",
-    )
-    check("progress", found.progress in _PROGRESS, " | ".join(_PROGRESS))
-    if problems:
-        raise ConfigError(problems, "The launcher's configuration")
-    return found
+    check = OptionCheck(LocalOptions, given)
+    check.expect_count("n_jobs", 1, or_null=True)
+    check.expect_count("cpus_per_job", 1)
+    check.expect_count("gpus_per_job", 0, or_null=True)
+    check.expect_minutes("timeout_min", or_null=True)
+    check.expect_progress("progress")
+    return check.checked()
 
 
 def slots(chosen: LocalOptions) -> Slots:

@@ -10,6 +10,7 @@ import contextlib
 import math
 import shlex
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,13 +72,15 @@ class _Executor(submitit.SlurmExecutor):
         return str(self._make_submission_file_text(command, ""))
 
 
-def batches(groups: list[Group], folder: Path, bundle: Path, max_array_size: int) -> list[Batch]:
+def batches(
+    groups: list[Group], folder: Path, bundles: Iterator[Path], max_array_size: int
+) -> list[Batch]:
     """The fewest calls of sbatch for these jobs, one entry a job.
 
     Args:
         groups: The group of each job.
         folder: Of logs and scripts.
-        bundle: Path for what the wrapper reads; ends with `.zip`, gets a number.
+        bundles: Paths for what the wrappers read.
         max_array_size: The cluster's MaxArraySize.
     """
     by_group: dict[str, list[int]] = {}
@@ -88,8 +91,7 @@ def batches(groups: list[Group], folder: Path, bundle: Path, max_array_size: int
     for members in by_group.values():
         for first in range(0, len(members), size):
             some = members[first : first + size]
-            path = bundle.with_name(f"{bundle.stem}_{len(found)}.zip")
-            found.append(Batch(groups[some[0]], some, folder, path))
+            found.append(Batch(groups[some[0]], some, folder, next(bundles)))
     return found
 
 

@@ -6,8 +6,6 @@ which can be swept. What both say of signals and restarts is the policy's to dec
 
 from __future__ import annotations
 
-import difflib
-import math
 import shlex
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -16,6 +14,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 
 from forge.config import Policy, SlurmConfig
 from forge.errors import ConfigError
+from forge.launch.option_check import OptionCheck
 
 _OURS = {
     "signal": "resilience.signal.name and resilience.signal.lead_s",
@@ -31,7 +30,6 @@ _OURS = {
     "chdir": "nothing: jobs run where the sweep was started",
 }
 """sbatch options that belong to forge -> what to set instead."""
-PROGRESS = ("auto", "live", "plain", "none")
 
 
 @dataclass(frozen=True)
@@ -105,54 +103,34 @@ def read(given: dict[str, Any]) -> SlurmOptions:
         else value
         for key, value in given.items()
     }
-    known = [one.name for one in fields(SlurmOptions)]
-    problems = []
-    for key in [key for key in plain if key not in known]:
-        near = difflib.get_close_matches(key, known, 1)
-        hint = f" Did you mean `{near[0]}`?" if near else f" There are {', '.join(known)}."
-        problems.append(f"`hydra.launcher.{key}={plain.pop(key)}`: there is no such key.{hint}")
-    options = SlurmOptions(**plain)
-
-    def check(key: str, is_good: bool, expected: str) -> None:
-        if not is_good:
-            value = getattr(options, key)
-            problems.append(f"`hydra.launcher.{key}={value}`: expected {expected}.")
-
-    def is_count(value: Any, least: int) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-    limit = options.timeout_min
-    is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
-    check("timeout_min", is_number and 0 < limit < math.inf, "minutes above 0")
+    check = OptionCheck(SlurmOptions, plain)
+    options = check.options
+    check.expect_minutes("timeout_min")
     for key in ("nodes", "tasks_per_node", "array_parallelism"):
-        check(key, is_count(getattr(options, key), 1), "a whole number from 1")
+        check.expect_count(key, 1)
     for key in ("cpus_per_task", "cpus_per_gpu", "signal_delay_s"):
-        value = getattr(options, key)
-        check(key, value is None or is_count(value, 1), "a whole number from 1, or null")
+        check.expect_count(key, 1, or_null=True)
     for key in ("gpus_per_node", "gpus_per_task", "max_num_timeout"):
-        value = getattr(options, key)
-        check(key, value is None or is_count(value, 0), "a whole number from 0, or null")
+        check.expect_count(key, 0, or_null=True)
     for key in ("setup", "teardown", "srun_args"):
         value = getattr(options, key)
         is_list = isinstance(value, list) and all(isinstance(one, str) for one in value)
-        check(key, value is None or is_list, "a list of texts, or null")
+        check.expect(key, value is None or is_list, "a list of texts, or null")
     for key in ("wait", "dry_run", "stderr_to_stdout"):
-        check(key, isinstance(getattr(options, key), bool), "true or false")
-    check("progress", options.progress in PROGRESS, " | ".join(PROGRESS))
+        check.expect(key, isinstance(getattr(options, key), bool), "true or false")
+    check.expect_progress("progress")
     try:
         shlex.split(options.python or "")
     except ValueError as error:
-        check("python", False, f"a shell command ({error})")
+        check.expect("python", False, f"a shell command ({error})")
     for key in options.additional_parameters:
         name = str(key).replace("_", "-")
         if name in _OURS:
-            problems.append(
+            check.problems.append(
                 f"`hydra.launcher.additional_parameters.{key}`: forge sets --{name} itself, and a"
                 f" second one would silently replace it. Leave it out; set {_OURS[name]}."
             )
-    if problems:
-        raise ConfigError(problems, "The launcher's configuration")
-    return options
+    return check.checked()
 
 
 def into_policy(options: SlurmOptions, cfg: DictConfig) -> None:

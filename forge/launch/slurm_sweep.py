@@ -11,8 +11,6 @@ import logging
 import os
 import shlex
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +25,13 @@ from forge.job_files import STATE, forge_dir, read_json
 from forge.launch import opening, payload, plan, preview, slurm_options
 from forge.launch.cluster import Cluster
 from forge.launch.compose import ComposedJob, compose, is_stale, start_over
+from forge.launch.hydra_launcher import Request
 from forge.launch.plan import ROOT
 from forge.launch.results import result_of
 from forge.launch.sbatch import Batch, Group, batches, log_folder
 from forge.launch.slurm_options import SlurmOptions
 from forge.launch.slurm_wait import SubmittedJob, Watcher
-from forge.launch.submitted import Submitted
+from forge.launch.submitted import Submitted, submissions
 from forge.launch.sweep import SweepDir
 from forge.launch.view import State
 
@@ -57,34 +56,18 @@ class _Job:
     """It was finished, and runs again."""
 
 
-def launch(
-    given: dict[str, Any],
-    context: Any,
-    function: Callable[[Any], Any],
-    sweep_config: DictConfig,
-    job_overrides: list[list[str]],
-    first_number: int,
-    taken: set[int],
-) -> list[JobReturn]:
-    """Run a batch on the cluster; arguments and exits as `local.launch` has them."""
-    with opening.refusals(sweep_config) as directory:
-        options = slurm_options.read(given)
-        _check_sweeper(options, sweep_config)
+def launch(request: Request) -> list[JobReturn]:
+    """Run a batch on the cluster; exits as `local.launch` has them."""
+    with opening.refusals(request.config) as directory:
+        options = slurm_options.read(request.options)
+        _check_sweeper(options, request.config)
         cluster = Cluster.ask()
         if options.dry_run:
-            sweep = SweepDir(directory, taken, is_looked_at=True)
+            sweep = SweepDir(directory, request.taken, is_looked_at=True)
         else:
-            sweep = opening.sweep_dir(directory, sweep_config, taken)
+            sweep = opening.sweep_dir(directory, request)
         try:
-            composed = compose(
-                sweep,
-                function,
-                context,
-                sweep_config,
-                job_overrides,
-                first_number,
-                functools.partial(_policy, options),
-            )
+            composed = compose(sweep, request, functools.partial(_policy, options))
             jobs = [_Job(job, options.of_job(job.policy)) for job in composed]
             cluster.check([(job.options, job.composed.policy) for job in jobs])
             submitted = Submitted(directory)
@@ -98,7 +81,8 @@ def launch(
             command = job_dir.sweep_command(directory)
             job_dir.write_resume_script(directory, command)
             try:
-                _submit(calls, new, payload.Shared(function, context), submitted, cluster)
+                shared = payload.Shared(request.function, request.context)
+                _submit(calls, new, shared, submitted, cluster)
             except KeyboardInterrupt as error:
                 messages.say(
                     "Ctrl+C while jobs were being submitted. Those that the cluster has go on; this"
@@ -206,8 +190,7 @@ def _calls(
             )
         )
     folder = log_folder(options.submitit_folder, directory)
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.zip"
-    return batches(groups, folder, directory / ".forge" / "slurm" / name, max_array_size)
+    return batches(groups, folder, bundle.paths(submissions(directory)), max_array_size)
 
 
 # -- submitting ------------------------------------------------------------------------------------

@@ -16,11 +16,16 @@ from forge.job_files import forge_dir
 from forge.slurm import Queued
 
 
+def submissions(sweep: Path) -> Path:
+    """Where a sweep keeps what it has submitted."""
+    return forge_dir(sweep) / "slurm"
+
+
 class Submitted:
     """The last submission of each job of a sweep."""
 
     def __init__(self, sweep: Path) -> None:
-        self._path = forge_dir(sweep) / "slurm" / "jobs.jsonl"
+        self._path = submissions(sweep) / "jobs.jsonl"
         self.ids: dict[int, str] = {}
         """Hydra's number of a job -> Slurm's: `12`, or `12_3` in an array."""
         self.scripts: dict[int, str] = {}

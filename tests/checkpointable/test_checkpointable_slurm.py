@@ -3,7 +3,6 @@
 All jobs run at once: what takes long is Slurm's pause after a requeue.
 """
 
-import os
 from functools import partial
 
 import light
@@ -83,8 +82,7 @@ def jobs(cluster, own_environment, tmp_path_factory):
     found = Jobs(cluster, tmp_path_factory.mktemp("jobs"))
     found.disturb()
     yield found
-    cluster.run("scancel", "--user", os.environ.get("USER", "root"), check=False)
-    wait_for(lambda: not cluster.run("squeue", "--noheader").strip(), "empty queue")
+    cluster.clear()
 
 
 def test_slurm_weird_dir(jobs):

@@ -18,9 +18,9 @@ FREE = {"n_jobs", "gpus_per_job", "timeout_min"}
 @pytest.mark.parametrize(
     ("key", "values", "expected"),
     [
-        ("n_jobs", [0, -1, 1.5, "2", True, [1]], "a whole number from 1"),
+        ("n_jobs", [0, -1, 1.5, "2", True, [1]], "a whole number from 1, or null"),
         ("cpus_per_job", [0, -1, 0.5, "all", None, True], "a whole number from 1"),
-        ("gpus_per_job", [-1, 0.5, "GPU-1", False, {"a": 1}], "a whole number from 0"),
+        ("gpus_per_job", [-1, 0.5, "GPU-1", False, {"a": 1}], "a whole number from 0, or null"),
         (
             "timeout_min",
             [0, -5, "1h", True, float("nan"), float("inf")],
@@ -43,12 +43,12 @@ def test_a_bad_value_is_told_with_its_key_and_what_was_expected(key, values, exp
 def test_all_problems_are_told_together_with_the_keys_there_are():
     """A typo that is silently ignored leaves the default in force."""
     with pytest.raises(ConfigError) as caught:
-        options({"njobs": 3, "n_jobs": 0, "progress": "bar", "timeout_h": 1})
+        options({"njobs": 3, "n_jobs": 0, "progress": "bar", "hours": 1})
     text = str(caught.value)
     assert text.startswith("The launcher's configuration has 4 problems:")
     known = "n_jobs, cpus_per_job, gpus_per_job, timeout_min, progress"
-    assert f"`hydra.launcher.njobs=3`: there is no such key. There are {known}." in text
-    assert "`hydra.launcher.timeout_h=1`: there is no such key." in text
+    assert "`hydra.launcher.njobs=3`: there is no such key. Did you mean `n_jobs`?" in text
+    assert f"`hydra.launcher.hours=1`: there is no such key. There are {known}." in text
 
 
 def test_good_values():

@@ -124,6 +124,11 @@ class Cluster:
         words = self.run("scontrol", "-o", "show", "job", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
+    def clear(self) -> None:
+        """End every job, and wait until the queue is empty."""
+        self.run("scancel", f"--user={os.getuid()}", check=False)
+        wait_for(lambda: not self.run("squeue", "--noheader").strip(), "empty queue")
+
     def stop(self) -> None:
         """End everything; nothing is left of it but the folder."""
         assert self._keeper.stdin is not None

@@ -108,6 +108,16 @@ CONF = f"""
 """
 
 
+BARE_CONF = """
+    defaults: [{resilience: default}, _self_]
+    kind: plain
+    gates: ???
+    resilience:
+      health: {checks: []}
+"""
+"""For mains that need nothing else."""
+
+
 class SlurmApp(App):
     """The folder, and the sweeps started in it on a cluster."""
 
@@ -141,6 +151,11 @@ class SlurmApp(App):
             for name, value in self.environment.items():
                 patch.setenv(name, value)
             return self.go_on(output)
+
+    def close(self) -> None:
+        """End what a test has left, in the queue as well."""
+        super().close()
+        self.cluster.clear()
 
     def jobs_by_place(self) -> list[SlurmJob]:
         """The jobs of the sweep, in the order of their numbers."""

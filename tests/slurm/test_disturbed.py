@@ -4,7 +4,6 @@ All sweeps of this file run at once: what takes long is Slurm's pause after a re
 limit of a minute, which is the shortest it knows. So the tests of the limit come last.
 """
 
-import os
 import signal
 
 import pytest
@@ -152,8 +151,7 @@ def sweeps(cluster, tmp_path_factory):
             if one.popen.poll() is None:
                 one.signal(signal.SIGKILL)
                 one.wait()
-        cluster.run("scancel", "--user", str(os.getuid()), check=False)
-        wait_for(lambda: not cluster.run("squeue", "--noheader").strip(), "empty queue")
+        cluster.clear()
 
 
 @pytest.fixture(scope="session")
@@ -316,12 +314,14 @@ def test_results_and_exceptions_come_back(sweeps, ended):
 
 def test_afterok_works_for_success_and_not_for_failure(sweeps, ended):
     """The standard plugin calls a failed job COMPLETED, and the next one begins with nothing."""
+    good, raises = sweeps.after["good"], sweeps.after["raises"]
     show = sweeps.cluster.show
-    wait_for(lambda: show(sweeps.after["good"])["JobState"] == "COMPLETED", "the job after")
-    wait_for(
-        lambda: show(sweeps.after["raises"])["Reason"] == "DependencyNeverSatisfied",
-        "verdict of Slurm's on the dependency",
-    )
+    never = "DependencyNeverSatisfied"
+    wait_for(lambda: show(good)["JobState"] == "COMPLETED", "the job after success")
+    wait_for(lambda: show(raises)["Reason"] == never, "Slurm's verdict on the other")
+    assert show(good)["ExitCode"] == "0:0"
+    assert show(raises)["JobState"] == "PENDING"
+    assert show(raises)["StartTime"] == "Unknown"
 
 
 def test_the_failure_of_any_rank_counts(sweeps, ended):

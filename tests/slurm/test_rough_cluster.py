@@ -1,15 +1,17 @@
 """A cluster that is shared, set up by others, and worked on by hand while a sweep runs."""
 
+import contextlib
+import itertools
 import json
 import os
 import shutil
 
 import pytest
 from cluster import wait_for
-from jobs import SlurmApp
+from jobs import BARE_CONF, SlurmApp
 
 from forge import bundle, slurm
-from forge.job_files import PLAN, STATE, forge_dir, read_json, write_json
+from forge.job_files import PLAN, STATE, forge_dir, is_busy, read_json, take_lock, write_json
 from forge.launch import slurm_wait
 from forge.launch.slurm_wait import SubmittedJob, Watcher
 from forge.slurm import JobInfo
@@ -33,22 +35,14 @@ TRAIN = """
     if __name__ == "__main__":
         main()
 """
-CONF = """
-    defaults: [{resilience: default}, _self_]
-    kind: plain
-    gates: ???
-    resilience: {health: {checks: []}, shutdown: {timeout_s: 5}}
-"""
+CONF = f"{BARE_CONF}      shutdown: {{timeout_s: 5}}\n"
 
 
 @pytest.fixture
 def app(cluster, tmp_path):
     """A folder with an app; whatever is left in the queue is cancelled with the test."""
-    found = SlurmApp(cluster, tmp_path / "app", TRAIN, CONF)
-    yield found
-    found.close()
-    cluster.run("scancel", "--user", str(os.getuid()), check=False)
-    wait_for(lambda: not cluster.run("squeue", "--noheader").strip(), "empty queue")
+    with contextlib.closing(SlurmApp(cluster, tmp_path / "app", TRAIN, CONF)) as found:
+        yield found
 
 
 def run_to_end(app, *overrides, code=0, **env):
@@ -156,8 +150,8 @@ def test_setup_and_teardown_that_fail(app):
 @pytest.mark.slow
 def test_forge_run_in_two_tasks_says_what_to_set(cluster, tmp_path):
     """Which of the two is first must make no difference."""
-    app = SlurmApp(cluster, tmp_path / "app")
-    output = run_to_end(app, "kind=plain", "hydra.launcher.tasks_per_node=2", code=1)
+    with contextlib.closing(SlurmApp(cluster, tmp_path / "app")) as app:
+        output = run_to_end(app, "kind=plain", "hydra.launcher.tasks_per_node=2", code=1)
     assert "bad configuration: see `hydra.launcher.tasks_per_node`" in output
     assert output.count("forge.Run can be used in one alone") >= 1
 
@@ -179,14 +173,29 @@ def test_a_job_of_an_earlier_launch_leaves_what_a_later_one_has_put_there(tmp_pa
     """Two of Slurm's jobs for one directory, after a requeue by hand: the later plan holds."""
     job = tmp_path / "job"
     plan = {"overrides": []}
-    for name in ("20260101-000000-1_0.zip", "20260101-000001-1_0.zip"):
-        bundle.write(tmp_path / name, b"common", [(job, plan | {"from": name}, b"config")], {})
-    later, earlier = tmp_path / "20260101-000001-1_0.zip", tmp_path / "20260101-000000-1_0.zip"
+    earlier, later = itertools.islice(bundle.paths(tmp_path), 2)
+    for path in (earlier, later):
+        bundle.write(path, b"common", [(job, plan | {"from": path.name}, b"config")], {})
     bundle.unpack(later, 0)
     write_json(forge_dir(job) / STATE, {"state": "running"})
     bundle.unpack(earlier, 0)
     assert read_json(forge_dir(job) / PLAN)["from"] == later.name
     assert read_json(forge_dir(job) / STATE) == {"state": "running"}
+
+
+@pytest.mark.parametrize("clock_ns", [0, 1_700_000_000_000_000_000, 1_800_000_000_000_000_000])
+def test_a_later_launch_has_the_higher_name_though_the_clock_was_set_back(
+    clock_ns, tmp_path, monkeypatch
+):
+    """Else its jobs would take the earlier launch's plans for the later ones."""
+    monkeypatch.setattr(bundle.time, "time_ns", lambda: 1_750_000_000_000_000_000)
+    before = list(itertools.islice(bundle.paths(tmp_path), 2))
+    for path in before:
+        bundle.write(path, b"common", [], {})
+    monkeypatch.setattr(bundle.time, "time_ns", lambda: clock_ns)
+    after = next(bundle.paths(tmp_path))
+    assert max(before).name < after.name
+    assert {len(path.stem) for path in (*before, after)} == {19}
 
 
 def test_a_directory_in_which_a_job_runs_is_left_alone(tmp_path):
@@ -196,11 +205,10 @@ def test_a_directory_in_which_a_job_runs_is_left_alone(tmp_path):
     write_json(forge_dir(job) / STATE, {"state": "running"})
     holder = os.open(forge_dir(job) / "lock", os.O_RDWR | os.O_CREAT)
     try:
-        from forge.job_files import take_lock
-
         assert take_lock(holder)
-        bundle.write(tmp_path / "2_0.zip", b"common", [(job, {"overrides": []}, b"config")], {})
-        bundle.unpack(tmp_path / "2_0.zip", 0)
+        path = next(bundle.paths(tmp_path))
+        bundle.write(path, b"common", [(job, {"overrides": []}, b"config")], {})
+        bundle.unpack(path, 0)
         assert read_json(forge_dir(job) / STATE) == {"state": "running"}
     finally:
         os.close(holder)
@@ -217,7 +225,10 @@ def test_a_disk_without_locks_is_no_reason_to_refuse(tmp_path, monkeypatch):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    SweepDir(tmp_path, set()).close()
+    sweep = SweepDir(tmp_path, set())
+    assert sweep.free_number(0) == 0
+    sweep.close()
+    assert not is_busy(tmp_path)
 
 
 def test_what_squeue_says_of_a_reason_is_kept(monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 import submitit
 from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
 
+from forge import bundle
 from forge.errors import ConfigError
 from forge.launch import slurm_options
 from forge.launch.sbatch import Batch, Group, batches, log_folder
@@ -47,7 +48,7 @@ THEIRS = {
 def script_of(given, count=1, **group) -> str:
     defaults = {"signal": "USR2", "lead_s": 77.0, "is_requeued": True}
     one = Group(options=read(given), **(defaults | group))
-    return Batch(one, list(range(count)), Path("/logs"), Path("/jobs.zip")).script
+    return Batch(one, list(range(count)), Path("/logs"), Path("/jobs.bundle")).script
 
 
 def header(script) -> dict[str, str]:
@@ -130,7 +131,7 @@ def test_jobs_with_the_same_options_are_one_array_and_long_ones_are_split():
         Group(SlurmOptions(timeout_min=minutes), "USR2", 30.0, True) for minutes in (10, 20)
     )
     groups = [short, long, short, short, short, long]
-    found = batches(groups, Path("/logs"), Path("/jobs.zip"), 3)
+    found = batches(groups, Path("/logs"), bundle.paths(Path("/none")), 3)
     assert [one.members for one in found] == [[0, 2, 3], [4], [1, 5]]
     assert [header(one.script).get("array") for one in found] == ["0-2%3", None, "0-1%2"]
     assert len({one.bundle for one in found}) == 3
@@ -167,6 +168,6 @@ def test_logs_lie_above_the_first_folder_of_a_single_job(given, folder):
 def test_a_percent_sign_in_the_path_is_none_of_slurm_s():
     """`%j` in the name of a sweep's directory is just its name."""
     folder = log_folder("/a/100%j it's/.submitit/%j", Path("/a/100%j it's"))
-    one = Batch(Group(read({}), None, 0.0, False), [0, 1], folder, Path("/jobs.zip"))
+    one = Batch(Group(read({}), None, 0.0, False), [0, 1], folder, Path("/jobs.bundle"))
     (output,) = shlex.split(header(one.script)["output"])
     assert output == "/a/100%%j it's/.submitit/%A_%a_0_log.out"

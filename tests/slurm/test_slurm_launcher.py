@@ -1,13 +1,13 @@
 """`hydra/launcher=slurm` from the submitting side: what it refuses, how it waits, what it finds."""
 
-import os
+import contextlib
 import signal
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, missing, wait_for
+from cluster import Cluster, missing
 from harness import PATIENCE_S
-from jobs import SlurmApp
+from jobs import BARE_CONF, SlurmApp
 from launch.sweeps import command_in
 
 from forge import processes
@@ -34,20 +34,12 @@ WAITS = """
     if __name__ == "__main__":
         main()
 """
-CONF = """
-    defaults: [{resilience: default}, _self_]
-    kind: plain
-    gates: ???
-    resilience:
-      health: {checks: []}
-"""
 
 
 @pytest.fixture
 def app(cluster, tmp_path):
-    yield SlurmApp(cluster, tmp_path / "app", WAITS, CONF)
-    cluster.run("scancel", "--user", str(os.getuid()), check=False)
-    wait_for(lambda: not cluster.run("squeue", "--noheader").strip(), "empty queue")
+    with contextlib.closing(SlurmApp(cluster, tmp_path / "app", WAITS, BARE_CONF)) as found:
+        yield found
 
 
 def queued(cluster):
@@ -101,9 +93,10 @@ def test_a_pending_job_that_is_cancelled_is_reported(app):
 
 def test_slurm_weird_dir(cluster, tmp_path):
     """Spaces, quotes, and what Slurm takes for a job's number; as submitit's test of this name."""
-    app = SlurmApp(cluster, tmp_path / 'it\'s 100%j of "a" $HOME', WAITS, CONF)
-    (app.gates / "go").touch()
-    done = app.run("kind=a,b", "hydra.job.name=two words")
+    folder = tmp_path / 'it\'s 100%j of "a" $HOME'
+    with contextlib.closing(SlurmApp(cluster, folder, WAITS, BARE_CONF)) as app:
+        (app.gates / "go").touch()
+        done = app.run("kind=a,b", "hydra.job.name=two words")
     assert done.returncode == 0, done.stdout
     logs = list((app.sweep_dir / ".submitit").glob("*_0_log.out"))
     assert len(logs) == 2
@@ -148,7 +141,7 @@ def test_a_controller_that_does_not_answer_is_waited_for(tmp_path):
         pytest.skip(problem)
     cluster = Cluster(tmp_path / "slurm")
     try:
-        app = SlurmApp(cluster, tmp_path / "app", WAITS, CONF)
+        app = SlurmApp(cluster, tmp_path / "app", WAITS, BARE_CONF)
         sweep = app.start()
         app.wait_for_gate("plain began", sweep)
         (job,) = app.jobs_by_place()

@@ -1,20 +1,11 @@
-"""The run looks at the clock by itself: what fits, when it stops, and what that leaves behind.
+"""When a run stops for its time limit by itself: the end, what still fits, what is handed on.
 
-No test sleeps: the clock is injected, in true runs as well.
+No test sleeps: the clock is injected.
 """
 
-import json
-import subprocess
-import sys
-import textwrap
-import time
-
 import pytest
-import torch
-from harness import assert_same_bits
 
-from forge import ledger, time_limit
-from forge.checkpoint.names import step_dirs
+from forge import time_limit
 from forge.saver import Saver
 from forge.time_limit import PROBE_S, RECENT_STEPS, Recent, TimeLimit
 
@@ -212,21 +203,6 @@ def test_recent_is_an_estimate_until_something_was_measured():
         assert recent.longest == longest
 
 
-def test_a_look_costs_next_to_nothing():
-    """It stands in every step. About 1 µs; the bound is for a machine that is busy besides."""
-    limit = TimeLimit({"FORGE_END_TIME": str(time.time() + 1e6)}, 90)
-    best = min(_seconds_per_boundary(limit) for _ in range(5))
-    assert best < 10e-6
-
-
-def _seconds_per_boundary(limit, times=2000):
-    began = time.perf_counter()
-    for _ in range(times):
-        limit.arrive()
-        limit.allows_step(1.0)
-    return (time.perf_counter() - began) / times
-
-
 def test_a_save_beside_training_has_to_be_waited_for_first(tmp_path):
     """Both have to fit: the one that is under way, and that of the stop."""
     saver = Saver(None, None, None, None)
@@ -270,151 +246,3 @@ def test_a_wrapper_hands_on_when_it_or_an_outer_job_kills(plan, environment, lef
 def test_a_wrapper_without_a_limit_hands_nothing_on():
     """What it has from outside is handed on anyway."""
     assert time_limit.handed_on(None, PLAN, {"FORGE_END_TIME": "5"}) == {}
-
-
-# -- true runs ---------------------------------------------------------------------------------
-
-# One process imports torch; each attempt is a child that it forks. A step takes 10 s of the
-# injected clock, a poll of an evaluation 5 s.
-PLAY = """
-import functools, json, multiprocessing, os, sys, time
-from pathlib import Path
-import torch
-import forge, forge.session
-from forge.time_limit import TimeLimit
-
-torch.set_num_threads(1)
-warm = torch.ones(2, requires_grad=True)
-warm.grad = torch.ones(2)
-torch.optim.SGD([warm], lr=0.1, momentum=0.9).step()  # imports what every child would import
-now = 0.0
-
-def attempt(directory, left_s, spec):
-    os.environ["FORGE_END_TIME"] = str(1_800_000_000 + left_s)
-    forge.session.TimeLimit = functools.partial(
-        TimeLimit, clock=lambda: now, wall=lambda: 1_800_000_000.0
-    )
-    torch.manual_seed(1)
-    model = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    policy = {"checkpoint": {"dir": str(directory)}, "enabled": spec.get("enabled", True)}
-    with forge.Run(policy, model=model, optimizer=optimizer) as run:
-        run.on_stop(lambda: (directory / "callback").touch())
-        for step in run.steps(12):
-            train(run, model, optimizer, step, spec)
-    torch.save(model.state_dict(), directory / "weights.pt")
-
-def train(run, model, optimizer, step, spec):
-    global now
-    loss = model(torch.randn(4, 3)).square().mean()
-    loss.backward()
-    run.update(loss, optimizer)
-    run.log(loss=loss)
-    now += 10
-    if "evaluates_at" in spec:
-        run.poll()  # from the first poll on, every step is marked
-    if step == spec.get("evaluates_at"):
-        for _ in range(100):
-            now += 5
-            if spec.get("spoils"):
-                torch.nn.init.zeros_(model.bias)
-            with torch.no_grad():
-                model(torch.randn(4, 3))
-            if run.poll():
-                break
-
-directory, attempts = Path(sys.argv[1]), json.loads(sys.argv[2])
-codes = {}
-for name, spec, lefts in attempts:
-    (directory / name).mkdir()
-    codes[name] = []
-    for left_s in lefts:
-        child = multiprocessing.get_context("fork").Process(
-            target=attempt, args=(directory / name, left_s, spec)
-        )
-        child.start()
-        child.join()
-        codes[name].append(child.exitcode)
-print(json.dumps(codes))
-"""
-ENOUGH = 1e6
-ATTEMPTS = [
-    ("undisturbed", {}, [ENOUGH]),
-    ("boundary", {}, [55, ENOUGH]),
-    ("one step at a time", {}, [1, 1, ENOUGH]),
-    ("disabled", {"enabled": False}, [1]),
-    ("evaluation", {"evaluates_at": 5}, [ENOUGH]),
-    ("stopped evaluation", {"evaluates_at": 5}, [200, ENOUGH]),
-    ("spoilt", {"evaluates_at": 5, "spoils": True}, [200]),
-]
-
-
-@pytest.fixture(scope="module")
-def played(tmp_path_factory):
-    """(directory, exit codes) of every attempt above."""
-    directory = tmp_path_factory.mktemp("time_limit")
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PLAY), directory, json.dumps(ATTEMPTS)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    return directory, json.loads(done.stdout.splitlines()[-1]), done.stderr
-
-
-def stops(directory):
-    attempts = ledger.read(directory).attempts
-    return [e for attempt in attempts for e in attempt.events if e["kind"] == "stop"]
-
-
-def assert_same(one, other):
-    assert_same_bits(*(torch.load(d / "weights.pt", weights_only=True) for d in (one, other)))
-    assert ledger.read(one).metrics == ledger.read(other).metrics
-
-
-def test_a_run_stops_at_the_last_boundary_in_time_and_goes_on_with_the_same_bits(played):
-    """As by the signal: saved, callbacks called, 75."""
-    directory, codes, said = played
-    assert codes["boundary"] == [75, 0]
-    # 10 s of margin, 10 s for a step, and 1 s that a first save of so little is taken to last.
-    (stop,) = stops(directory / "boundary")
-    assert (stop["reason"], stop["code"], stop["step"]) == ("time limit", 75, 4)
-    assert stop["left_s"] == 15
-    assert (directory / "boundary" / "callback").exists()
-    assert "time limit at step 4, exit code 75" in said
-    assert_same(directory / "boundary", directory / "undisturbed")
-
-
-def test_a_limit_shorter_than_a_step_still_comes_forward(played):
-    """By a step in each attempt; whether that is worth it the budgets decide."""
-    directory, codes, _ = played
-    assert codes["one step at a time"] == [75, 75, 0]
-    assert [e["step"] for e in stops(directory / "one step at a time")] == [1, 2]
-    assert_same(directory / "one step at a time", directory / "undisturbed")
-
-
-def test_a_disabled_policy_looks_at_no_clock(played):
-    """A plain loop is a plain loop."""
-    directory, codes, _ = played
-    assert codes["disabled"] == [0]
-    assert not (directory / "disabled" / ".forge").exists()
-
-
-def test_an_evaluation_is_left_where_it_polls(played):
-    """It may be longer than what is left; step 5 is not lost."""
-    directory, codes, _ = played
-    assert codes["stopped evaluation"] == [75, 0]
-    (stop,) = stops(directory / "stopped evaluation")
-    assert stop["step"] == 5
-    assert stop["left_s"] <= 25
-    assert_same(directory / "stopped evaluation", directory / "evaluation")
-
-
-def test_an_evaluation_that_cannot_be_left_is_asked_to_end_and_the_boundary_stops(played):
-    """What it did to the model cannot be repeated, so the step has to be finished."""
-    directory, codes, _ = played
-    assert codes["spoilt"] == [75]
-    (stop,) = stops(directory / "spoilt")
-    assert (stop["reason"], stop["step"]) == ("time limit", 6)
-    assert step_dirs(directory / "spoilt")[0].name == "step_6"
