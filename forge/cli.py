@@ -19,11 +19,11 @@ usage: forge plan <script> [overrides]
        forge pin <checkpoint>...
        forge unpin <checkpoint>...
 
-`plan` shows the batch scripts, the signals with their times, and each job's directory and overrides that
-`python <script> -m hydra/launcher=slurm [overrides]` would submit. It submits nothing.
+plan shows the batch scripts, the signals with their times, and each job's directory and overrides
+that `python <script> -m hydra/launcher=slurm [overrides]` would submit. It submits nothing.
 
-`pin` keeps checkpoints (`checkpoints/step_1000`, `checkpoints/latest`) for ever, whatever the policy
-of a running job says; `unpin` leaves them to the policy again.
+pin keeps checkpoints (checkpoints/step_1000, checkpoints/latest) for ever, whatever the policy of
+a running job says; unpin leaves them to the policy again.
 """
 _DRY = "hydra.launcher.dry_run=true"
 
