@@ -105,6 +105,7 @@ for line in sys.stdin:
     for one in (step, step):  # the second replaces the first, as a finish does a stop
         store.commit(store.snapshot(one, state_of(one), one == step, copy=False))
         store.retain()
+    store.close()  # what is being deleted is another place to be killed at
     os._exit(0)
 """
 
@@ -181,6 +182,7 @@ def test_a_failure_of_any_call_changes_nothing_and_the_next_save_works(
 
         if has_same_step:
             commit(store, 2)
+        store.wait()  # what is deleted beside must not take the failure
         for name in names:
             monkeypatch.setattr(os, name, failing(real[name]))
         try:
