@@ -172,6 +172,25 @@ class HealthConfig:
     """On a cluster: restarts elsewhere, because this node failed a check; then the job fails."""
 
 
+class BestMode(Enum):
+    """Which values of a metric are good ones."""
+
+    min = "min"
+    max = "max"
+
+
+@dataclass
+class BestConfig:
+    """Checkpoints that are kept because a logged metric was good."""
+
+    metric: str | None = None
+    """Its name in `run.log(name=…)`; null: none are kept for that."""
+    mode: BestMode = BestMode.min
+    """min: small values are good | max."""
+    keep: int = 1
+    """Keep this many of the best."""
+
+
 @dataclass
 class CheckpointConfig:
     """Where and when the state is saved."""
@@ -186,6 +205,7 @@ class CheckpointConfig:
     """Keep this many of the newest checkpoints."""
     keep_every_steps: int | None = None
     """Keep for ever those at multiples of this many steps."""
+    best: BestConfig = field(default_factory=BestConfig)
     async_save: bool = False
     """Copy the state to host memory and write it beside training."""
     when_busy: WhenBusy = WhenBusy.wait

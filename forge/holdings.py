@@ -9,6 +9,7 @@ from typing import Any
 
 from forge import job_dir, messages, startup, verdict
 from forge.checkpoint import Checkpoint, Store
+from forge.checkpoint.names import step_dirs
 from forge.config import NanAction, Policy
 from forge.errors import ConfigError, ExitCode
 from forge.ledger import Ledger
@@ -47,6 +48,7 @@ class Holdings:
         self.store.attempt = self.ledger.attempt
         self.saver = Saver(self.store, policy.checkpoint, self.ledger, nan)
         self.metrics = Metrics(self.ledger)
+        self.store.logged = self.metrics.latest
         verdict.clear(job)
         self.command = job_dir.resume_command(job)
         """The shell line that goes on with this job."""
@@ -93,6 +95,20 @@ class Holdings:
         for reason in self.store.passed_over:
             messages.warn(f"Passed over {reason}")
         return found
+
+    def pin(self, step: int) -> None:
+        """Keep the checkpoint of this step; a failure is told."""
+        try:
+            self.store.pin(step)
+        except OSError as error:
+            messages.warn(f"The checkpoint of step {step} could not be pinned: {error}")
+
+    def in_place(self) -> str:
+        """A sentence on what a later start would begin with."""
+        with contextlib.suppress(OSError):
+            steps = step_dirs(self.checkpoint_dir)
+            return f"{steps[0].name} is in place" if steps else "There is no checkpoint yet"
+        return f"{self.checkpoint_dir} cannot be read"
 
     def end(self, kind: str, reason: str, step: int, code: int, level: int, **details: Any) -> None:
         """Record and tell why this attempt leaves."""

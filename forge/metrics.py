@@ -23,6 +23,7 @@ class Metrics:
         self._step = -1
         self.logged: set[str] = set()
         """Names logged in the step that is under way."""
+        self._latest: dict[str, tuple[int, float]] = {}
 
     def begin(self, step: int, logged: set[str]) -> None:
         """A new step; names in `logged` were logged in it before a stop, and are not again."""
@@ -78,6 +79,16 @@ class Metrics:
                 for name, v in values.items()
             }
             self._ledger.write("metrics", step=step, values=plain)
+            self._latest.update({name: (step, value) for name, value in plain.items()})
+
+    def latest(self) -> dict[str, tuple[int, float]]:
+        """Name -> the step in which it was last logged, and the value; writes what is pending."""
+        self.flush()
+        return dict(self._latest)
+
+    def restore(self, latest: dict[str, tuple[int, float]]) -> None:
+        """Go back to what `latest` returned when the state was saved that was loaded."""
+        self._latest = dict(latest)
 
 
 def _to_host(tensors: list[torch.Tensor]) -> Any:

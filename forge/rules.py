@@ -184,6 +184,13 @@ def cross_field_problems(p: Policy, time_limit_s: float | None, limit_key: str) 
     positive("checkpoint.every_s", p.checkpoint.every_s, never)
     positive("checkpoint.keep_every_steps", p.checkpoint.keep_every_steps, never)
     at_least("checkpoint.keep_last", p.checkpoint.keep_last, 1, "The newest one is always kept.")
+    best = p.checkpoint.best
+    at_least("checkpoint.best.keep", best.keep, 1, "For none set `best.metric` to null.")
+    if best.metric is not None and not best.metric.strip():
+        found.append(
+            f"`resilience.checkpoint.best.metric={best.metric}`: is empty. Name a metric that"
+            " run.log() is given, or null."
+        )
     if not p.checkpoint.dir.strip():
         found.append(
             f"`resilience.checkpoint.dir={p.checkpoint.dir}`: is empty. Name a directory, or leave"

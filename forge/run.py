@@ -161,10 +161,14 @@ class Run:
         """
         return self._session.poll() if self._session is not None else False
 
-    def save(self) -> None:
-        """Save at the next step boundary (at once where no step is under way)."""
+    def save(self, *, pin: bool = False) -> None:
+        """Save at the next step boundary (at once where no step is under way).
+
+        Args:
+            pin: Keep this checkpoint for ever, as `forge pin` does.
+        """
         if self._session is not None:
-            self._session.request_save()
+            self._session.request_save(pin)
 
     def on_stop(self, callback: Any, timeout_s: float = stopping.CALLBACK_TIMEOUT_S) -> Any:
         """Call `callback()` when the run is stopped, after the save; see `forge.on_stop`."""

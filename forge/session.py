@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 from forge import job_dir, messages, rng, startup, stopping
 from forge.calls import Calls
 from forge.checkpoint import Store
-from forge.checkpoint.names import step_dirs
 from forge.config import NanAction, Policy
 from forge.errors import CheckpointError, DirectoryInUse, Exit, ExitCode, ForgeError
 from forge.holdings import Holdings
@@ -96,6 +95,7 @@ class Session:
     def _load(self, state: dict[str, Any]) -> None:
         self._live.load(state["live"])
         self._nan.load_state_dict(state["nan"])
+        self.metrics.restore(state.get("metrics", {}))
         self.step, self._planned = state["step"], state["planned"]
         self._calls.broken_off = set(state["broken_off"])
         self._marker.is_used |= state["uses_poll"]
@@ -111,6 +111,7 @@ class Session:
             "broken_off": sorted(self._calls.broken_off),
             "live": self._live.capture(),
             "nan": self._nan.state_dict(),
+            "metrics": self.metrics.latest(),
             "positions": self._calls.states(),
             "rng": self._marker.rng if is_marked else rng.capture(),
             "replay": replay,
@@ -242,8 +243,10 @@ class Session:
         self.metrics.flush()
         self._disk.saver.save(self.step, self._state, reason)
 
-    def request_save(self) -> None:
+    def request_save(self, pin: bool) -> None:
         """See `Run.save`."""
+        if pin:
+            self._disk.pin(self.step + self._is_in_step)
         if self._is_in_step:
             self._is_save_requested = True
         else:
@@ -282,8 +285,7 @@ class Session:
         is_marked: bool = False,
     ) -> NoReturn:
         """Save and leave, as the signal that was received asks, or for the time limit."""
-        received = self._handler.signal_received
-        name, code = REASON, int(ExitCode.REQUEUE)
+        received, name, code = self._handler.signal_received, REASON, int(ExitCode.REQUEUE)
         if received is not None:
             name, code = received.name, self._handler.exit_code
         self._handler.begin_deadline()
@@ -302,11 +304,9 @@ class Session:
     def _halt(self, reason: str) -> NoReturn:
         self._disk.metrics.flush()
         self._disk.saver.wait()
-        steps = step_dirs(self._disk.checkpoint_dir)
-        place = f"{steps[0].name} is in place" if steps else "There is no checkpoint yet"
         self._leave(
             ExitCode.HALTED,
-            f"halted by the NaN policy: {reason}. {place}",
+            f"halted by the NaN policy: {reason}. {self._disk.in_place()}",
             "halt",
             logging.ERROR,
         )

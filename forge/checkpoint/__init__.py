@@ -2,11 +2,26 @@
 
 `codec` turns state into JSON and tensors, `tensorfile` holds the tensors in safetensors layout,
 `checksums` finds what has changed, `manifest` says what a checkpoint consists of, `fence` who may
-write, `retention` what is kept; `reading` reads one, `store` writes them.
+write, `retention` what is kept, `pins` what people keep; `reading` reads one while `in_use` holds
+it, `store` writes them, `removal` takes them away. Names load on first use: pins need no torch.
 """
 
-from forge.checkpoint.manifest import Manifest
-from forge.checkpoint.reading import Checkpoint
-from forge.checkpoint.store import Store
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forge.checkpoint.manifest import Manifest
+    from forge.checkpoint.reading import Checkpoint
+    from forge.checkpoint.store import Store
 
 __all__ = ["Checkpoint", "Manifest", "Store"]
+
+_PLACES = {"Checkpoint": "reading", "Manifest": "manifest", "Store": "store"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"forge.checkpoint.{_PLACES[name]}"), name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from forge import messages
 from forge.checkpoint import memory
 from forge.checkpoint.arena import Arena
 from forge.checkpoint.image import Image, Stream, room_for
+from forge.checkpoint.manifest import Logged
 from forge.checkpoint.tensorfile import Layout
 
 RESERVE = 256 << 20
@@ -28,6 +29,8 @@ class Snapshot:
     content: Image | Stream
     """The tensors' file."""
     is_complete: bool
+    logged: Logged = field(default_factory=dict)
+    """What had been logged by then."""
     is_spent: bool = False
     """Whether the copy may be overwritten by the next one."""
 

@@ -68,9 +68,12 @@ class Fence:
             return True
         import fcntl
 
+        before = self._lock_fd
         self._lock_fd = os.open(
             self._directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
         )
+        if before >= 0:  # closed first: should it be the same file, that would end the new lock
+            os.close(before)
         try:
             fcntl.lockf(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
@@ -129,6 +132,28 @@ class Fence:
                 f"{self._directory} was claimed by a newer attempt (pid {holder.get('pid')} on"
                 f" {holder.get('host')}): this one, pid {os.getpid()}, must not write any more."
             )
+
+        if not self._has_lock_file():
+            self._lock_again()
+
+    def _has_lock_file(self) -> bool:
+        """Whether the file that is locked is the one that others would find."""
+        if self._lock_fd < 0:
+            return True
+        try:
+            found = os.stat(self._directory / LOCK_FILE)
+            return os.path.samestat(found, os.fstat(self._lock_fd))
+        except FileNotFoundError:
+            return False
+
+    def _lock_again(self) -> None:
+        """The directory is another one with our token: put back from a copy, or mounted anew."""
+        if not self._take_lock():
+            raise DirectoryInUse(self._in_use(self._read()))
+        holder = self._read()
+        if holder.get("token") != self._token["token"]:
+            raise DirectoryInUse(self._in_use(holder))
+        messages.warn(f"{self._directory} was replaced under a running job: it is locked anew.")
 
     def release(self) -> None:
         """Let go of the lock; the token stays as a record."""

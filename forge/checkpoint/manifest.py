@@ -7,10 +7,12 @@ itself, so that a directory is a checkpoint exactly if its manifest reads and it
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import stat
 import zlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from forge.errors import DamagedCheckpoint
 NAME = "manifest.json"
 FORMAT = 1
 _MAX_BYTES = 16 << 20
+Logged = Mapping[str, tuple[int, float]]
+"""Name -> the step at which it was last logged, and the value."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -42,12 +46,24 @@ class Manifest:
     created: float = 0.0
     """Unix time in seconds."""
     versions: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, float | str] = field(default_factory=dict)
+    """Name -> what was logged last; a text for NaN and infinities, which JSON does not have."""
+    logged_at: dict[str, int] = field(default_factory=dict)
+    """Name -> the step in which it was."""
     format: int = FORMAT
 
     def to_bytes(self) -> bytes:
         """The file's content, its own checksum included."""
         content = asdict(self)
-        return json.dumps({**content, "checksum": _checksum(content)}, indent=1).encode()
+        return json.dumps(
+            {**content, "checksum": _checksum(content)}, indent=1, allow_nan=False
+        ).encode()
+
+
+def metrics_of(logged: Logged) -> dict[str, Any]:
+    """The fields of a manifest that say what was logged."""
+    finite = {n: value if math.isfinite(value) else str(value) for n, (_, value) in logged.items()}
+    return {"metrics": finite, "logged_at": {name: step for name, (step, _) in logged.items()}}
 
 
 def _checksum(content: dict[str, Any]) -> int:
@@ -87,6 +103,7 @@ def read(directory: Path) -> Manifest:
             )
         manifest = Manifest(**content)
         numbers = [[e["size"], e["crc32"], *e["chunks"]] for e in manifest.files.values()]
+        values, steps = manifest.metrics.values(), manifest.logged_at.values()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{NAME} cannot be read: {error!r}") from error
     for name in manifest.files:
@@ -94,11 +111,17 @@ def read(directory: Path) -> Manifest:
             raise DamagedCheckpoint(f"{NAME} names a file outside the checkpoint: {name!r}")
     if not all(type(number) is int and number >= 0 for entry in numbers for number in entry):
         raise DamagedCheckpoint(f"{NAME} has a size or checksum that is no number")
+    if not all(type(v) is str or _is_finite(v) for v in values) or {*map(type, steps)} - {int}:
+        raise DamagedCheckpoint(f"{NAME} has a metric that is no number")
     if manifest.chunk_bytes != CHUNK or any(
         num_chunks(entry["size"]) != len(entry["chunks"]) for entry in manifest.files.values()
     ):
         raise DamagedCheckpoint(f"{NAME} has not the checksums of every {CHUNK} bytes")
     return manifest
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) is int or (type(value) is float and math.isfinite(value))
 
 
 def check_sizes(directory: Path, manifest: Manifest) -> None:

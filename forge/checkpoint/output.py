@@ -89,14 +89,15 @@ class _Output:
 
     def _put(self, piece: memoryview, position: int) -> None:
         while piece:
+            was_direct = self._is_direct  # the other thread may find out meanwhile
             try:
                 count = os.pwrite(self._fd, piece, position)
             except OSError as error:
-                if error.errno != errno.EINVAL or not self._is_direct:
+                if error.errno != errno.EINVAL or not was_direct:
                     raise
                 self._set_direct(False)  # refused where it is used
                 continue
-            if self._is_direct and count % PAGE:
+            if was_direct and count % PAGE:
                 count -= count % PAGE  # a disk about to be full: the next call says so
                 if not count:
                     self._set_direct(False)

@@ -1,11 +1,75 @@
-"""Which checkpoints are kept."""
+"""Which checkpoints are kept.
+
+Those that a person pinned, the newest `keep_last` of the others, multiples of `keep_every_steps`,
+the `best.keep` best by a logged metric, and what a rollback may go back to. What is no checkpoint
+as far as can be seen without reading tensors has no place among them, and is left where it is.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
+from forge import messages
+from forge.checkpoint import manifest
+from forge.checkpoint.manifest import Manifest
 from forge.checkpoint.names import step_of
-from forge.config import CheckpointConfig
+from forge.config import BestConfig, BestMode, CheckpointConfig
+from forge.errors import DamagedCheckpoint
+
+_PATIENT_SAVES = 3
+"""Saves without a value of `best.metric` after which that is told."""
+
+
+class _Value(NamedTuple):
+    """A value as it is ranked: the smallest is the best, then the first."""
+
+    rank: float
+    logged_at: int
+    step: int
+
+
+class Seen:
+    """The checkpoints of a directory as far as retention looks at them; manifests are kept."""
+
+    def __init__(self) -> None:
+        self.damaged: set[str] = set()
+        """Names of those that did not verify."""
+        self._manifests: dict[str, tuple[os.stat_result, Manifest]] = {}
+
+    def forget(self, name: str) -> None:
+        """Another checkpoint stands there now."""
+        self.damaged.discard(name)
+        self._manifests.pop(name, None)
+
+    def described(self, path: Path) -> Manifest | None:
+        """The manifest of the checkpoint in `path`; None where it has none of its own."""
+        if path.name in self.damaged:
+            return None
+        try:
+            status = os.lstat(path / manifest.NAME)
+            known = self._manifests.get(path.name)
+            if known is None or not _is_same(known[0], status):
+                known = (status, manifest.read(path))
+                self._manifests[path.name] = known
+        except (OSError, DamagedCheckpoint):
+            self._manifests.pop(path.name, None)
+            return None
+        return known[1] if known[1].step == step_of(path) else None
+
+    def is_good(self, path: Path) -> bool:
+        """Whether a checkpoint is there with all its files, as far as their sizes tell."""
+        described = self.described(path)
+        if described is None:
+            return False
+        try:
+            manifest.check_sizes(path, described)
+        except DamagedCheckpoint:
+            return False
+        return True
 
 
 class Retention:
@@ -17,23 +81,84 @@ class Retention:
         self._config = config
         self._keep_back_steps = keep_back_steps
         self._keep_back_every = keep_back_every
+        self._num_without = 0
 
-    def kept(self, good: list[Path], first_bad_step: int | None) -> set[str]:
-        """The names among `good`, newest first, that stay.
+    def kept(
+        self, found: list[Path], pinned: set[str], seen: Seen, first_bad_step: int | None
+    ) -> set[str]:
+        """The names among `found`, newest first, that stay whatever they hold.
 
         Args:
+            pinned: Names of those that somebody pinned: they take nobody's place.
             first_bad_step: Where a streak of bad steps began that is under way.
         """
-        kept = {path.name for path in good[: self._config.keep_last]}
+
+        def good(paths: Iterable[Path]) -> Iterator[Path]:
+            return (path for path in paths if seen.is_good(path))
+
+        kept = set(pinned)
+        unpinned = good(path for path in found if path.name not in pinned)
+        kept |= {path.name for path in islice(unpinned, max(1, self._config.keep_last))}
         every = self._config.keep_every_steps
         if every:
-            kept |= {path.name for path in good if (step_of(path) or 0) % every == 0}
-        if self._keep_back_steps is not None and good:
-            newest = step_of(good[0]) or 0
-            back_to = (newest if first_bad_step is None else first_bad_step) - self._keep_back_steps
+            kept |= {path.name for path in found if _step(path) % every == 0}
+        if self._config.best.metric is not None:
+            kept |= self._best(found, seen, self._config.best, self._config.best.metric)
+        newest = next(good(found), None)
+        if self._keep_back_steps is not None and newest is not None:
+            begin = _step(newest) if first_bad_step is None else first_bad_step
             # Only those that every run of this job has: where a rollback goes must not depend
             # on when this one was stopped. The younger ones are old enough later.
-            planned = [p for p in good if (step_of(p) or 0) % self._keep_back_every == 0]
-            num_young = sum((step_of(p) or 0) > back_to for p in planned)
-            kept |= {path.name for path in planned[: num_young + 1]}
+            for path in good(p for p in found if _step(p) % self._keep_back_every == 0):
+                kept.add(path.name)
+                if _step(path) <= begin - self._keep_back_steps:
+                    break
         return kept
+
+    def _best(self, found: list[Path], seen: Seen, best: BestConfig, metric: str) -> set[str]:
+        """The best ones; of those that hold the same evaluation the first, and of equals too."""
+        values = {path: _value(seen.described(path), metric, best.mode) for path in found}
+        ranked = sorted((value, path) for path, value in values.items() if value is not None)
+        self._tell_if_never_logged(found, seen, metric)
+        kept: set[str] = set()
+        evaluations: set[tuple[float, int]] = set()
+        for value, path in ranked:
+            if len(kept) == best.keep:
+                break
+            if value[:2] not in evaluations and seen.is_good(path):
+                evaluations.add(value[:2])
+                kept.add(path.name)
+        return kept
+
+    def _tell_if_never_logged(self, found: list[Path], seen: Seen, metric: str) -> None:
+        described = [seen.described(path) for path in found]
+        names = {name for one in described if one is not None for name in one.metrics}
+        if metric in names or self._num_without > _PATIENT_SAVES:
+            self._num_without = _PATIENT_SAVES + 1  # it was there, or it was told
+            return
+        self._num_without += 1
+        if self._num_without == _PATIENT_SAVES:
+            self._num_without += 1
+            logged = f"Logged are {', '.join(sorted(names))}" if names else "Nothing is logged"
+            messages.warn(
+                f"`resilience.checkpoint.best.metric={metric}`: no checkpoint holds a value of it,"
+                f" so none is kept as the best. {logged}; it has to be given to run.log() before"
+                " the save."
+            )
+
+
+def _step(path: Path) -> int:
+    return step_of(path) or 0
+
+
+def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
+    return os.path.samestat(one, other) and one.st_mtime_ns == other.st_mtime_ns
+
+
+def _value(described: Manifest | None, metric: str, mode: BestMode) -> _Value | None:
+    """None where it was not logged, or is no finite number: that is never the best."""
+    value = described.metrics.get(metric) if described is not None else None
+    if described is None or value is None or isinstance(value, str):
+        return None
+    logged_at = described.logged_at.get(metric, described.step)
+    return _Value(value if mode is BestMode.min else -value, logged_at, described.step)

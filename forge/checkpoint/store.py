@@ -10,29 +10,28 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import forge
-from forge.checkpoint import durable, manifest, reading, tensorfile
+from forge.checkpoint import durable, manifest, pins, reading, tensorfile
 from forge.checkpoint.codec import Encoder
 from forge.checkpoint.copies import Copies, Snapshot
-from forge.checkpoint.fence import TOKEN_FILE, Fence
-from forge.checkpoint.manifest import Manifest
+from forge.checkpoint.fence import Fence
+from forge.checkpoint.in_use import reading_lock
+from forge.checkpoint.manifest import Logged, Manifest
 from forge.checkpoint.names import LATEST, STATE, TENSORS, step_dirs, step_of
 from forge.checkpoint.output import write_file
 from forge.checkpoint.reading import Checkpoint
-from forge.checkpoint.retention import Retention
+from forge.checkpoint.removal import Remover
+from forge.checkpoint.retention import Retention, Seen
 from forge.config import CheckpointConfig
 from forge.errors import CheckpointError, DamagedCheckpoint
-
-_REPLACED = re.compile(r"\.replaced_(step_\d+)-\d+")
-_LEFTOVERS = (".step_", ".removed_", f".{LATEST}.tmp-", f"{TOKEN_FILE}.tmp-")
 
 
 class Store:
@@ -65,7 +64,9 @@ class Store:
         self._config_hash = config_hash
         self._retention = Retention(config, keep_back_steps, keep_back_every)
         self._copies = Copies()
-        self._damaged: set[str] = set()
+        self._seen = Seen()
+        self.logged: Callable[[], Logged] = dict
+        """Tells what was logged last, for the manifest."""
         self.passed_over: list[str] = []
         """Why the last `newest` did not take the newer checkpoints."""
         try:
@@ -73,20 +74,13 @@ class Store:
             self._fence = Fence(directory)
         except OSError as error:
             raise CheckpointError(f"{directory} cannot be claimed: {error}") from error
-        self._clean_up()
-
-    def _clean_up(self) -> None:
-        """Remove what a killed save left; put back what it was about to replace."""
-        for path in self.directory.iterdir():
-            replaced = _REPLACED.fullmatch(path.name)
-            if replaced and not os.path.lexists(self.directory / replaced[1]):
-                os.rename(path, self.directory / replaced[1])
-            elif replaced or path.name.startswith(_LEFTOVERS):
-                _remove(path)
+        self._remover = Remover(directory)
+        self._remover.clean_up()
 
     def close(self) -> None:
         """Give the directory up."""
         self._copies.close()
+        self._remover.close()
         self._fence.release()
 
     # -- reading -------------------------------------------------------------------------------
@@ -100,7 +94,10 @@ class Store:
             CheckpointError: Where there are checkpoints but none of them verifies.
         """
         self.passed_over = []
-        candidates = step_dirs(self.directory)
+        try:
+            candidates = step_dirs(self.directory)
+        except OSError as error:  # not the same as a directory in which there are none
+            raise CheckpointError(f"{self.directory} cannot be read: {error}") from error
         if at_most is not None:
             candidates = [path for path in candidates if (step_of(path) or 0) <= at_most]
         candidates = [path for path in candidates if (step_of(path) or 0) % every == 0]
@@ -108,7 +105,7 @@ class Store:
             try:
                 return self.read(path)
             except DamagedCheckpoint as error:
-                self._damaged.add(path.name)
+                self._seen.damaged.add(path.name)
                 self.passed_over.append(f"{path.name}: {error}")
         if not self.passed_over or at_most is not None:
             return None
@@ -124,7 +121,8 @@ class Store:
         Raises:
             DamagedCheckpoint: Saying which file is wrong, what was expected and what was found.
         """
-        return reading.read(path, self._config.verify)
+        with reading_lock(path):
+            return reading.read(path, self._config.verify)
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -155,7 +153,9 @@ class Store:
         """
         encoder = Encoder()
         tree = encoder.encode(state)
-        return self._copies.snapshot(step, tree, encoder.tensors, is_complete, copy)
+        snapshot = self._copies.snapshot(step, tree, encoder.tensors, is_complete, copy)
+        snapshot.logged = self.logged()
+        return snapshot
 
     def commit(self, snapshot: Snapshot) -> Path:
         """Write a snapshot; when this returns it survives a power cut.
@@ -182,7 +182,7 @@ class Store:
             snapshot.is_spent = snapshot.is_independent
         durable.sync_directory(self.directory)
         durable.replace_link(self.directory / LATEST, name)
-        self._damaged.discard(name)
+        self._seen.forget(name)
         return final
 
     def _write(self, directory: Path, snapshot: Snapshot) -> None:
@@ -197,6 +197,7 @@ class Store:
             config_hash=self._config_hash,
             created=time.time(),
             versions={"forge": forge.__version__, "torch": torch.__version__},
+            **manifest.metrics_of(snapshot.logged),
         )
         tensorfile.write_small(directory / manifest.NAME, described.to_bytes())
         durable.sync_directory(directory)
@@ -205,67 +206,83 @@ class Store:
         if final.is_symlink() or final.exists():
             # One that does not verify, or that was not complete yet, stands here: see
             # `holds`. It is moved away, not removed, until the new one is in its place; a kill in
-            # between is put right by `_clean_up`.
-            aside = self.directory / f".replaced_{final.name}-{os.getpid()}"
-            _remove(aside)
+            # between is put right by `Remover.clean_up`.
+            aside = self._remover.aside(final, "replaced")
             os.rename(final, aside)
             try:
                 os.rename(temporary, final)
             except BaseException:
                 os.rename(aside, final)
                 raise
-            _remove(aside)
+            self._remover.delete(aside)
         else:
             os.rename(temporary, final)
 
     def holds(self, step: int, is_complete: bool) -> bool:
         """Whether a good checkpoint of this step, as complete as asked, is there already."""
         path = self.directory / f"step_{step}"
-        if path.name in self._damaged:
+        if not self._seen.is_good(path):
             return False
-        try:
-            described = manifest.read(path)
-            manifest.check_sizes(path, described)
-        except DamagedCheckpoint:
-            return False
-        return described.step == step and (described.is_complete or not is_complete)
+        described = self._seen.described(path)
+        return described is not None and (described.is_complete or not is_complete)
 
     # -- removing ------------------------------------------------------------------------------
 
     def retain(self, first_bad_step: int | None = None) -> list[str]:
-        """Remove what the policy does not keep; never the newest good one or what `latest` names.
+        """Take away what the policy does not keep; deleting it goes on beside training.
+
+        Never the newest good one, what `latest` names, one that is pinned or that somebody reads,
+        or what is no checkpoint. What cannot be removed is told, and tried again by the next call.
 
         Args:
             first_bad_step: Where a streak of bad steps began that is under way.
         Returns:
             The names that were removed.
+        Raises:
+            OSError: Where the directory cannot be read.
+            DirectoryInUse: Where a newer attempt has taken over.
         """
-        good = [path for path in step_dirs(self.directory) if path.name not in self._damaged]
-        kept = self._retention.kept(good, first_bad_step)
+        self._fence.check()
+        self._remover.retry()
+        names = os.listdir(self.directory)
+        found = step_dirs(self.directory)
+        pinned = {name.removeprefix(pins.PREFIX) for name in names if name.startswith(pins.PREFIX)}
+        kept = self._retention.kept(found, pinned, self._seen, first_bad_step)
         kept.add(os.path.basename(os.path.realpath(self.directory / LATEST)))
-        removed = [path for path in good if path.name not in kept]
-        for path in removed:
-            self._remove_step(path)
-        return [path.name for path in removed]
+        removed: list[str] = []
+        for path in found:
+            if path.name not in kept and self._seen.is_good(path) and self._remover.take(path):
+                self._seen.forget(path.name)
+                removed.append(path.name)
+        return removed
 
     def discard_after(self, step: int) -> None:
-        """Remove the checkpoints of a time line that a rollback to `step` has ended."""
-        durable.replace_link(self.directory / LATEST, f"step_{step}")
-        for path in step_dirs(self.directory):
-            if (step_of(path) or 0) > step:
-                self._remove_step(path)
-        durable.sync_directory(self.directory)
+        """Remove the checkpoints of a time line that a rollback to `step` has ended.
 
-    def _remove_step(self, path: Path) -> None:
-        # Renamed first: a kill while it is being removed must not leave half a checkpoint.
-        aside = self.directory / f".removed_{path.name}-{os.getpid()}"
-        _remove(aside)
-        os.rename(path, aside)
-        _remove(aside)
+        Raises:
+            CheckpointError: Where they are still in place: a resume would go on from them.
+        """
+        try:
+            durable.replace_link(self.directory / LATEST, f"step_{step}")
+            for path in step_dirs(self.directory):
+                if (step_of(path) or 0) > step:
+                    self._remover.discard(path)
+                    self._seen.forget(path.name)
+            durable.sync_directory(self.directory)
+        except OSError as error:
+            raise CheckpointError(
+                f"The checkpoints after step {step}, which lead to bad steps, could not be removed"
+                f" from {self.directory}: {error}. Move them away, then start the job again."
+            ) from error
 
+    def pin(self, step: int) -> None:
+        """Keep the checkpoint of this step, which may not be there yet, whatever the policy says.
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+        Raises:
+            OSError: Where the pin cannot be written.
+        """
+        pins.place(self.directory / f"step_{step}")
+
+    def wait(self) -> None:
+        """Until what was removed is deleted."""
+        self._remover.wait()

@@ -56,6 +56,10 @@ SINGLE = [
     ("checkpoint.keep_every_steps", 0, INTERVAL),
     # least values
     ("checkpoint.keep_last", 0, "at least 1. The newest one is always kept"),
+    ("checkpoint.best.keep", 0, "at least 1. For none set `best.metric` to null"),
+    ("checkpoint.best.mode", "least", "expected min | max, found 'least'"),
+    ("checkpoint.best.metric", " ", "is empty. Name a metric that run.log() is given, or null"),
+    ("checkpoint.best.metric", True, "expected a text, found a boolean"),
     ("health.timeout_s", 0, "above 0 and finite"),
     ("health.timeout_s", NAN, "above 0 and finite"),
     ("health.min_free_gib", -1, "at least 0"),

@@ -1,0 +1,223 @@
+"""Taking checkpoints away: renamed at once, deleted by a thread.
+
+The rename makes it crash-safe: there is a whole checkpoint, or none, and a hidden leftover that the
+next attempt removes. Deleting 10 GB takes seconds, which neither a save nor a stop waits for. What
+cannot be deleted now (a read-only directory, NFS's `.nfs*` files, a reader) is tried again later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections import deque
+from pathlib import Path
+
+from forge import messages
+from forge.checkpoint import durable, manifest, pins
+from forge.checkpoint.in_use import removing_lock
+from forge.checkpoint.names import LATEST
+from forge.errors import DamagedCheckpoint
+
+CLOSE_WAIT_S = 5.0
+"""Seconds that a run which ends waits for what is being deleted."""
+
+_ASIDE = re.compile(r"\.(replaced|removed)_(step_\d+)-.*")
+_LEFTOVERS = (".step_", f".{LATEST}.tmp-", ".fence.json.tmp-")
+
+
+class Remover:
+    """Removes directories of one checkpoint directory, with one thread while there is work."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._waiting: deque[Path] = deque()
+        self._failed: list[Path] = []
+        self._told: set[int | None] = set()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self._number = 0
+
+    def aside(self, path: Path, kind: str = "removed") -> Path:
+        """A hidden name of its own for what stands at `path`."""
+        self._number += 1
+        return path.with_name(f".{kind}_{path.name}-{os.getpid()}-{self._number}")
+
+    def take(self, path: Path) -> bool:
+        """Take away a checkpoint that the policy does not keep, unless it is read or pinned.
+
+        A failure is told and left for the next pass.
+        """
+        try:
+            with removing_lock(path) as is_free:
+                if not is_free or pins.is_pinned(path):
+                    return False
+                aside = self.aside(path)
+                os.rename(path, aside)
+                # `pins.pin` looks after it wrote: either it finds nothing, or we find the pin.
+                if pins.is_pinned(path):
+                    os.rename(aside, path)
+                    return False
+        except OSError as error:
+            self._tell(path, error)
+            return False
+        self.delete(aside)
+        return True
+
+    def discard(self, path: Path) -> None:
+        """Take away a checkpoint that must not be found again; a pinned one gets another name.
+
+        Raises:
+            OSError: Where it is still in place.
+        """
+        if not pins.is_pinned(path):
+            aside = self.aside(path)
+            os.rename(path, aside)
+            self.delete(aside)
+            return
+        kept = path.with_name(f"rolled_back_{path.name}")
+        while os.path.lexists(kept):
+            self._number += 1
+            kept = path.with_name(f"rolled_back_{path.name}-{self._number}")
+        os.rename(path, kept)
+        pins.pin_file(path).unlink(missing_ok=True)
+        messages.warn(
+            f"{path.name} was pinned, but belongs to a time line that was rolled back: it is kept"
+            f" as {kept}, and no run goes on from it."
+        )
+
+    def delete(self, path: Path) -> None:
+        """Delete beside training what has a hidden name already."""
+        with self._lock:
+            self._waiting.append(path)
+            self._start()
+
+    def retry(self) -> None:
+        """Try again what could not be deleted."""
+        with self._lock:
+            self._waiting.extend(self._failed)
+            self._failed.clear()
+            self._start()
+
+    def _start(self) -> None:
+        if self._waiting and self._thread is None and not self._is_closed:
+            thread = threading.Thread(target=self._work, name="forge-remove", daemon=True)
+            # The interpreter is shutting down, or there are no threads left: a leftover.
+            with contextlib.suppress(RuntimeError):
+                thread.start()
+                self._thread = thread
+
+    def _work(self) -> None:
+        is_synced = False
+        while True:
+            with self._lock:
+                if self._is_closed or not self._waiting:
+                    self._thread = None
+                    return
+                path = self._waiting.popleft()
+            try:
+                # The renames first: after a power cut there must not be half a checkpoint.
+                if not is_synced:
+                    durable.sync_directory(self._directory)
+                is_synced = True
+                is_gone = _delete(path)
+            except OSError as error:
+                self._tell(path, error)
+                is_gone = False
+            if not is_gone:
+                with self._lock:
+                    self._failed.append(path)
+
+    def _tell(self, path: Path, error: OSError) -> None:
+        if error.errno not in self._told:
+            self._told.add(error.errno)
+            messages.warn(f"{path} could not be removed: {error}. Each save tries it again.")
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Until nothing is being deleted any more."""
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+
+    def close(self) -> None:
+        """Let the thread finish, for `CLOSE_WAIT_S` at most; the next attempt removes the rest."""
+        self.wait(CLOSE_WAIT_S)
+        with self._lock:
+            self._is_closed = True
+
+    def clean_up(self) -> None:
+        """Remove what a killed save or removal left; put back what was about to be replaced.
+
+        In this thread: a disk that is full needs the room before the first save.
+        """
+        for path in list(self._directory.iterdir()):
+            aside = _ASIDE.fullmatch(path.name)
+            try:
+                if aside and self._belongs_back(path, aside[1], aside[2]):
+                    os.rename(path, self._directory / aside[2])
+                elif (aside or path.name.startswith(_LEFTOVERS)) and not _delete(path):
+                    self._failed.append(path)
+            except OSError as error:
+                self._tell(path, error)
+                self._failed.append(path)
+
+    def _belongs_back(self, path: Path, kind: str, name: str) -> bool:
+        """Whether a kill fell between two renames, the second of which is its way back."""
+        place = self._directory / name
+        if os.path.lexists(place):
+            return False
+        if kind == "replaced":
+            return True
+        try:  # pinned while it was being removed, and nothing of it is deleted yet
+            manifest.check_sizes(path, manifest.read(path))
+        except DamagedCheckpoint:
+            return False
+        return pins.is_pinned(place)
+
+
+def _delete(path: Path) -> bool:
+    """Delete a directory, or whatever it is; False while somebody reads it.
+
+    Raises:
+        OSError: The first error; what could be deleted is.
+    """
+    try:
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
+            return True
+        with removing_lock(path) as is_free:
+            if not is_free:
+                return False
+            # First: without its manifest nobody takes what is left for a checkpoint.
+            (path / manifest.NAME).unlink(missing_ok=True)
+        failure = _delete_tree(path)
+    except FileNotFoundError:
+        return True
+    if failure is not None:
+        raise failure
+    return True
+
+
+def _delete_tree(path: Path) -> OSError | None:
+    failure: OSError | None = None
+    with os.scandir(path) as entries:
+        for entry in list(entries):
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    failure = _delete_tree(Path(entry.path)) or failure
+                else:
+                    os.unlink(entry.path)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                failure = failure or error
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        failure = failure or error
+    return failure
