@@ -1,8 +1,8 @@
 """The checkpoints of one job in one directory.
 
-A save goes: temporary sibling, files, manifest, each synced; the fence is checked; one rename;
-the directory is synced; `latest` is swapped. Whoever dies in between leaves a sibling that the
-next attempt removes. Resume takes the newest checkpoint that verifies and tells why it passed
+A save goes: files and manifest in a work directory, each synced; the fence is checked; one rename;
+the directory is synced; `latest` is swapped. Whoever dies in between leaves a work directory that
+the next attempt removes. Resume takes the newest checkpoint that verifies and tells why it passed
 over the others.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import time
 from dataclasses import dataclass
@@ -22,16 +21,14 @@ import torch
 import forge
 from forge.checkpoint import durable, manifest, reading, tensorfile
 from forge.checkpoint.codec import Encoder
-from forge.checkpoint.fence import TOKEN_FILE, Fence
+from forge.checkpoint.fence import Fence
 from forge.checkpoint.manifest import Manifest
 from forge.checkpoint.names import LATEST, STATE, TENSORS, step_dirs, step_of
 from forge.checkpoint.reading import Checkpoint
 from forge.checkpoint.retention import Retention
+from forge.checkpoint.workspace import Workspace
 from forge.config import CheckpointConfig
 from forge.errors import CheckpointError, DamagedCheckpoint
-
-_REPLACED = re.compile(r"\.replaced_(step_\d+)-\d+")
-_LEFTOVERS = (".step_", ".removed_", f".{LATEST}.tmp-", f"{TOKEN_FILE}.tmp-")
 
 
 @dataclass
@@ -82,23 +79,21 @@ class Store:
         self.passed_over: list[str] = []
         """Why the last `newest` did not take the newer checkpoints."""
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            durable.make_directory(directory)
             self._fence = Fence(directory)
         except OSError as error:
             raise CheckpointError(f"{directory} cannot be claimed: {error}") from error
-        self._clean_up()
-
-    def _clean_up(self) -> None:
-        """Remove what a killed save left; put back what it was about to replace."""
-        for path in self.directory.iterdir():
-            replaced = _REPLACED.fullmatch(path.name)
-            if replaced and not os.path.lexists(self.directory / replaced[1]):
-                os.rename(path, self.directory / replaced[1])
-            elif replaced or path.name.startswith(_LEFTOVERS):
-                _remove(path)
+        try:
+            self._workspace = Workspace(directory, self._fence)
+        except BaseException as error:
+            self._fence.release()
+            if isinstance(error, OSError):
+                raise CheckpointError(f"{directory} cannot be cleaned up: {error}") from error
+            raise
 
     def close(self) -> None:
         """Give the directory up."""
+        self._workspace.close()
         self._fence.release()
 
     # -- reading -------------------------------------------------------------------------------
@@ -181,19 +176,18 @@ class Store:
         """
         name = f"step_{snapshot.step}"
         final = self.directory / name
-        temporary = self.directory / f".{name}.tmp-{os.getpid()}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        self._fence.check()
-        try:
-            temporary.mkdir()
-            self._write(temporary, snapshot)
-            self._fence.check()
-            self._put_in_place(temporary, final)
-        except BaseException:
+        with self._workspace.entered() as work:
+            temporary = work / name
             shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        durable.sync_directory(self.directory)
-        durable.replace_link(self.directory / LATEST, name)
+            try:
+                temporary.mkdir()
+                self._write(temporary, snapshot)
+                self._workspace.check()
+                self._workspace.put_in_place(temporary, final)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+            durable.replace_link(self.directory / LATEST, name, work)
         self._damaged.discard(name)
         return final
 
@@ -215,23 +209,6 @@ class Store:
         content = memoryview(described.to_bytes())
         tensorfile.write_synced(directory / manifest.NAME, iter([content]))
         durable.sync_directory(directory)
-
-    def _put_in_place(self, temporary: Path, final: Path) -> None:
-        if final.is_symlink() or final.exists():
-            # One that does not verify, or that was not complete yet, stands here: see
-            # `holds`. It is moved away, not removed, until the new one is in its place; a kill in
-            # between is put right by `_clean_up`.
-            aside = self.directory / f".replaced_{final.name}-{os.getpid()}"
-            _remove(aside)
-            os.rename(final, aside)
-            try:
-                os.rename(temporary, final)
-            except BaseException:
-                os.rename(aside, final)
-                raise
-            _remove(aside)
-        else:
-            os.rename(temporary, final)
 
     def holds(self, step: int, is_complete: bool) -> bool:
         """Whether a good checkpoint of this step, as complete as asked, is there already."""
@@ -259,28 +236,17 @@ class Store:
         kept = self._retention.kept(good, first_bad_step)
         kept.add(os.path.basename(os.path.realpath(self.directory / LATEST)))
         removed = [path for path in good if path.name not in kept]
-        for path in removed:
-            self._remove_step(path)
+        if removed:
+            with self._workspace.entered():
+                for path in removed:
+                    self._workspace.remove(path)
         return [path.name for path in removed]
 
     def discard_after(self, step: int) -> None:
         """Remove the checkpoints of a time line that a rollback to `step` has ended."""
-        durable.replace_link(self.directory / LATEST, f"step_{step}")
-        for path in step_dirs(self.directory):
-            if (step_of(path) or 0) > step:
-                self._remove_step(path)
-        durable.sync_directory(self.directory)
-
-    def _remove_step(self, path: Path) -> None:
-        # Renamed first: a kill while it is being removed must not leave half a checkpoint.
-        aside = self.directory / f".removed_{path.name}-{os.getpid()}"
-        _remove(aside)
-        os.rename(path, aside)
-        _remove(aside)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+        with self._workspace.entered() as work:
+            durable.replace_link(self.directory / LATEST, f"step_{step}", work)
+            for path in step_dirs(self.directory):
+                if (step_of(path) or 0) > step:
+                    self._workspace.remove(path)
+            durable.sync_directory(self.directory)

@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -22,9 +23,36 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[2])
 
 import torch
-from checkpoint.torture import broken, kills, power
+from checkpoint.torture import broken, damage, errors, kills, power, zombies
+from checkpoint.torture.children import Counts, Plan
 
-PARTS = {"kills": kills.run, "power": power.run}
+from forge import messages
+
+PARTS = {
+    "kills": kills.run,
+    "power": power.run,
+    "errors": errors.run,
+    "damage": damage.run,
+    "zombies": zombies.run,
+}
+
+
+def prove(plan: Plan) -> Counts:
+    """Break each promise, and demand that the part that watches over it fails."""
+    counts = Counts()
+    for way, part in broken.FOUND_BY.items():
+        root = plan.root / way
+        root.mkdir()
+        found = PARTS[part](
+            replace(plan, root=root, break_forge=broken.WAYS[way], is_over_at_failure=True)
+        )
+        counts.add(**{f"{way}_found_by_{part}": len(found.failures)})
+        if not found.failures:
+            counts.failures.append(f"{part} did not notice {way}: {found.numbers}")
+    return counts
+
+
+PARTS["proofs"] = prove
 
 
 def main() -> int:
@@ -37,6 +65,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    messages.warn = lambda text: None
     for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"):
         os.environ.pop(name, None)
     is_failed = False
@@ -44,7 +73,8 @@ def main() -> int:
         began = time.monotonic()
         root = Path(tempfile.mkdtemp(prefix=f"torture-{name}-", dir=options.directory))
         try:
-            counts = PARTS[name](root, options.seed, options.share, broken.WAYS[options.broken])
+            way = broken.WAYS[options.broken]
+            counts = PARTS[name](Plan(root, options.seed, options.share, way))
         finally:
             shutil.rmtree(root, ignore_errors=True)
         is_failed = is_failed or bool(counts.failures)

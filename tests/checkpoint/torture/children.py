@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+import random
 import select
 import signal
 import sys
@@ -15,9 +16,28 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of a part is to be done."""
+
+    root: Path
+    """An empty directory."""
+    seed: int = 0
+    share: float = 1.0
+    """Of all points, by chance; 1 takes every one."""
+    break_forge: Callable[[], None] = lambda: None
+    """Called in each child before anything else: see `broken`."""
+    is_over_at_failure: bool = False
+
+    def skips(self, rng: random.Random, counts: Counts) -> bool:
+        """Whether the next point is not taken."""
+        return rng.random() >= self.share or (self.is_over_at_failure and bool(counts.failures))
 
 
 @dataclass
@@ -53,6 +73,7 @@ class Child:
     """A fork that runs one function; what it returns or raises comes back."""
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self._code: int | None = None
         self._reader, writer = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -68,6 +89,17 @@ class Child:
                 os._exit(0)
         os.close(writer)
 
+    def is_stopped(self) -> bool:
+        """Wait until it has stopped itself (SIGSTOP), or has ended."""
+        status = os.waitpid(self.pid, os.WUNTRACED)[1]
+        if os.WIFSTOPPED(status):
+            return True
+        self._code = os.waitstatus_to_exitcode(status)
+        return False
+
+    def go_on(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
     def result(self, timeout_s: float = PATIENCE_S) -> tuple[str, Any]:
         """("returned", value), ("raised", traceback), ("killed", signal) or ("hung", None)."""
         deadline, content, is_open = time.monotonic() + timeout_s, b"", True
@@ -78,7 +110,9 @@ class Child:
         os.close(self._reader)
         if is_open:
             os.kill(self.pid, signal.SIGKILL)
-        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        code = self._code
+        if code is None:
+            code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         if is_open:
             return "hung", None
         return ("killed", -code) if code < 0 else pickle.loads(content)
@@ -87,7 +121,7 @@ class Child:
 class Checker:
     """A fork that answers one question after the other; cheaper than a fork for each."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], plan: Plan) -> None:
         to_child, self._to = os.pipe()
         self._from, from_child = os.pipe()
         self._pid = os.fork()
@@ -95,6 +129,7 @@ class Checker:
             os.close(self._to)
             os.close(self._from)
             with os.fdopen(to_child, "rb") as questions, os.fdopen(from_child, "wb") as answers:
+                plan.break_forge()
                 self._answer(function, questions, answers)
             os._exit(0)
         os.close(to_child)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from checkpoint.torture import children, scenario
 from checkpoint.torture.calls import CHANGES, WRITES, Call, Interception
-from checkpoint.torture.children import Checker, Child, Counts, Shared
+from checkpoint.torture.children import Checker, Child, Counts, Plan, Shared
 
 WHEN = ("before", "halfway", "after")
 Break = Callable[[], None]
@@ -50,13 +50,13 @@ def _run_to_death(
             done[0] = count + 1  # 0: not even the store was open
 
 
-def run(root: Path, seed: int, share: float, break_forge: Break) -> Counts:
-    """Kill at a `share` of all points; 1 takes every one."""
+def run(plan: Plan) -> Counts:
+    """Kill at each point."""
     counts = Counts()
-    rng = random.Random(seed)
-    checker = Checker(scenario.check)
+    rng = random.Random(plan.seed)
+    checker = Checker(scenario.check, plan)
     for name, ops in scenario.SCENARIOS.items():
-        directory = root / "checkpoints"
+        directory = plan.root / "checkpoints"
         worlds = children.in_child(scenario.worlds, directory, ops)
         calls = children.in_child(_count, directory, ops)
         points = [
@@ -67,9 +67,9 @@ def run(root: Path, seed: int, share: float, break_forge: Break) -> Counts:
         ]
         counts.add(scenarios=1, calls=len(calls), points=len(points))
         for number, when in points:
-            if rng.random() >= share:
+            if plan.skips(rng, counts):
                 continue
-            problem = _one(directory, ops, worlds, number, when, break_forge, checker)
+            problem = _one(directory, ops, worlds, number, when, plan.break_forge, checker)
             counts.add(killed=1, survived=not problem)
             if problem:
                 counts.failures.append(f"{name}: kill {when} call {number}: {problem}")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from checkpoint.torture import children, scenario
 from checkpoint.torture.calls import CHANGES, Interception
-from checkpoint.torture.children import Checker, Counts
+from checkpoint.torture.children import Checker, Counts, Plan
 from checkpoint.torture.disk_model import Keep, Recorder, build, real_tree, replay, tree_of
 from checkpoint.torture.kills import Break
 from checkpoint.torture.scenario import ABSENT, DAMAGED, Allowed, Op, World
@@ -77,35 +77,34 @@ def fates(recorder: Recorder, place: int, rng: random.Random) -> Iterator[Keep]:
         yield lambda number, drawn=drawn: drawn[number]
 
 
-def run(root: Path, seed: int, share: float, break_forge: Break) -> Counts:
-    """Cut at every place; of the states that differ, check a `share`."""
+def run(plan: Plan) -> Counts:
+    """Cut at every place, and check each state that differs."""
     counts = Counts()
-    rng = random.Random(seed)
-    checker = Checker(scenario.check)
+    rng = random.Random(plan.seed)
+    checker = Checker(scenario.check, plan)
     found: collections.Counter[str] = collections.Counter()
     for name, ops in scenario.SCENARIOS.items():
-        worlds = children.in_child(scenario.worlds, root / "checkpoints", ops)
-        recorder = children.in_child(record, root, ops, break_forge)
-        shutil.rmtree(root / "checkpoints")
+        worlds = children.in_child(scenario.worlds, plan.root / "checkpoints", ops)
+        recorder = children.in_child(record, plan.root, ops, plan.break_forge)
+        shutil.rmtree(plan.root / "checkpoints")
         counts.add(scenarios=1, places=len(recorder.changes) + 1)
         seen = set()
         for place in range(len(recorder.changes) + 1):
             done = sum(completed <= place for completed in recorder.completed) - 1
             allowed = allowed_after(worlds, ops, done)
             for fate in fates(recorder, place, rng):
+                counts.add(cuts=1)
+                if plan.skips(rng, counts):
+                    continue
                 tree = tree_of(recorder, replay(recorder, place, fate))
                 key = hashlib.sha1(repr((sorted(tree.items()), done)).encode()).digest()
-                counts.add(cuts=1)
                 if key in seen:
                     continue
                 seen.add(key)
-                counts.add(states=1)
-                if rng.random() >= share:
-                    continue
-                build(tree, root)
-                problem = checker.problem(root / "checkpoints", allowed)
-                counts.add(checked=1, survived=not problem)
-                shutil.rmtree(root / "checkpoints", ignore_errors=True)
+                build(tree, plan.root)
+                problem = checker.problem(plan.root / "checkpoints", allowed)
+                counts.add(states=1, survived=not problem)
+                shutil.rmtree(plan.root / "checkpoints", ignore_errors=True)
                 if problem:
                     under_way = str(ops[max(done, 0) : done + 1])
                     found[under_way] += 1
