@@ -23,7 +23,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[2])
 
 import torch
-from checkpoint.torture import broken, damage, errors, kills, power, zombies
+from checkpoint.torture import broken, damage, errors, fuzz, kills, power, zombies
 from checkpoint.torture.children import Counts, Plan
 
 from forge import messages
@@ -33,6 +33,7 @@ PARTS = {
     "power": power.run,
     "errors": errors.run,
     "damage": damage.run,
+    "fuzz": fuzz.run,
     "zombies": zombies.run,
 }
 
