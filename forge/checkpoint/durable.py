@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import uuid
 from pathlib import Path
 
 
@@ -15,9 +17,18 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
+def make_directory(path: Path) -> None:
+    """Make a directory, and those above it, whose names survive a power cut as well."""
+    made = [part for part in (path, *path.parents) if not part.is_dir()]
+    path.mkdir(parents=True, exist_ok=True)
+    for part in made or [path]:  # one that is there may be of an attempt that died before this
+        with contextlib.suppress(PermissionError):  # others' directories may be closed to reading
+            sync_directory(part.parent)
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Put `content` at `path` in one step: readers see the old file or the new one."""
-    temporary = path.with_name(f".{path.name.lstrip('.')}.tmp-{os.getpid()}")
+    temporary = path.with_name(f".{path.name.lstrip('.')}.tmp-{os.getpid()}-{uuid.uuid4().hex}")
     try:
         with open(temporary, "wb") as file:
             file.write(content)
@@ -30,9 +41,9 @@ def replace_file(path: Path, content: bytes) -> None:
     sync_directory(path.parent)
 
 
-def replace_link(path: Path, target: str) -> None:
-    """Point the symlink at `path` to `target` in one step."""
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+def replace_link(path: Path, target: str, work: Path) -> None:
+    """Point the symlink at `path` to `target` in one step; `work` is where it is made."""
+    temporary = work / path.name
     temporary.unlink(missing_ok=True)
     # os.replace alone: removing the old link first would leave none if we die here.
     os.symlink(target, temporary)

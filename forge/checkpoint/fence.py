@@ -8,6 +8,7 @@ have given away.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -56,8 +57,7 @@ class Fence:
         try:
             if not self._take_lock() and not self._supersedes(previous):
                 raise DirectoryInUse(self._in_use(previous))
-            content = json.dumps(self._token, indent=1).encode()
-            durable.replace_file(self._directory / TOKEN_FILE, content)
+            self._write_token()
         except BaseException:
             self.release()
             raise
@@ -118,8 +118,24 @@ class Fence:
         )
         return content if is_ours else {}
 
-    def check(self) -> None:
-        """Raise DirectoryInUse where a newer attempt has claimed the directory."""
+    @property
+    def name(self) -> str:
+        """A name that no other claim has, on whatever host and with whatever pid."""
+        token = self._token
+        return f"{token['job_id']}_{token['restart_count']}_{token['token']}"
+
+    def is_older_than(self, name: str) -> bool:
+        """Whether `name` is that of a later attempt of this very Slurm job."""
+        job_id, restarts, _ = name.rsplit("_", 2) if name.count("_") > 1 else ("", "", "")
+        is_same_job = bool(job_id) and job_id == self._token["job_id"]
+        return is_same_job and restarts.isdecimal() and int(restarts) > self._token["restart_count"]
+
+    def check(self) -> bool:
+        """Whether an older attempt, which woke up late, had claimed the directory: no more.
+
+        Raises:
+            DirectoryInUse: Where a newer attempt has claimed it.
+        """
         if not (self._directory / TOKEN_FILE).exists():
             raise FileNotFoundError(
                 errno.ENOENT,
@@ -127,11 +143,19 @@ class Fence:
                 str(self._directory),
             )
         holder = self._read()
-        if holder.get("token") != self._token["token"]:
+        if holder.get("token") == self._token["token"]:
+            return False
+        if not self._supersedes(holder):
             raise DirectoryInUse(
                 f"{self._directory} was claimed by a newer attempt (pid {holder.get('pid')} on"
                 f" {holder.get('host')}): this one, pid {os.getpid()}, must not write any more."
             )
+        self._write_token()
+        return True
+
+    def _write_token(self) -> None:
+        content = json.dumps(self._token, indent=1).encode()
+        durable.replace_file(self._directory / TOKEN_FILE, content)
 
         if not self._has_lock_file():
             self._lock_again()
@@ -159,5 +183,6 @@ class Fence:
         """Let go of the lock; the token stays as a record."""
         _claimed_here.discard(self._directory)
         if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+            fd, self._lock_fd = self._lock_fd, -1
+            with contextlib.suppress(OSError):  # the descriptor, and the lock with it, is gone
+                os.close(fd)

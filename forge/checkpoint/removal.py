@@ -8,6 +8,7 @@ cannot be deleted now (a read-only directory, NFS's `.nfs*` files, a reader) is 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import threading
@@ -17,14 +18,12 @@ from pathlib import Path
 from forge import messages
 from forge.checkpoint import durable, manifest, pins
 from forge.checkpoint.in_use import removing_lock
-from forge.checkpoint.names import LATEST
 from forge.errors import DamagedCheckpoint
 
 CLOSE_WAIT_S = 5.0
 """Seconds that a run which ends waits for what is being deleted."""
 
-_ASIDE = re.compile(r"\.(replaced|removed)_(step_\d+)-.*")
-_LEFTOVERS = (".step_", f".{LATEST}.tmp-", ".fence.json.tmp-")
+_ASIDE = re.compile(r"(replaced|removed)_(step_\d+)-\d+")
 
 
 class Remover:
@@ -40,12 +39,12 @@ class Remover:
         self._is_closed = False
         self._number = 0
 
-    def aside(self, path: Path, kind: str = "removed") -> Path:
-        """A hidden name of its own for what stands at `path`."""
+    def aside(self, path: Path, work: Path, kind: str = "removed") -> Path:
+        """A name of its own, in the work directory, for what stands at `path`."""
         self._number += 1
-        return path.with_name(f".{kind}_{path.name}-{os.getpid()}-{self._number}")
+        return work / f"{kind}_{path.name}-{self._number:06d}"
 
-    def take(self, path: Path) -> bool:
+    def take(self, path: Path, work: Path) -> bool:
         """Take away a checkpoint that the policy does not keep, unless it is read or pinned.
 
         A failure is told and left for the next pass.
@@ -54,7 +53,7 @@ class Remover:
             with removing_lock(path) as is_free:
                 if not is_free or pins.is_pinned(path):
                     return False
-                aside = self.aside(path)
+                aside = self.aside(path, work)
                 os.rename(path, aside)
                 # `pins.pin` looks after it wrote: either it finds nothing, or we find the pin.
                 if pins.is_pinned(path):
@@ -66,14 +65,14 @@ class Remover:
         self.delete(aside)
         return True
 
-    def discard(self, path: Path) -> None:
+    def discard(self, path: Path, work: Path) -> None:
         """Take away a checkpoint that must not be found again; a pinned one gets another name.
 
         Raises:
             OSError: Where it is still in place.
         """
         if not pins.is_pinned(path):
-            aside = self.aside(path)
+            aside = self.aside(path, work)
             os.rename(path, aside)
             self.delete(aside)
             return
@@ -148,21 +147,33 @@ class Remover:
         with self._lock:
             self._is_closed = True
 
-    def clean_up(self) -> None:
-        """Remove what a killed save or removal left; put back what was about to be replaced.
+    def clear(self, left: Path) -> None:
+        """Remove the work directory that an attempt left; put back what it was about to replace.
 
         In this thread: a disk that is full needs the room before the first save.
+
+        Raises:
+            OSError: Where the directory cannot be read.
         """
-        for path in list(self._directory.iterdir()):
+        for path in sorted(left.iterdir(), reverse=True):  # the last one aside comes first
             aside = _ASIDE.fullmatch(path.name)
             try:
                 if aside and self._belongs_back(path, aside[1], aside[2]):
                     os.rename(path, self._directory / aside[2])
-                elif (aside or path.name.startswith(_LEFTOVERS)) and not _delete(path):
-                    self._failed.append(path)
             except OSError as error:
                 self._tell(path, error)
-                self._failed.append(path)
+                return  # it may be the last good one: for the next attempt
+        self.delete_now(left)
+
+    def delete_now(self, path: Path) -> None:
+        """Delete in this thread; what fails is tried again at each save."""
+        try:
+            is_gone = _delete(path)
+        except OSError as error:
+            self._tell(path, error)
+            is_gone = False
+        if not is_gone:
+            self._failed.append(path)
 
     def _belongs_back(self, path: Path, kind: str, name: str) -> bool:
         """Whether a kill fell between two renames, the second of which is its way back."""
@@ -207,7 +218,8 @@ def _delete_tree(path: Path) -> OSError | None:
         for entry in list(entries):
             try:
                 if entry.is_dir(follow_symlinks=False):
-                    failure = _delete_tree(Path(entry.path)) or failure
+                    if not _delete(Path(entry.path)):
+                        raise OSError(errno.EBUSY, "it is being read", entry.path)
                 else:
                     os.unlink(entry.path)
             except FileNotFoundError:

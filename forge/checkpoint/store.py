@@ -1,8 +1,8 @@
 """The checkpoints of one job in one directory.
 
-A save goes: temporary sibling, files, manifest, each synced; the fence is checked; one rename;
-the directory is synced; `latest` is swapped. Whoever dies in between leaves a sibling that the
-next attempt removes. Resume takes the newest checkpoint that verifies and tells why it passed
+A save goes: files and manifest in a work directory, each synced; the fence is checked; one rename;
+the directory is synced; `latest` is swapped. Whoever dies in between leaves a work directory that
+the next attempt removes. Resume takes the newest checkpoint that verifies and tells why it passed
 over the others.
 """
 
@@ -30,6 +30,7 @@ from forge.checkpoint.output import write_file
 from forge.checkpoint.reading import Checkpoint
 from forge.checkpoint.removal import Remover
 from forge.checkpoint.retention import Retention, Seen
+from forge.checkpoint.workspace import Workspace
 from forge.config import CheckpointConfig
 from forge.errors import CheckpointError, DamagedCheckpoint
 
@@ -70,17 +71,24 @@ class Store:
         self.passed_over: list[str] = []
         """Why the last `newest` did not take the newer checkpoints."""
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            durable.make_directory(directory)
             self._fence = Fence(directory)
         except OSError as error:
             raise CheckpointError(f"{directory} cannot be claimed: {error}") from error
         self._remover = Remover(directory)
-        self._remover.clean_up()
+        try:
+            self._workspace = Workspace(directory, self._fence, self._remover)
+        except BaseException as error:
+            self._fence.release()
+            if isinstance(error, OSError):
+                raise CheckpointError(f"{directory} cannot be cleaned up: {error}") from error
+            raise
 
     def close(self) -> None:
         """Give the directory up."""
         self._copies.close()
         self._remover.close()
+        self._workspace.close()
         self._fence.release()
 
     # -- reading -------------------------------------------------------------------------------
@@ -167,21 +175,20 @@ class Store:
         assert not snapshot.is_spent, "its copy may be that of another step by now"
         name = f"step_{snapshot.step}"
         final = self.directory / name
-        temporary = self.directory / f".{name}.tmp-{os.getpid()}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        self._fence.check()
-        try:
-            temporary.mkdir()
-            self._write(temporary, snapshot)
-            self._fence.check()
-            self._put_in_place(temporary, final)
-        except BaseException:
+        with self._workspace.entered() as work:
+            temporary = work / name
             shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        finally:
-            snapshot.is_spent = snapshot.is_independent
-        durable.sync_directory(self.directory)
-        durable.replace_link(self.directory / LATEST, name)
+            try:
+                temporary.mkdir()
+                self._write(temporary, snapshot)
+                self._workspace.check()
+                self._workspace.put_in_place(temporary, final)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+            finally:
+                snapshot.is_spent = snapshot.is_independent
+            durable.replace_link(self.directory / LATEST, name, work)
         self._seen.forget(name)
         return final
 
@@ -201,22 +208,6 @@ class Store:
         )
         tensorfile.write_small(directory / manifest.NAME, described.to_bytes())
         durable.sync_directory(directory)
-
-    def _put_in_place(self, temporary: Path, final: Path) -> None:
-        if final.is_symlink() or final.exists():
-            # One that does not verify, or that was not complete yet, stands here: see
-            # `holds`. It is moved away, not removed, until the new one is in its place; a kill in
-            # between is put right by `Remover.clean_up`.
-            aside = self._remover.aside(final, "replaced")
-            os.rename(final, aside)
-            try:
-                os.rename(temporary, final)
-            except BaseException:
-                os.rename(aside, final)
-                raise
-            self._remover.delete(aside)
-        else:
-            os.rename(temporary, final)
 
     def holds(self, step: int, is_complete: bool) -> bool:
         """Whether a good checkpoint of this step, as complete as asked, is there already."""
@@ -242,7 +233,6 @@ class Store:
             OSError: Where the directory cannot be read.
             DirectoryInUse: Where a newer attempt has taken over.
         """
-        self._fence.check()
         self._remover.retry()
         names = os.listdir(self.directory)
         found = step_dirs(self.directory)
@@ -250,10 +240,12 @@ class Store:
         kept = self._retention.kept(found, pinned, self._seen, first_bad_step)
         kept.add(os.path.basename(os.path.realpath(self.directory / LATEST)))
         removed: list[str] = []
-        for path in found:
-            if path.name not in kept and self._seen.is_good(path) and self._remover.take(path):
-                self._seen.forget(path.name)
-                removed.append(path.name)
+        superfluous = [p for p in found if p.name not in kept and self._seen.is_good(p)]
+        if superfluous:
+            with self._workspace.entered() as work:
+                removed = [p.name for p in superfluous if self._remover.take(p, work)]
+        for name in removed:
+            self._seen.forget(name)
         return removed
 
     def discard_after(self, step: int) -> None:
@@ -263,12 +255,13 @@ class Store:
             CheckpointError: Where they are still in place: a resume would go on from them.
         """
         try:
-            durable.replace_link(self.directory / LATEST, f"step_{step}")
-            for path in step_dirs(self.directory):
-                if (step_of(path) or 0) > step:
-                    self._remover.discard(path)
-                    self._seen.forget(path.name)
-            durable.sync_directory(self.directory)
+            with self._workspace.entered() as work:
+                durable.replace_link(self.directory / LATEST, f"step_{step}", work)
+                for path in step_dirs(self.directory):
+                    if (step_of(path) or 0) > step:
+                        self._remover.discard(path, work)
+                        self._seen.forget(path.name)
+                durable.sync_directory(self.directory)
         except OSError as error:
             raise CheckpointError(
                 f"The checkpoints after step {step}, which lead to bad steps, could not be removed"

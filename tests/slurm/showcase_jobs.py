@@ -119,8 +119,8 @@ class Job(SlurmJob):
     def saving(self) -> str:
         """The checkpoint that is being written now."""
         try:
-            names = (path.name for path in (self.directory / "checkpoints").iterdir())
-            return next((n for n in names if n.startswith(".step_") and ".tmp-" in n), "")
+            found = (self.directory / "checkpoints").glob(".work_*/step_*")
+            return next((path.name for path in found), "")
         except OSError:
             return ""
 

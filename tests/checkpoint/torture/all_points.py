@@ -1,0 +1,93 @@
+"""Every kill, power cut, failing call, damage and zombie that the torture suite knows.
+
+    python tests/checkpoint/torture/all_points.py [--only kills,power] [--seed 1] [--share 0.1]
+
+Prints what was done and what survived; ends with 1 where anything did not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+if __name__ == "__main__":
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[variable] = "1"  # the processes that fork here must have no threads
+    sys.path[0] = str(Path(__file__).parents[2])
+
+import torch
+from checkpoint.torture import broken, damage, errors, fuzz, kills, power, zombies
+from checkpoint.torture.children import Counts, Plan
+
+from forge import messages
+
+PARTS = {
+    "kills": kills.run,
+    "power": power.run,
+    "errors": errors.run,
+    "damage": damage.run,
+    "fuzz": fuzz.run,
+    "zombies": zombies.run,
+}
+
+
+def prove(plan: Plan) -> Counts:
+    """Break each promise, and demand that the part that watches over it fails."""
+    counts = Counts()
+    for way, part in broken.FOUND_BY.items():
+        root = plan.root / way
+        root.mkdir()
+        found = PARTS[part](
+            replace(plan, root=root, break_forge=broken.WAYS[way], is_over_at_failure=True)
+        )
+        counts.add(**{f"{way}_found_by_{part}": len(found.failures)})
+        if not found.failures:
+            counts.failures.append(f"{part} did not notice {way}: {found.numbers}")
+    return counts
+
+
+PARTS["proofs"] = prove
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default=",".join(PARTS), help="names of parts, by commas")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--share", type=float, default=1.0, help="of all points, at random")
+    parser.add_argument("--broken", default="nothing", choices=broken.WAYS, help="break forge so")
+    parser.add_argument("--directory", type=Path, default=None)
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    messages.warn = lambda text: None
+    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"):
+        os.environ.pop(name, None)
+    is_failed = False
+    for name in options.only.split(","):
+        began = time.monotonic()
+        root = Path(tempfile.mkdtemp(prefix=f"torture-{name}-", dir=options.directory))
+        try:
+            way = broken.WAYS[options.broken]
+            counts = PARTS[name](Plan(root, options.seed, options.share, way))
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+        is_failed = is_failed or bool(counts.failures)
+        if options.json:
+            print(json.dumps({"numbers": counts.numbers, "failures": counts.failures}))
+            continue
+        numbers = ", ".join(f"{value} {key}" for key, value in counts.numbers.items())
+        print(f"{name}: {numbers} in {time.monotonic() - began:.1f} s", flush=True)
+        for failure in counts.failures[:20]:
+            print(f"  FAILED {failure}")
+    return 1 if is_failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

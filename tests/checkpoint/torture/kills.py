@@ -1,0 +1,101 @@
+"""SIGKILL before, after and in the middle of every call of every scenario."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from checkpoint.torture import children, scenario
+from checkpoint.torture.calls import CHANGES, WRITES, Call, Interception
+from checkpoint.torture.children import Checker, Child, Counts, Plan, Shared
+
+WHEN = ("before", "halfway", "after")
+Break = Callable[[], None]
+
+
+def _count(directory: Path, ops: list[scenario.Op]) -> list[str]:
+    """The names of the calls of an undisturbed run."""
+    seen = []
+
+    def note(call: Call) -> object:
+        seen.append(call.name)
+        return call.make()
+
+    with Interception(directory, note, CHANGES):
+        actor = scenario.Actor(directory)
+        for _ in actor.run(ops):
+            pass
+    actor.store.close()
+    shutil.rmtree(directory)
+    return seen
+
+
+def _run_to_death(
+    directory: Path, ops: list[scenario.Op], number: int, when: str, done: Shared
+) -> None:
+    def deadly(call: Call) -> object:
+        if call.number != number:
+            return call.make()
+        if when == "after":
+            call.make()
+        if when == "halfway" and call.is_halvable:
+            call.make_half()
+        children.die()
+        return None
+
+    with Interception(directory, deadly, CHANGES):
+        for count in scenario.Actor(directory).run(ops):
+            done[0] = count + 1  # 0: not even the store was open
+
+
+def run(plan: Plan) -> Counts:
+    """Kill at each point."""
+    counts = Counts()
+    rng = random.Random(plan.seed)
+    checker = Checker(scenario.check, plan)
+    for name, ops in scenario.SCENARIOS.items():
+        directory = plan.root / "checkpoints"
+        worlds = children.in_child(scenario.worlds, directory, ops)
+        calls = children.in_child(_count, directory, ops)
+        points = [
+            (number, when)
+            for number, call in enumerate(calls)
+            for when in WHEN
+            if when != "halfway" or call in WRITES
+        ]
+        counts.add(scenarios=1, calls=len(calls), points=len(points))
+        for number, when in points:
+            if plan.skips(rng, counts):
+                continue
+            problem = _one(directory, ops, worlds, number, when, plan.break_forge, checker)
+            counts.add(killed=1, survived=not problem)
+            if problem:
+                counts.failures.append(f"{name}: kill {when} call {number}: {problem}")
+            shutil.rmtree(directory, ignore_errors=True)
+    checker.close()
+    return counts
+
+
+def _one(
+    directory: Path,
+    ops: list[scenario.Op],
+    worlds: list[scenario.World],
+    number: int,
+    when: str,
+    break_forge: Break,
+    checker: Checker,
+) -> str:
+    def disturbed() -> None:
+        break_forge()
+        _run_to_death(directory, ops, number, when, done)
+
+    done = Shared()
+    kind, value = Child(disturbed).result()
+    if kind not in ("killed", "returned"):  # with threads a run may have fewer calls than another
+        return f"the child {kind}: {value}"
+    before = max(0, done[0] - 1)
+    allowed = scenario.allowed_between(worlds[before], worlds[min(before + 1, len(ops))])
+    problem = checker.problem(directory, allowed)
+    return problem and f"during {ops[before : before + 1]}: {problem}"

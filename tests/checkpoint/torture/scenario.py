@@ -1,0 +1,229 @@
+"""What a job does to its checkpoint directory, step by step, and what has to be there after each.
+
+A world is what a directory holds: step -> tag, where the tag of a checkpoint fixes all its values.
+`worlds` runs a scenario undisturbed and notes the world after every operation. Whoever is
+disturbed during operation k has to leave, for each step, what world k-1 or world k has there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forge.checkpoint import Store
+from forge.config import CheckpointConfig
+from forge.errors import DamagedCheckpoint
+
+TENSORS = "tensors_rank00000.safetensors"
+Op = tuple[Any, ...]
+World = dict[int, str]
+ABSENT, DAMAGED = "absent", "damaged"
+
+SCENARIOS: dict[str, list[Op]] = {
+    "grow": [op for step in (1, 2, 3, 4) for op in (("commit", step, "a", False), ("retain",))],
+    "replace": [
+        ("commit", 1, "a", False),
+        ("commit", 2, "a", False),
+        ("commit", 2, "b", True),
+        ("retain",),
+        ("commit", 2, "c", True),
+    ],
+    "damaged": [
+        ("commit", 1, "a", False),
+        ("commit", 2, "a", False),
+        ("damage", 2),
+        ("commit", 2, "b", False),
+        ("retain",),
+    ],
+    "rollback": [
+        ("commit", 1, "a", False),
+        ("commit", 2, "a", False),
+        ("commit", 3, "a", False),
+        ("discard", 1),
+        ("commit", 2, "b", False),
+        ("retain",),
+    ],
+    "reopen": [
+        ("commit", 1, "a", False),
+        ("open",),
+        ("commit", 2, "a", False),
+        ("retain",),
+        ("open",),
+        ("read",),
+        ("commit", 3, "a", False),
+        ("retain",),
+        ("read",),
+    ],
+}
+
+
+def state_of(step: int, tag: str) -> dict[str, Any]:
+    """Every value tells step and tag; tensors of several sizes and types."""
+    value = step * 1000 + ord(tag)
+    return {
+        "step": step,
+        "tag": tag,
+        "weights": torch.full((33, 7), float(value)),
+        "count": torch.tensor(value),
+        "mask": torch.arange(13) % (step + 2) == 0,
+        "options": [{"lr": 0.1 * value, "betas": (0.9, 0.999)}, None],
+    }
+
+
+def open_store(directory: Path, attempt: int = 1) -> Store:
+    return Store(directory, CheckpointConfig(keep_last=2), attempt=attempt)
+
+
+def commit(store: Store, step: int, tag: str, is_complete: bool = False) -> None:
+    store.commit(store.snapshot(step, state_of(step, tag), is_complete, copy=False))
+
+
+def damage(directory: Path, step: int) -> None:
+    """A byte of the tensors is another one, as if the disk had done it; the same one each time."""
+    fd = os.open(directory / f"step_{step}" / TENSORS, os.O_RDWR)
+    try:
+        os.pwrite(fd, b"\xee", os.fstat(fd).st_size - 1)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class Actor:
+    """Does the operations, one after the other, with a store of its own."""
+
+    def __init__(self, directory: Path, attempt: int = 1) -> None:
+        self.directory = directory
+        self.store = open_store(directory, attempt)
+        self.read_step: int | None = None
+        """Of what the last operation has read."""
+
+    def do(self, op: Op) -> None:
+        kind, *args = op
+        if kind == "commit":
+            commit(self.store, *args)
+        elif kind == "retain":
+            self.store.retain()
+        elif kind == "discard":
+            self.store.discard_after(*args)
+        elif kind == "read":
+            self.read_step = None
+            found = self.store.newest()
+            self.read_step = None if found is None else found.manifest.step
+        elif kind == "damage":
+            damage(self.directory, *args)
+            self.store.newest()
+        elif kind == "open":
+            self.store.close()
+            self.store = open_store(self.directory)
+
+    def run(self, ops: list[Op]) -> Iterator[int]:
+        """Yields the number of operations done, from 0 on."""
+        yield 0
+        for number, op in enumerate(ops, 1):
+            self.do(op)
+            yield number
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal in every bit and type."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def tag_of(store: Store, path: Path) -> str:
+    """The tag of a checkpoint, or that it is damaged; other values than its own are a failure."""
+    try:
+        found = store.read(path)
+    except DamagedCheckpoint:
+        return DAMAGED
+    tag = found.state["tag"]
+    expected = state_of(found.manifest.step, tag)
+    assert same(found.state, expected), f"{path.name} was read in silence with other values"
+    assert path.name == f"step_{found.manifest.step}"
+    return str(tag)
+
+
+def world_of(store: Store) -> World:
+    """What the directory of this store holds."""
+    return {
+        int(path.name[5:]): tag_of(store, path)
+        for path in sorted(store.directory.glob("step_*"), key=str)
+    }
+
+
+def worlds(directory: Path, ops: list[Op]) -> list[World]:
+    """The worlds of an undisturbed run, checked for what the operations promise."""
+    actor = Actor(directory)
+    found = []
+    for number in actor.run(ops):
+        found.append(world_of(actor.store))
+        kind, *args = ops[number - 1] if number else ("",)
+        if kind == "commit":
+            assert found[-1][args[0]] == args[1]
+            assert actor.store.newest().manifest.step == max(found[-1])
+        if kind == "discard":
+            assert max(found[-1]) == args[0]
+    actor.store.close()
+    shutil.rmtree(directory)
+    return found
+
+
+Allowed = dict[int, set[str]]
+
+
+def allowed_between(before: World, after: World) -> Allowed:
+    """For each step, what may be there while `before` becomes `after`."""
+    return {
+        step: {before.get(step, ABSENT), after.get(step, ABSENT)}
+        for step in before.keys() | after.keys()
+    }
+
+
+def check(directory: Path, allowed: Allowed) -> None:
+    """The next attempt finds all that was promised, cleans up, and saves.
+
+    Raises:
+        AssertionError: Saying which promise is broken.
+    """
+    store = open_store(directory, attempt=2)
+    try:
+        world = world_of(store)
+        for step in allowed.keys() | world.keys():
+            there, expected = world.get(step, ABSENT), allowed.get(step, {ABSENT})
+            assert there in expected, f"step_{step} is {there}, not {' or '.join(expected)}"
+        good = [step for step, tag in world.items() if tag != DAMAGED]
+        newest = store.newest() if good or not world else None
+        if good:
+            assert newest is not None
+            assert newest.manifest.step == max(good), "the newest good one was not taken"
+        latest = directory / "latest"
+        assert latest.exists() or not latest.is_symlink(), "`latest` names nothing"
+        assert latest.exists() or not good or len(good) == 1, "there is no `latest`"
+        next_step = max(world, default=0) + 1
+        commit(store, next_step, "n")
+        found = store.newest()
+        assert found is not None
+        assert found.manifest.step == next_step, "the next save is not there"
+        assert same(found.state, state_of(next_step, "n"))
+        store.retain()
+        assert store.newest() is not None
+        if good:
+            assert (directory / f"step_{max(good)}").exists(), "retain removed what it has to keep"
+    finally:
+        store.close()
+    hidden = {name for name in os.listdir(directory) if name.startswith(".")}
+    assert hidden <= {".lock", ".fence.json"}, f"leftovers: {sorted(hidden)}"
+    others = {p.name for p in directory.iterdir() if not p.name.startswith((".", "step_"))}
+    assert others <= {"latest"}, f"leftovers: {sorted(others)}"

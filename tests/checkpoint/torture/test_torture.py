@@ -1,0 +1,72 @@
+"""A share of what `all_points.py` does exhaustively, and proof that each part of it can fail.
+
+Everything runs in a process of its own: it forks, and its children die.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("all_points.py")
+MEMORY = Path("/dev/shm")
+
+
+def torture(part, share, directory, seed=0):
+    if os.access(MEMORY, os.W_OK):  # thousands of fsyncs would only wear out a disk
+        directory = MEMORY
+    options = ["--only", part, "--share", str(share), "--seed", str(seed), "--json"]
+    command = [sys.executable, SCRIPT, *options, "--directory", directory]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout, done.stderr
+    found = json.loads(done.stdout)
+    assert found["failures"] == [], "\n\n".join(found["failures"][:5])
+    assert done.returncode == 0
+    return found["numbers"]
+
+
+def test_a_kill_at_any_call_loses_nothing_that_was_committed(tmp_path):
+    """Before, after and in the middle of it; the next attempt finds all, and leaves nothing."""
+    numbers = torture("kills", 0.2, tmp_path)
+    assert numbers["scenarios"] == 5
+    assert numbers["calls"] > 400
+    assert numbers["survived"] == numbers["killed"] > 150
+
+
+def test_a_power_cut_at_any_place_loses_nothing_that_was_committed(tmp_path):
+    """On a disk that forgets whatever was not synced, in any order that it likes."""
+    numbers = torture("power", 0.04, tmp_path)
+    assert numbers["cuts"] > 10_000
+    assert numbers["survived"] == numbers["states"] > 200
+
+
+def test_a_failure_of_any_call_loses_nothing_and_the_next_try_succeeds(tmp_path):
+    """Full, over quota, broken, stale, interrupted, and reads and writes that stop half-way."""
+    numbers = torture("errors", 0.05, tmp_path)
+    assert numbers["points"] > 3000
+    assert numbers["survived"] == numbers["failures_made"] > 150
+    assert numbers["operations_failed"] > 100
+
+
+def test_damage_is_told_or_the_values_are_exact(tmp_path):
+    """Nothing is ever read in silence that was not saved; no memory is lost over it."""
+    numbers = torture("damage", 0.05, tmp_path)
+    assert numbers["flips"] > 400
+    assert numbers["replaced_told"] == 33
+
+
+def test_an_older_attempt_that_wakes_up_at_any_call_changes_nothing(tmp_path):
+    """The check of the token alone would leave an instant between it and the rename."""
+    numbers = torture("zombies", 0.04, tmp_path)
+    assert numbers["survived"] == numbers["interleavings"] > 40
+
+
+@pytest.mark.slow
+def test_each_broken_promise_is_noticed(tmp_path):
+    """A torture that cannot fail proves nothing."""
+    numbers = torture("proofs", 0.05, tmp_path)
+    assert len(numbers) >= 8
+    assert all(numbers.values())
