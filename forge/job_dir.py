@@ -53,6 +53,19 @@ def current(checkpoint_dir: str) -> tuple[Path, Path]:
     return Path(output_dir), Path(output_dir, checkpoint_dir)
 
 
+def checkpoint_dir(job_dir: Path) -> Path | None:
+    """Where the job that lies in `job_dir` keeps its checkpoints; None where nothing says so."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        stored = OmegaConf.load(forge_dir(job_dir) / "config.yaml")
+        name = OmegaConf.select(stored, "resilience.checkpoint.dir")
+    except (OSError, ValueError, OmegaConfBaseException):
+        return None
+    return job_dir / name if isinstance(name, str) else None
+
+
 # -- the command that goes on ------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ import base64
 import collections
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -207,19 +207,27 @@ def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
-def decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+class _Source:
+    """The tensors of a file, each made ready once, so that what was tied is tied again."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+        self.ready: dict[str, torch.Tensor] = {}
+
+
+def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """The tree that `Encoder.encode` was given.
 
     Raises:
         DamagedCheckpoint: Where `value` is nothing that an encoder writes.
     """
     try:
-        return _decode(value, tensors)
+        return _decode(value, _Source(tensors))
     except RecursionError:
         raise DamagedCheckpoint("its values are nested too deep to be read here") from None
 
 
-def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+def _decode(value: Any, tensors: _Source) -> Any:
     if isinstance(value, list):
         return [_decode(v, tensors) for v in value]
     if not isinstance(value, dict):
@@ -237,7 +245,6 @@ def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         raise DamagedCheckpoint(f"a value tagged {tag!r} cannot be read: {error!r}") from error
 
 
-_Tensors = dict[str, torch.Tensor]
 _WRONG = (
     LookupError,
     ValueError,
@@ -249,8 +256,14 @@ _WRONG = (
 )
 
 
-def _decode_tensor(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
-    tensor = tensors[value["!tensor"]]
+def _decode_tensor(value: dict[str, Any], tensors: _Source) -> torch.Tensor:
+    name = value["!tensor"]
+    if name not in tensors.ready:
+        tensors.ready[name] = _made_ready(tensors.tensors[name], value)
+    return tensors.ready[name]
+
+
+def _made_ready(tensor: torch.Tensor, value: dict[str, Any]) -> torch.Tensor:
     device = torch.device(value.get("device", "cpu"))
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         device = torch.device("cpu")  # whoever loads it moves it to where its parameters are
@@ -264,7 +277,7 @@ def _decode_tensor(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
     return tensor.to(device)
 
 
-def _decode_ordered(value: dict[str, Any], tensors: _Tensors) -> Any:
+def _decode_ordered(value: dict[str, Any], tensors: _Source) -> Any:
     decoded = collections.OrderedDict(_decode_pairs(value["!OrderedDict"], tensors))
     if "metadata" in value:
         decoded._metadata = collections.OrderedDict(  # type: ignore[attr-defined]
@@ -273,33 +286,33 @@ def _decode_ordered(value: dict[str, Any], tensors: _Tensors) -> Any:
     return decoded
 
 
-def _decode_pairs(pairs: list[list[Any]], tensors: _Tensors) -> list[tuple[Any, Any]]:
+def _decode_pairs(pairs: list[list[Any]], tensors: _Source) -> list[tuple[Any, Any]]:
     return [(_decode(key, tensors), _decode(v, tensors)) for key, v in pairs]
 
 
-def _decode_dtype(value: dict[str, Any], tensors: _Tensors) -> torch.dtype:
+def _decode_dtype(value: dict[str, Any], tensors: _Source) -> torch.dtype:
     found = vars(torch).get(value["!dtype"])
     if not isinstance(found, torch.dtype):
         raise DamagedCheckpoint(f"torch.{value['!dtype']} is not a dtype")
     return found
 
 
-def _decode_sparse(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
+def _decode_sparse(value: dict[str, Any], tensors: _Source) -> torch.Tensor:
     parts = {name: _decode_tensor(part, tensors) for name, part in value["parts"].items()}
     return odd_tensors.sparse(value["!sparse"], parts)
 
 
-def _decode_numpy_scalar(value: dict[str, Any], tensors: _Tensors) -> Any:
+def _decode_numpy_scalar(value: dict[str, Any], tensors: _Source) -> Any:
     *description, raw = value["!numpy_scalar"]
     return arrays.scalar(description, base64.b64decode(raw))
 
 
-def _decode_ndarray(value: dict[str, Any], tensors: _Tensors) -> Any:
+def _decode_ndarray(value: dict[str, Any], tensors: _Source) -> Any:
     content = bytes(_decode_tensor(value["bytes"], tensors).contiguous().numpy())
     return arrays.array(value["!ndarray"], content)
 
 
-_DECODERS: dict[str, Callable[[dict[str, Any], _Tensors], Any]] = {
+_DECODERS: dict[str, Callable[[dict[str, Any], _Source], Any]] = {
     "!tensor": _decode_tensor,
     "!sparse": _decode_sparse,
     "!OrderedDict": _decode_ordered,

@@ -163,6 +163,14 @@ def test_a_parameter_and_a_buffer_come_back_as_the_tensors_they_hold(round_trip)
     assert found["p"].tolist() == [0, 1, 2]
 
 
+def test_a_tied_tensor_whose_strides_are_put_back_is_tied_again(round_trip):
+    """A transposed head is the embedding's memory, too."""
+    head = torch.randn(3, 4).t()
+    found = round_trip({"a": head, "b": head})
+    assert found["a"].stride() == (1, 4)
+    assert found["a"].data_ptr() == found["b"].data_ptr()
+
+
 def test_a_tied_tensor_in_a_small_dtype_is_tied_again(round_trip):
     """What it is written as must not make it two."""
     tensor = torch.zeros(3, dtype=torch.float8_e5m2fnuz)
