@@ -3,7 +3,7 @@
 `codec` turns state into JSON and tensors, `tensorfile` holds the tensors in safetensors layout,
 `checksums` finds what has changed, `manifest` says what a checkpoint consists of, `fence` who may
 write, `retention` what is kept; `reading` reads one, `store` writes them, `inspection` looks at
-them from outside.
+them from outside, `trust` at who could have written them.
 """
 
 from forge.checkpoint.manifest import Manifest

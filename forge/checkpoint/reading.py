@@ -11,6 +11,7 @@ from forge.checkpoint import manifest, tensorfile
 from forge.checkpoint.codec import decode
 from forge.checkpoint.manifest import Manifest
 from forge.checkpoint.names import STATE, TENSORS, step_of
+from forge.checkpoint.trust import check_state_size
 from forge.config import Verify
 from forge.errors import DamagedCheckpoint
 
@@ -38,6 +39,7 @@ def read(path: Path, verify: Verify) -> Checkpoint:
     missing = {STATE, TENSORS} - described.files.keys()
     if missing:
         raise DamagedCheckpoint(f"its manifest lacks {', '.join(sorted(missing))}")
+    check_state_size(described)
     raw = {
         name: tensorfile.read_bytes(path / name, entry, is_checked=verify is Verify.full)
         for name, entry in described.files.items()

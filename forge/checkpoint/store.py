@@ -27,6 +27,7 @@ from forge.checkpoint.manifest import Manifest
 from forge.checkpoint.names import LATEST, STATE, TENSORS, step_dirs, step_of
 from forge.checkpoint.reading import Checkpoint
 from forge.checkpoint.retention import Retention
+from forge.checkpoint.trust import Trust, check_writable_size
 from forge.config import CheckpointConfig
 from forge.errors import CheckpointError, DamagedCheckpoint
 
@@ -78,11 +79,13 @@ class Store:
         self.attempt = attempt
         self._config_hash = config_hash
         self._retention = Retention(config, keep_back_steps, keep_back_every)
+        self._trust = Trust(config.on_foreign)
         self._damaged: set[str] = set()
         self.passed_over: list[str] = []
         """Why the last `newest` did not take the newer checkpoints."""
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(self._trust.directory_mode, parents=True, exist_ok=True)
+            self._trust.check_directory(directory)
             self._fence = Fence(directory)
         except OSError as error:
             raise CheckpointError(f"{directory} cannot be claimed: {error}") from error
@@ -136,6 +139,7 @@ class Store:
         Raises:
             DamagedCheckpoint: Saying which file is wrong, what was expected and what was found.
         """
+        self._trust.check_step(path)
         return reading.read(path, self._config.verify)
 
     # -- writing -------------------------------------------------------------------------------
@@ -185,7 +189,7 @@ class Store:
         shutil.rmtree(temporary, ignore_errors=True)
         self._fence.check()
         try:
-            temporary.mkdir()
+            temporary.mkdir(self._trust.directory_mode)
             self._write(temporary, snapshot)
             self._fence.check()
             self._put_in_place(temporary, final)
@@ -199,6 +203,7 @@ class Store:
 
     def _write(self, directory: Path, snapshot: Snapshot) -> None:
         text = json.dumps(snapshot.state).encode()
+        check_writable_size(text)
         files = {
             TENSORS: tensorfile.write(directory / TENSORS, snapshot.tensors),
             STATE: tensorfile.write_synced(directory / STATE, iter([memoryview(text)])),

@@ -24,6 +24,9 @@ from forge.errors import CheckpointError, DamagedCheckpoint
 _SMALL = 64 << 10
 """Bytes below which a tensor gets memory of its own when it is read."""
 
+_MAX_HEADER = 100_000_000
+"""Bytes of JSON that the specification allows in front of the tensors."""
+
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -124,7 +127,7 @@ def read_bytes(path: Path, entry: dict[str, Any], is_checked: bool) -> torch.Ten
         buffer, found = _read_all(fd, entry["size"], is_checked)
     except OSError as error:
         raise DamagedCheckpoint(f"{path.name}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # the latter where it is more than memory
         raise DamagedCheckpoint(f"{path.name}: {error}") from error
     finally:
         os.close(fd)
@@ -189,7 +192,7 @@ def _parse(buffer: torch.Tensor) -> dict[str, torch.Tensor]:
     if len(buffer) < 8:
         raise ValueError(f"a file of {len(buffer)} bytes")
     length = int.from_bytes(ctypes.string_at(buffer.data_ptr(), 8), "little")
-    if not 0 < length <= len(buffer) - 8:
+    if not 0 < length <= min(len(buffer) - 8, _MAX_HEADER):
         raise ValueError(f"header of {length} bytes in a file of {len(buffer)}")
     header = json.loads(ctypes.string_at(buffer.data_ptr() + 8, length))
     complex128 = set(json.loads(header.pop("__metadata__", {}).get("complex128", "[]")))
