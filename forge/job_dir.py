@@ -21,6 +21,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+from forge.config import CheckpointConfig
 from forge.job_files import forge_dir, write_atomically
 
 
@@ -64,6 +65,28 @@ def checkpoint_dir(job_dir: Path) -> Path | None:
     except (OSError, ValueError, OmegaConfBaseException):
         return None
     return job_dir / name if isinstance(name, str) else None
+
+
+def started_in() -> Path:
+    """The directory in which the command was given: what its relative paths are relative to."""
+    hydra = hydra_config()
+    return Path(hydra.runtime.cwd) if hydra is not None else Path.cwd()
+
+
+def init_problem(checkpoint: CheckpointConfig, job: Path, started_in: Path) -> str | None:
+    """Why the job in this directory could not begin as `checkpoint.init_from` says, or None.
+
+    A job that has checkpoints of its own goes on from those, whatever has become of that file.
+    """
+    if checkpoint.init_from is None:
+        return None
+    source, own = started_in / checkpoint.init_from, job / checkpoint.dir
+    if source.exists() or (own.is_dir() and any(own.glob("step_*"))):
+        return None
+    return (
+        f"`resilience.checkpoint.init_from={checkpoint.init_from}`: there is nothing at {source}. A"
+        f" relative path begins where the command is started. Correct it, or set it to null."
+    )
 
 
 # -- the command that goes on ------------------------------------------------------------------
