@@ -57,8 +57,9 @@ def load(config: CheckpointConfig, live: LiveState) -> dict[str, Any]:
     if not path.exists():
         raise ConfigError([f"{key}: there is nothing at {path}."])
     try:
-        Trust(config.on_foreign).check_directory(path)
-        found = _read_checkpoint(path, config, live) if path.is_dir() else None
+        trust = Trust(config.on_foreign)
+        trust.check(path)
+        found = _read_checkpoint(path, config, live, trust) if path.is_dir() else None
         if found is None:
             found = _assign(_read_file(path, config.init_trust_pickle), live)
         _put(found, live)
@@ -81,9 +82,10 @@ def load(config: CheckpointConfig, live: LiveState) -> dict[str, Any]:
     }
 
 
-def _read_checkpoint(path: Path, config: CheckpointConfig, live: LiveState) -> _Found:
+def _read_checkpoint(path: Path, config: CheckpointConfig, live: LiveState, trust: Trust) -> _Found:
     checkpoint = find(path, config.verify)
-    Trust(config.on_foreign).check_step(checkpoint.path)
+    trust.check(checkpoint.path.parent)
+    trust.check_step(checkpoint.path)
     saved = checkpoint.state.get("live")
     if not isinstance(saved, Mapping):
         raise CheckpointError(f"{checkpoint.path}: was not saved by forge.Run")

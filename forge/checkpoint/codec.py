@@ -207,14 +207,6 @@ def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
-class _Source:
-    """The tensors of a file, each made ready once, so that what was tied is tied again."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.tensors = tensors
-        self.ready: dict[str, torch.Tensor] = {}
-
-
 def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """The tree that `Encoder.encode` was given.
 
@@ -222,12 +214,12 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         DamagedCheckpoint: Where `value` is nothing that an encoder writes.
     """
     try:
-        return _decode(value, _Source(tensors))
+        return _decode(value, dict(tensors))
     except RecursionError:
         raise DamagedCheckpoint("its values are nested too deep to be read here") from None
 
 
-def _decode(value: Any, tensors: _Source) -> Any:
+def _decode(value: Any, tensors: _Tensors) -> Any:
     if isinstance(value, list):
         return [_decode(v, tensors) for v in value]
     if not isinstance(value, dict):
@@ -245,6 +237,7 @@ def _decode(value: Any, tensors: _Source) -> Any:
         raise DamagedCheckpoint(f"a value tagged {tag!r} cannot be read: {error!r}") from error
 
 
+_Tensors = dict[str, torch.Tensor]
 _WRONG = (
     LookupError,
     ValueError,
@@ -256,28 +249,22 @@ _WRONG = (
 )
 
 
-def _decode_tensor(value: dict[str, Any], tensors: _Source) -> torch.Tensor:
-    name = value["!tensor"]
-    if name not in tensors.ready:
-        tensors.ready[name] = _made_ready(tensors.tensors[name], value)
-    return tensors.ready[name]
-
-
-def _made_ready(tensor: torch.Tensor, value: dict[str, Any]) -> torch.Tensor:
+def _decode_tensor(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
+    tensor = tensors[value["!tensor"]]
     device = torch.device(value.get("device", "cpu"))
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         device = torch.device("cpu")  # whoever loads it moves it to where its parameters are
-    if "stride" in value:
-        stride = tuple(value["stride"])
+    stride = tuple(value.get("stride", tensor.stride()))
+    if stride != tensor.stride():
         if not _is_dense(tuple(tensor.shape), stride):  # it could ask for any amount of memory
             raise ValueError(f"strides {stride} for a tensor of shape {tuple(tensor.shape)}")
         tensor = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
-    if "dtype" in value:
-        tensor = odd_tensors.uncarried(tensor, value["dtype"])
-    return tensor.to(device)
+    # Kept, so that what was tied is tied again.
+    tensor = tensors[value["!tensor"]] = tensor.to(device)
+    return odd_tensors.uncarried(tensor, value["dtype"]) if "dtype" in value else tensor
 
 
-def _decode_ordered(value: dict[str, Any], tensors: _Source) -> Any:
+def _decode_ordered(value: dict[str, Any], tensors: _Tensors) -> Any:
     decoded = collections.OrderedDict(_decode_pairs(value["!OrderedDict"], tensors))
     if "metadata" in value:
         decoded._metadata = collections.OrderedDict(  # type: ignore[attr-defined]
@@ -286,33 +273,33 @@ def _decode_ordered(value: dict[str, Any], tensors: _Source) -> Any:
     return decoded
 
 
-def _decode_pairs(pairs: list[list[Any]], tensors: _Source) -> list[tuple[Any, Any]]:
+def _decode_pairs(pairs: list[list[Any]], tensors: _Tensors) -> list[tuple[Any, Any]]:
     return [(_decode(key, tensors), _decode(v, tensors)) for key, v in pairs]
 
 
-def _decode_dtype(value: dict[str, Any], tensors: _Source) -> torch.dtype:
+def _decode_dtype(value: dict[str, Any], tensors: _Tensors) -> torch.dtype:
     found = vars(torch).get(value["!dtype"])
     if not isinstance(found, torch.dtype):
         raise DamagedCheckpoint(f"torch.{value['!dtype']} is not a dtype")
     return found
 
 
-def _decode_sparse(value: dict[str, Any], tensors: _Source) -> torch.Tensor:
+def _decode_sparse(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
     parts = {name: _decode_tensor(part, tensors) for name, part in value["parts"].items()}
     return odd_tensors.sparse(value["!sparse"], parts)
 
 
-def _decode_numpy_scalar(value: dict[str, Any], tensors: _Source) -> Any:
+def _decode_numpy_scalar(value: dict[str, Any], tensors: _Tensors) -> Any:
     *description, raw = value["!numpy_scalar"]
     return arrays.scalar(description, base64.b64decode(raw))
 
 
-def _decode_ndarray(value: dict[str, Any], tensors: _Source) -> Any:
+def _decode_ndarray(value: dict[str, Any], tensors: _Tensors) -> Any:
     content = bytes(_decode_tensor(value["bytes"], tensors).contiguous().numpy())
     return arrays.array(value["!ndarray"], content)
 
 
-_DECODERS: dict[str, Callable[[dict[str, Any], _Source], Any]] = {
+_DECODERS: dict[str, Callable[[dict[str, Any], _Tensors], Any]] = {
     "!tensor": _decode_tensor,
     "!sparse": _decode_sparse,
     "!OrderedDict": _decode_ordered,

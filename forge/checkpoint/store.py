@@ -85,7 +85,7 @@ class Store:
         """Why the last `newest` did not take the newer checkpoints."""
         try:
             directory.mkdir(self._trust.directory_mode, parents=True, exist_ok=True)
-            self._trust.check_directory(directory)
+            self._trust.check(directory)
             self._fence = Fence(directory)
         except OSError as error:
             raise CheckpointError(f"{directory} cannot be claimed: {error}") from error

@@ -27,7 +27,7 @@ class Trust:
         self._action = action
         self._has_told = False
 
-    def check_directory(self, path: Path) -> None:
+    def check(self, path: Path) -> None:
         """A directory, or a file, that is not a checkpoint itself.
 
         Raises:

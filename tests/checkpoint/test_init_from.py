@@ -263,6 +263,23 @@ def test_a_file_of_somebody_else_s_is_a_matter_of_trust(tmp_path):
         )
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("whose", [".", "step_1", "step_1/manifest.json"])
+def test_so_is_somebody_else_s_checkpoint(whose, open_store, tmp_path, caplog):
+    """Its directory, and all that is in it; by default that is told, and loaded."""
+    source, target = objects(3), objects(1)
+    store = open_store(tmp_path / "theirs")
+    live = LiveState(source).capture()
+    store.commit(store.snapshot(1, {"live": live}, False, copy=False))
+    os.chown(tmp_path / "theirs" / whose, 4321, -1)
+    with pytest.raises(CheckpointError, match="belongs to uid 4321"):
+        init_from.load(config(tmp_path / "theirs", on_foreign=OnForeign.refuse), LiveState(target))
+    assert text_of(states(target)) == text_of(states(objects(1)))
+    init_from.load(config(tmp_path / "theirs"), LiveState(target))
+    assert text_of(states(target)) == text_of(states(source))
+    assert caplog.text.count("belongs to uid 4321") == 1
+
+
 # -- whole jobs ------------------------------------------------------------------------------------
 
 TRAIN = """
