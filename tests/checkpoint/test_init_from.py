@@ -3,7 +3,6 @@
 import collections
 import copy
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -120,12 +119,7 @@ def test_what_a_file_holds_goes_where_it_belongs(case, tmp_path, caplog):
 
 def text_of(state):
     """Values in full."""
-    return pickle.dumps(
-        [
-            (key, value.tolist() if isinstance(value, torch.Tensor) else str(value))
-            for key, value in flat(state)
-        ]
-    )
+    return repr([(k, getattr(v, "tolist", v.__str__)()) for k, v in flat(state)])
 
 
 def flat(state, path=""):
@@ -334,7 +328,7 @@ def test_a_job_begins_with_another_s_weights_and_then_goes_on_with_its_own(tmp_p
 APP = """
 import hydra, torch, forge
 
-@hydra.main(version_base=None, config_path=None, config_name="train")
+@hydra.main(version_base=None, config_path=".", config_name="train")
 def main(cfg):
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 1)
@@ -349,7 +343,7 @@ main()
 
 @pytest.fixture
 def app(tmp_path):
-    (tmp_path / "app.py").write_text(APP.replace("config_path=None", 'config_path="."'))
+    (tmp_path / "app.py").write_text(APP)
     (tmp_path / "train.yaml").write_text(
         "defaults: [resilience: default, _self_]\nhydra: {job: {chdir: true}}\n"
     )
