@@ -23,6 +23,7 @@ _HOME_OF = {
     "Checkpointable": "forge.checkpointable",
     "Policy": "forge.config",
     "Run": "forge.run",
+    "load": "forge.checkpoint.inspection",
     "on_stop": "forge.stopping",
     "shielded": "forge.stopping",
 }
@@ -46,6 +47,7 @@ __all__ = [
     "data",
     "errors",
     "ledger",
+    "load",
     "on_stop",
     "resilience",
     "shielded",
@@ -53,6 +55,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from forge import checkpoint, config, data, errors, ledger, resilience
+    from forge.checkpoint.inspection import load
     from forge.checkpointable import Checkpointable
     from forge.config import Policy
     from forge.errors import (

@@ -1,14 +1,15 @@
-"""The command `forge`.
+"""The command `forge`: what a sweep would submit, and what checkpoints hold.
 
-`forge plan train.py lr=1e-3,3e-4` shows what a sweep would submit, and when it would be signalled.
-It is the app's own command with `hydra.launcher.dry_run=true`, so what it shows is the very value
-that would be submitted. No cluster is needed. `forge pin` and `forge unpin` keep checkpoints.
+`forge plan train.py lr=1e-3,3e-4` is the app's own command with `hydra.launcher.dry_run=true`, so
+what it shows is the very value that would be submitted. No cluster is needed. `forge pin` and
+`forge unpin` say which checkpoints are kept for ever.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from forge.errors import CheckpointError
@@ -16,16 +17,22 @@ from forge.errors import CheckpointError
 USAGE = """\
 usage: forge plan <script> [overrides]
        forge plan -m <module> [overrides]
+       forge show <path> [--verify full|size|none]
+       forge diff <path> <path> [--verify full|size|none]
        forge pin <checkpoint>...
        forge unpin <checkpoint>...
 
-plan shows the batch scripts, the signals with their times, and each job's directory and overrides
-that `python <script> -m hydra/launcher=slurm [overrides]` would submit. It submits nothing.
+plan: shows the batch scripts, the signals with their times, and each job's directory and overrides
+that `python <script> -m hydra/launcher=slurm [overrides]` would submit. Submits nothing.
 
-pin keeps checkpoints (checkpoints/step_1000, checkpoints/latest) for ever, whatever the policy of
-a running job says; unpin leaves them to the policy again.
+show: a checkpoint's facts and leaves. diff: the leaves in which two differ (exit code 1 where there
+are any). A path is a checkpoint, a directory of them, or a job's directory. Changes nothing.
+
+pin: keeps checkpoints (checkpoints/step_1000, checkpoints/latest) for ever, whatever the policy of
+a running job says. unpin: leaves them to the policy again.
 """
 _DRY = "hydra.launcher.dry_run=true"
+_NUM_PATHS = {"show": 1, "diff": 2}
 
 
 def plan_command(arguments: list[str]) -> list[str]:
@@ -55,17 +62,54 @@ def _pin(paths: list[str], is_wanted: bool) -> int:
 
 def main() -> int:
     """The command `forge`."""
-    arguments = sys.argv[1:]
-    if arguments[:1] in (["-h"], ["--help"]):
+    name, *arguments = sys.argv[1:] or [""]
+    if name in ("-h", "--help"):
         sys.stdout.write(USAGE)
         return 0
-    if arguments[:1] in (["pin"], ["unpin"]) and arguments[1:]:
-        return _pin(arguments[1:], is_wanted=arguments[0] == "pin")
-    if arguments[:1] != ["plan"] or not arguments[1:] or arguments[1:] == ["-m"]:
-        sys.stderr.write(USAGE)
-        return 2
-    command = plan_command(arguments[1:])
-    os.execv(command[0], command)
+    if name == "plan" and arguments and arguments != ["-m"]:
+        command = plan_command(arguments)
+        os.execv(command[0], command)
+    if name in _NUM_PATHS:
+        verify = "full"
+        if "--verify" in arguments[:-1]:
+            where = arguments.index("--verify")
+            verify = arguments[where + 1]
+            del arguments[where : where + 2]
+        if len(arguments) == _NUM_PATHS[name] and verify in ("full", "size", "none"):
+            return _look(name, arguments, verify)
+    if name in ("pin", "unpin") and arguments:
+        return _pin(arguments, is_wanted=name == "pin")
+    sys.stderr.write(USAGE)
+    return 2
+
+
+def _look(name: str, paths: list[str], verify: str) -> int:
+    from forge import shown
+    from forge.checkpoint.inspection import load
+
+    try:
+        found = [load(path, verify=verify) for path in paths]
+    except CheckpointError as error:
+        sys.stderr.write(f"{error}\n".encode(errors="replace").decode())
+        return int(error.exit_code)
+    if name == "show":
+        _print(shown.describe(*found))
+        return 0
+    return 1 if _print(shown.compare(*found)) else 0
+
+
+def _print(lines: Iterable[str]) -> int:
+    """How many lines there were; whoever reads them may stop early."""
+    count = 0
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    try:
+        for line in lines:
+            count += 1
+            sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return count
 
 
 if __name__ == "__main__":

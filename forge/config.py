@@ -72,6 +72,14 @@ class Verify(Enum):
     none = "none"
 
 
+class OnForeign(Enum):
+    """What to do with a checkpoint that somebody else owns, or may write to."""
+
+    ignore = "ignore"
+    warn = "warn"
+    refuse = "refuse"
+
+
 @dataclass
 class SignalConfig:
     """Which signals stop a job, and how early."""
@@ -212,6 +220,13 @@ class CheckpointConfig:
     """A periodic save, while one is still being written beside training: wait | skip."""
     verify: Verify = Verify.full
     """Before a checkpoint is trusted, check: full (checksums) | size | none."""
+    on_foreign: OnForeign = OnForeign.warn
+    """Others than this user and root own or may write what is read: ignore | warn | refuse."""
+    init_from: str | None = None
+    """A job without a checkpoint of its own begins with the state in this file or checkpoint: of
+    torch.save, of Lightning, or forge's. A relative path begins where the command was started."""
+    init_trust_pickle: bool = False
+    """true: read that file even if it holds code, which is then executed."""
 
 
 @dataclass

@@ -7,12 +7,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from forge import job_dir, messages, startup, verdict
+from forge import init_from, job_dir, messages, startup, verdict
 from forge.checkpoint import Checkpoint, Store
 from forge.checkpoint.names import step_dirs
 from forge.config import NanAction, Policy
 from forge.errors import ConfigError, ExitCode
 from forge.ledger import Ledger
+from forge.live_state import LiveState
 from forge.metrics import Metrics
 from forge.nan_policy import NanPolicy
 from forge.rules import directory_problem
@@ -31,6 +32,7 @@ class Holdings:
 
     def __init__(self, policy: Policy, nan: NanPolicy, job: Path, checkpoint_dir: Path) -> None:
         self.job = job
+        self._config = policy.checkpoint
         self.checkpoint_dir = checkpoint_dir
         problem = directory_problem(checkpoint_dir)
         if problem:
@@ -54,11 +56,16 @@ class Holdings:
         """The shell line that goes on with this job."""
         job_dir.write_resume_script(job, self.command)
 
-    def newest(self) -> Checkpoint | None:
-        """The checkpoint to begin with; says why newer ones were passed over."""
+    def newest(self, live: LiveState) -> Checkpoint | None:
+        """The checkpoint to begin with; says why newer ones were passed over.
+
+        Where there is none, the objects get what `checkpoint.init_from` names.
+        """
         found = self.store.newest()
         for reason in self.store.passed_over:
             messages.warn(f"Passed over {reason}")
+        if found is None and self._config.init_from is not None:
+            self.ledger.write("import", **init_from.load(self._config, live))
         return found
 
     def begin(self, step: int, resumed_from: str | None, replays: bool, is_complete: bool) -> None:

@@ -49,6 +49,9 @@ class JobConfig(Callback):
         policy = _checked_policy(config)
         if policy is None or not policy.enabled:
             return
+        problem = job_dir.init_problem(policy.checkpoint, directory, Path(config.hydra.runtime.cwd))
+        if problem:
+            _refuse(str(ConfigError([problem])))
         frozen.freeze(config, directory)
         stopping.install(policy, forge_dir(directory))
         command = job_dir.resume_command(directory)

@@ -21,6 +21,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+from forge.config import CheckpointConfig
 from forge.job_files import CODE, forge_dir, write_atomically
 
 
@@ -51,6 +52,41 @@ def current(checkpoint_dir: str) -> tuple[Path, Path]:
         path = Path(checkpoint_dir).absolute()
         return path, path
     return Path(output_dir), Path(output_dir, checkpoint_dir)
+
+
+def checkpoint_dir(job_dir: Path) -> Path | None:
+    """Where the job that lies in `job_dir` keeps its checkpoints; None where nothing says so."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        stored = OmegaConf.load(forge_dir(job_dir) / "config.yaml")
+        name = OmegaConf.select(stored, "resilience.checkpoint.dir")
+    except (OSError, ValueError, OmegaConfBaseException):
+        return None
+    return job_dir / name if isinstance(name, str) else None
+
+
+def started_in() -> Path:
+    """The directory in which the command was given: what its relative paths are relative to."""
+    hydra = hydra_config()
+    return Path(hydra.runtime.cwd) if hydra is not None else Path.cwd()
+
+
+def init_problem(checkpoint: CheckpointConfig, job: Path, started_in: Path) -> str | None:
+    """Why the job in this directory could not begin as `checkpoint.init_from` says, or None.
+
+    A job that has checkpoints of its own goes on from those, whatever has become of that file.
+    """
+    if checkpoint.init_from is None:
+        return None
+    source, own = started_in / checkpoint.init_from, job / checkpoint.dir
+    if source.exists() or (own.is_dir() and any(own.glob("step_*"))):
+        return None
+    return (
+        f"`resilience.checkpoint.init_from={checkpoint.init_from}`: there is nothing at {source}. A"
+        f" relative path begins where the command is started. Correct it, or set it to null."
+    )
 
 
 # -- the command that goes on ------------------------------------------------------------------

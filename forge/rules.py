@@ -205,6 +205,17 @@ def cross_field_problems(p: Policy, time_limit_s: float | None, limit_key: str) 
         problem = directory_problem(Path(p.checkpoint.dir))
         if problem:
             found.append(f"`resilience.checkpoint.dir={p.checkpoint.dir}`: {problem}")
+    source = f"`resilience.checkpoint.init_from={p.checkpoint.init_from}`"
+    if p.checkpoint.init_from is not None:
+        if not p.checkpoint.init_from.strip():
+            found.append(f"{source}: is empty. Name a file or a checkpoint, or set it to null.")
+        elif p.checkpoint.init_from.startswith("~"):
+            found.append(f"{source}: `~` stays as it is. Write the path in full.")
+        elif not p.enabled:
+            found.append(
+                f"{source}: nothing is loaded with `resilience.enabled=false`. Load it in the"
+                " script, or set this to null."
+            )
     positive("health.timeout_s", p.health.timeout_s, "a check needs seconds above 0 and finite.")
     at_least("health.min_free_gib", p.health.min_free_gib, 0, "0 asks for no free space.")
     at_least("health.max_excluded_nodes", p.health.max_excluded_nodes, 0, "0 stays where it is.")

@@ -85,7 +85,7 @@ class Session:
         self._updater.after_update = self._marker.updated
 
     def _resume(self) -> None:
-        found = self._disk.newest()
+        found = self._disk.newest(self._live)
         if found is not None:
             self._load(found.state)
             self._is_complete = found.manifest.is_complete

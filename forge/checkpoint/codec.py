@@ -3,23 +3,30 @@
 Whatever `state_dict()` returns is walked as a tree. Plain values go into JSON; what JSON would
 change (tuples, integer keys, NaN) is tagged by a key that begins with `!`. Tensors become
 references into one flat dictionary. What cannot be kept exactly is refused by its path.
+
+Of a tensor its bits, dtype, shape, layout and device come back, and its strides where they fill
+memory without gaps. The very same memory under the same shape is one tensor again; parts and other
+views of it come back as tensors of their own, and a Parameter as the tensor that it holds.
 """
 
 from __future__ import annotations
 
 import base64
 import collections
-import enum
 import math
-import sys
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from forge.checkpoint import arrays, named, odd_tensors
 from forge.errors import CheckpointError, DamagedCheckpoint
 
-_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+MAX_DEPTH = 100
+"""Containers within containers; Python's own limit would be met at another depth by each caller."""
+
+_NAN = struct.pack("<d", math.nan)
 
 
 class Encoder:
@@ -28,6 +35,7 @@ class Encoder:
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self._names: dict[tuple[Any, ...], str] = {}
+        self._open: set[int] = set()
 
     def encode(self, value: Any, path: str = "") -> Any:
         """JSON for `value`.
@@ -41,25 +49,52 @@ class Encoder:
         if kind is int:  # Python converts no more than 4300 digits, and those slowly
             return value if value.bit_length() <= 256 else {"!int": hex(value)}
         if kind is float:
-            return value if math.isfinite(value) else {"!float": repr(value)}
-        if kind is list:
-            return [self.encode(v, f"{path}[{i}]") for i, v in enumerate(value)]
-        if kind is dict:
-            return self._dict(value, path)
+            return value if math.isfinite(value) else {"!float": _odd_float(value)}
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
+        if id(value) in self._open:
+            raise CheckpointError(f"{path}: holds itself, which cannot be saved")
+        if len(self._open) == MAX_DEPTH:
+            place = f"{path[:60]}…"
+            raise CheckpointError(
+                f"{place}: lies below more than {MAX_DEPTH} containers, which cannot be saved"
+            )
+        self._open.add(id(value))
+        try:
+            return self._container(value, kind, path)
+        except RecursionError:
+            raise CheckpointError(
+                f"{path[:60]}: no room is left on Python's stack to save it. Call this from less"
+                " deep, or raise sys.setrecursionlimit."
+            ) from None
+        finally:
+            self._open.discard(id(value))
+
+    def _container(self, value: Any, kind: type, path: str) -> Any:
+        if kind is list:
+            return self._items(value, path)
+        if kind is dict:
+            return self._dict(value, path)
         if kind in (tuple, set, frozenset, torch.Size):
-            items = [self.encode(v, f"{path}[{i}]") for i, v in enumerate(value)]
-            return {f"!{'size' if kind is torch.Size else kind.__name__}": items}
+            name = "size" if kind is torch.Size else kind.__name__
+            return {f"!{name}": self._items(value, path)}
         if kind in (collections.OrderedDict, collections.Counter):
+            extra = getattr(value, "__dict__", {}).keys() - {"_metadata"}
+            if extra:
+                raise CheckpointError(
+                    f"{path}: a {kind.__name__} with attributes of its own ({', '.join(extra)})"
+                    " cannot be saved exactly"
+                )
             encoded: dict[str, Any] = {f"!{kind.__name__}": self._pairs(value, path)}
             if hasattr(value, "_metadata"):  # a module's: versions of its layers' formats
                 encoded["metadata"] = self.encode(dict(value._metadata), path)
             return encoded
-        if isinstance(value, enum.Enum) and _find_class(kind.__module__, kind.__qualname__) is kind:
-            known = kind.__members__.get(value.name or "") is value
-            content = {"name": value.name} if known else {"value": self.encode(value.value, path)}
-            return {"!enum": [kind.__module__, kind.__qualname__], **content}
+        encoded_by_name = named.encode(value, lambda v, part: self.encode(v, _join(path, part)))
+        if encoded_by_name is not None:
+            return encoded_by_name
+        return self._leaf(value, kind, path)
+
+    def _leaf(self, value: Any, kind: type, path: str) -> Any:
         if kind in (bytes, bytearray):
             return {f"!{kind.__name__}": base64.b64encode(value).decode()}
         if kind is complex:
@@ -68,7 +103,21 @@ class Encoder:
             return {"!dtype": str(value).removeprefix("torch.")}
         if kind is torch.device:
             return {"!device": str(value)}
-        return self._numpy(value, path)
+        described = arrays.describe(value)
+        if described is None:
+            raise CheckpointError(
+                f"{path}: a {kind.__module__}.{kind.__qualname__} cannot be saved exactly."
+                " Checkpoints hold tensors, arrays, numbers, strings, enums, bytes and"
+                " containers of them: let state_dict() return those."
+            )
+        tag, description, content = described
+        if tag == "!numpy_scalar":
+            return {tag: [*description, base64.b64encode(content).decode()]}
+        raw = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)
+        return {tag: description, "bytes": self._tensor(raw[: len(content)], path)}
+
+    def _items(self, value: Any, path: str) -> list[Any]:
+        return [self.encode(v, f"{path}[{i}]") for i, v in enumerate(value)]
 
     def _dict(self, value: dict[Any, Any], path: str) -> Any:
         if all(type(key) is str and not key.startswith("!") for key in value):
@@ -77,76 +126,74 @@ class Encoder:
 
     def _pairs(self, value: dict[Any, Any], path: str) -> list[list[Any]]:
         return [
-            [self.encode(key, f"{path}<key>"), self.encode(v, _join(path, key))]
-            for key, v in value.items()
+            [self._key(key, path), self.encode(v, _join(path, key))] for key, v in value.items()
         ]
 
-    def _numpy(self, value: Any, path: str) -> Any:
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biufc":
-            raw = base64.b64encode(value.tobytes()).decode()
-            return {"!numpy_scalar": [value.dtype.str, raw]}
-        if numpy is not None and type(value) is numpy.ndarray and value.dtype.kind in "biufc":
-            raw_bytes = torch.frombuffer(bytearray(value.tobytes() or b"\0"), dtype=torch.uint8)
-            return {
-                "!ndarray": [value.dtype.str, list(value.shape)],
-                "bytes": self._tensor(raw_bytes, path),
-            }
-        raise CheckpointError(
-            f"{path}: a {type(value).__module__}.{type(value).__qualname__} cannot be saved"
-            " exactly. Checkpoints hold tensors, arrays, numbers, strings, enums, bytes and"
-            " containers of them: let state_dict() return those."
-        )
+    def _key(self, key: Any, path: str) -> Any:
+        if isinstance(key, torch.Tensor):  # found by what it is, not by what it holds
+            raise CheckpointError(f"{path}<key>: a tensor as a key cannot be saved")
+        return self.encode(key, f"{path}<key>")
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> dict[str, Any]:
-        problem = _tensor_problem(tensor)
+        problem = odd_tensors.problem(tensor)
         if problem:
             raise CheckpointError(f"{path}: {problem} cannot be saved yet")
         tensor = tensor.detach()
+        if tensor.layout is not torch.strided:
+            described, parts = odd_tensors.sparse_parts(tensor)
+            references = {k: self._tensor(part, _join(path, k)) for k, part in parts.items()}
+            return {"!sparse": described, "parts": references}
         shape, stride = tuple(tensor.shape), tensor.stride()
         views = (tensor.is_conj(), tensor.is_neg())  # the same memory, but not the same values
         same = (tensor.data_ptr(), tensor.dtype, shape, stride, views, str(tensor.device))
         name = self._names.get(same) if tensor.numel() else None
         if name is None:
-            name = path or "tensor"
-            while name in self.tensors or name == "__metadata__":  # safetensors' own
-                name += "'"
+            name = self._new_name(path)
             self._names[same] = name
-            self.tensors[name] = tensor
+            self.tensors[name] = odd_tensors.carried(tensor)
         encoded: dict[str, Any] = {"!tensor": name}
-        if not tensor.is_contiguous() and _is_dense(shape, stride):
+        if self.tensors[name].dtype is not tensor.dtype:
+            encoded["dtype"] = str(tensor.dtype).removeprefix("torch.")
+        if stride != _row_major(shape) and _is_dense(shape, stride):
             encoded["stride"] = list(stride)
         if tensor.device.type != "cpu":
             encoded["device"] = str(tensor.device)
         return encoded
 
+    def _new_name(self, path: str) -> str:
+        name = path.encode(errors="replace").decode() or "tensor"  # others read it as UTF-8
+        while name in self.tensors or name == "__metadata__":  # safetensors' own
+            name += "'"
+        return name
+
+
+def _odd_float(value: float) -> str:
+    """Of NaNs all bits count: there are many."""
+    raw = struct.pack("<d", value)
+    return raw.hex() if math.isnan(value) and raw != _NAN else repr(value)
+
+
+def _float(text: str) -> float:
+    if len(text) == 16:
+        return float(struct.unpack("<d", bytes.fromhex(text))[0])
+    return float(text)
+
 
 def _join(path: str, key: Any) -> str:
-    return f"{path}.{key}" if path else str(key)
+    try:
+        shown = str(key)
+    except ValueError:  # an integer of more than 4300 digits
+        shown = f"<{type(key).__name__}>"
+    return f"{path}.{shown}" if path else shown
 
 
-def _tensor_problem(tensor: torch.Tensor) -> str | None:
-    if torch.nn.parameter.is_lazy(tensor):
-        return "a parameter that a lazy module has not made yet (call the module once)"
-    if type(tensor) not in _PLAIN_TENSORS:
-        return f"a tensor of the subclass {type(tensor).__qualname__}"
-    if tensor.layout is not torch.strided:
-        return f"a tensor of the layout {tensor.layout}"
-    if tensor.is_nested:
-        return "a nested tensor"
-    if tensor.is_quantized:
-        return "a quantized tensor"
-    if tensor.is_meta:
-        return "a tensor without data (device meta)"
-    return None
-
-
-def _find_class(module: str, qualname: str) -> object:
-    """What the program has under this name; imports nothing."""
-    found: object = sys.modules.get(module)
-    for part in qualname.split("."):
-        found = getattr(found, part, None)
-    return found
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a tensor that was made with this shape."""
+    strides, expected = [], 1
+    for size in reversed(shape):
+        strides.append(expected)
+        expected *= max(size, 1)
+    return tuple(reversed(strides))
 
 
 def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
@@ -160,29 +207,38 @@ def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
-def decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """The tree that `Encoder.encode` was given.
 
     Raises:
         DamagedCheckpoint: Where `value` is nothing that an encoder writes.
     """
+    try:
+        return _decode(value, dict(tensors))
+    except RecursionError:
+        raise DamagedCheckpoint("its values are nested too deep to be read here") from None
+
+
+def _decode(value: Any, tensors: _Tensors) -> Any:
     if isinstance(value, list):
-        return [decode(v, tensors) for v in value]
+        return [_decode(v, tensors) for v in value]
     if not isinstance(value, dict):
         return value
     tag = next((key for key in value if key.startswith("!")), None)
     if tag is None:
-        return {key: decode(v, tensors) for key, v in value.items()}
+        return {key: _decode(v, tensors) for key, v in value.items()}
     if tag not in _DECODERS:
         raise DamagedCheckpoint(f"unknown tag {tag!r}: written by a newer forge?")
     try:
         return _DECODERS[tag](value, tensors)
-    except _NOT_OURS as error:
+    except RecursionError:
+        raise
+    except _WRONG as error:
         raise DamagedCheckpoint(f"a value tagged {tag!r} cannot be read: {error!r}") from error
 
 
 _Tensors = dict[str, torch.Tensor]
-_NOT_OURS = (
+_WRONG = (
     *(LookupError, ValueError, TypeError, AttributeError, ArithmeticError),
     *(RuntimeError, AssertionError, MemoryError),
 )
@@ -201,76 +257,70 @@ def _decode_tensor(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
     device = torch.device(value.get("device", "cpu"))
     if not _is_here(device):
         device = torch.device("cpu")  # whoever loads it moves it to where its parameters are
-    if "stride" in value:
-        if not _is_dense(tuple(tensor.shape), tuple(value["stride"])):
-            raise ValueError(f"strides {value['stride']} for the shape {list(tensor.shape)}")
-        shaped = torch.empty_strided(tensor.shape, value["stride"], dtype=tensor.dtype)
-        tensor = shaped.copy_(tensor)
-    return tensor.to(device)
+    stride = tuple(value.get("stride", tensor.stride()))
+    if stride != tensor.stride():
+        if not _is_dense(tuple(tensor.shape), stride):  # it could ask for any amount of memory
+            raise ValueError(f"strides {stride} for a tensor of shape {tuple(tensor.shape)}")
+        tensor = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+    # Kept, so that what was tied is tied again.
+    tensor = tensors[value["!tensor"]] = tensor.to(device)
+    return odd_tensors.uncarried(tensor, value["dtype"]) if "dtype" in value else tensor
 
 
 def _decode_ordered(value: dict[str, Any], tensors: _Tensors) -> Any:
     decoded = collections.OrderedDict(_decode_pairs(value["!OrderedDict"], tensors))
     if "metadata" in value:
         decoded._metadata = collections.OrderedDict(  # type: ignore[attr-defined]
-            decode(value["metadata"], tensors)
+            _decode(value["metadata"], tensors)
         )
     return decoded
 
 
 def _decode_pairs(pairs: list[list[Any]], tensors: _Tensors) -> list[tuple[Any, Any]]:
-    return [(decode(key, tensors), decode(v, tensors)) for key, v in pairs]
-
-
-def _decode_enum(value: dict[str, Any], tensors: _Tensors) -> enum.Enum:
-    module, qualname = value["!enum"]
-    # Only from modules that the program has imported already: loading must not import.
-    found: Any = _find_class(module, qualname)
-    if not (isinstance(found, type) and issubclass(found, enum.Enum)):
-        raise DamagedCheckpoint(f"{module}.{qualname} is no enum that this program has imported")
-    return found[value["name"]] if "name" in value else found(decode(value["value"], tensors))
+    return [(_decode(key, tensors), _decode(v, tensors)) for key, v in pairs]
 
 
 def _decode_dtype(value: dict[str, Any], tensors: _Tensors) -> torch.dtype:
-    found = vars(torch)[value["!dtype"]]  # getattr would import what torch loads late
+    found = vars(torch).get(value["!dtype"])
     if not isinstance(found, torch.dtype):
         raise DamagedCheckpoint(f"torch.{value['!dtype']} is not a dtype")
     return found
 
 
-def _decode_numpy_scalar(value: dict[str, Any], tensors: _Tensors) -> Any:
-    import numpy
+def _decode_sparse(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
+    parts = {name: _decode_tensor(part, tensors) for name, part in value["parts"].items()}
+    return odd_tensors.sparse(value["!sparse"], parts)
 
-    dtype, raw = value["!numpy_scalar"]
-    return numpy.frombuffer(base64.b64decode(raw), dtype=dtype)[0]
+
+def _decode_numpy_scalar(value: dict[str, Any], tensors: _Tensors) -> Any:
+    *description, raw = value["!numpy_scalar"]
+    return arrays.scalar(description, base64.b64decode(raw))
 
 
 def _decode_ndarray(value: dict[str, Any], tensors: _Tensors) -> Any:
-    import numpy
-
-    dtype, shape = value["!ndarray"]
-    raw = bytes(_decode_tensor(value["bytes"], tensors).tolist())
-    count = math.prod(shape)
-    return numpy.frombuffer(raw, dtype=dtype, count=count).reshape(shape).copy()
+    content = bytes(_decode_tensor(value["bytes"], tensors).contiguous().numpy())
+    return arrays.array(value["!ndarray"], content)
 
 
 _DECODERS: dict[str, Callable[[dict[str, Any], _Tensors], Any]] = {
     "!tensor": _decode_tensor,
+    "!sparse": _decode_sparse,
     "!OrderedDict": _decode_ordered,
     "!Counter": lambda v, t: collections.Counter(dict(_decode_pairs(v["!Counter"], t))),
     "!dict": lambda v, t: dict(_decode_pairs(v["!dict"], t)),
-    "!tuple": lambda v, t: tuple(decode(v["!tuple"], t)),
-    "!set": lambda v, t: set(decode(v["!set"], t)),
-    "!frozenset": lambda v, t: frozenset(decode(v["!frozenset"], t)),
+    "!tuple": lambda v, t: tuple(_decode(v["!tuple"], t)),
+    "!namedtuple": lambda v, t: named.decode_namedtuple(v, lambda one: _decode(one, t)),
+    "!set": lambda v, t: set(_decode(v["!set"], t)),
+    "!frozenset": lambda v, t: frozenset(_decode(v["!frozenset"], t)),
     "!size": lambda v, t: torch.Size(v["!size"]),
     "!int": lambda v, t: int(v["!int"], 16),
-    "!float": lambda v, t: float(v["!float"]),
-    "!complex": lambda v, t: complex(*decode(v["!complex"], t)),
+    "!float": lambda v, t: _float(v["!float"]),
+    "!complex": lambda v, t: complex(*_decode(v["!complex"], t)),
     "!bytes": lambda v, t: base64.b64decode(v["!bytes"]),
     "!bytearray": lambda v, t: bytearray(base64.b64decode(v["!bytearray"])),
     "!dtype": _decode_dtype,
     "!device": lambda v, t: torch.device(v["!device"]),
-    "!enum": _decode_enum,
+    "!enum": lambda v, t: named.decode_enum(v, lambda one: _decode(one, t)),
     "!numpy_scalar": _decode_numpy_scalar,
     "!ndarray": _decode_ndarray,
 }

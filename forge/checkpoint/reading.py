@@ -11,6 +11,7 @@ from forge.checkpoint import manifest, tensorfile
 from forge.checkpoint.codec import decode
 from forge.checkpoint.manifest import Manifest
 from forge.checkpoint.names import STATE, TENSORS, step_of
+from forge.checkpoint.trust import check_state_size
 from forge.config import Verify
 from forge.errors import DamagedCheckpoint
 
@@ -31,13 +32,14 @@ def read(path: Path, verify: Verify) -> Checkpoint:
         DamagedCheckpoint: Saying which file is wrong, what was expected and what was found.
     """
     described = manifest.read(path)
-    if described.step != step_of(path):
+    if step_of(path) not in (None, described.step):  # None: a copy of another name
         raise DamagedCheckpoint(f"its manifest is that of step {described.step}")
     if verify is not Verify.none:
         manifest.check_sizes(path, described)
     missing = {STATE, TENSORS} - described.files.keys()
     if missing:
         raise DamagedCheckpoint(f"its manifest lacks {', '.join(sorted(missing))}")
+    check_state_size(described)
     raw = {
         name: tensorfile.read_bytes(path / name, entry, is_checked=verify is Verify.full)
         for name, entry in described.files.items()

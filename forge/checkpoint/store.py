@@ -30,6 +30,7 @@ from forge.checkpoint.output import write_file
 from forge.checkpoint.reading import Checkpoint
 from forge.checkpoint.removal import Remover
 from forge.checkpoint.retention import Retention, Seen
+from forge.checkpoint.trust import Trust, check_writable_size
 from forge.checkpoint.workspace import Workspace
 from forge.config import CheckpointConfig
 from forge.errors import CheckpointError, DamagedCheckpoint
@@ -64,6 +65,7 @@ class Store:
         self.attempt = attempt
         self._config_hash = config_hash
         self._retention = Retention(config, keep_back_steps, keep_back_every)
+        self._trust = Trust(config.on_foreign)
         self._copies = Copies()
         self._seen = Seen()
         self.logged: Callable[[], Logged] = dict
@@ -71,7 +73,8 @@ class Store:
         self.passed_over: list[str] = []
         """Why the last `newest` did not take the newer checkpoints."""
         try:
-            durable.make_directory(directory)
+            durable.make_directory(directory, self._trust.directory_mode)
+            self._trust.check(directory)
             self._fence = Fence(directory)
         except OSError as error:
             raise CheckpointError(f"{directory} cannot be claimed: {error}") from error
@@ -129,6 +132,7 @@ class Store:
         Raises:
             DamagedCheckpoint: Saying which file is wrong, what was expected and what was found.
         """
+        self._trust.check_step(path)
         with reading_lock(path):
             return reading.read(path, self._config.verify)
 
@@ -179,7 +183,7 @@ class Store:
             temporary = work / name
             shutil.rmtree(temporary, ignore_errors=True)
             try:
-                temporary.mkdir()
+                temporary.mkdir(self._trust.directory_mode)
                 self._write(temporary, snapshot)
                 self._workspace.check()
                 self._workspace.put_in_place(temporary, final)
@@ -193,9 +197,11 @@ class Store:
         return final
 
     def _write(self, directory: Path, snapshot: Snapshot) -> None:
+        text = json.dumps(snapshot.tree).encode()
+        check_writable_size(text)
         with snapshot.content.readers() as readers:
             tensors = write_file(directory / TENSORS, snapshot.num_bytes, readers)
-        tree = tensorfile.write_small(directory / STATE, json.dumps(snapshot.tree).encode())
+        tree = tensorfile.write_small(directory / STATE, text)
         described = Manifest(
             step=snapshot.step,
             attempt=self.attempt,

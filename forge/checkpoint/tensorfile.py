@@ -23,6 +23,9 @@ from forge.errors import CheckpointError, DamagedCheckpoint
 _SMALL = 64 << 10
 """Bytes below which a tensor gets memory of its own when it is read."""
 
+_MAX_HEADER = 100_000_000
+"""Bytes of JSON that the specification allows in front of the tensors."""
+
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -192,7 +195,7 @@ def _parse(buffer: torch.Tensor) -> dict[str, torch.Tensor]:
     if len(buffer) < 8:
         raise ValueError(f"a file of {len(buffer)} bytes")
     length = int.from_bytes(ctypes.string_at(buffer.data_ptr(), 8), "little")
-    if not 0 < length <= len(buffer) - 8:
+    if not 0 < length <= min(len(buffer) - 8, _MAX_HEADER):
         raise ValueError(f"header of {length} bytes in a file of {len(buffer)}")
     header = json.loads(ctypes.string_at(buffer.data_ptr() + 8, length))
     complex128 = set(json.loads(header.pop("__metadata__", {}).get("complex128", "[]")))

@@ -74,6 +74,7 @@ def compose(
                 continue
             _settle(job, sweep.path, may_refer="${" in text)
             job.policy = policy_of(cfg)
+            _check_source(job)
         except ConfigError as error:
             problems += [f"job {number} ({label}): {problem}" for problem in error.problems]
             continue
@@ -86,6 +87,15 @@ def compose(
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)), "The sweep")
     return jobs
+
+
+def _check_source(job: ComposedJob) -> None:
+    """Raise ConfigError where the job could not begin with what its policy names."""
+    if job.policy is not None and job.policy.enabled:
+        where = Path(job.config.hydra.runtime.cwd)
+        problem = job_dir.init_problem(job.policy.checkpoint, job.directory, where)
+        if problem:
+            raise ConfigError([problem])
 
 
 def _shown(cfg: DictConfig) -> str:

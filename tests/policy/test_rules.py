@@ -60,6 +60,8 @@ SINGLE = [
     ("checkpoint.best.mode", "least", "expected min | max, found 'least'"),
     ("checkpoint.best.metric", " ", "is empty. Name a metric that run.log() is given, or null"),
     ("checkpoint.best.metric", True, "expected a text, found a boolean"),
+    ("checkpoint.init_from", " ", "is empty. Name a file or a checkpoint"),
+    ("checkpoint.init_from", "~/weights.pt", "Write the path in full"),
     ("health.timeout_s", 0, "above 0 and finite"),
     ("health.timeout_s", NAN, "above 0 and finite"),
     ("health.min_free_gib", -1, "at least 0"),
@@ -389,3 +391,10 @@ def test_what_plainly_means_the_right_thing_is_taken(key, value, expected):
 )
 def test_the_nearest_key_is_the_one_that_was_meant(typo, meant):
     assert nearest_key(typo) == meant
+
+
+def test_a_source_of_weights_that_nothing_would_load_is_refused():
+    """Training from scratch while the config names weights would be found out after days."""
+    policy = {"enabled": False, "checkpoint": {"init_from": "weights.pt"}}
+    (problem,) = problems(policy)
+    assert "nothing is loaded with `resilience.enabled=false`" in problem

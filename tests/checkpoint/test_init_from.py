@@ -1,0 +1,396 @@
+"""A new job begins with the state of a file, or with an error that has changed nothing."""
+
+import collections
+import copy
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from forge import init_from, ledger
+from forge.config import CheckpointConfig, OnForeign
+from forge.errors import CheckpointError, ConfigError, StateMismatch
+from forge.live_state import LiveState
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def objects(seed, rate=0.1, width=3):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(2, width), nn.BatchNorm1d(width))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    for _ in range(seed):
+        model(torch.randn(4, 2)).square().sum().backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    return {"model": model, "optimizer": optimizer, "schedule": schedule}
+
+
+def states(of):
+    return {name: copy.deepcopy(one.state_dict()) for name, one in of.items()}
+
+
+def prefixed(state, prefix):
+    found = collections.OrderedDict((f"{prefix}{key}", value) for key, value in state.items())
+    metadata = {f"{prefix}{key}".rstrip("."): value for key, value in state._metadata.items()}
+    found._metadata = {"": {"version": 1}, **metadata}
+    return found
+
+
+def lightning(of, prefix="model.", **extra):
+    return {
+        "epoch": 4,
+        "global_step": 400,
+        "pytorch-lightning_version": "2.5.0",
+        "state_dict": prefixed(of["model"].state_dict(), prefix),
+        "loops": {},
+        "hyper_parameters": {"width": 3},
+        **extra,
+    }
+
+
+def all_of_it(of):
+    optimizer, schedule = of["optimizer"].state_dict(), of["schedule"].state_dict()
+    return lightning(of, optimizer_states=[optimizer], lr_schedulers=[schedule])
+
+
+SOURCES = {
+    "by name": (states, {"model", "optimizer", "schedule"}, ""),
+    "by name, with more in it": (
+        lambda of: {**states(of), "epoch": 3, "args": {}},
+        {"model", "optimizer", "schedule"},
+        "Not taken: epoch, args",
+    ),
+    "by name, the model alone": (
+        lambda of: {"model": of["model"].state_dict()},
+        {"model"},
+        "As the script made them: optimizer, schedule",
+    ),
+    "state_dict": (lambda of: of["model"].state_dict(), {"model"}, "a state_dict"),
+    "state_dict with a prefix": (
+        lambda of: prefixed(of["model"].state_dict(), "module._orig_mod."),
+        {"model"},
+        "a state_dict",
+    ),
+    "plain dict of tensors": (lambda of: dict(of["model"].state_dict()), {"model"}, "state_dict"),
+    "Lightning": (
+        all_of_it,
+        {"model", "optimizer", "schedule"},
+        "Lightning 2.5.0), at step 0. Not taken: epoch, global_step, loops, hyper_parameters.",
+    ),
+    "Lightning, weights only": (lightning, {"model"}, "made them: optimizer, schedule"),
+    "Lightning, no prefix": (lambda of: lightning(of, prefix=""), {"model"}, "Lightning"),
+    "Lightning, empty lists": (
+        lambda of: lightning(of, optimizer_states=[], lr_schedulers=[]),
+        {"model"},
+        "Lightning",
+    ),
+}
+
+
+def config(path, **more):
+    return CheckpointConfig(init_from=str(path), **more)
+
+
+@pytest.mark.parametrize("case", SOURCES)
+def test_what_a_file_holds_goes_where_it_belongs(case, tmp_path, caplog):
+    """And only there; a message says what was taken and what was not."""
+    caplog.set_level("INFO")
+    make, taken, said = SOURCES[case]
+    source, target = objects(5), objects(1, rate=0.7)
+    torch.save(make(source), tmp_path / "source.pt")
+    before, expected = states(target), states(source)
+    done = init_from.load(config(tmp_path / "source.pt"), LiveState(target))
+    for name, found in states(target).items():
+        wanted = expected[name] if name in taken else before[name]
+        assert text_of(found) == text_of(wanted), name
+        assert text_of(found) != text_of(before[name] if name in taken else expected[name]), name
+    assert set(done["taken"]) == taken
+    assert done["source"] == str(tmp_path / "source.pt")
+    assert said in caplog.text
+
+
+def text_of(state):
+    """Values in full."""
+    return repr([(k, getattr(v, "tolist", v.__str__)()) for k, v in flat(state)])
+
+
+def flat(state, path=""):
+    if isinstance(state, dict):
+        for key, value in state.items():
+            yield from flat(value, f"{path}.{key}")
+    elif isinstance(state, list):
+        for i, value in enumerate(state):
+            yield from flat(value, f"{path}[{i}]")
+    else:
+        yield path, state
+
+
+def test_old_formats_of_layers_are_converted_though_a_prefix_is_taken_off(tmp_path):
+    """A BatchNorm of version 1 has no num_batches_tracked; its version stands in the metadata."""
+    source, seen = objects(2)["model"], []
+    torch.save(prefixed(source.state_dict(), "net."), tmp_path / "source.pt")
+    target = objects(1)["model"]
+    target[1].register_load_state_dict_pre_hook(
+        lambda module, state, prefix, metadata, *rest: seen.append((prefix, metadata))
+    )
+    init_from.load(config(tmp_path / "source.pt"), LiveState({"net": target}))
+    assert ("1.", {"version": 2}) in seen
+
+
+MISFITS = {
+    "another width": (
+        lambda: objects(1, width=4)["model"].state_dict(),
+        r"model\.0\.weight: expected float32\[3, 2\], found float32\[4, 2\]",
+    ),
+    "a prefix that not all keys have": (
+        lambda: {**prefixed(objects(1)["model"].state_dict(), "model."), "loss.w": torch.ones(1)},
+        r"model\.0\.weight: expected float32\[3, 2\], found nothing",
+    ),
+    "a prefix without a dot": (
+        lambda: prefixed(objects(1)["model"].state_dict(), "model_"),
+        r"found nothing in the checkpoint",
+    ),
+    "an optimizer of another model": (
+        lambda: states({"optimizer": torch.optim.AdamW([torch.ones(1)])}),
+        r"optimizer\.param_groups\[0\]: expected 4 parameters, found 1",
+    ),
+    "no optimizer": (
+        lambda: {"optimizer": {"lr": 1}},
+        "expected the state of an optimizer, found lr",
+    ),
+    "two optimizers": (
+        lambda: lightning(objects(1), optimizer_states=[{}, {}]),
+        r"optimizer_states: expected 1, one each for optimizer; found 2",
+    ),
+    "a tensor": (lambda: torch.ones(2), "expected a dict in the file, found a Tensor"),
+    "other names": (
+        lambda: {"net": {}, "optim": {}},
+        r"expected the names .*model, optimizer.*net",
+    ),
+    "nothing": (dict, "found nothing"),
+    "the second of two": (
+        lambda: {**states(objects(3)), "optimizer": states(objects(3, width=4))["optimizer"]},
+        r"optimizer\.state\[\d\]\.exp_avg: expected",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_what_does_not_fit_is_named_and_changes_nothing(case, tmp_path):
+    """Compared before anything is loaded: no half of a model."""
+    make, complaint = MISFITS[case]
+    torch.save(make(), tmp_path / "source.pt")
+    target = objects(2)
+    before = text_of(states(target))
+    with pytest.raises(StateMismatch, match=complaint) as error:
+        init_from.load(config(tmp_path / "source.pt"), LiveState(target))
+    assert str(error.value).startswith("`resilience.checkpoint.init_from=")
+    assert text_of(states(target)) == before
+
+
+def test_a_state_dict_for_one_of_two_modules_is_not_guessed(tmp_path):
+    """A student must not get the teacher's weights because it was named first."""
+    torch.save(objects(1)["model"].state_dict(), tmp_path / "source.pt")
+    two = {"student": objects(1)["model"], "teacher": objects(2)["model"]}
+    with pytest.raises(StateMismatch, match=r"forge\.Run was given 2 \(student, teacher\)"):
+        init_from.load(config(tmp_path / "source.pt"), LiveState(two))
+    torch.save({"teacher": objects(3)["model"].state_dict()}, tmp_path / "named.pt")
+    assert init_from.load(config(tmp_path / "named.pt"), LiveState(two))["taken"] == ["teacher"]
+
+
+class Executes:
+    """What weights_only is there against."""
+
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
+def test_a_file_with_code_is_refused_by_the_key_that_would_allow_it(tmp_path, monkeypatch):
+    """And executes nothing until somebody has set that."""
+    monkeypatch.chdir(tmp_path)
+    model = objects(3)["model"]
+    torch.save({"model": model.state_dict(), "x": Executes()}, "source.pt")
+    target = {"model": objects(1)["model"]}
+    with pytest.raises(
+        CheckpointError, match=r"`resilience\.checkpoint\.init_trust_pickle` to true"
+    ):
+        init_from.load(config("source.pt"), LiveState(target))
+    assert not Path("executed").exists()
+    init_from.load(config("source.pt", init_trust_pickle=True), LiveState(target))
+    assert Path("executed").exists()
+    assert torch.equal(target["model"][0].weight, model[0].weight)
+
+
+@pytest.mark.parametrize("is_trusted", [False, True])
+@pytest.mark.parametrize("content", [b"", b"no pickle", b"PK\3\4" + b"\0" * 99], ids=repr)
+def test_what_torch_cannot_read_is_an_error_of_ours(content, is_trusted, tmp_path):
+    """With the path; the eight kinds of exception that torch.load has help nobody."""
+    (tmp_path / "source.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"source\.pt: "):
+        init_from.load(
+            config(tmp_path / "source.pt", init_trust_pickle=is_trusted), LiveState(objects(1))
+        )
+
+
+def test_what_is_not_there_is_a_problem_of_the_config(tmp_path):
+    """Exit code 78, as for every key that cannot work."""
+    with pytest.raises(ConfigError, match=r"init_from=.*there is nothing at"):
+        init_from.load(config(tmp_path / "no"), LiveState(objects(1)))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_file_of_somebody_else_s_is_a_matter_of_trust(tmp_path):
+    """Most of all where it may execute something."""
+    torch.save(states(objects(1)), tmp_path / "source.pt")
+    os.chown(tmp_path / "source.pt", 4321, -1)
+    with pytest.raises(CheckpointError, match=r"source\.pt belongs to uid 4321"):
+        init_from.load(
+            config(tmp_path / "source.pt", on_foreign=OnForeign.refuse), LiveState(objects(1))
+        )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("whose", [".", "step_1", "step_1/manifest.json"])
+def test_so_is_somebody_else_s_checkpoint(whose, open_store, tmp_path, caplog):
+    """Its directory, and all that is in it; by default that is told, and loaded."""
+    source, target = objects(3), objects(1)
+    store = open_store(tmp_path / "theirs")
+    live = LiveState(source).capture()
+    store.commit(store.snapshot(1, {"live": live}, False, copy=False))
+    os.chown(tmp_path / "theirs" / whose, 4321, -1)
+    with pytest.raises(CheckpointError, match="belongs to uid 4321"):
+        init_from.load(config(tmp_path / "theirs", on_foreign=OnForeign.refuse), LiveState(target))
+    assert text_of(states(target)) == text_of(states(objects(1)))
+    init_from.load(config(tmp_path / "theirs"), LiveState(target))
+    assert text_of(states(target)) == text_of(states(source))
+    assert caplog.text.count("belongs to uid 4321") == 1
+
+
+# -- whole jobs ------------------------------------------------------------------------------------
+
+TRAIN = """
+import sys, torch, forge
+torch.manual_seed(int(sys.argv[1]))
+model = torch.nn.Linear(2, 1)
+checkpoint = {"dir": sys.argv[2], "init_from": sys.argv[3] or None}
+with forge.Run({"checkpoint": checkpoint, "health": {"checks": []}}, model=model) as run:
+    print("begins", run.step, run.resumed_from, model.weight.tolist())
+    for step in run.steps(int(sys.argv[4])):
+        with torch.no_grad():
+            model.weight += 1
+print("ends", run.step, model.weight.tolist())
+"""
+
+
+def train(folder, *arguments, code=0):
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN, *map(str, arguments)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return re.findall(r"^(\w+) (\d+) .*?(\[.*\])$", done.stdout, re.MULTILINE), done.stderr
+
+
+def test_a_job_begins_with_another_s_weights_and_then_goes_on_with_its_own(tmp_path):
+    """The step stays 0; the file may change or vanish once the job has a checkpoint."""
+    (_, first), _ = train(tmp_path, 1, "first", "", 3)
+    (begin, end), said = train(tmp_path, 2, "second", "first", 2)
+    assert begin == ("begins", "0", first[2])
+    assert end[1] == "2"
+    assert "Training begins with model of" in said
+    assert "checkpoint step_3), at step 0" in said
+    events = [
+        event for attempt in ledger.read(tmp_path / "second").attempts for event in attempt.events
+    ]
+    (imported,) = [event for event in events if event["kind"] == "import"]
+    assert imported["source"] == str(tmp_path / "first")
+    assert imported["taken"] == ["model"]
+    (tmp_path / "first").rename(tmp_path / "gone")
+    (begin, _), said = train(tmp_path, 3, "second", "first", 4)
+    assert begin == ("begins", "2", end[2])
+    assert "Training begins with" not in said
+    _, said = train(tmp_path, 4, "third", "first", 1, code=78)
+    assert f"there is nothing at {tmp_path / 'first'}" in said
+
+
+APP = """
+import hydra, torch, forge
+
+@hydra.main(version_base=None, config_path=".", config_name="train")
+def main(cfg):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    with forge.Run(cfg.resilience, model=model) as run:
+        print("weight", model.weight.tolist())
+        for step in run.steps(1):
+            pass
+
+main()
+"""
+
+
+@pytest.fixture
+def app(tmp_path):
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "train.yaml").write_text(
+        "defaults: [resilience: default, _self_]\nhydra: {job: {chdir: true}}\n"
+    )
+
+    def run(*arguments):
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    return run
+
+
+SOURCE = "resilience.checkpoint.init_from=weights.pt"
+
+
+def test_under_hydra_a_relative_path_begins_where_the_command_was_started(app, tmp_path):
+    """Not in the job's directory, into which Hydra may have changed."""
+    torch.save(
+        {"weight": torch.tensor([[3.0, 4.0]]), "bias": torch.ones(1)}, tmp_path / "weights.pt"
+    )
+    code, said = app("app.py", SOURCE, "hydra.run.dir=out")
+    assert code == 0, said
+    assert "weight [[3.0, 4.0]]" in said
+    (tmp_path / "weights.pt").unlink()
+    code, said = app("app.py", SOURCE, "hydra.run.dir=out")
+    assert code == 0, said
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["app.py", SOURCE],
+        ["app.py", "-m", "hydra/launcher=local", "hydra.launcher.n_jobs=1", SOURCE],
+        ["-m", "forge", "plan", "app.py", SOURCE],
+    ],
+    ids=["run", "sweep", "plan"],
+)
+def test_a_path_that_leads_nowhere_is_refused_at_the_launch(command, app, tmp_path):
+    """Not after an hour in the queue."""
+    code, said = app(*command)
+    assert code != 0
+    assert f"there is nothing at {tmp_path / 'weights.pt'}" in said
+    assert "weight [" not in said
