@@ -9,9 +9,11 @@ from typing import Any
 
 from forge import job_dir, messages, startup, verdict
 from forge.checkpoint import Checkpoint, Store
+from forge.checkpoint.reading import Place
 from forge.config import NanAction, Policy
 from forge.errors import ConfigError, ExitCode
 from forge.ledger import Ledger
+from forge.live_state import LiveState
 from forge.metrics import Metrics
 from forge.nan_policy import NanPolicy
 from forge.rules import directory_problem
@@ -35,13 +37,14 @@ class Holdings:
         if problem:
             key = f"`resilience.checkpoint.dir={policy.checkpoint.dir}`"
             raise ConfigError([f"{key} ({checkpoint_dir}): {problem}"])
+        self._every = policy.checkpoint.every_steps or 1
         can_roll_back = policy.nan.action is _ACTION.rollback
         self.store = Store(
             checkpoint_dir,
             policy.checkpoint,
             config_hash=job_dir.config_hash(job),
             keep_back_steps=policy.nan.rollback.steps_back if can_roll_back else None,
-            keep_back_every=policy.checkpoint.every_steps or 1,
+            keep_back_every=self._every,
         )
         self.ledger = Ledger(job)
         self.store.attempt = self.ledger.attempt
@@ -52,9 +55,9 @@ class Holdings:
         """The shell line that goes on with this job."""
         job_dir.write_resume_script(job, self.command)
 
-    def newest(self) -> Checkpoint | None:
+    def newest(self, live: LiveState) -> Checkpoint | None:
         """The checkpoint to begin with; says why newer ones were passed over."""
-        found = self.store.newest()
+        found = self.store.newest(place=_places(live))
         for reason in self.store.passed_over:
             messages.warn(f"Passed over {reason}")
         return found
@@ -82,14 +85,16 @@ class Holdings:
             )
         messages.say(f"To go on with this job after a stop:\n  {self.command}")
 
-    def rollback_target(self, at_most: int, every: int) -> Checkpoint | None:
+    def rollback_target(self, live: LiveState, at_most: int) -> Checkpoint | None:
         """The newest good checkpoint at a boundary with at most so many steps done.
 
         Preferably one that every run of this job has: the saves of a stop are this one's own.
         """
-        found = self.store.newest(at_most, every) or self.store.newest(at_most)
+        every, place = self._every, _places(live)
+        newest = self.store.newest
+        found = newest(at_most, every, place) or newest(at_most, place=place)
         while found is not None and found.state["replay"] is not None:
-            found = self.store.newest(found.manifest.step - 1)  # saved inside a step
+            found = newest(found.manifest.step - 1, place=place)  # saved inside a step
         for reason in self.store.passed_over:
             messages.warn(f"Passed over {reason}")
         return found
@@ -125,3 +130,8 @@ class Holdings:
         finally:
             self.store.close()
             self.ledger.close()
+
+
+def _places(live: LiveState) -> Place:
+    """Where a checkpoint's tensors go: nowhere, if they are to be put back a second time."""
+    return lambda state: live.places(state["live"]) if state["replay"] is None else None

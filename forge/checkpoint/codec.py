@@ -19,7 +19,8 @@ import torch
 
 from forge.errors import CheckpointError, DamagedCheckpoint
 
-_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+"""Others, subclasses, have behaviour that their data does not tell."""
 
 
 class Encoder:
@@ -128,7 +129,7 @@ def _join(path: str, key: Any) -> str:
 def _tensor_problem(tensor: torch.Tensor) -> str | None:
     if torch.nn.parameter.is_lazy(tensor):
         return "a parameter that a lazy module has not made yet (call the module once)"
-    if type(tensor) not in _PLAIN_TENSORS:
+    if type(tensor) not in PLAIN_TENSORS:
         return f"a tensor of the subclass {type(tensor).__qualname__}"
     if tensor.layout is not torch.strided:
         return f"a tensor of the layout {tensor.layout}"
@@ -160,6 +161,33 @@ def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
+class Outline(dict[str, torch.Tensor]):
+    """Tensors without data: with them, `decode` tells what a state looks like.
+
+    What takes data to decode becomes `UNKNOWN`.
+    """
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        super().__init__(tensors)
+        self.uses: collections.Counter[str] = collections.Counter()
+        """How often the state refers to each tensor."""
+        self.strides: dict[str, list[int]] = {}
+        """Those of tensors whose elements are not in the usual order."""
+        self.devices: dict[str, torch.device] = {}
+
+    def note(self, name: str, value: dict[str, Any]) -> torch.Tensor:
+        """A reference to the tensor `name` was decoded."""
+        self.uses[name] += 1
+        self.devices[name] = _device_of(value)
+        if "stride" in value:
+            self.strides[name] = value["stride"]
+        return self[name]
+
+
+UNKNOWN = object()
+"""In an outline: a leaf that cannot be told without data."""
+
+
 def decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     """The tree that `Encoder.encode` was given.
 
@@ -178,6 +206,8 @@ def decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     try:
         return _DECODERS[tag](value, tensors)
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        if isinstance(tensors, Outline):
+            return UNKNOWN
         raise DamagedCheckpoint(f"a value tagged {tag!r} cannot be read: {error!r}") from error
 
 
@@ -186,13 +216,23 @@ _Tensors = dict[str, torch.Tensor]
 
 def _decode_tensor(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
     tensor = tensors[value["!tensor"]]
+    stride = tuple(value.get("stride", ()))
+    if stride and not (all(type(s) is int for s in stride) and _is_dense(tensor.shape, stride)):
+        raise DamagedCheckpoint(f"strides {stride} of a tensor of shape {list(tensor.shape)}")
+    if isinstance(tensors, Outline):
+        return tensors.note(value["!tensor"], value)
+    if stride and tensor.stride() != stride:
+        shaped = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype)
+        tensor = shaped.copy_(tensor)
+    # What is on another device is in its place: whoever read it has put it there.
+    return tensor.to(_device_of(value)) if tensor.device.type == "cpu" else tensor
+
+
+def _device_of(value: dict[str, Any]) -> torch.device:
     device = torch.device(value.get("device", "cpu"))
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         device = torch.device("cpu")  # whoever loads it moves it to where its parameters are
-    if "stride" in value:
-        shaped = torch.empty_strided(tensor.shape, value["stride"], dtype=tensor.dtype)
-        tensor = shaped.copy_(tensor)
-    return tensor.to(device)
+    return device
 
 
 def _decode_ordered(value: dict[str, Any], tensors: _Tensors) -> Any:
@@ -235,7 +275,7 @@ def _decode_ndarray(value: dict[str, Any], tensors: _Tensors) -> Any:
     import numpy
 
     dtype, shape = value["!ndarray"]
-    raw = bytes(_decode_tensor(value["bytes"], tensors).tolist())
+    raw = _decode_tensor(value["bytes"], tensors).numpy().tobytes()
     count = math.prod(shape)
     return numpy.frombuffer(raw, dtype=dtype, count=count).reshape(shape).copy()
 

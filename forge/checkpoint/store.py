@@ -25,7 +25,7 @@ from forge.checkpoint.codec import Encoder
 from forge.checkpoint.fence import TOKEN_FILE, Fence
 from forge.checkpoint.manifest import Manifest
 from forge.checkpoint.names import LATEST, STATE, TENSORS, step_dirs, step_of
-from forge.checkpoint.reading import Checkpoint
+from forge.checkpoint.reading import Checkpoint, Place
 from forge.checkpoint.retention import Retention
 from forge.config import CheckpointConfig
 from forge.errors import CheckpointError, DamagedCheckpoint
@@ -103,11 +103,14 @@ class Store:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def newest(self, at_most: int | None = None, every: int = 1) -> Checkpoint | None:
+    def newest(
+        self, at_most: int | None = None, every: int = 1, place: Place | None = None
+    ) -> Checkpoint | None:
         """The newest checkpoint that verifies, or None where there is none at all.
 
         Args:
             at_most: Only those with at most this many steps done.
+            place: See `reading.read`.
         Raises:
             CheckpointError: Where there are checkpoints but none of them verifies.
         """
@@ -118,7 +121,7 @@ class Store:
         candidates = [path for path in candidates if (step_of(path) or 0) % every == 0]
         for path in candidates:
             try:
-                return self.read(path)
+                return self.read(path, place)
             except DamagedCheckpoint as error:
                 self._damaged.add(path.name)
                 self.passed_over.append(f"{path.name}: {error}")
@@ -130,13 +133,13 @@ class Store:
             f" step, move these directories away; nothing was changed or removed."
         )
 
-    def read(self, path: Path) -> Checkpoint:
+    def read(self, path: Path, place: Place | None = None) -> Checkpoint:
         """Read one checkpoint, verifying as `checkpoint.verify` says.
 
         Raises:
             DamagedCheckpoint: Saying which file is wrong, what was expected and what was found.
         """
-        return reading.read(path, self._config.verify)
+        return reading.read(path, self._config.verify, place)
 
     # -- writing -------------------------------------------------------------------------------
 
