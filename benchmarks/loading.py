@@ -2,9 +2,9 @@
 
     python benchmarks/loading.py [--mib N] [--rounds N] [--threads N] [--dir FOLDER]
 
-The state is a model and its AdamW. «rollback» puts a checkpoint back into objects that have trained;
-«resume» into a model whose AdamW is new, so that its averages need memory first. «cold» begins
-without the file in the page cache. Ratios are to torch.load and load_state_dict in the same state.
+The state is a model and its AdamW. «rollback» puts a checkpoint back into objects that have
+trained; «resume» into a model whose AdamW is new, so that its averages need memory first. «cold»
+begins without the file in the page cache. Ratios are to torch.load and load_state_dict.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def main() -> None:
 
 def measure(folder: Path, mib: int, rounds: int) -> dict[tuple[str, str], tuple[float, float]]:
     """(case, name) -> median seconds, and the median of the ratios to torch.load's."""
-    variants = prepare(folder, mib)
+    trained = make(mib)
+    variants = prepare(folder, trained)
     times: dict[tuple[str, str], list[float]] = {}
     for number in range(rounds + 1):
         for case in ("warm resume", "warm rollback", "cold resume", "cold rollback"):
@@ -65,10 +66,10 @@ def measure(folder: Path, mib: int, rounds: int) -> dict[tuple[str, str], tuple[
             random.Random(number).shuffle(names)
             for name in names:
                 path, load = variants[name]
-                objects = make(mib, has_trained="rollback" in case)
-                drop(path) if "cold" in case else path.read_bytes()
+                new = trained[0], torch.optim.AdamW(trained[0].parameters())
+                drop(path) if "cold" in case else warm(path)
                 begin = time.perf_counter()
-                load(objects)
+                load(trained if "rollback" in case else new)
                 if number:  # the first round imports and compiles
                     times.setdefault((case, name), []).append(time.perf_counter() - begin)
     found = {}
@@ -79,22 +80,21 @@ def measure(folder: Path, mib: int, rounds: int) -> dict[tuple[str, str], tuple[
     return found
 
 
-def make(mib: int, has_trained: bool = True) -> Objects:
-    """A model and its AdamW, `mib` MiB in all once they have trained."""
+def make(mib: int) -> Objects:
+    """A model and its AdamW which have trained, `mib` MiB in all."""
     width = int((mib * 2**20 / 4 / 3 / NUM_TENSORS) ** 0.5)
     model = torch.nn.ParameterList(torch.randn(width, width) for _ in range(NUM_TENSORS))
     optimizer = torch.optim.AdamW(model.parameters())
-    if has_trained:
-        for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
-        optimizer.zero_grad()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
     return model, optimizer
 
 
-def prepare(folder: Path, mib: int) -> dict[str, tuple[Path, Load]]:
+def prepare(folder: Path, objects: Objects) -> dict[str, tuple[Path, Load]]:
     """Name -> the file with the state, and a function that loads it."""
-    model, optimizer = make(mib)
+    model, optimizer = objects
     variants: dict[str, tuple[Path, Load]] = {}
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     path = folder / "state.pt"
@@ -153,6 +153,13 @@ def _with_forge(store: Store, objects: Objects) -> None:
     found = store.newest(place=lambda state: live.places(state["live"]))
     assert found is not None
     live.load(found.state["live"], found.fill())
+
+
+def warm(path: Path) -> None:
+    """Bring the file into the page cache."""
+    with path.open("rb", buffering=0) as file:
+        while file.read(1 << 20):
+            pass
 
 
 def drop(path: Path) -> None:

@@ -126,11 +126,17 @@ class TensorFile:
         Raises:
             DamagedCheckpoint: Where that failed; what the tensors hold is then undefined.
         """
-        entries = [self.entries[name] for name in self.entries if name in tensors]
-        on_host = [entry for entry in entries if tensors[entry.name].device.type == "cpu"]
-        pieces = [Piece(e.begin, e.end, view_of(tensors[e.name])) for e in on_host]
-        self.file.read([piece for piece in pieces if piece.end > piece.begin], is_checked=False)
-        self._fill_devices([(e, tensors[e.name]) for e in entries if e not in on_host])
+        pieces, on_devices = [], []
+        for name, entry in self.entries.items():
+            tensor = tensors.get(name)
+            if tensor is None or not entry.size:
+                continue
+            if tensor.device.type == "cpu":
+                pieces.append(Piece(entry.begin, entry.end, view_of(tensor)))
+            else:
+                on_devices.append((entry, tensor))
+        self.file.read(pieces, is_checked=False)
+        self._fill_devices(on_devices)
         if self.file.has_changed():
             raise DamagedCheckpoint(f"{self.file.name}: was written to while it was read")
 
@@ -138,11 +144,11 @@ class TensorFile:
         """Through one buffer in pinned memory, which a device reads fastest."""
         if not targets:
             return
-        size = min(CHUNK, max(entry.end - entry.begin for entry, _ in targets))
+        size = min(CHUNK, max(entry.size for entry, _ in targets))
         buffer = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
         for entry, tensor in targets:
             flat = tensor.detach().reshape(-1).view(torch.uint8)
-            for begin in range(entry.begin, entry.end, max(size, 1)):
+            for begin in range(entry.begin, entry.end, size):
                 end = min(begin + size, entry.end)
                 self.file.read([Piece(begin, end, view_of(buffer[: end - begin]))], False)
                 flat[begin - entry.begin : end - entry.begin].copy_(buffer[: end - begin])
