@@ -10,7 +10,9 @@ from nan_trainer import (
     train,
 )
 
+from forge.checkpoint.tensor_reading import TensorFile
 from forge.config import NanConfig, RollbackConfig
+from forge.errors import DamagedCheckpoint
 from forge.nan_policy import NanPolicy, RateScale
 
 ROLLBACK = {"action": "rollback", "max_consecutive": 2}
@@ -66,6 +68,25 @@ def test_a_damaged_newer_checkpoint_is_passed_over(tmp_path):
     outcome = train(tmp_path, bad=streak(9, 2), at={10: damage_two}, **ROLLBACK)
     assert outcome.code == 0
     assert rollbacks(tmp_path) == [(7, 9, 11)]
+
+
+def test_a_checkpoint_that_cannot_be_read_to_its_end_ends_the_run(tmp_path, monkeypatch):
+    """Half of it is in the live model by then: training on would be silently wrong."""
+
+    def fail(file, tensors):
+        if not tensors:
+            return
+        next(iter(tensors.values())).fill_(7)
+        raise DamagedCheckpoint("Input/output error")
+
+    monkeypatch.setattr(TensorFile, "fill", fail)
+    outcome = train(tmp_path, bad=streak(9, 2), **ROLLBACK)
+    assert outcome.code == 74
+    assert len(outcome.steps) == 11
+    assert rollbacks(tmp_path) == []
+    (event,) = events(tmp_path, "error")
+    assert "training cannot go on from them" in event["reason"]
+    assert "step_11" not in checkpoints(tmp_path), "what is live must not be saved"
 
 
 def test_checkpoints_of_the_abandoned_time_line_are_gone(tmp_path):
