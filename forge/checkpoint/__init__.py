@@ -2,7 +2,8 @@
 
 `codec` turns state into JSON and tensors, `tensorfile` holds the tensors in safetensors layout,
 `checksums` finds what has changed, `manifest` says what a checkpoint consists of, `fence` who may
-write, `retention` what is kept; `reading` reads one, `store` writes them.
+write, `retention` what is kept; `reading` reads one (`file_reading` its bytes, `tensor_reading`
+its tensors), `store` writes them.
 """
 
 from forge.checkpoint.manifest import Manifest

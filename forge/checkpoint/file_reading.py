@@ -59,10 +59,14 @@ class CheckedFile:
         self._finalizer = weakref.finalize(self, os.close, self._fd)
         status = os.fstat(self._fd)
         self._looked = _look(status)
+        problem = None
         if not stat.S_ISREG(status.st_mode):
-            raise self._damage("is not a plain file")
-        if status.st_size != self.size:  # before any memory is asked for
-            raise self._damage(f"expected {self.size} bytes, found {status.st_size}")
+            problem = "is not a plain file"
+        elif status.st_size != self.size:  # before any memory is asked for
+            problem = f"expected {self.size} bytes, found {status.st_size}"
+        if problem:
+            self.close()
+            raise self._damage(problem)
 
     def close(self) -> None:
         """Close the file, if it is open."""
