@@ -83,7 +83,7 @@ class CheckedFile:
         ranges = _chunks([(0, self.size)] if is_checked else [(p.begin, p.end) for p in pieces])
         reader = _Reader(self._fd, pieces, _STEP if is_checked else CHUNK)
         try:
-            if is_checked and hasattr(os, "posix_fadvise"):
+            if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             found = _in_threads(reader.checksum if is_checked else reader.read, ranges)
         except OSError as error:

@@ -408,6 +408,26 @@ def test_a_header_of_nonsense_is_damage(small_chunks, store):
     assert num_damaged > 200
 
 
+def test_a_header_that_changes_between_two_looks_is_damage(store, monkeypatch):
+    """What was parsed has to be what was verified."""
+    live = pair(1)
+    path = save(store, live) / TENSORS
+    raw = path.read_bytes()
+    preadv, calls = os.preadv, []
+
+    def other_first(fd, views, offset):
+        count = preadv(fd, views, offset)
+        if os.fstat(fd).st_size == len(raw) and len(views) == 1:
+            calls.append(count)
+            if len(calls) == 2:  # the length, then the header
+                views[0][count - 1] ^= ord(" ") ^ ord("\n")
+        return count
+
+    monkeypatch.setattr(os, "preadv", other_first)
+    with pytest.raises(CheckpointError, match="its header has changed"):
+        newest(store, live)
+
+
 def test_a_file_that_shrinks_while_it_is_read_is_damage(small_chunks, store, monkeypatch):
     """A mapped file would kill the process with SIGBUS."""
     live = pair(1)
