@@ -11,14 +11,13 @@ import itertools
 import os
 import stat
 import weakref
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forge.checkpoint.checksums import CHUNK, entry_of
+from forge.checkpoint.checksums import CHUNK, crc32, entry_of
 from forge.errors import DamagedCheckpoint
 
 _STEP = 1 << 20
@@ -145,7 +144,7 @@ class _Reader:
         scratch = self._spare.pop() if self._spare else memoryview(bytearray(self._step))
         for count, views in self._read(begin, end, scratch):
             for view in views:
-                checksum = zlib.crc32(view[: max(count, 0)], checksum)
+                checksum = crc32(view[: max(count, 0)], checksum)
                 count -= len(view)
         self._spare.append(scratch)
         return checksum

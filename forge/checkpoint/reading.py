@@ -169,7 +169,6 @@ def _targets(
         and len(lives) == outline.uses[name]
         and name not in outline.strides
         and all(_can_take(live, outline[name]) for live in lives)
-        and len({live.data_ptr() for live in lives}) == 1
     }
 
 
