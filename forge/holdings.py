@@ -10,6 +10,7 @@ from typing import Any
 from forge import init_from, job_dir, messages, startup, verdict
 from forge.checkpoint import Checkpoint, Store
 from forge.checkpoint.names import step_dirs
+from forge.checkpoint.reading import Place
 from forge.config import NanAction, Policy
 from forge.errors import ConfigError, ExitCode
 from forge.ledger import Ledger
@@ -38,13 +39,14 @@ class Holdings:
         if problem:
             key = f"`resilience.checkpoint.dir={policy.checkpoint.dir}`"
             raise ConfigError([f"{key} ({checkpoint_dir}): {problem}"])
+        self._every = policy.checkpoint.every_steps or 1
         can_roll_back = policy.nan.action is _ACTION.rollback
         self.store = Store(
             checkpoint_dir,
             policy.checkpoint,
             config_hash=job_dir.config_hash(job),
             keep_back_steps=policy.nan.rollback.steps_back if can_roll_back else None,
-            keep_back_every=policy.checkpoint.every_steps or 1,
+            keep_back_every=self._every,
         )
         self.ledger = Ledger(job)
         self.store.attempt = self.ledger.attempt
@@ -61,7 +63,7 @@ class Holdings:
 
         Where there is none, the objects get what `checkpoint.init_from` names.
         """
-        found = self.store.newest()
+        found = self.store.newest(place=_places(live))
         for reason in self.store.passed_over:
             messages.warn(f"Passed over {reason}")
         if found is None and self._config.init_from is not None:
@@ -91,14 +93,16 @@ class Holdings:
             )
         messages.say(f"To go on with this job after a stop:\n  {self.command}")
 
-    def rollback_target(self, at_most: int, every: int) -> Checkpoint | None:
+    def rollback_target(self, live: LiveState, at_most: int) -> Checkpoint | None:
         """The newest good checkpoint at a boundary with at most so many steps done.
 
         Preferably one that every run of this job has: the saves of a stop are this one's own.
         """
-        found = self.store.newest(at_most, every) or self.store.newest(at_most)
+        every, place = self._every, _places(live)
+        newest = self.store.newest
+        found = newest(at_most, every, place) or newest(at_most, place=place)
         while found is not None and found.state["replay"] is not None:
-            found = self.store.newest(found.manifest.step - 1)  # saved inside a step
+            found = newest(found.manifest.step - 1, place=place)  # saved inside a step
         for reason in self.store.passed_over:
             messages.warn(f"Passed over {reason}")
         return found
@@ -148,3 +152,8 @@ class Holdings:
         finally:
             self.store.close()
             self.ledger.close()
+
+
+def _places(live: LiveState) -> Place:
+    """Where a checkpoint's tensors go: nowhere, if they are to be put back a second time."""
+    return lambda state: live.places(state["live"]) if state["replay"] is None else None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from forge.checkpoint.codec import UNKNOWN
 from forge.errors import StateMismatch
 
 _SHOWN = 8
@@ -94,12 +95,24 @@ class LiveState:
             "grads": {name: p.grad for name, p in self.parameters() if p.grad is not None},
         }
 
-    def load(self, saved: dict[str, Any]) -> None:
-        """Put a captured state back; compares first, so that a misfit changes nothing.
+    def places(self, saved: dict[str, Any]) -> list[tuple[Any, torch.Tensor]]:
+        """For leaves of a captured state, the live tensors that loading it would copy them to.
 
+        Only where torch itself loads: another class may do anything with what it is given.
+
+        Args:
+            saved: May hold tensors without data, and `UNKNOWN`.
         Raises:
-            StateMismatch: Naming each leaf, what was expected and what was found.
+            StateMismatch: As `load`.
         """
+        self._compare(saved)
+        return [
+            pair
+            for name, one in self.objects.items()
+            for pair in _places(one, saved["states"][name])
+        ]
+
+    def _compare(self, saved: dict[str, Any]) -> None:
         differences = list(self._differences(saved))
         if differences:
             more = len(differences) - _SHOWN
@@ -110,6 +123,17 @@ class LiveState:
                 + "\nBuild them as they were when this was saved (with what the loop had added to"
                 " them by then), or start a new directory."
             )
+
+    def load(self, saved: dict[str, Any], owned: Collection[int] = frozenset()) -> None:
+        """Put a captured state back; compares first, so that a misfit changes nothing.
+
+        Args:
+            owned: The `id` of tensors that may become part of the live objects; of all others
+                they get copies.
+        Raises:
+            StateMismatch: Naming each leaf, what was expected and what was found.
+        """
+        self._compare(saved)
         for name, one in self.objects.items():
             try:
                 one.load_state_dict(saved["states"][name])
@@ -118,12 +142,15 @@ class LiveState:
                     f"{name}: {_kind(one)}.load_state_dict failed: {error}"
                 ) from error
             if isinstance(one, torch.optim.Optimizer):
-                _make_exact(one, saved["states"][name])
+                _make_exact(one, saved["states"][name], owned)
         frozen = set(saved["frozen"])
         for name, parameter in self.parameters():
             parameter.requires_grad_(name not in frozen)
             gradient = saved["grads"].get(name)
-            parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
+            if gradient is not None:
+                is_owned = id(gradient) in owned
+                gradient = gradient.to(parameter.device, copy=not is_owned)
+            parameter.grad = gradient
 
     def _differences(self, saved: dict[str, Any]) -> Iterator[str]:
         for name in sorted(self.objects.keys() | saved["states"].keys()):
@@ -154,6 +181,35 @@ def _describe(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
+def _places(one: Stateful, saved: Any) -> Iterator[tuple[Any, Any]]:
+    """Leaves of what was saved, and what is live in their places."""
+    if isinstance(one, torch.nn.Module) and _loads_as(one, torch.nn.Module):
+        for prefix, module in one.named_modules(remove_duplicate=False):
+            if type(module)._load_from_state_dict is torch.nn.Module._load_from_state_dict:
+                for name, live in (*module._parameters.items(), *module._buffers.items()):
+                    key = f"{prefix}.{name}" if prefix else name
+                    if live is not None and key in saved:
+                        yield saved[key], live.detach()
+    elif isinstance(one, torch.optim.Optimizer) and _loads_as(one, torch.optim.Optimizer):
+        for parameter, number in _numbered(one, saved):
+            live_state = one.state.get(parameter, {})
+            for key, value in saved["state"].get(number, {}).items():
+                if isinstance(live_state.get(key), torch.Tensor):
+                    yield value, live_state[key]
+
+
+def _loads_as(one: Any, kind: Any) -> bool:
+    return type(one).load_state_dict is kind.load_state_dict and "load_state_dict" not in vars(one)
+
+
+def _numbered(
+    optimizer: torch.optim.Optimizer, saved: dict[str, Any]
+) -> Iterator[tuple[torch.Tensor, Any]]:
+    """An optimizer's parameters, and their numbers in its saved state."""
+    for live, old in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        yield from zip(live["params"], old["params"], strict=True)
+
+
 def _module_differences(name: str, live: dict[str, Any], saved: dict[str, Any]) -> Iterator[str]:
     for key in [*live, *(k for k in saved if k not in live)]:
         leaf = f"{name}.{key}"
@@ -161,7 +217,7 @@ def _module_differences(name: str, live: dict[str, Any], saved: dict[str, Any]) 
             yield f"{leaf}: expected {_describe(live[key])}, found nothing in the checkpoint"
         elif key not in live:
             yield f"{leaf}: expected nothing, found {_describe(saved[key])} in the checkpoint"
-        elif _describe(live[key]) != _describe(saved[key]):
+        elif saved[key] is not UNKNOWN and _describe(live[key]) != _describe(saved[key]):
             yield f"{leaf}: expected {_describe(live[key])}, found {_describe(saved[key])}"
 
 
@@ -199,18 +255,18 @@ def _fits(value: torch.Tensor, parameter: torch.Tensor, total: int) -> bool:
     return all(found in (1, size) for found, size in sizes) or list(value.shape) == [total]
 
 
-def _make_exact(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+def _make_exact(
+    optimizer: torch.optim.Optimizer, saved: dict[str, Any], owned: Collection[int]
+) -> None:
     """Undo what `Optimizer.load_state_dict` does to state: it casts to the parameter's dtype.
 
-    It also keeps the loaded tensors themselves, which are views of the whole file's memory.
+    It also keeps the loaded tensors themselves, which are good for that only if `owned`.
     """
-    groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
-    pairs = [p for live, old in groups for p in zip(live["params"], old["params"], strict=True)]
-    for parameter, number in pairs:
+    for parameter, number in _numbered(optimizer, saved):
         live_state = optimizer.state.get(parameter, {})
         for key, value in saved["state"].get(number, {}).items():
             live = live_state.get(key)
             are_tensors = isinstance(live, torch.Tensor) and isinstance(value, torch.Tensor)
             if are_tensors and live.shape == value.shape:
                 dtype = live.dtype if key == "step" else value.dtype
-                live_state[key] = value.to(live.device, dtype, copy=True)
+                live_state[key] = value.to(live.device, dtype, copy=id(value) not in owned)

@@ -87,13 +87,13 @@ class Session:
     def _resume(self) -> None:
         found = self._disk.newest(self._live)
         if found is not None:
-            self._load(found.state)
+            self._load(found.state, found.fill())
             self._is_complete = found.manifest.is_complete
             self.resumed_from = found.path.name
         self._disk.begin(self.step, self.resumed_from, self._replay is not None, self._is_complete)
 
-    def _load(self, state: dict[str, Any]) -> None:
-        self._live.load(state["live"])
+    def _load(self, state: dict[str, Any], owned: frozenset[int]) -> None:
+        self._live.load(state["live"], owned)
         self._nan.load_state_dict(state["nan"])
         self.metrics.restore(state.get("metrics", {}))
         self.step, self._planned = state["step"], state["planned"]
@@ -317,7 +317,7 @@ class Session:
         first_bad = self._nan.rollback_from
         assert first_bad is not None
         at_most = first_bad - self._policy.nan.rollback.steps_back
-        found = self._disk.rollback_target(at_most, self._policy.checkpoint.every_steps or 1)
+        found = self._disk.rollback_target(self._live, at_most)
         call = len(self._calls.positions) - 1
         if found is None or len(found.state["positions"]) != call + 1:
             self._halt(
@@ -326,7 +326,7 @@ class Session:
             )
         nan, bad_step = self._nan.state_dict(), self.step
         self.metrics.flush()
-        self._load(found.state)
+        self._load(found.state, found.fill())
         self._nan.load_state_dict(nan)
         self._nan.rolled_back()
         found.state["nan"] = self._nan.state_dict()  # budgets are not rolled back

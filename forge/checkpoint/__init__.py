@@ -3,8 +3,9 @@
 `codec` turns state into JSON and tensors, `tensorfile` holds the tensors in safetensors layout,
 `checksums` finds what has changed, `manifest` says what a checkpoint consists of, `fence` who may
 write, `workspace` where, `retention` what is kept, `pins` what people keep; `reading` reads one
-while `in_use` holds it, `store` writes them, `removal` takes them away; `inspection` looks at them
-from outside, `trust` at who could have written them. Names load on first use: pins need no torch.
+(`file_reading` its bytes, `tensor_reading` its tensors) while `in_use` holds it, `store` writes
+them, `removal` takes them away; `inspection` looks at them from outside, `trust` at who could have
+written them. Names load on first use: pins need no torch.
 """
 
 from __future__ import annotations

@@ -207,6 +207,33 @@ def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
+class Outline(dict[str, torch.Tensor]):
+    """Tensors without data: with them, `decode` tells what a state looks like.
+
+    What takes data to decode becomes `UNKNOWN`.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(tensors)
+        self.uses: collections.Counter[str] = collections.Counter()
+        """How often the state refers to each tensor."""
+        self.strides: dict[str, list[int]] = {}
+        """Those of tensors whose elements are not in the usual order."""
+        self.devices: dict[str, torch.device] = {}
+
+    def note(self, name: str, value: dict[str, Any]) -> torch.Tensor:
+        """A reference to the tensor `name` was decoded."""
+        self.uses[name] += 1
+        self.devices[name] = _device_of(value)
+        if "stride" in value:
+            self.strides[name] = value["stride"]
+        return self[name]
+
+
+UNKNOWN = object()
+"""In an outline: a leaf that cannot be told without data."""
+
+
 def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """The tree that `Encoder.encode` was given.
 
@@ -214,7 +241,7 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         DamagedCheckpoint: Where `value` is nothing that an encoder writes.
     """
     try:
-        return _decode(value, dict(tensors))
+        return _decode(value, tensors if isinstance(tensors, Outline) else dict(tensors))
     except RecursionError:
         raise DamagedCheckpoint("its values are nested too deep to be read here") from None
 
@@ -234,6 +261,8 @@ def _decode(value: Any, tensors: _Tensors) -> Any:
     except RecursionError:
         raise
     except _WRONG as error:
+        if isinstance(tensors, Outline):
+            return UNKNOWN
         raise DamagedCheckpoint(f"a value tagged {tag!r} cannot be read: {error!r}") from error
 
 
@@ -253,18 +282,30 @@ def _is_here(device: torch.device) -> bool:
 
 
 def _decode_tensor(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
-    tensor = tensors[value["!tensor"]]
+    name = value["!tensor"]
+    tensor = tensors[name]
+    stride = tuple(value.get("stride", ()))
+    if stride and not (all(type(s) is int for s in stride) and _is_dense(tensor.shape, stride)):
+        # It could ask for any amount of memory.
+        raise DamagedCheckpoint(f"strides {stride} of a tensor of shape {list(tensor.shape)}")
+    if isinstance(tensors, Outline):
+        tensor = tensors.note(name, value)
+    else:
+        if stride and tensor.stride() != stride:
+            shaped = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype)
+            tensor = shaped.copy_(tensor)
+        # What is on another device is in its place: whoever read it has put it there. Kept, so
+        # that what was tied is tied again.
+        is_placed = tensor.device.type != "cpu"
+        tensor = tensors[name] = tensor if is_placed else tensor.to(_device_of(value))
+    return odd_tensors.uncarried(tensor, value["dtype"]) if "dtype" in value else tensor
+
+
+def _device_of(value: dict[str, Any]) -> torch.device:
     device = torch.device(value.get("device", "cpu"))
     if not _is_here(device):
         device = torch.device("cpu")  # whoever loads it moves it to where its parameters are
-    stride = tuple(value.get("stride", tensor.stride()))
-    if stride != tensor.stride():
-        if not _is_dense(tuple(tensor.shape), stride):  # it could ask for any amount of memory
-            raise ValueError(f"strides {stride} for a tensor of shape {tuple(tensor.shape)}")
-        tensor = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
-    # Kept, so that what was tied is tied again.
-    tensor = tensors[value["!tensor"]] = tensor.to(device)
-    return odd_tensors.uncarried(tensor, value["dtype"]) if "dtype" in value else tensor
+    return device
 
 
 def _decode_ordered(value: dict[str, Any], tensors: _Tensors) -> Any:

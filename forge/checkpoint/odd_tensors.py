@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+"""Others, subclasses, have behaviour that their data does not tell."""
+
 _NATIVE = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.float8_e4m3fn, torch.float8_e5m2, torch.complex128, torch.complex64),
@@ -41,7 +43,7 @@ def problem(tensor: torch.Tensor) -> str | None:
     """What a tensor is that cannot be kept exactly, or None."""
     if torch.nn.parameter.is_lazy(tensor):
         return "a parameter that a lazy module has not made yet (call the module once)"
-    if type(tensor) not in _PLAIN_TYPES:
+    if type(tensor) not in PLAIN_TYPES:
         return f"a tensor of the subclass {type(tensor).__qualname__}"
     if tensor.is_nested:
         return "a nested tensor"

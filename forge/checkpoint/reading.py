@@ -1,19 +1,41 @@
-"""A checkpoint, read and verified."""
+"""A checkpoint, read and verified; into live tensors where there are such.
+
+The steps of `read`, of which none changes anything that is live:
+
+    manifest, sizes, state as JSON     verified, decoded with tensors that have no data
+    `place`                            compares that with the live objects, offers their tensors
+    tensors                            verified; those without an offer are read into fresh memory
+
+`Checkpoint.fill` then reads the others to where they were offered a place.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forge.checkpoint import manifest, tensorfile
-from forge.checkpoint.codec import decode
+import torch
+
+from forge.checkpoint import manifest
+from forge.checkpoint.codec import Outline, decode
+from forge.checkpoint.file_reading import CheckedFile
 from forge.checkpoint.manifest import Manifest
 from forge.checkpoint.names import STATE, TENSORS, step_of
+from forge.checkpoint.placing import targets
+from forge.checkpoint.tensor_reading import TensorFile
 from forge.checkpoint.trust import check_state_size
 from forge.config import Verify
-from forge.errors import DamagedCheckpoint
+from forge.errors import CheckpointError, DamagedCheckpoint
+
+Place = Callable[[dict[str, Any]], Iterable[tuple[Any, torch.Tensor]] | None]
+"""Takes a state whose tensors have no data; gives pairs of such a tensor and a live one for it.
+
+None says that the state has to stay as it was read, because it will be loaded more than once.
+"""
 
 
 @dataclass(frozen=True)
@@ -23,11 +45,43 @@ class Checkpoint:
     path: Path
     manifest: Manifest
     state: dict[str, Any]
+    """With live tensors where `place` offered them: they have their values after `fill`."""
+    _owned: frozenset[int] = field(default=frozenset(), compare=False, repr=False)
+    _tensors: TensorFile | None = field(default=None, compare=False, repr=False)
+    _pending: dict[str, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    def fill(self) -> frozenset[int]:
+        """Read what belongs into live tensors, once.
+
+        Returns:
+            The `id` of tensors in `state` which whoever loads it may keep: nothing else refers to
+            them.
+        Raises:
+            CheckpointError: Where that failed half-way.
+        """
+        if not self._pending:
+            return self._owned
+        assert self._tensors is not None
+        try:
+            self._tensors.fill(self._pending)
+        except DamagedCheckpoint as error:
+            raise CheckpointError(
+                f"{self.path}: could be verified, but not be read again: {error}. The live objects"
+                " now hold a part of it, so that training cannot go on from them. Start the job"
+                " again."
+            ) from error
+        finally:
+            self._pending.clear()
+            self._tensors.file.close()
+        return self._owned
 
 
-def read(path: Path, verify: Verify) -> Checkpoint:
+def read(path: Path, verify: Verify, place: Place | None = None) -> Checkpoint:
     """Read the checkpoint in the directory `path`.
 
+    Args:
+        place: Offers live tensors, which `Checkpoint.fill` will overwrite; whatever it raises
+            comes out of here, unless the checkpoint turns out to be damaged.
     Raises:
         DamagedCheckpoint: Saying which file is wrong, what was expected and what was found.
     """
@@ -40,13 +94,59 @@ def read(path: Path, verify: Verify) -> Checkpoint:
     if missing:
         raise DamagedCheckpoint(f"its manifest lacks {', '.join(sorted(missing))}")
     check_state_size(described)
-    raw = {
-        name: tensorfile.read_bytes(path / name, entry, is_checked=verify is Verify.full)
-        for name, entry in described.files.items()
-    }
-    tensors = tensorfile.parse(raw[TENSORS], TENSORS)
+    is_checked = verify is Verify.full
+    files: dict[str, CheckedFile] = {}
+    found = None
     try:
-        state = decode(json.loads(tensorfile.to_bytes(raw[STATE])), tensors)
-    except (ValueError, RecursionError) as error:
-        raise DamagedCheckpoint(f"{STATE} cannot be read: {error}") from error
-    return Checkpoint(path, described, state)
+        for name, entry in described.files.items():
+            files[name] = CheckedFile(path / name, entry)
+            if is_checked and name not in (STATE, TENSORS):
+                files[name].read([], is_checked)
+        text = files[STATE].content(is_checked)
+        try:
+            tree = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise DamagedCheckpoint(f"{STATE} cannot be read: {error}") from error
+        found = _read(path, described, tree, files[TENSORS], is_checked, place)
+        return found
+    finally:
+        for name, file in files.items():
+            if found is None or name != TENSORS or not found._pending:
+                file.close()
+
+
+def _read(
+    path: Path,
+    described: Manifest,
+    tree: Any,
+    file: CheckedFile,
+    is_checked: bool,
+    place: Place | None,
+) -> Checkpoint:
+    try:
+        tensors = TensorFile(file)
+        outline = Outline(tensors.outline)
+        shown = decode(tree, outline)
+        offers = place(shown) if place is not None else None
+    except CheckpointError:
+        if is_checked:
+            file.read([], is_checked)  # damage, if there is any, is what explains the rest
+        raise
+    placed = targets(outline, offers or ())
+    on_devices = {
+        name: torch.empty_like(outline[name], device=device)
+        for name, device in outline.devices.items()
+        if device.type == "cuda" and name not in placed
+    }
+    values = tensors.read({*placed, *on_devices}, is_checked)
+    tensors.fill(on_devices)  # nobody uses these yet
+    values |= on_devices
+    for name, stride in outline.strides.items():
+        value = values[name]
+        shaped = torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device)
+        values[name] = shaped.copy_(value)
+    values |= placed
+    state = decode(tree, values)
+    uses = outline.uses if offers is not None else Counter()
+    owned = frozenset(id(value) for name, value in values.items() if uses[name] == 1)
+    return Checkpoint(path, described, state, owned, tensors, placed)

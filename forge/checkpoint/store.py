@@ -27,7 +27,7 @@ from forge.checkpoint.in_use import reading_lock
 from forge.checkpoint.manifest import Logged, Manifest
 from forge.checkpoint.names import LATEST, STATE, TENSORS, step_dirs, step_of
 from forge.checkpoint.output import write_file
-from forge.checkpoint.reading import Checkpoint
+from forge.checkpoint.reading import Checkpoint, Place
 from forge.checkpoint.removal import Remover
 from forge.checkpoint.retention import Retention, Seen
 from forge.checkpoint.trust import Trust, check_writable_size
@@ -96,11 +96,14 @@ class Store:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def newest(self, at_most: int | None = None, every: int = 1) -> Checkpoint | None:
+    def newest(
+        self, at_most: int | None = None, every: int = 1, place: Place | None = None
+    ) -> Checkpoint | None:
         """The newest checkpoint that verifies, or None where there is none at all.
 
         Args:
             at_most: Only those with at most this many steps done.
+            place: See `reading.read`.
         Raises:
             CheckpointError: Where there are checkpoints but none of them verifies.
         """
@@ -114,7 +117,7 @@ class Store:
         candidates = [path for path in candidates if (step_of(path) or 0) % every == 0]
         for path in candidates:
             try:
-                return self.read(path)
+                return self.read(path, place)
             except DamagedCheckpoint as error:
                 self._seen.damaged.add(path.name)
                 self.passed_over.append(f"{path.name}: {error}")
@@ -126,7 +129,7 @@ class Store:
             f" step, move these directories away; nothing was changed or removed."
         )
 
-    def read(self, path: Path) -> Checkpoint:
+    def read(self, path: Path, place: Place | None = None) -> Checkpoint:
         """Read one checkpoint, verifying as `checkpoint.verify` says.
 
         Raises:
@@ -134,7 +137,7 @@ class Store:
         """
         self._trust.check_step(path)
         with reading_lock(path):
-            return reading.read(path, self._config.verify)
+            return reading.read(path, self._config.verify, place)
 
     # -- writing -------------------------------------------------------------------------------
 

@@ -8,25 +8,20 @@ their real parts, noted in the header's metadata. Source: the safetensors format
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from forge.checkpoint.checksums import CHUNK, Checksums
-from forge.errors import CheckpointError, DamagedCheckpoint
+from forge.checkpoint.checksums import Checksums
+from forge.errors import CheckpointError
 
-_SMALL = 64 << 10
-"""Bytes below which a tensor gets memory of its own when it is read."""
-
-_MAX_HEADER = 100_000_000
+MAX_HEADER = 100_000_000
 """Bytes of JSON that the specification allows in front of the tensors."""
 
-_DTYPES = {
+DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -44,7 +39,9 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+"""The format's names."""
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def check_dtype(name: str, tensor: torch.Tensor) -> None:
@@ -107,107 +104,3 @@ def write_small(path: Path, content: bytes) -> dict[str, Any]:
     finally:
         os.close(fd)
     return checksums.entry()
-
-
-def read_bytes(path: Path, entry: dict[str, Any], is_checked: bool) -> torch.Tensor:
-    """A file's bytes as a uint8 tensor of shape [size], checked before they are returned.
-
-    Raises:
-        DamagedCheckpoint: Where the file is missing, is no plain file, or size or checksum differ.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise DamagedCheckpoint(f"{path.name}: cannot be opened: {error.strerror}") from error
-    try:
-        buffer, found = _read_all(fd, entry["size"], is_checked)
-    except OSError as error:
-        raise DamagedCheckpoint(f"{path.name}: cannot be read: {error.strerror}") from error
-    except (ValueError, RuntimeError, MemoryError) as error:  # torch's word for no memory
-        raise DamagedCheckpoint(f"{path.name}: {error}") from error
-    finally:
-        os.close(fd)
-    if is_checked:
-        _compare(path.name, entry, found)
-    return buffer
-
-
-def _compare(name: str, entry: dict[str, Any], found: dict[str, Any]) -> None:
-    for number, (expected, got) in enumerate(zip(entry["chunks"], found["chunks"], strict=True)):
-        if expected != got:
-            raise DamagedCheckpoint(
-                f"{name}: expected CRC-32 {expected:08x} of the {CHUNK} bytes from"
-                f" {number * CHUNK} on, found {got:08x}: bytes have changed"
-            )
-    if entry["crc32"] != found["crc32"]:
-        raise DamagedCheckpoint(
-            f"{name}: expected CRC-32 {entry['crc32']:08x}, found {found['crc32']:08x}"
-        )
-
-
-def _read_all(fd: int, size: int, is_checked: bool) -> tuple[torch.Tensor, dict[str, Any]]:
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError("is not a plain file")
-    if status.st_size != size:  # before any memory is asked for
-        raise ValueError(f"expected {size} bytes, found {status.st_size}")
-    checksums = Checksums()
-    buffer = torch.empty(size, dtype=torch.uint8)
-    if size == 0:
-        return buffer, checksums.entry()
-    view = memoryview((ctypes.c_char * size).from_address(buffer.data_ptr())).cast("B")
-    position = 0
-    while position < size:
-        count = os.readv(fd, [view[position : position + CHUNK]])
-        if not count:
-            raise ValueError(f"ends after {position} of {size} bytes")
-        if is_checked:
-            checksums.update(view[position : position + count])
-        position += count
-    return buffer, checksums.entry()
-
-
-def to_bytes(buffer: torch.Tensor) -> bytes:
-    """The content of a uint8 tensor of shape [size]."""
-    return ctypes.string_at(buffer.data_ptr(), len(buffer)) if len(buffer) else b""
-
-
-def parse(buffer: torch.Tensor, name: str) -> dict[str, torch.Tensor]:
-    """The tensors in a file's bytes, as views of `buffer`.
-
-    Raises:
-        DamagedCheckpoint: Where the layout is not that of the format.
-    """
-    try:
-        return _parse(buffer)
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RuntimeError,
-        OverflowError,
-    ) as error:
-        raise DamagedCheckpoint(f"{name}: is not in safetensors layout: {error!r}") from error
-
-
-def _parse(buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-    if len(buffer) < 8:
-        raise ValueError(f"a file of {len(buffer)} bytes")
-    length = int.from_bytes(ctypes.string_at(buffer.data_ptr(), 8), "little")
-    if not 0 < length <= min(len(buffer) - 8, _MAX_HEADER):
-        raise ValueError(f"header of {length} bytes in a file of {len(buffer)}")
-    header = json.loads(ctypes.string_at(buffer.data_ptr() + 8, length))
-    complex128 = set(json.loads(header.pop("__metadata__", {}).get("complex128", "[]")))
-    data = buffer[8 + length :]
-    tensors: dict[str, torch.Tensor] = {}
-    for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        dtype, shape = _DTYPES[entry["dtype"]], entry["shape"]
-        if not 0 <= begin <= end <= len(data):
-            raise ValueError(f"{name}: offsets {begin}..{end} in {len(data)} bytes")
-        tensor = data[begin:end].view(dtype).reshape(shape)
-        if dtype is torch.uint8 or end - begin < _SMALL:
-            tensor = tensor.clone()  # generators read their state as words: it has to be aligned
-        tensors[name] = torch.view_as_complex(tensor) if name in complex128 else tensor
-    return tensors

@@ -1,7 +1,9 @@
 """Checksums of chunks, and of the whole from them."""
 
 import os
+import sys
 import zlib
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,6 +30,29 @@ def test_the_whole_follows_from_the_chunks(chunk, size):
         "chunks": [zlib.crc32(piece) for piece in pieces],
     }
     assert checksums.num_chunks(size) == len(pieces)
+
+
+def test_whichever_crc_is_used_is_that_of_zlib():
+    """A checkpoint may be read where another package is installed than where it was written."""
+    for size in (0, 1, 9, 4097, 1 << 17):
+        content = os.urandom(size)
+        assert checksums.crc32(content) == zlib.crc32(content)
+        assert checksums.crc32(memoryview(content), 5) == zlib.crc32(content, 5)
+
+
+@pytest.mark.parametrize("module", [None, object()], ids=["is missing", "lacks it"])
+def test_without_a_fast_package_zlib_is_used(monkeypatch, module):
+    """It is an extra, and not to be had for every platform."""
+    monkeypatch.setitem(sys.modules, "isal.isal_zlib", module)
+    assert checksums._fastest() is zlib.crc32
+
+
+def test_a_fast_package_is_used_where_there_is_one(monkeypatch):
+    """Verifying then costs next to nothing."""
+    package = SimpleNamespace(isal_zlib=SimpleNamespace(crc32=len))
+    monkeypatch.setitem(sys.modules, "isal", package)
+    monkeypatch.setitem(sys.modules, "isal.isal_zlib", package.isal_zlib)
+    assert checksums._fastest() is len
 
 
 def test_a_terabyte_is_put_together_at_once():

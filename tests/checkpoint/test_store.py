@@ -221,16 +221,16 @@ def test_a_disk_that_cannot_be_read_is_damage_and_the_older_one_is_taken(
     """A bad sector must cost an interval, not the run."""
     commit(store, 1)
     commit(store, 2)
-    readv = os.readv
+    preadv = os.preadv
     calls = []
 
-    def fail_first(fd, buffers):
+    def fail_first(fd, buffers, offset):
         calls.append(fd)
         if len(calls) == 1:
             raise OSError(errno.EIO, "Input/output error")
-        return readv(fd, buffers)
+        return preadv(fd, buffers, offset)
 
-    monkeypatch.setattr(os, "readv", fail_first)
+    monkeypatch.setattr(os, "preadv", fail_first)
     assert_holds(store, 1, state_of)
     assert "Input/output error" in store.passed_over[0]
 

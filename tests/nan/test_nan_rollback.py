@@ -1,5 +1,8 @@
 """`resilience.nan.action=rollback`: where it goes, what it skips, when it gives up, and resumes."""
 
+import os
+import signal
+
 import pytest
 import torch
 from nan_trainer import (
@@ -10,7 +13,9 @@ from nan_trainer import (
     train,
 )
 
+from forge.checkpoint.tensor_reading import TensorFile
 from forge.config import NanConfig, RollbackConfig
+from forge.errors import DamagedCheckpoint
 from forge.nan_policy import NanPolicy, RateScale
 
 ROLLBACK = {"action": "rollback", "max_consecutive": 2}
@@ -66,6 +71,38 @@ def test_a_damaged_newer_checkpoint_is_passed_over(tmp_path):
     outcome = train(tmp_path, bad=streak(9, 2), at={10: damage_two}, **ROLLBACK)
     assert outcome.code == 0
     assert rollbacks(tmp_path) == [(7, 9, 11)]
+
+
+@pytest.fixture
+def _fails_half_way(monkeypatch):
+    def fail(file, tensors):
+        if tensors:
+            next(iter(tensors.values())).fill_(7)
+            raise DamagedCheckpoint("Input/output error")
+
+    monkeypatch.setattr(TensorFile, "fill", fail)
+
+
+@pytest.mark.usefixtures("_fails_half_way")
+def test_a_checkpoint_that_cannot_be_read_to_its_end_ends_the_run(tmp_path):
+    """Half of it is in the live model by then: training on would be silently wrong."""
+    outcome = train(tmp_path, bad=streak(9, 2), **ROLLBACK)
+    assert outcome.code == 74
+    assert len(outcome.steps) == 11
+    assert rollbacks(tmp_path) == []
+    (event,) = events(tmp_path, "error")
+    assert "training cannot go on from them" in event["reason"]
+    assert "step_11" not in checkpoints(tmp_path), "what is live must not be saved"
+
+
+def test_nor_does_a_run_begin_from_such_a_one(tmp_path, request):
+    """The next attempt may find the disk well."""
+    train(tmp_path, at={4: lambda run: os.kill(os.getpid(), signal.SIGTERM)}, **ROLLBACK)
+    before = checkpoints(tmp_path)
+    request.getfixturevalue("_fails_half_way")
+    outcome = train(tmp_path, **ROLLBACK)
+    assert (outcome.code, outcome.steps) == (74, [])
+    assert checkpoints(tmp_path) == before
 
 
 def test_checkpoints_of_the_abandoned_time_line_are_gone(tmp_path):

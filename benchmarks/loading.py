@@ -1,0 +1,174 @@
+"""How long a load takes: forge's, verified, torch.load's and safetensors', interleaved.
+
+    python benchmarks/loading.py [--mib N] [--rounds N] [--threads N] [--dir FOLDER]
+
+The state is a model and its AdamW. «rollback» puts a checkpoint back into objects that have
+trained; «resume» into a model whose AdamW is new, so that its averages need memory first. «cold»
+begins without the file in the page cache. Ratios are to torch.load and load_state_dict.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forge.checkpoint import Store, file_reading
+from forge.config import CheckpointConfig, Verify
+from forge.live_state import LiveState
+
+try:
+    import safetensors.torch
+except ImportError:
+    safetensors = None  # type: ignore[assignment]
+
+NUM_TENSORS = 134
+"""Parameters; AdamW adds two averages of each, and a counter."""
+
+Objects = tuple[torch.nn.Module, torch.optim.Optimizer]
+Load = Callable[[Objects], None]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="How long a load takes.")
+    parser.add_argument("--mib", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, help="that forge reads with; all cores by default")
+    parser.add_argument("--dir", help="where the files are; a temporary folder by default")
+    options = parser.parse_args()
+    if options.threads:
+        file_reading.num_threads = lambda: int(options.threads)
+    with tempfile.TemporaryDirectory(dir=options.dir) as folder:
+        found = measure(Path(folder), options.mib, options.rounds)
+    print(f"medians of {options.rounds} interleaved rounds, {options.mib} MiB\n")
+    print(f"{'':44}{'ms':>9}{'ratio':>8}")
+    for (case, name), (median_s, ratio) in found.items():
+        print(f"{case + ': ' + name:44}{1000 * median_s:9.1f}{ratio:8.2f}")
+
+
+def measure(folder: Path, mib: int, rounds: int) -> dict[tuple[str, str], tuple[float, float]]:
+    """(case, name) -> median seconds, and the median of the ratios to torch.load's."""
+    trained = make(mib)
+    variants = prepare(folder, trained)
+    times: dict[tuple[str, str], list[float]] = {}
+    for number in range(rounds + 1):
+        for case in ("warm resume", "warm rollback", "cold resume", "cold rollback"):
+            names = list(variants)
+            random.Random(number).shuffle(names)
+            for name in names:
+                path, load = variants[name]
+                new = trained[0], torch.optim.AdamW(trained[0].parameters())
+                drop(path) if "cold" in case else warm(path)
+                begin = time.perf_counter()
+                load(trained if "rollback" in case else new)
+                if number:  # the first round imports and compiles
+                    times.setdefault((case, name), []).append(time.perf_counter() - begin)
+    found = {}
+    for (case, name), column in sorted(times.items()):
+        base = times[case, "torch.load"]
+        ratios = [one / other for one, other in zip(column, base, strict=True)]
+        found[case, name] = statistics.median(column), statistics.median(ratios)
+    return found
+
+
+def make(mib: int) -> Objects:
+    """A model and its AdamW which have trained, `mib` MiB in all."""
+    width = int((mib * 2**20 / 4 / 3 / NUM_TENSORS) ** 0.5)
+    model = torch.nn.ParameterList(torch.randn(width, width) for _ in range(NUM_TENSORS))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    return model, optimizer
+
+
+def prepare(folder: Path, objects: Objects) -> dict[str, tuple[Path, Load]]:
+    """Name -> the file with the state, and a function that loads it."""
+    model, optimizer = objects
+    variants: dict[str, tuple[Path, Load]] = {}
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    path = folder / "state.pt"
+    torch.save(state, path)
+
+    def with_torch(objects: Objects) -> None:
+        _put(torch.load(folder / "state.pt", weights_only=True), objects)
+
+    variants["torch.load"] = path, with_torch
+    if safetensors is not None:
+        variants["safetensors, unverified"] = _with_safetensors(folder / "flat", state)
+    live = LiveState({"model": model, "optimizer": optimizer})
+    for verify in Verify:
+        store = Store(folder / verify.name, CheckpointConfig(verify=verify))
+        taken = {"live": live.capture()}
+        where = store.commit(store.snapshot(1, taken, False, copy=False))
+        variants[f"forge, verify={verify.name}"] = (
+            max(where.iterdir(), key=lambda file: file.stat().st_size),
+            lambda objects, store=store: _with_forge(store, objects),  # type: ignore[misc]
+        )
+    return variants
+
+
+def _put(state: dict[str, Any], objects: Objects) -> None:
+    objects[0].load_state_dict(state["model"])
+    objects[1].load_state_dict(state["optimizer"])
+
+
+def _with_safetensors(path: Path, state: dict[str, Any]) -> tuple[Path, Load]:
+    tensors = {f"model.{key}": tensor for key, tensor in state["model"].items()}
+    for number, one in state["optimizer"]["state"].items():
+        tensors |= {f"state.{number}.{key}": tensor for key, tensor in one.items()}
+    safetensors.torch.save_file(tensors, path)
+
+    def load(objects: Objects) -> None:
+        found = safetensors.torch.load_file(path)
+        _put(
+            {
+                "model": {key: found[f"model.{key}"] for key in state["model"]},
+                "optimizer": {
+                    "state": {
+                        number: {key: found[f"state.{number}.{key}"] for key in one}
+                        for number, one in state["optimizer"]["state"].items()
+                    },
+                    "param_groups": state["optimizer"]["param_groups"],
+                },
+            },
+            objects,
+        )
+
+    return path, load
+
+
+def _with_forge(store: Store, objects: Objects) -> None:
+    live = LiveState({"model": objects[0], "optimizer": objects[1]})
+    found = store.newest(place=lambda state: live.places(state["live"]))
+    assert found is not None
+    live.load(found.state["live"], found.fill())
+
+
+def warm(path: Path) -> None:
+    """Bring the file into the page cache."""
+    with path.open("rb", buffering=0) as file:
+        while file.read(1 << 20):
+            pass
+
+
+def drop(path: Path) -> None:
+    """Take the file out of the page cache."""
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
+if __name__ == "__main__":
+    main()
