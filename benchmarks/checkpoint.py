@@ -30,8 +30,14 @@ AIMS = {
     "lost / Lightning async": (f"{BESIDE}: lost", "Lightning async: lost", 0.1),
     "lost / torch.save, fsync": (f"{BESIDE}: lost", "torch.save, fsync: lost", 0.15),
     "durable, alone / disk": ("forge alone: durable", "disk", 1.25),
-    "verified load / torch.load, cold": ("forge verified: cold", "torch.load: cold", 0.6),
-    "verified load / torch.load, warm": ("forge verified: warm", "torch.load: warm", 0.2),
+    **{
+        f"verified load / torch.load, {case}": (
+            f"load, {case}: forge, verify=full",
+            f"load, {case}: torch.load",
+            0.6 if "cold" in case else 0.2,
+        )
+        for case in ("cold rollback", "warm rollback", "cold resume", "warm resume")
+    },
 }
 """Name -> numerator, denominator, and what it is to be at most."""
 
@@ -51,9 +57,9 @@ def main() -> None:
     for mib in options.mib:
         for threads in options.threads:
             found: dict[str, float] = {}
-            for script in ("saving.py", "loading.py"):
-                sizes = ["--mib", str(mib), "--threads", str(threads)]
-                found |= run([python, str(HERE / script), *sizes, *place])
+            sizes = ["--mib", str(mib), "--threads", str(threads)]
+            for script in (["saving.py"], ["loading.py", "--json"]):
+                found |= run([python, str(HERE / script[0]), *script[1:], *sizes, *place])
             show(f"{mib} MiB, {threads} thread(s), medians of {options.rounds}", found)
     found = run([python, str(HERE / "stopping.py"), *place])
     print("SIGTERM to process gone, 100 MiB")

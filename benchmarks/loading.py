@@ -1,6 +1,6 @@
 """How long a load takes: forge's, verified, torch.load's and safetensors', interleaved.
 
-    python benchmarks/loading.py [--mib N] [--rounds N] [--threads N] [--dir FOLDER]
+    python benchmarks/loading.py [--mib N] [--rounds N] [--threads N] [--dir FOLDER] [--json]
 
 The state is a model and its AdamW. «rollback» puts a checkpoint back into objects that have
 trained; «resume» into a model whose AdamW is new, so that its averages need memory first. «cold»
@@ -10,6 +10,7 @@ begins without the file in the page cache. Ratios are to torch.load and load_sta
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import statistics
@@ -42,13 +43,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="How long a load takes.")
     parser.add_argument("--mib", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, help="that forge reads with; all cores by default")
+    parser.add_argument("--threads", type=int, help="of torch and of forge; by default their own")
+    parser.add_argument("--json", action="store_true", help="milliseconds on one line")
     parser.add_argument("--dir", help="where the files are; a temporary folder by default")
     options = parser.parse_args()
     if options.threads:
         file_reading.num_threads = lambda: int(options.threads)
+        torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         found = measure(Path(folder), options.mib, options.rounds)
+    if options.json:
+        print(json.dumps({f"load, {c}: {n}": 1000 * found[c, n][0] for c, n in found}))
+        return
     print(f"medians of {options.rounds} interleaved rounds, {options.mib} MiB\n")
     print(f"{'':44}{'ms':>9}{'ratio':>8}")
     for (case, name), (median_s, ratio) in found.items():

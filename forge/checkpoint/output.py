@@ -10,13 +10,12 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from forge.checkpoint.arena import PAGE
-from forge.checkpoint.checksums import CHUNK, entry_of, num_chunks
+from forge.checkpoint.checksums import CHUNK, crc32, entry_of, num_chunks
 
 NUM_THREADS = 2
 """Checksums of one chunk are made while another is written."""
@@ -82,7 +81,7 @@ class _Output:
                     return
                 begin = number * CHUNK
                 piece = reader(number)[: self._size - begin]
-                self.checksums[number] = zlib.crc32(piece)
+                self.checksums[number] = crc32(piece)
                 self._put(piece[: self._size - self._tail - begin], begin)
         except BaseException as error:  # noqa: BLE001 - raised again by `write`
             self._failures.append(error)

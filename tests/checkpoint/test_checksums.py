@@ -42,7 +42,7 @@ def test_whichever_crc_is_used_is_that_of_zlib():
 
 @pytest.mark.parametrize("module", [None, object()], ids=["is missing", "lacks it"])
 def test_without_a_fast_package_zlib_is_used(monkeypatch, module):
-    """It is an extra, and not to be had for every platform."""
+    """It is not to be had for every processor."""
     monkeypatch.setitem(sys.modules, "isal.isal_zlib", module)
     assert checksums._fastest() is zlib.crc32
 
