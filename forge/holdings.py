@@ -83,6 +83,8 @@ class Holdings:
         )
         self.ledger.progress(step)
         self.saver.begin(step if resumed_from else None)
+        if resumed_from:
+            self.saver.tidy()  # a stop leaves that to the next attempt
         self.metrics.begin(step, set())
         begins = f"goes on at step {step}" if resumed_from else "begins at step 0"
         messages.say(f"Training {begins}; checkpoints in {self.checkpoint_dir}")

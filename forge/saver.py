@@ -22,6 +22,9 @@ MAX_FAILURES = 5
 FINAL_TRIES = 3
 """Tries of the save at a stop."""
 
+ROOM_WAIT_S = 5.0
+"""Seconds that another try waits at most for old checkpoints that are being deleted."""
+
 
 class Saver:
     """Saves in this thread or, with `checkpoint.async_save`, beside training."""
@@ -126,7 +129,9 @@ class Saver:
         snapshot = self._store.snapshot(step, state(), is_complete, copy=False)
         for tries_left in range(FINAL_TRIES - 1, -1, -1):
             try:
-                self._commit(snapshot, why, began)
+                # A process whose thread is deleting a large file is not gone before that is done:
+                # after a stop the next attempt removes what is too much.
+                self._commit(snapshot, why, began, tidies=is_complete)
                 return
             except OSError as error:
                 messages.warn(f"The save at step {step} failed: {error}")
@@ -136,6 +141,7 @@ class Saver:
                         f"The state at step {step} could not be saved to {self._store.directory}:"
                         f" {error}. The last good checkpoint is in place."
                     ) from error
+                self._store.wait(ROOM_WAIT_S)  # what is being deleted makes room
 
     def wait(self) -> None:
         """Wait for the save that is under way, and take its outcome in."""
@@ -166,7 +172,7 @@ class Saver:
         except BaseException as error:  # noqa: BLE001 - raised again by `check`
             self._failure = error
 
-    def _commit(self, snapshot: Snapshot, reason: str, began: float) -> None:
+    def _commit(self, snapshot: Snapshot, reason: str, began: float, tidies: bool = True) -> None:
         begin = time.monotonic()
         self._ledger.sync()
         path = self._store.commit(snapshot)
@@ -180,6 +186,11 @@ class Saver:
             bytes=snapshot.num_bytes,
             seconds=round(time.monotonic() - begin, 4),
         )
+        if tidies:
+            self.tidy()
+
+    def tidy(self) -> None:
+        """Remove the checkpoints that the policy does not keep."""
         try:
             self._store.retain(self._nan.first_bad_step)
         except OSError as error:

@@ -285,6 +285,6 @@ class Store:
         """
         pins.place(self.directory / f"step_{step}")
 
-    def wait(self) -> None:
-        """Until what was removed is deleted."""
-        self._remover.wait()
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Until what was removed is deleted, or so many seconds."""
+        self._remover.wait(timeout_s)

@@ -1,5 +1,6 @@
 """A save that is due while another one is still being written beside training."""
 
+import errno
 import threading
 
 import pytest
@@ -13,15 +14,27 @@ from forge.saver import Saver
 
 
 @pytest.fixture
-def busy(open_store, monkeypatch):
+def make_saver(open_store):
+    ledgers = []
+
+    def make(keep_last=9, **config):
+        store = open_store(keep_last=keep_last)
+        ledgers.append(Ledger(store.directory))
+        policy = CheckpointConfig(**config)
+        return Saver(store, policy, ledgers[-1], NanPolicy(NanConfig())), store
+
+    yield make
+    for ledger in ledgers:
+        ledger.close()
+
+
+@pytest.fixture
+def busy(make_saver, monkeypatch):
     """A saver whose save of step 1 is being written until `release` is set."""
     made = []
 
     def make(**config):
-        store = open_store(keep_last=9)
-        ledger = Ledger(store.directory)
-        policy = CheckpointConfig(async_save=True, **config)
-        saver = Saver(store, policy, ledger, NanPolicy(NanConfig()))
+        saver, store = make_saver(async_save=True, **config)
         commit, release, begun = store.commit, threading.Event(), threading.Event()
 
         def held(snapshot):
@@ -33,14 +46,13 @@ def busy(open_store, monkeypatch):
         weights = torch.ones(10)
         saver.save(1, lambda: {"w": weights}, "periodic")
         assert begun.wait(60)
-        made.append((saver, ledger, release))
+        made.append((saver, release))
         return saver, store, release, weights
 
     yield make
-    for saver, ledger, release in made:
+    for saver, release in made:
         release.set()
         saver.finish()
-        ledger.close()
 
 
 def steps(store):
@@ -90,3 +102,31 @@ def test_skip_and_rollback_do_not_go_together():
     with pytest.raises(ConfigError, match=r"resilience\.checkpoint\.when_busy=skip"):
         load(policy)
     load({**policy, "checkpoint": {"when_busy": "wait"}})
+
+
+def test_the_save_at_a_stop_waits_for_the_room_that_removing_makes(make_saver, monkeypatch):
+    """The disk may be full of what is being deleted this very moment."""
+    saver, store = make_saver()
+    commit, waited = store.commit, []
+
+    def full(snapshot):
+        if not waited:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return commit(snapshot)
+
+    monkeypatch.setattr(store, "commit", full)
+    monkeypatch.setattr(store, "wait", waited.append)
+    saver.save_final(1, lambda: {"w": torch.ones(10)}, False, "SIGTERM")
+    assert steps(store) == [1]
+    assert len(waited) == 1
+    assert waited[0] > 0
+
+
+def test_a_stop_leaves_removing_to_the_next_attempt(make_saver):
+    """A process that deletes a large file is not gone before that is done."""
+    saver, store = make_saver(keep_last=1)
+    saver.save(1, lambda: {"x": 1}, "periodic")
+    saver.save_final(2, lambda: {"x": 2}, False, "SIGTERM")
+    assert steps(store) == [1, 2]
+    saver.tidy()
+    assert steps(store) == [2]

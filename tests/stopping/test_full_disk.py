@@ -19,7 +19,7 @@ torch.manual_seed(1)
 disk, left = Path(sys.argv[1]), int(sys.argv[2])
 model = torch.nn.Linear(300, 100)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-policy = {"checkpoint": {"dir": str(disk / "job"), "every_steps": 2, "keep_last": 1}}
+policy = {"checkpoint": {"dir": str(disk / "job"), "every_steps": 2}}
 with forge.Run(policy, model=model, optimizer=optimizer) as run:
     run.on_stop(lambda: print("callback", flush=True))
     for step in run.steps(10):
