@@ -35,9 +35,7 @@ def read(path: Path, verify: Verify) -> Checkpoint:
         raise DamagedCheckpoint(f"its manifest is that of step {described.step}")
     if verify is not Verify.none:
         manifest.check_sizes(path, described)
-    missing = {STATE, TENSORS} - described.files.keys()
-    if missing:
-        raise DamagedCheckpoint(f"its manifest lacks {', '.join(sorted(missing))}")
+    _check_ranks(described)
     raw = {
         name: tensorfile.read_bytes(path / name, entry, is_checked=verify is Verify.full)
         for name, entry in described.files.items()
@@ -48,3 +46,12 @@ def read(path: Path, verify: Verify) -> Checkpoint:
     except (ValueError, RecursionError) as error:
         raise DamagedCheckpoint(f"{STATE} cannot be read: {error}") from error
     return Checkpoint(path, described, state)
+
+
+def _check_ranks(described: Manifest) -> None:
+    """Refuse to load a part: the shards of several ranks make a state only together."""
+    if described.world_size != 1:
+        raise DamagedCheckpoint(f"saved by {described.world_size} ranks; this forge reads 1")
+    missing = {STATE, TENSORS} - described.files.keys()
+    if missing:
+        raise DamagedCheckpoint(f"its manifest lacks {', '.join(sorted(missing))}")
