@@ -90,9 +90,7 @@ def read(path: Path, verify: Verify, place: Place | None = None) -> Checkpoint:
         raise DamagedCheckpoint(f"its manifest is that of step {described.step}")
     if verify is not Verify.none:
         manifest.check_sizes(path, described)
-    missing = {STATE, TENSORS} - described.files.keys()
-    if missing:
-        raise DamagedCheckpoint(f"its manifest lacks {', '.join(sorted(missing))}")
+    _check_ranks(described)
     check_state_size(described)
     is_checked = verify is Verify.full
     files: dict[str, CheckedFile] = {}
@@ -150,3 +148,12 @@ def _read(
     uses = outline.uses if offers is not None else Counter()
     owned = frozenset(id(value) for name, value in values.items() if uses[name] == 1)
     return Checkpoint(path, described, state, owned, tensors, placed)
+
+
+def _check_ranks(described: Manifest) -> None:
+    """Refuse to load a part: the shards of several ranks make a state only together."""
+    if described.world_size != 1:
+        raise DamagedCheckpoint(f"saved by {described.world_size} ranks; this forge reads 1")
+    missing = {STATE, TENSORS} - described.files.keys()
+    if missing:
+        raise DamagedCheckpoint(f"its manifest lacks {', '.join(sorted(missing))}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,14 @@ class Layout:
 
     Args:
         tensors: By name; what they are, not their values, makes the layout.
+        notes: More of the header's metadata; whoever does not know a key passes over it.
     Raises:
         CheckpointError: Naming a tensor of a dtype that the format lacks.
     """
 
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+    def __init__(
+        self, tensors: dict[str, torch.Tensor], notes: Mapping[str, str] | None = None
+    ) -> None:
         # Widest first: every tensor then begins at a multiple of its item size.
         names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
         header: dict[str, Any] = {}
@@ -79,7 +83,8 @@ class Layout:
             header[name] = {"dtype": dtype_name, "shape": shape, "data_offsets": [offset, end]}
             places[name] = offset, end
             offset = end
-        header["__metadata__"] = {"format": "pt", "complex128": json.dumps(complex128)}
+        own = {"format": "pt", "complex128": json.dumps(complex128)}
+        header["__metadata__"] = {**(notes or {}), **own}
         text = json.dumps(header).encode()
         text += b" " * (-(8 + len(text)) % 64)  # complex128 needs 16, other libraries like 64
         self.head = len(text).to_bytes(8, "little") + text
