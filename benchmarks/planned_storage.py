@@ -247,7 +247,7 @@ class Reader(StorageReader):
         shards = json.loads(header.pop("__metadata__")[SHARDS])
         for name, entry in header.items():
             offsets = torch.Size(shards[name]["saved_offsets"])
-            properties = TensorProperties(dtype=tensorfile._DTYPES[entry["dtype"]])
+            properties = TensorProperties(dtype=tensorfile.DTYPES[entry["dtype"]])
             size = torch.Size(shards[name]["global_shape"])
             whole = found.setdefault(name, TensorStorageMetadata(properties, size, []))
             whole.chunks.append(ChunkStorageMetadata(offsets, torch.Size(entry["shape"])))
