@@ -71,7 +71,9 @@ def read(directory: Path) -> Manifest:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
             raise DamagedCheckpoint(f"{NAME} is not a plain file of reasonable size")
-        raw = os.read(fd, _MAX_BYTES)
+        raw = b""
+        while piece := os.read(fd, _MAX_BYTES):  # network file systems may return a part
+            raw += piece
     except OSError as error:
         raise DamagedCheckpoint(f"{NAME} cannot be read: {error.strerror}") from error
     finally:
@@ -86,6 +88,9 @@ def read(directory: Path) -> Manifest:
                 f"{NAME} has format {content['format']}, this forge reads format {FORMAT}"
             )
         manifest = Manifest(**content)
+        for key, example in asdict(Manifest(step=0, attempt=0, files={})).items():
+            if type(getattr(manifest, key)) is not type(example):  # a step of 1.0 or True is none
+                raise DamagedCheckpoint(f"{NAME} has {getattr(manifest, key)!r:.100} as `{key}`")
         numbers = [[e["size"], e["crc32"], *e["chunks"]] for e in manifest.files.values()]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{NAME} cannot be read: {error!r}") from error
