@@ -177,19 +177,33 @@ def decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         raise DamagedCheckpoint(f"unknown tag {tag!r}: written by a newer forge?")
     try:
         return _DECODERS[tag](value, tensors)
-    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+    except _NOT_OURS as error:
         raise DamagedCheckpoint(f"a value tagged {tag!r} cannot be read: {error!r}") from error
 
 
 _Tensors = dict[str, torch.Tensor]
+_NOT_OURS = (
+    *(LookupError, ValueError, TypeError, AttributeError, ArithmeticError),
+    *(RuntimeError, AssertionError, MemoryError),
+)
+"""What comes of a value that no encoder writes."""
+
+
+def _is_here(device: torch.device) -> bool:
+    module = getattr(torch, device.type, None)
+    if device.type == "cpu" or module is None or not getattr(module, "is_available", bool)():
+        return device.type == "cpu"
+    return (device.index or 0) < int(module.device_count())
 
 
 def _decode_tensor(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
     tensor = tensors[value["!tensor"]]
     device = torch.device(value.get("device", "cpu"))
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if not _is_here(device):
         device = torch.device("cpu")  # whoever loads it moves it to where its parameters are
     if "stride" in value:
+        if not _is_dense(tuple(tensor.shape), tuple(value["stride"])):
+            raise ValueError(f"strides {value['stride']} for the shape {list(tensor.shape)}")
         shaped = torch.empty_strided(tensor.shape, value["stride"], dtype=tensor.dtype)
         tensor = shaped.copy_(tensor)
     return tensor.to(device)
@@ -218,7 +232,7 @@ def _decode_enum(value: dict[str, Any], tensors: _Tensors) -> enum.Enum:
 
 
 def _decode_dtype(value: dict[str, Any], tensors: _Tensors) -> torch.dtype:
-    found = getattr(torch, value["!dtype"])
+    found = vars(torch)[value["!dtype"]]  # getattr would import what torch loads late
     if not isinstance(found, torch.dtype):
         raise DamagedCheckpoint(f"torch.{value['!dtype']} is not a dtype")
     return found

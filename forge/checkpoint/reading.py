@@ -44,7 +44,7 @@ def read(path: Path, verify: Verify) -> Checkpoint:
     }
     tensors = tensorfile.parse(raw[TENSORS], TENSORS)
     try:
-        tree = json.loads(tensorfile.to_bytes(raw[STATE]))
+        state = decode(json.loads(tensorfile.to_bytes(raw[STATE])), tensors)
     except (ValueError, RecursionError) as error:
         raise DamagedCheckpoint(f"{STATE} cannot be read: {error}") from error
-    return Checkpoint(path, described, decode(tree, tensors))
+    return Checkpoint(path, described, state)

@@ -124,7 +124,7 @@ def read_bytes(path: Path, entry: dict[str, Any], is_checked: bool) -> torch.Ten
         buffer, found = _read_all(fd, entry["size"], is_checked)
     except OSError as error:
         raise DamagedCheckpoint(f"{path.name}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RuntimeError, MemoryError) as error:  # torch's word for no memory
         raise DamagedCheckpoint(f"{path.name}: {error}") from error
     finally:
         os.close(fd)
@@ -181,7 +181,14 @@ def parse(buffer: torch.Tensor, name: str) -> dict[str, torch.Tensor]:
     """
     try:
         return _parse(buffer)
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        OverflowError,
+    ) as error:
         raise DamagedCheckpoint(f"{name}: is not in safetensors layout: {error!r}") from error
 
 
