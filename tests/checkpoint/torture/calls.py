@@ -186,7 +186,8 @@ class Interception:
 
     def _open_file(self, real: Any) -> Any:
         def open_file(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
-            if isinstance(file, int) or not self.path_of(file):
+            is_plain = set(mode) <= set("rwxbt") and not options.get("opener")
+            if isinstance(file, int) or not is_plain or not self.path_of(file):
                 return real(file, mode, *args, **options)
             kinds = {"r": os.O_RDONLY, "w": os.O_WRONLY | os.O_CREAT | os.O_TRUNC}
             kinds["x"] = os.O_WRONLY | os.O_CREAT | os.O_EXCL

@@ -54,8 +54,10 @@ SCENARIOS: dict[str, list[Op]] = {
         ("commit", 2, "a", False),
         ("retain",),
         ("open",),
+        ("read",),
         ("commit", 3, "a", False),
         ("retain",),
+        ("read",),
     ],
 }
 
@@ -97,6 +99,8 @@ class Actor:
     def __init__(self, directory: Path, attempt: int = 1) -> None:
         self.directory = directory
         self.store = open_store(directory, attempt)
+        self.read_step: int | None = None
+        """Of what the last operation has read."""
 
     def do(self, op: Op) -> None:
         kind, *args = op
@@ -106,6 +110,10 @@ class Actor:
             self.store.retain()
         elif kind == "discard":
             self.store.discard_after(*args)
+        elif kind == "read":
+            self.read_step = None
+            found = self.store.newest()
+            self.read_step = None if found is None else found.manifest.step
         elif kind == "damage":
             damage(self.directory, *args)
             self.store.newest()

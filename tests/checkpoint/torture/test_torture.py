@@ -51,11 +51,27 @@ def test_a_failure_of_any_call_loses_nothing_and_the_next_try_succeeds(tmp_path)
     assert numbers["operations_failed"] > 100
 
 
+def test_a_full_disk_loses_nothing_and_room_is_all_that_it_takes(tmp_path):
+    """Not a pretended one: pages and files are counted by the system."""
+    numbers = torture("full", 0.15, tmp_path)
+    if "not_possible" in numbers:
+        pytest.skip("needs the right to mount in a private namespace (root)")
+    assert numbers["survived"] == numbers["filled"] > 50
+    assert numbers["operations_failed"] > 20
+
+
 def test_damage_is_told_or_the_values_are_exact(tmp_path):
     """Nothing is ever read in silence that was not saved; no memory is lost over it."""
     numbers = torture("damage", 0.05, tmp_path)
     assert numbers["flips"] > 400
     assert numbers["replaced_told"] == 33
+
+
+def test_what_forge_has_not_written_is_refused_or_read_soon_and_in_little_memory(tmp_path):
+    """Checksums that match say who wrote it, not that it makes sense."""
+    numbers = torture("fuzz", 0.05, tmp_path)
+    assert min(numbers[f"{file}_told"] for file in ("manifest", "state", "header")) > 100
+    assert numbers["state_read"] > 20
 
 
 def test_an_older_attempt_that_wakes_up_at_any_call_changes_nothing(tmp_path):
