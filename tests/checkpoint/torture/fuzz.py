@@ -211,6 +211,7 @@ class Bench:
 def _all(plan: Plan) -> Counts:
     counts = Counts()
     bench = Bench(plan.root / "checkpoints")
+    plan.break_forge()
     rng = random.Random(plan.seed)
     tensors = bench.files[TENSORS]
     length = int.from_bytes(tensors[:8], "little")
