@@ -241,11 +241,11 @@ def _all(plan: Plan) -> Counts:
     for name, (text, put) in targets.items():
         tree = json.loads(text)
         for number in range(MUTANTS):
+            if plan.skips(rng, counts):
+                continue
             content = (
                 json.dumps(mutate(tree, rng)).encode() if number % 4 else mutate_text(text, rng)
             )
-            if plan.skips(rng, counts):
-                continue
             put(content)
             try:
                 outcome = bench.read(is_exact=name == "manifest")
