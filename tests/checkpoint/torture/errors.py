@@ -78,7 +78,7 @@ def _run(directory: Path, ops: list[Op], worlds: list[World], faults: _Faults) -
                     assert faults.has_hit, "it failed by itself"
                     assert not is_last_try, "it failed again"
                     if op is not None:
-                        _check_there(directory, worlds[index], worlds[index + 1])
+                        check_there(directory, worlds[index], worlds[index + 1])
                     if op == ("open",):
                         op = None
     world = scenario.world_of(actor.store)
@@ -90,7 +90,7 @@ def _run(directory: Path, ops: list[Op], worlds: list[World], faults: _Faults) -
     return failed
 
 
-def _check_there(directory: Path, before: World, after: World) -> None:
+def check_there(directory: Path, before: World, after: World) -> None:
     """Nothing good is lost while the store is open still."""
     for step, tags in scenario.allowed_between(before, after).items():
         path = directory / f"step_{step}"
@@ -127,20 +127,13 @@ def _all(directory: Path, ops: list[Op], worlds: list[World], plan: Plan, name: 
             problem = ""
         except Exception as raised:  # noqa: BLE001 - told as a failure
             failed, problem = 1, children.traceback.format_exc() + repr(raised)
-            _let_go()
+            children.let_go()
         counts.add(failures_made=1, survived=not problem, operations_failed=failed)
         if problem:
             kind = errno.errorcode.get(error, "half")
             counts.failures.append(f"{name}: call {number} ({what}), {kind}: {problem}")
         shutil.rmtree(directory, ignore_errors=True)
     return counts
-
-
-def _let_go() -> None:
-    """Of directories that a failed check left claimed in this process."""
-    from forge.checkpoint import fence
-
-    fence._claimed_here.clear()
 
 
 def run(plan: Plan) -> Counts:
