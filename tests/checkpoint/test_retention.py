@@ -118,9 +118,9 @@ def test_one_that_cannot_be_looked_at_for_a_moment_is_not_removed(
     looks, lstat = itertools.count(), os.lstat
 
     def failing(path, **options):
-        if os.fspath(path).endswith(("step_1/manifest.json", "step_1/" + TENSORS)):
-            if next(looks) == look:
-                raise OSError(errno.ESTALE, "Stale file handle")
+        is_meant = os.fspath(path).endswith(("step_1/manifest.json", "step_1/" + TENSORS))
+        if is_meant and next(looks) == look:
+            raise OSError(errno.ESTALE, "Stale file handle")
         return lstat(path, **options)
 
     monkeypatch.setattr(os, "lstat", failing)

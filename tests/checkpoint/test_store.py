@@ -22,11 +22,10 @@ FILES = [manifest.NAME, STATE, TENSORS]
 
 
 def leftovers(directory):
-    return [
-        p.name
-        for p in directory.iterdir()
-        if p.name.startswith(".") and "." in p.name[1:] and p.name != ".fence.json"
-    ]
+    """What is hidden there, but for the lock, the token and an empty work directory."""
+    hidden = [p for p in directory.iterdir() if p.name.startswith(".")]
+    hidden = [p for p in hidden if p.name not in (".lock", ".fence.json")]
+    return [p.name for p in hidden if not p.name.startswith(".work_") or any(p.iterdir())]
 
 
 def assert_holds(store, step, state_of):
