@@ -99,7 +99,6 @@ class Remover:
         """
         aside = replaced.with_name(replaced.name.replace("replaced", "discarded", 1))
         os.rename(replaced, aside)
-        durable.sync_directory(aside.parent)
         return aside
 
     def delete(self, path: Path) -> None:

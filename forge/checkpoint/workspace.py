@@ -92,10 +92,13 @@ class Workspace:
         except BaseException:
             os.rename(aside, final)
             raise
-        durable.sync_directory(self._directory)
-        with contextlib.suppress(OSError):  # it is in the way of nothing, and goes with the rest
-            aside = self._remover.give_up(aside)
-        self._remover.delete(aside)
+        try:
+            durable.sync_directory(self._directory)
+            with contextlib.suppress(OSError):  # it is in nobody's way
+                aside = self._remover.give_up(aside)
+                durable.sync_directory(self._path)
+        finally:
+            self._remover.delete(aside)  # which syncs the directory first, if that failed here
 
     def close(self) -> None:
         """Leave nothing behind; what could not be removed is for the next attempt."""

@@ -198,7 +198,8 @@ def test_a_failure_of_any_call_changes_nothing_and_the_next_save_works(
         if left[0] >= 0:
             break
         failures += has_failed
-        store.retain()  # deletes what could not be deleted
+        store.wait()
+        store.retain()  # tries again what could not be deleted
         store.wait()
         assert leftovers(store.directory) == [], k
         found = store.newest()
