@@ -15,6 +15,7 @@ from checkpoint.torture.calls import WRITES
 
 from forge.checkpoint import codec, durable, tensorfile
 from forge.checkpoint.fence import Fence
+from forge.checkpoint.removal import Remover
 from forge.checkpoint.store import Store
 from forge.checkpoint.workspace import Workspace
 
@@ -108,7 +109,22 @@ def _no_put_back() -> None:
 
 
 def _removed_without_rename() -> None:
-    Workspace.remove = lambda workspace, path: shutil.rmtree(path)  # type: ignore[method-assign]
+    def remove(remover: Remover, path: Path, work: Path) -> bool:
+        shutil.rmtree(path)
+        return True
+
+    Remover.take = remove  # type: ignore[method-assign]
+    Remover.discard = remove  # type: ignore[method-assign,assignment]
+
+
+def _no_way_back() -> None:
+    """The next attempt deletes all that an older one took aside."""
+    Remover._belongs_back = lambda *args: False  # type: ignore[method-assign]
+
+
+def _no_sync_before_deleting() -> None:
+    """A power cut may undo the rename of what is being deleted."""
+    Remover._must_sync = property(lambda _: False, lambda *_: None)  # type: ignore[assignment]
 
 
 def _no_clean_up() -> None:
@@ -150,9 +166,11 @@ FOUND_BY = {
     "no_temporary": "kills",
     "removed_before_replaced": "kills",
     "removed_without_rename": "kills",
+    "no_way_back": "kills",
     "no_clean_up": "kills",
     "no_directory_sync": "power",
     "no_file_sync": "power",
+    "no_sync_before_deleting": "power",
     "no_fence": "zombies",
     "no_takeover": "zombies",
     "no_checksums": "damage",

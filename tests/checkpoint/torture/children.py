@@ -48,10 +48,25 @@ class Counts:
 
     numbers: dict[str, int] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    _hits: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, **numbers: int) -> None:
         for name, number in numbers.items():
             self.numbers[name] = self.numbers.get(name, 0) + number
+
+    def hit(self, name: str, is_hit: bool) -> None:
+        """Note whether a run of this scenario got as far as the call that was to be disturbed.
+
+        With threads one may make fewer calls than the one in which they were counted.
+        """
+        hits, tries = self._hits.get(name, (0, 0))
+        self._hits[name] = (hits + is_hit, tries + 1)
+
+    def check_hits(self, name: str) -> None:
+        """Fail where almost all have to have got there, and did not."""
+        hits, tries = self._hits.get(name, (0, 0))
+        if hits < 0.9 * tries:
+            self.failures.append(f"{name}: only {hits} of {tries} runs were disturbed at all")
 
     def take(self, other: Counts) -> None:
         self.add(**other.numbers)
