@@ -143,22 +143,21 @@ class Fence:
                 str(self._directory),
             )
         holder = self._read()
-        if holder.get("token") == self._token["token"]:
-            return False
-        if not self._supersedes(holder):
+        is_taken: bool = holder.get("token") != self._token["token"]
+        if is_taken and not self._supersedes(holder):
             raise DirectoryInUse(
                 f"{self._directory} was claimed by a newer attempt (pid {holder.get('pid')} on"
                 f" {holder.get('host')}): this one, pid {os.getpid()}, must not write any more."
             )
-        self._write_token()
-        return True
+        if is_taken:
+            self._write_token()
+        if not self._has_lock_file():
+            self._lock_again()
+        return is_taken
 
     def _write_token(self) -> None:
         content = json.dumps(self._token, indent=1).encode()
         durable.replace_file(self._directory / TOKEN_FILE, content)
-
-        if not self._has_lock_file():
-            self._lock_again()
 
     def _has_lock_file(self) -> bool:
         """Whether the file that is locked is the one that others would find."""

@@ -24,6 +24,7 @@ CLOSE_WAIT_S = 5.0
 """Seconds that a run which ends waits for what is being deleted."""
 
 _ASIDE = re.compile(r"(replaced|removed)_(step_\d+)-\d+")
+"""What may belong back where it was, if its place is empty; what is `discarded` never does."""
 
 
 class Remover:
@@ -38,6 +39,8 @@ class Remover:
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._number = 0
+        self._must_sync = False
+        """Whether a power cut may undo the rename of something that waits."""
 
     def aside(self, path: Path, work: Path, kind: str = "removed") -> Path:
         """A name of its own, in the work directory, for what stands at `path`."""
@@ -72,7 +75,7 @@ class Remover:
             OSError: Where it is still in place.
         """
         if not pins.is_pinned(path):
-            aside = self.aside(path, work)
+            aside = self.aside(path, work, "discarded")
             os.rename(path, aside)
             self.delete(aside)
             return
@@ -87,9 +90,21 @@ class Remover:
             f" as {kept}, and no run goes on from it."
         )
 
+    @staticmethod
+    def give_up(replaced: Path) -> Path:
+        """Another name for what was replaced, under which it never comes back.
+
+        Raises:
+            OSError: Where it has not got it.
+        """
+        aside = replaced.with_name(replaced.name.replace("replaced", "discarded", 1))
+        os.rename(replaced, aside)
+        return aside
+
     def delete(self, path: Path) -> None:
         """Delete beside training what has a hidden name already."""
         with self._lock:
+            self._must_sync = True
             self._waiting.append(path)
             self._start()
 
@@ -109,24 +124,24 @@ class Remover:
                 self._thread = thread
 
     def _work(self) -> None:
-        is_synced = False
         while True:
             with self._lock:
                 if self._is_closed or not self._waiting:
                     self._thread = None
                     return
                 path = self._waiting.popleft()
+                must_sync, self._must_sync = self._must_sync, False
             try:
                 # The renames first: after a power cut there must not be half a checkpoint.
-                if not is_synced:
+                if must_sync:
                     durable.sync_directory(self._directory)
-                is_synced = True
                 is_gone = _delete(path)
             except OSError as error:
                 self._tell(path, error)
                 is_gone = False
             if not is_gone:
                 with self._lock:
+                    self._must_sync |= must_sync
                     self._failed.append(path)
 
     def _tell(self, path: Path, error: OSError) -> None:

@@ -8,7 +8,6 @@ as far as can be seen without reading tensors has no place among them, and is le
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -60,16 +59,24 @@ class Seen:
             return None
         return known[1] if known[1].step == step_of(path) else None
 
-    def is_good(self, path: Path) -> bool:
-        """Whether a checkpoint is there with all its files, as far as their sizes tell."""
+    def good(self, path: Path) -> Manifest | None:
+        """As `described`, if all files are there, as far as their sizes tell."""
         described = self.described(path)
-        if described is None:
-            return False
         try:
-            manifest.check_sizes(path, described)
+            if described is not None:
+                manifest.check_sizes(path, described)
         except DamagedCheckpoint:
-            return False
-        return True
+            return None
+        return described
+
+    def all_good(self, found: list[Path]) -> dict[Path, Manifest]:
+        """Those that are, in the same order, by one look at each.
+
+        A second look may differ: one that a disk could not read for a moment would have no place
+        among those that are kept, and then be good enough to be removed.
+        """
+        looks = ((path, self.good(path)) for path in found)
+        return {path: described for path, described in looks if described is not None}
 
 
 class Retention:
@@ -84,55 +91,50 @@ class Retention:
         self._num_without = 0
 
     def kept(
-        self, found: list[Path], pinned: set[str], seen: Seen, first_bad_step: int | None
+        self, good: dict[Path, Manifest], pinned: set[str], first_bad_step: int | None
     ) -> set[str]:
-        """The names among `found`, newest first, that stay whatever they hold.
+        """The names that stay, of the good ones, newest first, and of those that are pinned.
 
         Args:
             pinned: Names of those that somebody pinned: they take nobody's place.
             first_bad_step: Where a streak of bad steps began that is under way.
         """
-
-        def good(paths: Iterable[Path]) -> Iterator[Path]:
-            return (path for path in paths if seen.is_good(path))
-
         kept = set(pinned)
-        unpinned = good(path for path in found if path.name not in pinned)
-        kept |= {path.name for path in islice(unpinned, max(1, self._config.keep_last))}
+        unpinned = (path.name for path in good if path.name not in pinned)
+        kept |= set(islice(unpinned, max(1, self._config.keep_last)))
         every = self._config.keep_every_steps
         if every:
-            kept |= {path.name for path in found if _step(path) % every == 0}
+            kept |= {path.name for path in good if _step(path) % every == 0}
         if self._config.best.metric is not None:
-            kept |= self._best(found, seen, self._config.best, self._config.best.metric)
-        newest = next(good(found), None)
+            kept |= self._best(good, self._config.best, self._config.best.metric)
+        newest = next(iter(good), None)
         if self._keep_back_steps is not None and newest is not None:
             begin = _step(newest) if first_bad_step is None else first_bad_step
             # Only those that every run of this job has: where a rollback goes must not depend
             # on when this one was stopped. The younger ones are old enough later.
-            for path in good(p for p in found if _step(p) % self._keep_back_every == 0):
+            for path in (p for p in good if _step(p) % self._keep_back_every == 0):
                 kept.add(path.name)
                 if _step(path) <= begin - self._keep_back_steps:
                     break
         return kept
 
-    def _best(self, found: list[Path], seen: Seen, best: BestConfig, metric: str) -> set[str]:
+    def _best(self, good: dict[Path, Manifest], best: BestConfig, metric: str) -> set[str]:
         """The best ones; of those that hold the same evaluation the first, and of equals too."""
-        values = {path: _value(seen.described(path), metric, best.mode) for path in found}
+        values = {path: _value(described, metric, best.mode) for path, described in good.items()}
         ranked = sorted((value, path) for path, value in values.items() if value is not None)
-        self._tell_if_never_logged(found, seen, metric)
+        self._tell_if_never_logged(good, metric)
         kept: set[str] = set()
         evaluations: set[tuple[float, int]] = set()
         for value, path in ranked:
             if len(kept) == best.keep:
                 break
-            if value[:2] not in evaluations and seen.is_good(path):
+            if value[:2] not in evaluations:
                 evaluations.add(value[:2])
                 kept.add(path.name)
         return kept
 
-    def _tell_if_never_logged(self, found: list[Path], seen: Seen, metric: str) -> None:
-        described = [seen.described(path) for path in found]
-        names = {name for one in described if one is not None for name in one.metrics}
+    def _tell_if_never_logged(self, good: dict[Path, Manifest], metric: str) -> None:
+        names = {name for described in good.values() for name in described.metrics}
         if metric in names or self._num_without > _PATIENT_SAVES:
             self._num_without = _PATIENT_SAVES + 1  # it was there, or it was told
             return
@@ -155,10 +157,10 @@ def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
     return os.path.samestat(one, other) and one.st_mtime_ns == other.st_mtime_ns
 
 
-def _value(described: Manifest | None, metric: str, mode: BestMode) -> _Value | None:
+def _value(described: Manifest, metric: str, mode: BestMode) -> _Value | None:
     """None where it was not logged, or is no finite number: that is never the best."""
-    value = described.metrics.get(metric) if described is not None else None
-    if described is None or value is None or isinstance(value, str):
+    value = described.metrics.get(metric)
+    if value is None or isinstance(value, str):
         return None
     logged_at = described.logged_at.get(metric, described.step)
     return _Value(value if mode is BestMode.min else -value, logged_at, described.step)

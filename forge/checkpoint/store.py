@@ -8,6 +8,7 @@ over the others.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -221,9 +222,7 @@ class Store:
     def holds(self, step: int, is_complete: bool) -> bool:
         """Whether a good checkpoint of this step, as complete as asked, is there already."""
         path = self.directory / f"step_{step}"
-        if not self._seen.is_good(path):
-            return False
-        described = self._seen.described(path)
+        described = self._seen.good(path)
         return described is not None and (described.is_complete or not is_complete)
 
     # -- removing ------------------------------------------------------------------------------
@@ -242,14 +241,17 @@ class Store:
             OSError: Where the directory cannot be read.
             DirectoryInUse: Where a newer attempt has taken over.
         """
+        self._workspace.check()
         self._remover.retry()
         names = os.listdir(self.directory)
         found = step_dirs(self.directory)
         pinned = {name.removeprefix(pins.PREFIX) for name in names if name.startswith(pins.PREFIX)}
-        kept = self._retention.kept(found, pinned, self._seen, first_bad_step)
-        kept.add(os.path.basename(os.path.realpath(self.directory / LATEST)))
+        good = self._seen.all_good(found)
+        kept = self._retention.kept(good, pinned, first_bad_step)
+        with contextlib.suppress(FileNotFoundError):
+            kept.add(os.path.basename(os.path.realpath(self.directory / LATEST, strict=True)))
         removed: list[str] = []
-        superfluous = [p for p in found if p.name not in kept and self._seen.is_good(p)]
+        superfluous = [path for path in good if path.name not in kept]
         if superfluous:
             with self._workspace.entered() as work:
                 removed = [p.name for p in superfluous if self._remover.take(p, work)]

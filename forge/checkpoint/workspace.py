@@ -54,10 +54,16 @@ class Workspace:
 
         Raises:
             DirectoryInUse: Where a newer attempt has taken over, before or meanwhile.
+            FileNotFoundError: Where the checkpoint directory is away, or an empty one in its place.
         """
-        self._path.mkdir(exist_ok=True)
+        self.check()  # before mkdir: an empty directory may be a bare mount point
         try:
-            self.check()  # after mkdir: a newer attempt that claims from now on finds it
+            self._path.mkdir(exist_ok=True)
+            try:
+                self.check()  # after mkdir: a newer attempt that claims from now on finds it
+            except BaseException:
+                self.close()
+                raise
             yield self._path
         except FileNotFoundError:
             self.check()
@@ -72,7 +78,8 @@ class Workspace:
         """Give what was written in the work directory its name, durably.
 
         One that has the name already, damaged or not complete, is moved here until the new one is
-        durably in its place; a death in between is put right by the next attempt.
+        durably in its place; a death in between is put right by the next attempt. After that it
+        gets another name: it must not come back when the new one is removed, in a rollback say.
         """
         if not os.path.lexists(final):
             os.rename(temporary, final)
@@ -85,8 +92,13 @@ class Workspace:
         except BaseException:
             os.rename(aside, final)
             raise
-        durable.sync_directory(self._directory)
-        self._remover.delete(aside)
+        try:
+            durable.sync_directory(self._directory)
+            with contextlib.suppress(OSError):  # it is in nobody's way
+                aside = self._remover.give_up(aside)
+                durable.sync_directory(self._path)
+        finally:
+            self._remover.delete(aside)  # which syncs the directory first, if that failed here
 
     def close(self) -> None:
         """Leave nothing behind; what could not be removed is for the next attempt."""

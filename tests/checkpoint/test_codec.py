@@ -5,6 +5,7 @@ import enum
 import math
 import random
 import struct
+import sys
 
 import numpy
 import pytest
@@ -357,3 +358,31 @@ def test_what_no_encoder_writes_is_damage(value):
     """It must be passed over as damaged, not crash the resume, and execute nothing."""
     with pytest.raises(DamagedCheckpoint):
         decode({"it": [value]}, {"t": torch.zeros(2, dtype=torch.uint8)})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"!numpy_scalar": ["<f8", ""]},
+        {"!ndarray": ["<f8", [1 << 70]], "bytes": {"!tensor": "w"}},
+        {"!tensor": "w", "stride": [1 << 40]},
+        {"!tensor": "w", "stride": [0]},
+        {"!dtype": "onnx"},
+    ],
+    ids=str,
+)
+def test_a_value_that_no_encoder_writes_is_damage(value):
+    """Not an IndexError, nor a terabyte of memory, nor an import of something."""
+    before = set(sys.modules)
+    with pytest.raises(DamagedCheckpoint):
+        decode([value], {"w": torch.zeros(3)})
+    assert set(sys.modules) == before
+
+
+@pytest.mark.parametrize("device", ["xpu", "mps", "meta", "cuda:99"])
+def test_a_tensor_of_a_device_that_is_not_here_is_read_onto_the_cpu(device):
+    """A checkpoint of another machine is no damage; whoever loads it moves it to its parameters."""
+    if device != "meta" and getattr(getattr(torch, device, None), "is_available", bool)():
+        pytest.skip(f"this machine has {device}")
+    found = decode({"!tensor": "w", "device": device}, {"w": torch.ones(3)})
+    assert found.device.type == "cpu"

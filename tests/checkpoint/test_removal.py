@@ -64,7 +64,9 @@ def names(store):
 
 
 def hidden(store):
-    return [name for name in os.listdir(store.directory) if name.startswith((".rem", ".rep"))]
+    """What has been taken away and is not deleted yet, in whosever work directory."""
+    found = [*store.directory.glob(".work_*/*_step_*"), *store.directory.glob(".left_*/*_step_*")]
+    return sorted(path.name for path in found)
 
 
 # -- in use ----------------------------------------------------------------------------------------
@@ -116,14 +118,34 @@ def test_what_a_rollback_discards_under_a_reader_is_deleted_when_it_has_read(
     store.wait()
     assert names(store) == ["step_1"]
     (left,) = hidden(store)
-    assert (store.directory / left / TENSORS).exists()
+    assert left == "discarded_step_2-000001"
+    (kept,) = store.directory.glob(f".work_*/{left}/{TENSORS}")
     store.close()
     again = open_store()  # nor does the next attempt
     assert hidden(again) == [left]
+    assert not kept.exists()  # but taken over
+    assert list(store.directory.glob(f".left_*/{left}/{TENSORS}"))
     let_go(reader)
     again.retain()
     again.wait()
     assert hidden(again) == []
+    assert list(store.directory.glob(".left_*")) == []
+
+
+def test_what_was_replaced_under_a_reader_does_not_come_back_after_a_rollback(
+    store, commit, open_store, read_elsewhere
+):
+    """Its place is empty then, as after a kill between the two renames of a replacement."""
+    commit(store, 1)
+    reader = read_elsewhere(commit(store, 2))
+    commit(store, 2, is_complete=True)
+    store.wait()
+    assert hidden(store) == ["discarded_step_2-000001"]
+    store.discard_after(1)
+    store.close()
+    again = open_store()
+    assert names(again) == ["step_1"]
+    let_go(reader)
 
 
 def test_a_reader_waits_for_whoever_is_about_to_remove_and_reads_what_is_there_then(store, commit):

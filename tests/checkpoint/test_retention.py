@@ -1,5 +1,7 @@
 """Which checkpoints stay: the best by a metric, and the pinned."""
 
+import errno
+import itertools
 import json
 import math
 import os
@@ -105,6 +107,29 @@ def test_a_metric_that_is_logged_later_is_not_told(open_store, commit, caplog):
     assert steps(store) == [3, 5, 6]
 
 
+@pytest.mark.parametrize("look", range(12))
+def test_one_that_cannot_be_looked_at_for_a_moment_is_not_removed(
+    look, open_store, commit, monkeypatch
+):
+    """Seen as damaged it has no place among the newest two; then it must not be removed as good."""
+    store = open_store(keep_last=2)
+    for step in (1, 2):
+        commit(store, step)
+    looks, lstat = itertools.count(), os.lstat
+
+    def failing(path, **options):
+        is_meant = os.fspath(path).endswith(("step_1/manifest.json", "step_1/" + TENSORS))
+        if is_meant and next(looks) == look:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return lstat(path, **options)
+
+    monkeypatch.setattr(os, "lstat", failing)
+    for _ in range(4):
+        store.retain()
+        assert steps(store) == [1, 2]
+    assert next(looks) > 6
+
+
 # -- pins ------------------------------------------------------------------------------------------
 
 
@@ -172,7 +197,8 @@ def test_a_pin_that_comes_too_late_is_an_error(store, commit, monkeypatch):
     place = pins.place
 
     def late(path):
-        store._remover.take(path)
+        with store._workspace.entered() as work:
+            assert store._remover.take(path, work)
         place(path)
 
     monkeypatch.setattr(pins, "place", late)
@@ -186,13 +212,15 @@ def test_a_kill_before_a_pinned_one_is_put_back_loses_nothing(open_store, commit
     store = open_store()
     for step in (1, 2):
         path = commit(store, step)
-        path.rename(path.with_name(f".removed_step_{step}-1-1"))
+        with store._workspace.entered() as work:
+            path.rename(store._remover.aside(path, work))
     pins.place(store.directory / "step_1")
     commit(store, 3)
     store.close()
+    assert {path.name for path in work.iterdir()} == {f"removed_step_{n}-00000{n}" for n in (1, 2)}
     store = open_store()
     assert steps(store) == [1, 3]
-    assert not list(store.directory.glob(".removed*"))
+    assert not list(store.directory.glob(".[wl]*_*"))
     assert store.read(store.directory / "step_1").manifest.step == 1
 
 
@@ -201,10 +229,13 @@ def test_what_is_half_deleted_is_not_put_back(open_store, commit):
     store = open_store()
     path = commit(store, 1)
     (path / TENSORS).unlink()
-    path.rename(path.with_name(".removed_step_1-1-1"))
+    with store._workspace.entered() as work:
+        path.rename(store._remover.aside(path, work))
     pins.place(path)
     store.close()
-    assert steps(open_store()) == []
+    store = open_store()
+    assert steps(store) == []
+    assert not list(store.directory.glob(".[wl]*_*"))
 
 
 def test_a_rollback_keeps_a_pinned_one_under_another_name(store, commit, caplog):

@@ -6,7 +6,9 @@ import os
 import random
 import resource
 import shutil
+import sys
 import zlib
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -20,11 +22,10 @@ FILES = [manifest.NAME, STATE, TENSORS]
 
 
 def leftovers(directory):
-    return [
-        p.name
-        for p in directory.iterdir()
-        if p.name.startswith(".") and "." in p.name[1:] and p.name != ".fence.json"
-    ]
+    """What is hidden there, but for the lock, the token and an empty work directory."""
+    hidden = [p for p in directory.iterdir() if p.name.startswith(".")]
+    hidden = [p for p in hidden if p.name not in (".lock", ".fence.json")]
+    return [p.name for p in hidden if not p.name.startswith(".work_") or any(p.iterdir())]
 
 
 def assert_holds(store, step, state_of):
@@ -168,6 +169,10 @@ GOOD = {"size": 1, "crc32": 1}
         {"format": 2},
         {"format": None},
         {"no_such_field": 1},
+        {"step": 1.0},
+        {"step": True},
+        {"is_complete": "no"},
+        {"attempt": None},
     ],
     ids=str,
 )
@@ -233,6 +238,32 @@ def test_a_disk_that_cannot_be_read_is_damage_and_the_older_one_is_taken(
     monkeypatch.setattr(os, "preadv", fail_first)
     assert_holds(store, 1, state_of)
     assert "Input/output error" in store.passed_over[0]
+
+
+def test_a_read_that_stops_halfway_is_gone_on_with(store, commit, monkeypatch, state_of):
+    """As network file systems may at any time: it must not look like damage."""
+    commit(store, 1)
+    commit(store, 2)
+    read = os.read
+    monkeypatch.setattr(os, "read", lambda fd, size: read(fd, min(size, 100)))
+    assert_holds(store, 2, state_of)
+    assert store.passed_over == []
+    assert store.holds(2, is_complete=False)
+
+
+@pytest.mark.parametrize("spared", [400, 20])
+def test_a_state_too_deep_to_decode_is_damage(spared, store, commit):
+    """JSON may be nested deeper than Python's recursion goes, in `json` or after it."""
+    path = commit(store, 1)
+    depth = sys.getrecursionlimit() - spared
+    deep = b"[" * depth + b"]" * depth
+    (path / STATE).write_bytes(deep)
+    entry = {"size": len(deep), "crc32": zlib.crc32(deep), "chunks": [zlib.crc32(deep)]}
+    files = json.loads((path / manifest.NAME).read_bytes())["files"]
+    rewrite_manifest(path, files={**files, STATE: entry})
+    is_sure = spared == 20 or sys.version_info < (3, 12)  # later ones need fewer frames
+    with pytest.raises(DamagedCheckpoint, match="recursion") if is_sure else nullcontext():
+        store.read(path)
 
 
 # -- which one is taken ----------------------------------------------------------------------------

@@ -23,7 +23,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[2])
 
 import torch
-from checkpoint.torture import broken, damage, errors, fuzz, kills, power, zombies
+from checkpoint.torture import broken, damage, errors, full, fuzz, kills, power, zombies
 from checkpoint.torture.children import Counts, Plan
 
 from forge import messages
@@ -32,6 +32,7 @@ PARTS = {
     "kills": kills.run,
     "power": power.run,
     "errors": errors.run,
+    "full": full.run,
     "damage": damage.run,
     "fuzz": fuzz.run,
     "zombies": zombies.run,

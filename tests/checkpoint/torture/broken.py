@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -10,8 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from forge.checkpoint import durable, tensorfile
+from checkpoint.torture.calls import WRITES
+
+from forge.checkpoint import codec, durable, tensorfile
 from forge.checkpoint.fence import Fence
+from forge.checkpoint.removal import Remover
 from forge.checkpoint.store import Store
 from forge.checkpoint.workspace import Workspace
 
@@ -24,22 +28,45 @@ def _no_directory_sync() -> None:
     durable.sync_directory = lambda path: None
 
 
-class _WithoutFileSync:
-    """`os`, as a module of forge sees it that has forgotten to sync files."""
+class _OtherOs:
+    """`os`, as the modules of forge see it that have forgotten something."""
+
+    def __init__(self, **others: Any) -> None:
+        self._others = others
+        for name, module in list(sys.modules.items()):
+            if name.startswith("forge.checkpoint.") and getattr(module, "os", None) is os:
+                module.os = self  # type: ignore[attr-defined]
 
     def __getattr__(self, name: str) -> Any:
-        return _skip_files if name in ("fsync", "fdatasync") else getattr(os, name)
-
-
-def _skip_files(fd: int) -> None:
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.fsync(fd)
+        return self._others.get(name) or getattr(os, name)
 
 
 def _no_file_sync() -> None:
-    for name, module in list(sys.modules.items()):
-        if name.startswith("forge.checkpoint.") and getattr(module, "os", None) is os:
-            module.os = _WithoutFileSync()  # type: ignore[attr-defined]
+    def skip_files(fd: int) -> None:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.fsync(fd)
+
+    _OtherOs(fsync=skip_files, fdatasync=skip_files)
+
+
+def _no_write_errors() -> None:
+    """Whatever a write returns or raises, all is thought to be written."""
+
+    def lying(name: str) -> Callable[..., int]:
+        def write(fd: int, data: Any, *rest: Any) -> int:
+            pieces = data if name in ("writev", "pwritev") else [data]
+            with contextlib.suppress(OSError):
+                getattr(os, name)(fd, data, *rest)
+            return sum(memoryview(piece).nbytes for piece in pieces)
+
+        return write
+
+    _OtherOs(**{name: lying(name) for name in WRITES})
+
+
+def _no_odd_errors() -> None:
+    """Only what comes of a missing key is expected of a value that no encoder writes."""
+    codec._NOT_OURS = (KeyError,)  # type: ignore[assignment]
 
 
 def _no_temporary() -> None:
@@ -67,8 +94,37 @@ def _removed_before_replaced() -> None:
     Workspace.put_in_place = put_in_place  # type: ignore[method-assign]
 
 
+def _no_put_back() -> None:
+    """What was to be replaced stays aside where its successor cannot be put in place."""
+
+    def put_in_place(workspace: Workspace, temporary: Path, final: Path) -> None:
+        aside = workspace._path / f"replaced_{final.name}"
+        if os.path.lexists(final):
+            os.rename(final, aside)
+        os.rename(temporary, final)
+        durable.sync_directory(final.parent)
+        shutil.rmtree(aside, ignore_errors=True)
+
+    Workspace.put_in_place = put_in_place  # type: ignore[method-assign]
+
+
 def _removed_without_rename() -> None:
-    Workspace.remove = lambda workspace, path: shutil.rmtree(path)  # type: ignore[method-assign]
+    def remove(remover: Remover, path: Path, work: Path) -> bool:
+        shutil.rmtree(path)
+        return True
+
+    Remover.take = remove  # type: ignore[method-assign]
+    Remover.discard = remove  # type: ignore[method-assign,assignment]
+
+
+def _no_way_back() -> None:
+    """The next attempt deletes all that an older one took aside."""
+    Remover._belongs_back = lambda *args: False  # type: ignore[method-assign]
+
+
+def _no_sync_before_deleting() -> None:
+    """A power cut may undo the rename of what is being deleted."""
+    Remover._must_sync = property(lambda _: False, lambda *_: None)  # type: ignore[assignment]
 
 
 def _no_clean_up() -> None:
@@ -106,13 +162,18 @@ WAYS: dict[str, Callable[[], None]] = {
 }
 
 FOUND_BY = {
+    "no_put_back": "errors",
     "no_temporary": "kills",
     "removed_before_replaced": "kills",
     "removed_without_rename": "kills",
+    "no_way_back": "kills",
     "no_clean_up": "kills",
     "no_directory_sync": "power",
     "no_file_sync": "power",
+    "no_sync_before_deleting": "power",
     "no_fence": "zombies",
     "no_takeover": "zombies",
     "no_checksums": "damage",
+    "no_write_errors": "full",
+    "no_odd_errors": "fuzz",
 }

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forge.checkpoint import fence
+
 PATIENCE_S = 60.0
 
 
@@ -46,10 +48,25 @@ class Counts:
 
     numbers: dict[str, int] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    _hits: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, **numbers: int) -> None:
         for name, number in numbers.items():
             self.numbers[name] = self.numbers.get(name, 0) + number
+
+    def hit(self, name: str, is_hit: bool) -> None:
+        """Note whether a run of this scenario got as far as the call that was to be disturbed.
+
+        With threads one may make fewer calls than the one in which they were counted.
+        """
+        hits, tries = self._hits.get(name, (0, 0))
+        self._hits[name] = (hits + is_hit, tries + 1)
+
+    def check_hits(self, name: str) -> None:
+        """Fail where almost all have to have got there, and did not."""
+        hits, tries = self._hits.get(name, (0, 0))
+        if hits < 0.9 * tries:
+            self.failures.append(f"{name}: only {hits} of {tries} runs were disturbed at all")
 
     def take(self, other: Counts) -> None:
         self.add(**other.numbers)
@@ -172,6 +189,11 @@ def in_child(function: Callable[..., Any], *args: Any, timeout_s: float = PATIEN
     if kind != "returned":
         raise AssertionError(f"a child {kind}: {value}")
     return value
+
+
+def let_go() -> None:
+    """Of directories that a failed check left claimed in this process."""
+    fence._claimed_here.clear()
 
 
 def die() -> None:

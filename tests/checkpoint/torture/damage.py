@@ -7,6 +7,7 @@ import os
 import random
 import resource
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,7 @@ def _torch_load(plan: Plan, counts: Counts) -> None:
     torch.save(state, buffer)
     pristine = buffer.getvalue()
     rng = random.Random(plan.seed)
+    warnings.simplefilter("ignore")  # of odd protocols, by the thousand
     for _ in range(int(FLIPS * plan.share)):
         content = bytearray(pristine)
         place = rng.randrange(8 * len(content))

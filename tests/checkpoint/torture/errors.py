@@ -33,7 +33,10 @@ def _is_possible(call: Call, error: int) -> bool:
 
 
 class _Faults:
-    """Hook of an Interception: the call `number` fails; `calls` are all that could have."""
+    """Hook of an Interception: the call `number` fails; `calls` are all that could have.
+
+    Or the next one that can fail so: with threads another call may have that number this time.
+    """
 
     def __init__(self, number: int, error: int) -> None:
         self.number, self.error = number, error
@@ -42,7 +45,8 @@ class _Faults:
 
     def __call__(self, call: Call) -> Any:
         self.calls.append(call)
-        if call.number != self.number:
+        is_meant = 0 <= self.number <= call.number and _is_possible(call, self.error)
+        if self.has_hit or not is_meant:
             return call.make()
         self.has_hit = True
         if self.error == HALF:
@@ -78,9 +82,13 @@ def _run(directory: Path, ops: list[Op], worlds: list[World], faults: _Faults) -
                     assert faults.has_hit, "it failed by itself"
                     assert not is_last_try, "it failed again"
                     if op is not None:
-                        _check_there(directory, worlds[index], worlds[index + 1])
+                        check_there(directory, worlds[index], worlds[index + 1])
                     if op == ("open",):
                         op = None
+    actor.store.retain()  # what could not be removed at the time
+    actor.store.wait()
+    aside = list(directory.glob(".work_*/*_step_*"))
+    assert not aside, f"taken away and never deleted: {aside}"
     world = scenario.world_of(actor.store)
     # One that could not be read once takes no other's place: more may be kept.
     assert worlds[-1].items() <= world.items(), f"at the end there is {world}, not {worlds[-1]}"
@@ -90,7 +98,7 @@ def _run(directory: Path, ops: list[Op], worlds: list[World], faults: _Faults) -
     return failed
 
 
-def _check_there(directory: Path, before: World, after: World) -> None:
+def check_there(directory: Path, before: World, after: World) -> None:
     """Nothing good is lost while the store is open still."""
     for step, tags in scenario.allowed_between(before, after).items():
         path = directory / f"step_{step}"
@@ -122,27 +130,25 @@ def _all(directory: Path, ops: list[Op], worlds: list[World], plan: Plan, name: 
     for number, error, what in points:
         if plan.skips(rng, counts):
             continue
+        faults = _Faults(number, error)
         try:
-            failed = _run(directory, ops, worlds, _Faults(number, error))
+            failed = _run(directory, ops, worlds, faults)
             problem = ""
         except Exception as raised:  # noqa: BLE001 - told as a failure
             failed, problem = 1, children.traceback.format_exc() + repr(raised)
-            _let_go()
-        counts.add(failures_made=1, survived=not problem, operations_failed=failed)
+            children.let_go()
+        is_hit = faults.has_hit
+        counts.hit(name, is_hit)
+        counts.add(failures_made=is_hit, survived=is_hit and not problem, operations_failed=failed)
         if problem:
             kind = errno.errorcode.get(error, "half")
             counts.failures.append(f"{name}: call {number} ({what}), {kind}: {problem}")
         shutil.rmtree(directory, ignore_errors=True)
+    counts.check_hits(name)
     return counts
 
 
-def _let_go() -> None:
-    """Of directories that a failed check left claimed in this process."""
-    from forge.checkpoint import fence
-
-    fence._claimed_here.clear()
-
-
+@scenario.small_chunks()
 def run(plan: Plan) -> Counts:
     """Fail at each call, with each error."""
     counts = Counts()

@@ -211,6 +211,7 @@ class Bench:
 def _all(plan: Plan) -> Counts:
     counts = Counts()
     bench = Bench(plan.root / "checkpoints")
+    plan.break_forge()
     rng = random.Random(plan.seed)
     tensors = bench.files[TENSORS]
     length = int.from_bytes(tensors[:8], "little")
@@ -240,11 +241,11 @@ def _all(plan: Plan) -> Counts:
     for name, (text, put) in targets.items():
         tree = json.loads(text)
         for number in range(MUTANTS):
+            if plan.skips(rng, counts):
+                continue
             content = (
                 json.dumps(mutate(tree, rng)).encode() if number % 4 else mutate_text(text, rng)
             )
-            if plan.skips(rng, counts):
-                continue
             put(content)
             try:
                 outcome = bench.read(is_exact=name == "manifest")

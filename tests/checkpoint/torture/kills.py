@@ -33,7 +33,12 @@ def _count(directory: Path, ops: list[scenario.Op]) -> list[str]:
 
 
 def _run_to_death(
-    directory: Path, ops: list[scenario.Op], number: int, when: str, done: Shared
+    directory: Path,
+    ops: list[scenario.Op],
+    number: int,
+    when: str,
+    done: Shared,
+    is_waiting: bool,
 ) -> None:
     def deadly(call: Call) -> object:
         if call.number != number:
@@ -46,12 +51,13 @@ def _run_to_death(
         return None
 
     with Interception(directory, deadly, CHANGES):
-        for count in scenario.Actor(directory).run(ops):
+        for count in scenario.Actor(directory, is_waiting=is_waiting).run(ops):
             done[0] = count + 1  # 0: not even the store was open
 
 
+@scenario.small_chunks()
 def run(plan: Plan) -> Counts:
-    """Kill at each point."""
+    """Kill at each point, with what is removed being deleted beside or not."""
     counts = Counts()
     rng = random.Random(plan.seed)
     checker = Checker(scenario.check, plan)
@@ -69,11 +75,17 @@ def run(plan: Plan) -> Counts:
         for number, when in points:
             if plan.skips(rng, counts):
                 continue
-            problem = _one(directory, ops, worlds, number, when, plan.break_forge, checker)
-            counts.add(killed=1, survived=not problem)
-            if problem:
-                counts.failures.append(f"{name}: kill {when} call {number}: {problem}")
-            shutil.rmtree(directory, ignore_errors=True)
+            for is_waiting in (rng.random() < 0.5, True):
+                point = (number, when, is_waiting)
+                is_hit, problem = _one(directory, ops, worlds, point, plan.break_forge, checker)
+                counts.add(killed=is_hit, survived=is_hit and not problem)
+                if problem:
+                    counts.failures.append(f"{name}: kill {when} call {number}: {problem}")
+                shutil.rmtree(directory, ignore_errors=True)
+                if is_hit or problem:
+                    break
+            counts.hit(name, is_hit)
+        counts.check_hits(name)
     checker.close()
     return counts
 
@@ -82,20 +94,24 @@ def _one(
     directory: Path,
     ops: list[scenario.Op],
     worlds: list[scenario.World],
-    number: int,
-    when: str,
+    point: tuple[int, str, bool],
     break_forge: Break,
     checker: Checker,
-) -> str:
+) -> tuple[bool, str]:
+    """Whether it was killed, and what is wrong then."""
+    number, when, is_waiting = point
+
     def disturbed() -> None:
         break_forge()
-        _run_to_death(directory, ops, number, when, done)
+        _run_to_death(directory, ops, number, when, done, is_waiting)
 
     done = Shared()
     kind, value = Child(disturbed).result()
-    if kind not in ("killed", "returned"):  # with threads a run may have fewer calls than another
-        return f"the child {kind}: {value}"
+    if kind == "returned":  # with threads a run may have fewer calls than another
+        return False, ""
+    if kind != "killed":
+        return False, f"the child {kind}: {value}"
     before = max(0, done[0] - 1)
     allowed = scenario.allowed_between(worlds[before], worlds[min(before + 1, len(ops))])
     problem = checker.problem(directory, allowed)
-    return problem and f"during {ops[before : before + 1]}: {problem}"
+    return True, problem and f"during {ops[before : before + 1]}: {problem}"

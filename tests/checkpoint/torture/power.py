@@ -14,20 +14,21 @@ from checkpoint.torture.calls import CHANGES, Interception
 from checkpoint.torture.children import Checker, Counts, Plan
 from checkpoint.torture.disk_model import Keep, Recorder, build, real_tree, replay, tree_of
 from checkpoint.torture.kills import Break
-from checkpoint.torture.scenario import ABSENT, DAMAGED, Allowed, Op, World
+from checkpoint.torture.scenario import ABSENT, Allowed, Op, World
 
 RANDOM_FATES = 6
 """Of each place, drawn by chance beside those that are always tried."""
 
 
-def record(root: Path, ops: list[Op], break_forge: Break) -> Recorder:
+def record(root: Path, ops: list[Op], break_forge: Break, is_waiting: bool) -> Recorder:
     """What one run does below `root`; the replay of all of it has to be what is there."""
     break_forge()
     recorder = Recorder(str(root))
     with Interception(root, recorder, (*CHANGES, "open")):
-        actor = scenario.Actor(root / "checkpoints")
+        actor = scenario.Actor(root / "checkpoints", is_waiting=is_waiting)
         for _ in actor.run(ops):
             recorder.completed.append(len(recorder.changes))
+        actor.store.wait()
     disk = replay(recorder, len(recorder.changes), lambda number: "keep")
     assert tree_of(recorder, disk) == real_tree(root), "the recording has missed a call"
     actor.store.close()
@@ -38,7 +39,7 @@ def record(root: Path, ops: list[Op], break_forge: Break) -> Recorder:
 def allowed_after(worlds: list[World], ops: list[Op], done: int) -> Allowed:
     """What a power cut may leave once `done` operations have returned, and one is under way.
 
-    A commit and a rollback survive it. What `retain` removed may be back, whole or in part, until
+    A commit and a rollback survive it. What `retain` removed may be back, but never in part, until
     the directory is synced for something else.
     """
     if done < 0:
@@ -47,11 +48,11 @@ def allowed_after(worlds: list[World], ops: list[Op], done: int) -> Allowed:
     allowed = scenario.allowed_between(worlds[done], worlds[last])
     for number in range(last, 0, -1):
         kind = ops[number - 1][0]
-        if number <= done and kind != "retain":
-            break
+        if number <= done and kind in ("commit", "discard", "open"):
+            break  # these have synced the directory
         if kind in ("retain", "discard"):
             for step in worlds[number - 1].keys() - worlds[number].keys():
-                allowed.setdefault(step, set()).update({worlds[number - 1][step], ABSENT, DAMAGED})
+                allowed.setdefault(step, set()).update({worlds[number - 1][step], ABSENT})
     return allowed
 
 
@@ -77,6 +78,7 @@ def fates(recorder: Recorder, place: int, rng: random.Random) -> Iterator[Keep]:
         yield lambda number, drawn=drawn: drawn[number]
 
 
+@scenario.small_chunks()
 def run(plan: Plan) -> Counts:
     """Cut at every place, and check each state that differs."""
     counts = Counts()
@@ -85,7 +87,8 @@ def run(plan: Plan) -> Counts:
     found: collections.Counter[str] = collections.Counter()
     for name, ops in scenario.SCENARIOS.items():
         worlds = children.in_child(scenario.worlds, plan.root / "checkpoints", ops)
-        recorder = children.in_child(record, plan.root, ops, plan.break_forge)
+        is_waiting = rng.random() < 0.5
+        recorder = children.in_child(record, plan.root, ops, plan.break_forge, is_waiting)
         shutil.rmtree(plan.root / "checkpoints")
         counts.add(scenarios=1, places=len(recorder.changes) + 1)
         seen = set()

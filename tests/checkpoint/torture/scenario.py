@@ -7,15 +7,19 @@ disturbed during operation k has to leave, for each step, what world k-1 or worl
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
-from forge.checkpoint import Store
+from forge.checkpoint import Store, checksums, image, manifest, output, store, tensorfile
+from forge.checkpoint.arena import PAGE
 from forge.config import CheckpointConfig
 from forge.errors import DamagedCheckpoint
 
@@ -68,7 +72,7 @@ def state_of(step: int, tag: str) -> dict[str, Any]:
     return {
         "step": step,
         "tag": tag,
-        "weights": torch.full((33, 7), float(value)),
+        "weights": torch.full((33, 70), float(value)),
         "count": torch.tensor(value),
         "mask": torch.arange(13) % (step + 2) == 0,
         "options": [{"lr": 0.1 * value, "betas": (0.9, 0.999)}, None],
@@ -93,11 +97,28 @@ def damage(directory: Path, step: int) -> None:
         os.close(fd)
 
 
-class Actor:
-    """Does the operations, one after the other, with a store of its own."""
+@contextlib.contextmanager
+def small_chunks() -> Iterator[None]:
+    """Files of tensors that two threads write, though they are small."""
+    modules = (checksums, image, manifest, output, tensorfile)
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(mock.patch.object(module, "CHUNK", PAGE))
+        described = functools.partial(manifest.Manifest, chunk_bytes=PAGE)
+        stack.enter_context(mock.patch.object(store, "Manifest", described))
+        yield
 
-    def __init__(self, directory: Path, attempt: int = 1) -> None:
+
+class Actor:
+    """Does the operations, one after the other, with a store of its own.
+
+    With `is_waiting` each of them ends when what it removed is deleted: then every run makes about
+    the same calls. Without, deleting goes on beside the next ones, as it does beside training.
+    """
+
+    def __init__(self, directory: Path, attempt: int = 1, is_waiting: bool = True) -> None:
         self.directory = directory
+        self.is_waiting = is_waiting
         self.store = open_store(directory, attempt)
         self.read_step: int | None = None
         """Of what the last operation has read."""
@@ -120,6 +141,8 @@ class Actor:
         elif kind == "open":
             self.store.close()
             self.store = open_store(self.directory)
+        if self.is_waiting:
+            self.store.wait()
 
     def run(self, ops: list[Op]) -> Iterator[int]:
         """Yields the number of operations done, from 0 on."""

@@ -30,43 +30,59 @@ def torture(part, share, directory, seed=0):
 
 def test_a_kill_at_any_call_loses_nothing_that_was_committed(tmp_path):
     """Before, after and in the middle of it; the next attempt finds all, and leaves nothing."""
-    numbers = torture("kills", 0.2, tmp_path)
+    numbers = torture("kills", 0.12, tmp_path)
     assert numbers["scenarios"] == 5
     assert numbers["calls"] > 400
-    assert numbers["survived"] == numbers["killed"] > 150
+    assert numbers["survived"] == numbers["killed"] > 100
 
 
 def test_a_power_cut_at_any_place_loses_nothing_that_was_committed(tmp_path):
     """On a disk that forgets whatever was not synced, in any order that it likes."""
-    numbers = torture("power", 0.04, tmp_path)
+    numbers = torture("power", 0.03, tmp_path)
     assert numbers["cuts"] > 10_000
     assert numbers["survived"] == numbers["states"] > 200
 
 
 def test_a_failure_of_any_call_loses_nothing_and_the_next_try_succeeds(tmp_path):
     """Full, over quota, broken, stale, interrupted, and reads and writes that stop half-way."""
-    numbers = torture("errors", 0.05, tmp_path)
+    numbers = torture("errors", 0.04, tmp_path)
     assert numbers["points"] > 3000
-    assert numbers["survived"] == numbers["failures_made"] > 150
-    assert numbers["operations_failed"] > 100
+    assert numbers["survived"] == numbers["failures_made"] > 120
+    assert numbers["operations_failed"] > 80
+
+
+def test_a_full_disk_loses_nothing_and_room_is_all_that_it_takes(tmp_path):
+    """Not a pretended one: pages and files are counted by the system."""
+    numbers = torture("full", 0.1, tmp_path)
+    if "not_possible" in numbers:
+        pytest.skip("needs the right to mount in a private namespace (root)")
+    assert numbers["survived"] == numbers["filled"] > 50
+    assert numbers["operations_failed"] > 10
 
 
 def test_damage_is_told_or_the_values_are_exact(tmp_path):
     """Nothing is ever read in silence that was not saved; no memory is lost over it."""
-    numbers = torture("damage", 0.05, tmp_path)
-    assert numbers["flips"] > 400
+    numbers = torture("damage", 0.04, tmp_path)
+    assert numbers["flips"] > 300
     assert numbers["replaced_told"] == 33
+
+
+def test_what_forge_has_not_written_is_refused_or_read_soon_and_in_little_memory(tmp_path):
+    """Checksums that match say who wrote it, not that it makes sense."""
+    numbers = torture("fuzz", 0.04, tmp_path)
+    assert min(numbers[f"{file}_told"] for file in ("manifest", "state", "header")) > 80
+    assert numbers["state_read"] > 20
 
 
 def test_an_older_attempt_that_wakes_up_at_any_call_changes_nothing(tmp_path):
     """The check of the token alone would leave an instant between it and the rename."""
-    numbers = torture("zombies", 0.04, tmp_path)
-    assert numbers["survived"] == numbers["interleavings"] > 40
+    numbers = torture("zombies", 0.03, tmp_path)
+    assert numbers["survived"] == numbers["interleavings"] > 30
 
 
 @pytest.mark.slow
 def test_each_broken_promise_is_noticed(tmp_path):
     """A torture that cannot fail proves nothing."""
     numbers = torture("proofs", 0.05, tmp_path)
-    assert len(numbers) >= 8
+    assert len(numbers) >= 14
     assert all(numbers.values())

@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,10 @@ def _as_attempt(number: int, has_lock: bool, has_pid: bool) -> None:
 
 
 def _sleeping_at(number: int, counted: list[str]) -> Any:
-    pid = os.getpid()
-
     def hook(call: Call) -> Any:
         counted.append(call.name)
-        if call.number == number:
-            os.kill(pid, signal.SIGSTOP)
+        if call.number == number:  # this thread, which else might go on for an instant
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         return call.make()
 
     return hook
@@ -110,7 +109,9 @@ def _check(directory: Path, step: int) -> None:
 
 def _one(
     directory: Path, checker: Checker, sleeps_at: int, wakes_at: int, facts: Any, way: Break
-) -> str:
+) -> tuple[bool, str]:
+    """Whether the older attempt slept at all, and what is wrong."""
+
     def breaking(function: Any) -> Any:
         def run(*args: Any) -> Any:
             way()
@@ -121,7 +122,8 @@ def _one(
     children.in_child(_prepare, directory)
     older = Child(breaking(_older), directory, sleeps_at, *facts)
     if not older.is_stopped():
-        return f"the older attempt ended before its call {sleeps_at}: {older.result()}"
+        kind, value = older.result()
+        return False, "" if kind == "returned" else f"the older attempt alone {kind}: {value}"
     newer = Child(breaking(_newer), directory, wakes_at, *facts)
     is_waiting = newer.is_stopped()
     older.go_on()
@@ -130,12 +132,13 @@ def _one(
         newer.go_on()
     newer_kind, newer_value = newer.result()
     if newer_kind != "returned":
-        return f"the newer attempt {newer_kind}: {newer_value}"
+        return True, f"the newer attempt {newer_kind}: {newer_value}"
     if kind != "returned":
-        return f"the older attempt {kind}: {value}"
-    return checker.problem(directory, newer_value[1])
+        return True, f"the older attempt {kind}: {value}"
+    return True, checker.problem(directory, newer_value[1])
 
 
+@scenario.small_chunks()
 def run(plan: Plan) -> Counts:
     """A `share` of the pairs; 1: every call of the older with some of the newer."""
     counts = Counts()
@@ -154,11 +157,13 @@ def run(plan: Plan) -> Counts:
             facts = (rng.random() < 0.5, rng.random() < 0.5)
             if plan.skips(rng, counts):
                 continue
-            problem = _one(directory, checker, sleeps_at, wakes_at, facts, plan.break_forge)
-            counts.add(interleavings=1, survived=not problem)
+            is_hit, problem = _one(directory, checker, sleeps_at, wakes_at, facts, plan.break_forge)
+            counts.hit("zombies", is_hit)
+            counts.add(interleavings=is_hit, survived=is_hit and not problem)
             if problem:
                 where = f"sleeps at {sleeps_at}, wakes at {wakes_at}, (lock, pid) {facts}"
                 counts.failures.append(f"{where}: {problem}")
             shutil.rmtree(directory)
+    counts.check_hits("zombies")
     checker.close()
     return counts
