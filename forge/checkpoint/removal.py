@@ -52,21 +52,24 @@ class Remover:
 
         A failure is told and left for the next pass.
         """
+        aside = self.aside(path, work)
+        is_taken = False
         try:
             with removing_lock(path) as is_free:
                 if not is_free or pins.is_pinned(path):
                     return False
-                aside = self.aside(path, work)
                 os.rename(path, aside)
-                # `pins.pin` looks after it wrote: either it finds nothing, or we find the pin.
-                if pins.is_pinned(path):
-                    os.rename(aside, path)
-                    return False
+                try:
+                    # `pins.pin` looks after it wrote: either it finds nothing, or we find the pin.
+                    is_taken = not pins.is_pinned(path)
+                finally:
+                    if not is_taken:
+                        os.rename(aside, path)
         except OSError as error:
             self._tell(path, error)
-            return False
-        self.delete(aside)
-        return True
+        if is_taken:  # though letting go of the lock may have failed
+            self.delete(aside)
+        return is_taken
 
     def discard(self, path: Path, work: Path) -> None:
         """Take away a checkpoint that must not be found again; a pinned one gets another name.

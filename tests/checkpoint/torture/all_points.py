@@ -24,7 +24,7 @@ if __name__ == "__main__":
 
 import torch
 from checkpoint.torture import broken, damage, errors, full, fuzz, kills, power, zombies
-from checkpoint.torture.children import Counts, Plan
+from checkpoint.torture.children import UNDISTURBED, Counts, Plan
 
 from forge import messages
 
@@ -45,11 +45,15 @@ def prove(plan: Plan) -> Counts:
     for way, part in broken.FOUND_BY.items():
         root = plan.root / way
         root.mkdir()
+        share = min(1.0, plan.share * broken.RARE.get(way, 1))
         found = PARTS[part](
-            replace(plan, root=root, break_forge=broken.WAYS[way], is_over_at_failure=True)
+            replace(
+                plan, root=root, share=share, break_forge=broken.WAYS[way], is_over_at_failure=True
+            )
         )
-        counts.add(**{f"{way}_found_by_{part}": len(found.failures)})
-        if not found.failures:
+        noticed = [failure for failure in found.failures if UNDISTURBED not in failure]
+        counts.add(**{f"{way}_found_by_{part}": len(noticed)})
+        if not noticed:
             counts.failures.append(f"{part} did not notice {way}: {found.numbers}")
     return counts
 

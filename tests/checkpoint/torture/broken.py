@@ -136,7 +136,8 @@ def _no_takeover() -> None:
     take_over = Workspace._take_over
 
     def only_own(workspace: Workspace) -> None:
-        if not any(workspace._directory.glob(".work_*")):
+        is_checker = "SLURM_JOB_ID" not in os.environ  # which has to clean up
+        if is_checker or not any(workspace._directory.glob(".work_*")):
             take_over(workspace)
 
     Workspace._take_over = only_own  # type: ignore[method-assign]
@@ -160,6 +161,9 @@ WAYS: dict[str, Callable[[], None]] = {
     for name, way in list(globals().items())
     if getattr(way, "__module__", "") == __name__ and name.startswith(("_no", "_removed"))
 }
+
+RARE = {"no_way_back": 6}
+"""How much larger a share it takes: a kill has to fall between two renames."""
 
 FOUND_BY = {
     "no_put_back": "errors",

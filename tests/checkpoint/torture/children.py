@@ -22,6 +22,7 @@ from typing import Any
 from forge.checkpoint import fence
 
 PATIENCE_S = 60.0
+UNDISTURBED = "too few runs were disturbed at all"
 
 
 @dataclass(frozen=True)
@@ -62,15 +63,16 @@ class Counts:
         hits, tries = self._hits.get(name, (0, 0))
         self._hits[name] = (hits + is_hit, tries + 1)
 
-    def check_hits(self, name: str) -> None:
+    def check_hits(self) -> None:
         """Fail where almost all have to have got there, and did not."""
-        hits, tries = self._hits.get(name, (0, 0))
-        if hits < 0.9 * tries:
-            self.failures.append(f"{name}: only {hits} of {tries} runs were disturbed at all")
+        for name, (hits, tries) in self._hits.items():
+            if hits < 0.9 * tries:
+                self.failures.append(f"{name}: {UNDISTURBED}, only {hits} of {tries}")
 
     def take(self, other: Counts) -> None:
         self.add(**other.numbers)
         self.failures += other.failures
+        self._hits |= other._hits
 
 
 class Shared:

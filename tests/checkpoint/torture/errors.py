@@ -144,7 +144,6 @@ def _all(directory: Path, ops: list[Op], worlds: list[World], plan: Plan, name: 
             kind = errno.errorcode.get(error, "half")
             counts.failures.append(f"{name}: call {number} ({what}), {kind}: {problem}")
         shutil.rmtree(directory, ignore_errors=True)
-    counts.check_hits(name)
     return counts
 
 
@@ -157,4 +156,5 @@ def run(plan: Plan) -> Counts:
         worlds = children.in_child(scenario.worlds, directory, ops)
         counts.take(children.in_child(_all, directory, ops, worlds, plan, name, timeout_s=3600.0))
         counts.add(scenarios=1)
+    counts.check_hits()
     return counts
