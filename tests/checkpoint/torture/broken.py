@@ -13,8 +13,9 @@ from typing import Any
 
 from checkpoint.torture.calls import WRITES
 
-from forge.checkpoint import codec, durable, tensorfile
+from forge.checkpoint import codec, durable
 from forge.checkpoint.fence import Fence
+from forge.checkpoint.file_reading import CheckedFile
 from forge.checkpoint.removal import Remover
 from forge.checkpoint.store import Store
 from forge.checkpoint.workspace import Workspace
@@ -66,7 +67,7 @@ def _no_write_errors() -> None:
 
 def _no_odd_errors() -> None:
     """Only what comes of a missing key is expected of a value that no encoder writes."""
-    codec._NOT_OURS = (KeyError,)  # type: ignore[assignment]
+    codec._WRONG = (KeyError,)  # type: ignore[assignment]
 
 
 def _no_temporary() -> None:
@@ -144,12 +145,11 @@ def _no_takeover() -> None:
 
 
 def _no_checksums() -> None:
-    read_bytes = tensorfile.read_bytes
+    def unchecked(file: CheckedFile, reader: Any, begin: int, end: int) -> None:
+        reader.checksum(begin, end)
 
-    def unchecked(path: Path, entry: dict[str, Any], is_checked: bool) -> Any:
-        return read_bytes(path, entry, False)
-
-    tensorfile.read_bytes = unchecked
+    CheckedFile._check = unchecked  # type: ignore[method-assign]
+    CheckedFile._check_whole = lambda file: None  # type: ignore[method-assign]
 
 
 def _no_fence() -> None:
@@ -162,7 +162,7 @@ WAYS: dict[str, Callable[[], None]] = {
     if getattr(way, "__module__", "") == __name__ and name.startswith(("_no", "_removed"))
 }
 
-RARE = {"no_way_back": 6}
+RARE = {"no_way_back": 6, "removed_before_replaced": 4}
 """How much larger a share it takes: a kill has to fall between two renames."""
 
 FOUND_BY = {

@@ -18,7 +18,16 @@ from unittest import mock
 
 import torch
 
-from forge.checkpoint import Store, checksums, image, manifest, output, store, tensorfile
+from forge.checkpoint import (
+    Store,
+    checksums,
+    file_reading,
+    image,
+    manifest,
+    output,
+    store,
+    tensor_reading,
+)
 from forge.checkpoint.arena import PAGE
 from forge.config import CheckpointConfig
 from forge.errors import DamagedCheckpoint
@@ -100,7 +109,7 @@ def damage(directory: Path, step: int) -> None:
 @contextlib.contextmanager
 def small_chunks() -> Iterator[None]:
     """Files of tensors that two threads write, though they are small."""
-    modules = (checksums, image, manifest, output, tensorfile)
+    modules = (checksums, file_reading, image, manifest, output, tensor_reading)
     with contextlib.ExitStack() as stack:
         for module in modules:
             stack.enter_context(mock.patch.object(module, "CHUNK", PAGE))
