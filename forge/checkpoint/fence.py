@@ -157,7 +157,14 @@ class Fence:
 
     def _write_token(self) -> None:
         content = json.dumps(self._token, indent=1).encode()
-        durable.replace_file(self._directory / TOKEN_FILE, content)
+        for is_last_try in (False, False, True):
+            try:
+                durable.replace_file(self._directory / TOKEN_FILE, content)
+                return
+            except FileNotFoundError:
+                # An older attempt that cleans up takes the half-written file for a leftover.
+                if is_last_try or not self._directory.is_dir():
+                    raise
 
     def _has_lock_file(self) -> bool:
         """Whether the file that is locked is the one that others would find."""

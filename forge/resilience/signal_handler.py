@@ -37,6 +37,9 @@ DEFAULT_ACTIONS: Mapping[str, str] = {
 }
 
 _TIME = struct.Struct("<d")
+
+_LOOK_S = 1.0
+"""Seconds after which a deadline is seen though nothing woke the thread that watches it."""
 _registered: weakref.WeakSet[ShutdownHandler] = weakref.WeakSet()
 
 
@@ -250,7 +253,8 @@ class ShutdownHandler:
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
                 self._force_exit()
-            poll.poll(None if left_s is None else left_s * 1000 + 1)
+            # The main thread may take in the signal, and the wake-up for its deadline with it.
+            poll.poll(min(_LOOK_S, _LOOK_S if left_s is None else left_s) * 1000 + 1)
             self._drain()
 
     def _drain(self) -> None:
