@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from forge.checkpoint import Store
+from forge.checkpoint import Store, checksums, file_reading, image, output, tensor_reading
 from forge.config import CheckpointConfig
 
 
@@ -43,3 +43,14 @@ def _commit():
 @pytest.fixture(name="state_of")
 def _state_of():
     return state_of
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Files of some kilobytes then have many chunks, and several threads."""
+    for module in (checksums, image, output, file_reading, tensor_reading):
+        monkeypatch.setattr(module, "CHUNK", 1 << 12)
+    monkeypatch.setattr(file_reading, "_STEP", 1 << 9)
+    monkeypatch.setattr(file_reading, "num_threads", lambda: 3)
+    monkeypatch.setattr(tensor_reading, "_SMALL", 100)
+    monkeypatch.setattr(tensor_reading, "_BLOCK", 5000)
