@@ -40,6 +40,7 @@ _TIME = struct.Struct("<d")
 
 _LOOK_S = 1.0
 """Seconds after which a deadline is seen though nothing woke the thread that watches it."""
+
 _registered: weakref.WeakSet[ShutdownHandler] = weakref.WeakSet()
 
 

@@ -210,3 +210,24 @@ def test_other_signals_for_a_forked_child_do_not_stop_the_parent(name):
         "print(os.waitstatus_to_exitcode(status), handler.should_shutdown())\n"
     )
     assert finish(run_script(code)) == (0, "-9 False\n")
+
+
+EATEN_WAKE_UP = """
+import os, signal, threading
+from forge.resilience import ShutdownHandler
+handler = ShutdownHandler(0.2)
+handler.register()
+receive, main = handler._drain, threading.main_thread()
+handler._drain = lambda: receive() if threading.current_thread() is main else None
+os.kill(os.getpid(), signal.SIGTERM)
+while not handler.shutdown_requested:
+    pass
+handler._drain = receive
+threading.Event().wait()
+"""
+
+
+def test_a_deadline_holds_though_the_main_thread_has_read_what_was_to_wake_the_watcher():
+    """A stop that hangs then would hang for ever: seen with a busy machine and a dead disk."""
+    code, output = finish(run_script(EATEN_WAKE_UP))
+    assert code == 70, output

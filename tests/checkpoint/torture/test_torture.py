@@ -30,7 +30,7 @@ def torture(part, share, directory, seed=0):
 
 def test_a_kill_at_any_call_loses_nothing_that_was_committed(tmp_path):
     """Before, after and in the middle of it; the next attempt finds all, and leaves nothing."""
-    numbers = torture("kills", 0.12, tmp_path)
+    numbers = torture("kills", 0.1, tmp_path)
     assert numbers["scenarios"] == 5
     assert numbers["calls"] > 400
     assert numbers["survived"] == numbers["killed"] > 100
@@ -76,7 +76,7 @@ def test_what_forge_has_not_written_is_refused_or_read_soon_and_in_little_memory
 
 def test_an_older_attempt_that_wakes_up_at_any_call_changes_nothing(tmp_path):
     """The check of the token alone would leave an instant between it and the rename."""
-    numbers = torture("zombies", 0.03, tmp_path)
+    numbers = torture("zombies", 0.02, tmp_path)
     assert numbers["survived"] == numbers["interleavings"] > 30
 
 
