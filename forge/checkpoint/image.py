@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import errno
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,13 @@ _Tensors = dict[str, torch.Tensor]
 def room_for(size: int) -> int:
     """Bytes of an arena for a file of `size` bytes: whole pages."""
     return -(-size // PAGE) * PAGE
+
+
+def _buffer(size: int) -> Arena:
+    try:
+        return Arena(size)
+    except MemoryError as error:  # a failed save, like one on a full disk
+        raise OSError(errno.ENOMEM, f"no memory to write with: {error}") from error
 
 
 def _stream() -> torch.cuda.Stream:
@@ -111,7 +119,7 @@ class Stream:
             try:  # taken out of the list in one step: two saves never share a buffer
                 buffer = self._spare.pop()
             except IndexError:
-                buffer = Arena(size)
+                buffer = _buffer(size)
             if buffer.size >= size:
                 buffers.append(buffer)
         yield [self._reader(buffer) for buffer in buffers]
