@@ -248,8 +248,8 @@ HOSTILE = {
     ),
     "a link out": (linked, "is not a plain file|cannot be opened"),
     "a size that is not there": (
-        lambda p: rewrite(p, files={TENSORS: entry_of(1 << 45, [0] * num_chunks(1 << 45))}),
-        f"{TENSORS}: expected {1 << 45} bytes, found",
+        lambda p: rewrite(p, files={TENSORS: entry_of(1 << 40, [0] * num_chunks(1 << 40))}),
+        f"{TENSORS}: expected {1 << 40} bytes, found",
     ),
 }
 
