@@ -185,7 +185,7 @@ def test_workers_outlive_the_signal_that_slurm_sends_to_every_process(
     tmp_path, shared_folder, start, name
 ):
     """A worker that dies takes the save with it: «DataLoader worker exited unexpectedly»."""
-    spec = {"workers": 2, "start": start, "augment": "seeded", "steps": 60, "step_s": 0.05}
+    spec = {"workers": 2, "start": start, "augment": "seeded", "steps": 15, "step_s": 0.4}
     job = Job(tmp_path / "job", **spec)
     process = job.start()
     job.wait_for_step(process, 12)  # in the second epoch: workers of the first have gone
