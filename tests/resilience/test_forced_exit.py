@@ -227,7 +227,7 @@ threading.Event().wait()
 """
 
 
-def test_a_deadline_holds_though_the_main_thread_has_read_what_was_to_wake_the_watcher():
+def test_a_deadline_holds_though_the_main_thread_has_read_what_was_to_wake_the_watcher(tmp_path):
     """A stop that hangs then would hang for ever: seen with a busy machine and a dead disk."""
-    code, output = finish(run_script(EATEN_WAKE_UP))
+    code, output = finish(run_script(EATEN_WAKE_UP, cwd=tmp_path))
     assert code == 70, output
