@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
@@ -30,13 +31,8 @@ class Arena:
 
     def __init__(self, size: int, is_pinned: bool = False) -> None:
         self.size = size
-        length = max(size, 1) + _HUGE
-        try:
-            mapping = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except (OSError, OverflowError) as error:
-            raise MemoryError(f"{size} bytes for a copy of the state: {error}") from error
-        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-            _advise(mapping, advice)
+        mapping = fresh_memory(max(size, 1) + _HUGE)
+        _advise(mapping, "MADV_DONTFORK")
         whole = torch.frombuffer(mapping, dtype=torch.uint8)
         begin = -whole.data_ptr() % _HUGE
         self.bytes = whole[begin : begin + size]
@@ -59,14 +55,26 @@ class Arena:
             self._unpin()
 
 
+def fresh_memory(size: int) -> mmap.mmap:
+    """Bytes that nothing else has, in huge pages where there are such: small ones cost more.
+
+    Raises:
+        MemoryError: Where there are not so many.
+    """
+    try:
+        mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"{size} bytes: {error}") from error
+    _advise(mapping, "MADV_HUGEPAGE")
+    return mapping
+
+
 def _advise(mapping: mmap.mmap, name: str) -> None:
     advice = getattr(mmap, name, None)
     if advice is None:
         return
-    try:
+    with suppress(OSError):  # a kernel built without huge pages, say: slower, and no worse
         mapping.madvise(advice)
-    except OSError as error:  # a kernel built without huge pages, say: slower, and no worse
-        messages.say(f"{name} is not to be had for the copy of the state: {error}")
 
 
 def _pin(memory: torch.Tensor) -> Callable[[], object] | None:

@@ -6,16 +6,10 @@ from typing import Any
 
 import torch
 
+from forge.checkpoint.tensorfile import WRITTEN
+
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 """Others, subclasses, have behaviour that their data does not tell."""
-
-_NATIVE = {
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.complex128, torch.complex64),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.bool),
-    *(torch.uint64, torch.uint32, torch.uint16, torch.uint8),
-}
-"""Dtypes that `tensorfile` writes."""
 
 _CARRIER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _CARRIED = {
@@ -30,6 +24,9 @@ _CARRIED = {
     if hasattr(torch, name)
 }
 """Dtype -> the one of the same size as which its bits are written."""
+
+PACKED = {getattr(torch, name) for name in ("float4_e2m1fn_x2",) if hasattr(torch, name)}
+"""Dtypes of two values in a byte, which torch cannot convert."""
 
 _COMPRESSED = {
     torch.sparse_csr: ("crow_indices", "col_indices"),
@@ -55,7 +52,7 @@ def problem(tensor: torch.Tensor) -> str | None:
         return f"a tensor of the layout {tensor.layout}"
     if tensor.layout is not torch.strided and (tensor.is_conj() or tensor.is_neg()):
         return "a sparse tensor that is a conjugate or negative view"
-    if tensor.dtype not in _NATIVE and tensor.dtype not in _CARRIED:
+    if tensor.dtype not in WRITTEN and tensor.dtype not in _CARRIED:
         return f"a tensor of {tensor.dtype}"
     return None
 

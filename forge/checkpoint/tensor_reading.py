@@ -13,13 +13,12 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-import mmap
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 
+from forge.checkpoint.arena import fresh_memory
 from forge.checkpoint.checksums import CHUNK
 from forge.checkpoint.file_reading import CheckedFile, Piece
 from forge.checkpoint.tensorfile import DTYPES, MAX_HEADER
@@ -181,7 +180,11 @@ def _reserve(sizes: Sequence[int]) -> list[torch.Tensor]:
             blocks[-1].append(number)
             room -= _aligned(size)
     for block in blocks:
-        memory = _map(sum(_aligned(sizes[number]) for number in block))
+        length = sum(_aligned(sizes[number]) for number in block)
+        try:
+            memory = fresh_memory(length)
+        except MemoryError as error:  # or a header that asks for what nobody has
+            raise DamagedCheckpoint(f"there is no memory to read it: {error}") from error
         offset = 0
         for number in block:
             size = sizes[number]
@@ -192,18 +195,6 @@ def _reserve(sizes: Sequence[int]) -> list[torch.Tensor]:
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def _map(size: int) -> mmap.mmap:
-    """Fresh memory, in huge pages where there are such: small ones cost more than the reading."""
-    try:
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError) as error:  # or a header that asks for what nobody has
-        raise DamagedCheckpoint(f"there is no memory for {size} bytes of it: {error}") from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 def _parse(head: bytes, size: int) -> tuple[dict[str, Entry], set[str]]:

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from forge.checkpoint.checksums import Checksums
-from forge.errors import CheckpointError
 
 MAX_HEADER = 100_000_000
 """Bytes of JSON that the specification allows in front of the tensors."""
@@ -42,23 +41,18 @@ DTYPES = {
 }
 """The format's names."""
 
+WRITTEN = {*DTYPES.values(), torch.complex128}
+"""What can be written; `odd_tensors` carries others as one of these."""
+
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-
-def check_dtype(name: str, tensor: torch.Tensor) -> None:
-    """Raise CheckpointError where the format has no such dtype."""
-    if tensor.dtype not in _NAMES and tensor.dtype is not torch.complex128:
-        raise CheckpointError(f"{name}: tensors of {tensor.dtype} cannot be saved")
 
 
 class Layout:
     """Where the tensors of one file lie.
 
     Args:
-        tensors: By name; what they are, not their values, makes the layout.
+        tensors: By name, of dtypes in `WRITTEN`; what they are, not their values, makes the layout.
         notes: More of the header's metadata; whoever does not know a key passes over it.
-    Raises:
-        CheckpointError: Naming a tensor of a dtype that the format lacks.
     """
 
     def __init__(
@@ -77,7 +71,6 @@ class Layout:
                 complex128.append(name)
                 dtype_name, shape = "F64", [*shape, 2]
             else:
-                check_dtype(name, tensor)
                 dtype_name = _NAMES[tensor.dtype]
             end = offset + tensor.numel() * tensor.dtype.itemsize
             header[name] = {"dtype": dtype_name, "shape": shape, "data_offsets": [offset, end]}

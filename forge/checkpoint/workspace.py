@@ -14,12 +14,12 @@ from pathlib import Path
 
 from forge.checkpoint import durable
 from forge.checkpoint.fence import TOKEN_FILE, Fence
-from forge.checkpoint.names import LATEST
 from forge.checkpoint.removal import Remover
 from forge.errors import DirectoryInUse
 
 _WORK, _LEFT = ".work_", ".left_"
-_LEFTOVERS = (".step_", f".{LATEST}.tmp-", f"{TOKEN_FILE}.tmp-")
+_LEFTOVERS = (".step_", f"{TOKEN_FILE}.tmp-")
+"""Of a health check, and of a claim."""
 
 
 class Workspace:

@@ -28,9 +28,8 @@ for _ in sys.stdin:
 
 
 @pytest.fixture
-def hold(tmp_path):
+def hold(tmp_path, processes):
     """Another process that holds the directory; answers to `ask` whether it may commit."""
-    processes = []
 
     def start(**env):
         directory = tmp_path / "checkpoints"
@@ -46,12 +45,7 @@ def hold(tmp_path):
         assert process.stdout.readline() == "held\n"
         return process
 
-    yield start
-    for process in processes:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
+    return start
 
 
 def ask(process):

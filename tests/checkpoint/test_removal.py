@@ -33,25 +33,19 @@ sys.stdin.readline()
 
 
 @pytest.fixture
-def read_elsewhere():
+def read_elsewhere(processes):
     """Another process that reads a checkpoint, until it is told to let go."""
-    started = []
 
     def start(path, *more):
         command = [sys.executable, "-c", READER, str(path), *more]
         reader = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
-        started.append(reader)
+        processes.append(reader)
         assert reader.stdout.readline() == "reads\n"
         return reader
 
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
+    return start
 
 
 def let_go(reader):

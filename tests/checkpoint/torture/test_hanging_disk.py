@@ -62,9 +62,8 @@ KINDS = ["data", "fsync", "rename", "fence"]
 
 
 @pytest.fixture
-def hang(tmp_path):
+def hang(tmp_path, processes):
     """A job whose save beside training hangs in one kind of call."""
-    started = []
 
     def start(kind):
         with (tmp_path / "errors.txt").open("w") as errors:
@@ -76,16 +75,12 @@ def hang(tmp_path):
                 cwd=tmp_path,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
-        started.append(process)
+        processes.append(process)
         assert process.stdout.readline() == "hangs\n", (tmp_path / "errors.txt").read_text()
         assert process.stdout.readline() == "trains on\n"
         return process
 
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    return start
 
 
 def newest_step(directory):
