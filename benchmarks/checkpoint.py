@@ -24,6 +24,8 @@ HERE = Path(__file__).parent
 PEERS = ["lightning==2.6.6", "safetensors==0.8.0"]
 
 BESIDE = "forge, beside"
+CASES = ("cold rollback", "warm rollback", "cold resume", "warm resume")
+LIMIT = "limit: the bytes, read once"
 AIMS = {
     "blocks training / memcpy": (f"{BESIDE}: blocks", "memcpy", 1.2),
     "lost / DCP async": (f"{BESIDE}: lost", "DCP async, stager reused: lost", 0.25),
@@ -36,7 +38,7 @@ AIMS = {
             f"load, {case}: torch.load",
             0.6 if "cold" in case else 0.2,
         )
-        for case in ("cold rollback", "warm rollback", "cold resume", "warm resume")
+        for case in CASES
     },
 }
 """Name -> numerator, denominator, and what it is to be at most."""
@@ -67,6 +69,9 @@ def main() -> None:
         print(f"  {name:44}{value:10.1f} ms")
     ratio = found["forge"] / found["torch.save and a normal exit"]
     print(f"  {'ratio':44}{ratio:10.2f}     aim: 0.2")
+    print("of which the end of the interpreter, by its kind (see ending.py)")
+    for name, value in run([python, str(HERE / "ending.py"), *place[:2]]).items():
+        print(f"  {name:44}{value:10.1f} ms")
 
 
 def environment(folder: Path) -> Path:
@@ -87,11 +92,10 @@ def environment(folder: Path) -> Path:
 def run(command: list[str]) -> dict[str, Any]:
     """What a script prints, as JSON on its last line."""
     path = os.pathsep.join([str(HERE.parent), *(p for p in sys.path[1:] if p)])
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
-    )
+    env = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr}")
+        raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
@@ -104,6 +108,9 @@ def show(title: str, found: dict[str, float]) -> None:
         if numerator in found and denominator in found:
             ratio = found[numerator] / found[denominator]
             print(f"  {name:44}{ratio:10.2f}     aim: {aim:g}")
+    for case in CASES:
+        limit = found[f"load, {case}: {LIMIT}"] / found[f"load, {case}: torch.load"]
+        print(f"  {f'{LIMIT} / torch.load, {case}':58}{limit:.2f}")
     print(flush=True)
 
 

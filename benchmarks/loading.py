@@ -4,7 +4,9 @@
 
 The state is a model and its AdamW. «rollback» puts a checkpoint back into objects that have
 trained; «resume» into a model whose AdamW is new, so that its averages need memory first. «cold»
-begins without the file in the page cache. Ratios are to torch.load and load_state_dict.
+begins without the file in the page cache. Ratios are to torch.load and load_state_dict. The limit
+reads the bytes once, into memory that is there; a load that is verified first reads them twice,
+the second time from the page cache.
 """
 
 from __future__ import annotations
@@ -121,7 +123,21 @@ def prepare(folder: Path, objects: Objects) -> dict[str, tuple[Path, Load]]:
             max(where.iterdir(), key=lambda file: file.stat().st_size),
             lambda objects, store=store: _with_forge(store, objects),  # type: ignore[misc]
         )
+    variants["limit: the bytes, read once"] = path, _limit(path)
     return variants
+
+
+def _limit(path: Path) -> Load:
+    """All bytes into memory that was touched before, in as many threads: nothing can be faster."""
+    size = path.stat().st_size
+    memory = memoryview(bytearray(size))
+
+    def load(objects: Objects) -> None:
+        file = file_reading.CheckedFile(path, {"size": size})
+        file.read([file_reading.Piece(0, size, memory)], is_checked=False)
+        file.close()
+
+    return load
 
 
 def _put(state: dict[str, Any], objects: Objects) -> None:

@@ -15,10 +15,12 @@ import os
 import random
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -160,17 +162,23 @@ def memcpy_ms(size: int) -> Callable[[], float]:
 
 
 def disk_ms(size: int, path: Path) -> Callable[[], float]:
-    """Writes as many bytes past the page cache, and syncs: the limit."""
+    """Writes as many bytes past the page cache, in as many threads as forge, and syncs: the limit."""
     from forge.checkpoint.arena import Arena
+    from forge.checkpoint.output import NUM_THREADS
 
-    block = Arena(BLOCK).memory
+    blocks = [Arena(BLOCK).memory for _ in range(NUM_THREADS)]
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_DIRECT", 0)
 
     def measure() -> float:
         begin = time.perf_counter()
         fd = os.open(path, flags)
-        for _ in range(size // BLOCK):
-            os.write(fd, block)
+
+        def write(number: int) -> None:
+            for at in range(number * BLOCK, size - BLOCK + 1, NUM_THREADS * BLOCK):
+                os.pwrite(fd, blocks[number], at)
+
+        with ThreadPoolExecutor(NUM_THREADS) as pool:
+            list(pool.map(write, range(NUM_THREADS)))
         os.fsync(fd)
         os.close(fd)
         return 1000 * (time.perf_counter() - begin)
@@ -233,6 +241,7 @@ def measure(folder: Path, training: Training, size: int, rounds: int) -> dict[st
     limits = {"memcpy": memcpy_ms(size), "disk": disk_ms(size, folder / "disk.bin")}
     found: dict[str, list[float]] = {}
     for number in range(rounds + 1):
+        print(f"saves: round {number} of {rounds}", file=sys.stderr, flush=True)
         names = [*saves, *limits, "forge alone"]
         random.Random(number).shuffle(names)
         for name in names:

@@ -8,7 +8,6 @@ thread at once, since there is nothing to save; while one is active, its loop de
 from __future__ import annotations
 
 import atexit
-import gc
 import logging
 import os
 import signal
@@ -20,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from forge import messages, processes
+from forge import ending, messages, processes
 from forge.config import Policy
 from forge.errors import Exit, ForgeError
 from forge.resilience.signal_handler import ShutdownHandler
@@ -194,7 +193,7 @@ def _last_breath() -> None:
         # The interpreter resets handlers to the default before it ends: a signal would kill it.
         for number in _state.handler.actions:
             signal.signal(number, signal.SIG_IGN)
-        gc.freeze()  # tearing down torch's objects one by one takes most of a second
+        ending.hurry()
 
 
 @contextmanager

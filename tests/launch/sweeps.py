@@ -118,7 +118,7 @@ class App:
             self.command(*overrides),
             cwd=self.folder,
             text=True,
-            timeout=200,
+            timeout=280,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=os.environ | env,

@@ -1,4 +1,7 @@
-"""The job's wrapper with true trainings: time limits, crashes, budgets."""
+"""The job's wrapper with true trainings: time limits, crashes, budgets.
+
+A limit of half a minute leaves a loaded machine time to start; who has started sleeps through it.
+"""
 
 import json
 
@@ -24,8 +27,8 @@ def test_the_time_limit_is_announced_and_costs_no_step(make, undisturbed):
     app = make()
     app.finish(
         "lr=0.1",
-        "step_s=0.4",
-        "hydra.launcher.timeout_min=0.25",
+        "step_s=0.8",
+        "hydra.launcher.timeout_min=0.5",
         "resilience.signal.lead_s=5",
         "resilience.shutdown.timeout_s=4",
     )
@@ -46,13 +49,13 @@ def test_a_job_that_swallows_the_signal_of_the_limit_stops_by_itself(make, undis
         """
         if RESTARTS == 0:
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-            time.sleep(0.4)
+            time.sleep(0.8)
         """
     )
     app.finish(
         "lr=0.1",
         "step_s=0",
-        "hydra.launcher.timeout_min=0.25",
+        "hydra.launcher.timeout_min=0.5",
         "resilience.signal.lead_s=3",
         "resilience.shutdown.timeout_s=2",
     )
@@ -79,7 +82,7 @@ def test_at_the_limit_a_task_that_does_not_leave_is_killed(make, undisturbed):
     )
     app.finish(
         "lr=0.1",
-        "hydra.launcher.timeout_min=0.25",
+        "hydra.launcher.timeout_min=0.5",
         "resilience.signal.lead_s=2",
         "resilience.shutdown.timeout_s=0",
     )

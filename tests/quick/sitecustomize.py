@@ -1,19 +1,31 @@
-"""Starts of Python for the tests: `torch._dynamo` is imported when it is needed, not before.
+"""Starts and ends of Python for the tests: what torch spends on compilers comes when it is needed.
 
-The first optimizer of a process imports it (800 modules, as much time as all of torch) to tell it
-twice a step that there is nothing to compile. tests/conftest.py puts this folder on PYTHONPATH.
+The first optimizer of a process imports `torch._dynamo` (800 modules, as much time as all of torch)
+to tell it twice a step that there is nothing to compile; torch itself imports
+`torch._meta_registrations` and with it all decompositions, a quarter of its time, for tensors
+without data; and what is loaded for life is torn down object by object at the end.
+tests/conftest.py puts this folder on PYTHONPATH.
 """
 
+import atexit
+import gc
 import importlib
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-NAME = "torch._dynamo"
+
+class Later(ModuleType):
+    """Stands for a module until somebody asks for what is in it."""
+
+    def __getattr__(self, name):
+        if self.__name__ not in sys.modules or (name.startswith("__") and name != "__path__"):
+            raise AttributeError(name)  # the import system looks at a module while it makes it
+        return getattr(load(self.__name__), name)
 
 
-class Dynamo(ModuleType):
-    """Answers what an optimizer asks; whatever else somebody asks is asked of the real module."""
+class Dynamo(Later):
+    """Answers what an optimizer asks."""
 
     def graph_break(self, msg=""):
         pass
@@ -21,27 +33,54 @@ class Dynamo(ModuleType):
     def disable(self, fn, recursive=True, *, wrapping=True):
         return fn
 
-    def __getattr__(self, name):
-        if NAME not in sys.modules or (name.startswith("__") and name != "__path__"):
-            raise AttributeError(name)  # the import system looks at a module while it makes it
-        if sys.modules[NAME] is self:
-            sys.meta_path.remove(Finder)
-            del sys.modules[NAME]
-        return getattr(importlib.import_module(NAME), name)
+
+DYNAMO = "torch._dynamo"
+LATER = {DYNAMO: Dynamo, "torch._meta_registrations": Later}
+BEFORE = {"torch._decomp": "torch._meta_registrations"}
+
+
+def load(name):
+    """The real module, from here on."""
+    LATER.pop(name, None)
+    if isinstance(sys.modules.get(name), Later):
+        del sys.modules[name]
+    return importlib.import_module(name)
 
 
 class Finder:
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        return ModuleSpec(name, cls) if name == NAME else None
+        if name in BEFORE:
+            load(BEFORE.pop(name))  # which imports the one that is asked for
+            module = sys.modules[name]
+            module.__spec__ = ModuleSpec(name, Loaded(module))
+            return module.__spec__
+        return ModuleSpec(name, cls) if name in LATER else None
 
     @staticmethod
     def create_module(spec):
-        return Dynamo(spec.name)
+        return LATER[spec.name](spec.name)
 
     @staticmethod
     def exec_module(module):
-        pass
+        core = sys.modules["torch._C"]
+        if module.__name__ != DYNAMO and hasattr(core, "_set_generator_metaclass"):
+            # A module that is not imported would do this, and before it no generator is made.
+            core._set_generator_metaclass(sys.modules["torch._opaque_base"].OpaqueBaseMeta)
+
+
+class Loaded:
+    """Gives back a module that was imported meanwhile."""
+
+    def __init__(self, module):
+        self.module, self.spec = module, module.__spec__
+
+    def create_module(self, spec):
+        return self.module
+
+    def exec_module(self, module):
+        module.__spec__ = self.spec
 
 
 sys.meta_path.insert(0, Finder)
+atexit.register(gc.freeze)

@@ -2,7 +2,8 @@
 
     python tests/checkpoint/torture/all_points.py [--only kills,power] [--seed 1] [--share 0.1]
 
-Prints what was done and what survived; ends with 1 where anything did not.
+Prints what was done and what survived; ends with 1 where anything did not. `peers` is no part of
+the torture of forge: it counts what others make of the flipped bits of `damage`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[2])
 
 import torch
-from checkpoint.torture import broken, damage, errors, full, fuzz, kills, power, zombies
+from checkpoint.torture import broken, damage, errors, full, fuzz, kills, peers, power, zombies
 from checkpoint.torture.children import UNDISTURBED, Counts, Plan
 
 from forge import messages
@@ -37,6 +38,7 @@ PARTS = {
     "damage": damage.run,
     "fuzz": fuzz.run,
     "zombies": zombies.run,
+    "peers": peers.run,
 }
 
 

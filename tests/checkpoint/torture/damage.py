@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import resource
 import shutil
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from checkpoint.torture import children, scenario
 from checkpoint.torture.children import Counts, Plan
 
@@ -142,26 +139,6 @@ def _replacements(victim: Victim) -> Iterator[tuple[str, str, Callable[[Path], o
         yield name, "unreadable", lambda path: path.mkdir(0)
 
 
-def _torch_load(plan: Plan, counts: Counts) -> None:
-    """For comparison: the same state by torch.save, with one flipped bit, by torch.load."""
-    buffer = io.BytesIO()
-    state = scenario.state_of(2, "b")
-    torch.save(state, buffer)
-    pristine = buffer.getvalue()
-    rng = random.Random(plan.seed)
-    warnings.simplefilter("ignore")  # of odd protocols, by the thousand
-    for _ in range(int(FLIPS * plan.share)):
-        content = bytearray(pristine)
-        place = rng.randrange(8 * len(content))
-        content[place // 8] ^= 1 << place % 8
-        try:
-            found = torch.load(io.BytesIO(content), weights_only=True)
-            outcome = "right" if scenario.same(found, state) else "wrong_in_silence"
-        except Exception:  # noqa: BLE001 - of whatever kind
-            outcome = "told"
-        counts.add(**{f"torch_load_{outcome}": 1})
-
-
 def _all(plan: Plan) -> Counts:
     counts = Counts()
     victim = Victim(plan.root / "checkpoints")
@@ -180,9 +157,4 @@ def run(plan: Plan) -> Counts:
     """Damage each file, in a process that cannot have much more memory."""
     counts = Counts()
     counts.take(children.in_child(within_memory, lambda: _all(plan), timeout_s=3600.0))
-    if not plan.is_over_at_failure:
-        comparison = Counts()
-        counts.take(
-            children.in_child(lambda: (_torch_load(plan, comparison), comparison)[1], timeout_s=600)
-        )
     return counts

@@ -1,0 +1,64 @@
+"""The end of the interpreter after a stop: quick, and no word of an open file lost."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import sys
+from typing import Any
+
+_IO_BASE: type = io.IOBase.__mro__[1]
+"""What all files derive from, in C: to ask for it runs no code of the objects asked."""
+
+
+def hurry() -> None:
+    """Leave objects in cycles as they are; whatever files they hold is written all the same.
+
+    To take torch's objects down one by one is most of a second. But a file that somebody left
+    open, in a trainer that refers to its callbacks and they to it, is written to its end only when
+    the collector gets there. So all open files are flushed now, and closed after every handler of
+    atexit (a gzip file has a last word). Call it in one of these, the later the better.
+    """
+    files = sorted(_open_files(), key=_order)
+    for file in files:
+        with contextlib.suppress(Exception):  # whoever wrote its class; closing it tells
+            file.flush()
+    # Of all there is, the interpreter lets go of this first: before modules, after atexit.
+    setattr(sys, "__interactivehook__", _Closing(files))  # noqa: B010
+    gc.freeze()
+
+
+class _Closing:
+    """Closes files when it is let go of; the last error is shown as one of a destructor is."""
+
+    def __init__(self, files: list[Any]) -> None:
+        self._files = files
+
+    def __del__(self) -> None:
+        failure: BaseException | None = None
+        for file in self._files:
+            try:
+                file.close()
+            except Exception as error:  # noqa: BLE001 - the next file is closed all the same
+                failure = error
+        if failure is not None:
+            raise failure
+
+
+def _open_files() -> list[Any]:
+    """Every file of the system that is open for writing, but the standard streams."""
+    found = []
+    for each in gc.get_objects():
+        if issubclass(type(each), _IO_BASE):
+            with contextlib.suppress(Exception):  # closed, in memory, half made
+                if each.fileno() > 2 and each.writable():
+                    found.append(each)
+    return found
+
+
+def _order(file: Any) -> int:
+    """What writes into another file comes before it."""
+    if isinstance(file, io.TextIOBase):
+        return 0
+    return 2 if isinstance(file, io.BufferedWriter | io.BufferedRandom | io.RawIOBase) else 1
