@@ -162,7 +162,7 @@ def memcpy_ms(size: int) -> Callable[[], float]:
 
 
 def disk_ms(size: int, path: Path) -> Callable[[], float]:
-    """Writes as many bytes past the page cache, in as many threads as forge, and syncs: the limit."""
+    """The limit: as many bytes past the page cache, in as many threads as forge has, synced."""
     from forge.checkpoint.arena import Arena
     from forge.checkpoint.output import NUM_THREADS
 

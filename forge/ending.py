@@ -6,6 +6,7 @@ import contextlib
 import gc
 import io
 import sys
+from itertools import compress, repeat
 from typing import Any
 
 _IO_BASE: type = io.IOBase.__mro__[1]
@@ -48,12 +49,13 @@ class _Closing:
 
 def _open_files() -> list[Any]:
     """Every file of the system that is open for writing, but the standard streams."""
+    objects = gc.get_objects()  # some hundred thousand: no loop of Python over each
+    are_files = map(issubclass, map(type, objects), repeat(_IO_BASE))
     found = []
-    for each in gc.get_objects():
-        if issubclass(type(each), _IO_BASE):
-            with contextlib.suppress(Exception):  # closed, in memory, half made
-                if each.fileno() > 2 and each.writable():
-                    found.append(each)
+    for file in compress(objects, are_files):
+        with contextlib.suppress(Exception):  # closed, in memory, half made
+            if file.fileno() > 2 and file.writable():
+                found.append(file)
     return found
 
 
