@@ -11,6 +11,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start: threads that wait take a core
 QUICK = str(Path(__file__).with_name("quick"))
 if QUICK not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     given = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []

@@ -85,9 +85,10 @@ def test_a_task_s_value_and_its_error_are_the_job_s(jobs):
 
 
 LATE = {
-    "after": (submitted.train, "step_6"),
-    "before": (submitted.train, "step_5"),
-    "by hand": (submitted.train_by_hand, "step_0"),
+    # On a machine so busy that its steps take 20 ms, that step is repeated, draws and all.
+    "after": (submitted.train, {"step_6", "step_5"}),
+    "before": (submitted.train, {"step_5"}),
+    "by hand": (submitted.train_by_hand, {"step_0"}),
 }
 
 
@@ -98,9 +99,11 @@ def test_training_that_never_polls_is_saved_once_and_requeued(jobs, undisturbed)
     """
     for name in LATE:
         jobs[name].signal(signal.SIGUSR2)
-    for name, (task, step) in LATE.items():
+    for name, (task, steps) in LATE.items():
         assert jobs[name].result() == undisturbed[task], name
-        assert jobs[name].noted("resumed") == ["None", step], name
+        first, second = jobs[name].noted("resumed")
+        assert first == "None", name
+        assert second in steps, name
 
 
 def test_requeuing_checkpointable(jobs, undisturbed):

@@ -50,6 +50,8 @@ def load(name):
 class Finder:
     @classmethod
     def find_spec(cls, name, path=None, target=None):
+        if name == "torch":
+            gc.disable()  # until the last of its modules: all of them stay
         if name in BEFORE:
             load(BEFORE.pop(name))  # which imports the one that is asked for
             module = sys.modules[name]
@@ -63,8 +65,11 @@ class Finder:
 
     @staticmethod
     def exec_module(module):
+        if module.__name__ == DYNAMO:
+            return
+        gc.enable()
         core = sys.modules["torch._C"]
-        if module.__name__ != DYNAMO and hasattr(core, "_set_generator_metaclass"):
+        if hasattr(core, "_set_generator_metaclass"):
             # A module that is not imported would do this, and before it no generator is made.
             core._set_generator_metaclass(sys.modules["torch._opaque_base"].OpaqueBaseMeta)
 
