@@ -11,8 +11,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# Many tests wait, for processes or for Slurm: three for each core keep it busy, at 0.3 GB each.
-JOBS ?= $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN))
+# Many tests wait, for processes or for Slurm: two for each core keep it busy, at 0.3 GB each.
+JOBS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 
 IN_VENV := $(VENV)/bin/python
 PYTEST := $(IN_VENV) -m pytest

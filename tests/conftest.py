@@ -3,6 +3,7 @@
 Long tests come first.
 """
 
+import functools
 import os
 import signal
 from pathlib import Path
@@ -22,15 +23,20 @@ if QUICK not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
 def pytest_xdist_make_scheduler(config, log):
     """`--dist loadscope`: a file with Slurm's tests has one process and one cluster.
 
-    All other tests go one by one to whichever process is free. Marks `xdist_group` would say it,
-    but the groups of pytest-xdist 3.8 are lost with pytest 9.
+    So has a file whose tests share what one fixture made. All other tests go one by one to
+    whichever process is free. Marks `xdist_group` would say it, but the groups of pytest-xdist 3.8
+    are lost with pytest 9.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
-            return file if "slurm" in file else nodeid
+            return file if "slurm" in file or has_shared(file) else nodeid
+
+    @functools.cache
+    def has_shared(file):
+        return 'scope="module"' in (config.rootpath / file).read_text()
 
     return Scheduling(config, log) if config.getvalue("dist") == "loadscope" else None
 

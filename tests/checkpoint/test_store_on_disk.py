@@ -271,6 +271,7 @@ os.unlink(Path(sys.argv[1], "reserve"))
 ledger.sync()
 assert sorted(read(directory).metrics) == list(range(300))
 store.discard_after(last - 2)
+store.wait()  # they are deleted beside; only then is there room
 commit(last)
 assert store.newest().state["w"][0] == last
 print("again")
