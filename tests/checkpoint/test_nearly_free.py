@@ -88,6 +88,27 @@ def test_image_and_stream_write_the_same_file_and_safetensors_reads_it(
         ), name
 
 
+@pytest.mark.parametrize("sizes", [[5], [5, 5], [9, 1, 1], [1, 1, 9], [3] * 20])
+def test_a_copy_in_two_threads_is_the_copy_in_one(sizes, monkeypatch):
+    """Where torch has one thread and the machine more: however the bytes are spread."""
+    tensors = {str(n): torch.randn(size) for n, size in enumerate(sizes)} | odd_tensors(40)
+    alone = bytes(image_of(tensors, Layout(tensors))._memory)
+    threads = set()
+    real = torch._foreach_copy_
+
+    def noting(views, sources):
+        threads.add(threading.current_thread().name)
+        real(views, sources)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", noting)
+    monkeypatch.setattr(image, "_WORTH_A_THREAD", 1)
+    monkeypatch.setattr(image, "num_threads", lambda: 2)
+    assert bytes(image_of(tensors, Layout(tensors))._memory) == alone
+    assert len(threads) == 2
+    one = {"x": torch.randn(7)}
+    assert torch.equal(image_of(one, Layout(one))._views["x"], one["x"])
+
+
 @pytest.mark.parametrize("beyond", [-PAGE, -1, 0, 1, PAGE - 1, PAGE, PAGE + 1])
 def test_every_end_of_a_file_is_written(beyond, small_chunks, tmp_path):
     """O_DIRECT writes whole pages: what is left of the last one goes another way."""
