@@ -49,6 +49,7 @@ class _Closing:
 
 def _open_files() -> list[Any]:
     """Every file of the system that is open for writing, but the standard streams."""
+    gc.unfreeze()  # what was there before a job began would be passed over
     objects = gc.get_objects()  # some hundred thousand: no loop of Python over each
     are_files = map(issubclass, map(type, objects), repeat(_IO_BASE))
     found = []

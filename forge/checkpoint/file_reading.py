@@ -187,7 +187,7 @@ class _Reader:
 
 
 def num_threads() -> int:
-    """Threads that read: as many as there are cores for us, but no more than a disk can feed."""
+    """Threads that read or copy: one for each of our cores, but no more than a disk can feed."""
     if hasattr(os, "sched_getaffinity"):
         return min(4, len(os.sched_getaffinity(0)))
     return min(4, os.cpu_count() or 1)

@@ -9,7 +9,7 @@ import pytest
 from harness import Process, full_pipe
 
 JOB = """
-import atexit, gzip, io, os, signal, sys
+import atexit, gc, gzip, io, os, signal, sys
 folder = sys.argv[1]
 
 class Trainer:
@@ -24,10 +24,13 @@ import torch
 import forge
 from forge import stopping
 
+is_frozen = False
 exec(sys.argv[2])
 os.chdir(folder)
 with forge.Run({}, model=torch.nn.Linear(1, 1)) as run:
     trainer = Trainer()
+    if is_frozen:
+        gc.freeze()  # as the launchers do once main is imported
     for step in run.steps(100):
         trainer.log.write(f"step {step}, ")
         trainer.packed.write(f"step {step}, ")
@@ -48,8 +51,9 @@ def stopped(tmp_path):
     return run
 
 
-def test_files_in_cycles_are_written_to_their_last_word(stopped, tmp_path):
-    code, output = stopped()
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_files_in_cycles_are_written_to_their_last_word(is_frozen, stopped, tmp_path):
+    code, output = stopped(f"is_frozen = {is_frozen}")
     assert code == 128 + signal.SIGTERM, output
     steps = "step 0, step 1, step 2, "
     assert (tmp_path / "log.txt").read_text() == steps + "the last word"
