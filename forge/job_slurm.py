@@ -226,7 +226,7 @@ class SlurmJob(Job):
         bad = [one for one in ended if one[1] != ExitCode.FINISHED]
         _, code, said, is_held, _ = min(bad or ended)
         self._sick = sorted({one[4] for one in ended if one[1] == ExitCode.UNHEALTHY and one[4]})
-        asked = self._reason(code) if code != ExitCode.FINISHED else None
+        asked = self._reason(code, is_held) if code != ExitCode.FINISHED else None
         if asked is None and code == _SRUN_FAILED and not self._has_begun:
             asked, said = Reason.crashed, "the task could not be started by srun"
         is_lost = code < 0 and not self._has_begun
@@ -246,7 +246,7 @@ class SlurmJob(Job):
             return code if action == "stop" else 128 - code
         return code if code > 0 else -signal.SIGKILL
 
-    def _reason(self, code: int) -> Reason | None:
+    def _reason(self, code: int, is_held: bool) -> Reason | None:
         """Why Slurm ends the job, if it does; asked once for each stop."""
         self._ask_controller()
         if self._why is Why.cancelled:
@@ -258,7 +258,9 @@ class SlurmJob(Job):
         signalled = 128 + signal.Signals[f"SIG{self.plan['signal']}"]
         if self._why is Why.time_limit:
             return Reason.time_limit
-        if code in (ExitCode.REQUEUE, ExitCode.FORCED, signalled) and self._is_limit_near():
+        # One that was still importing, say, when the limit was announced, and was killed for it.
+        is_stopped = is_held or code in (ExitCode.REQUEUE, ExitCode.FORCED, signalled)
+        if is_stopped and self._is_limit_near():
             return Reason.time_limit
         if code in (ExitCode.TERMINATED, signalled, 128 + signal.SIGHUP):
             return Reason.signalled

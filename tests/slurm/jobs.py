@@ -55,10 +55,11 @@ TRAIN = """
         \"\"\"Until a signal has come; a job that is started again is left alone.\"\"\"
         Path(cfg.gates, f"{cfg.kind} {RESTARTS}").touch()
         while RESTARTS < cfg.holds.get(cfg.kind, 0):
-            if stopping._state.handler.signal_received and cfg.kind not in ("stuck", "deaf"):
+            hears = cfg.kind not in ("stuck", "deaf", "held")
+            if stopping._state.handler.signal_received and hears:
                 break
             time.sleep(0.02)
-            if cfg.kind in ("stuck", "deaf"):  # holds the interpreter's lock, and hears nothing
+            if not hears:  # holds the interpreter's lock, and hears nothing
                 import ctypes
                 ctypes.PyDLL(None).sleep(600)
 

@@ -91,9 +91,9 @@ class Sweeps:
             f"++partitions={table(zero='zero')}",
         )
         self.limited = self.limits.start(
-            "kind=limit,deaf",
-            f"++holds={table(limit=1, deaf=1)}",
-            f"++minutes={table(limit=1, deaf=1)}",
+            "kind=limit,deaf,held",
+            f"++holds={table(limit=1, deaf=1, held=1)}",
+            f"++minutes={table(limit=1, deaf=1, held=1)}",
             f"++seconds={table(deaf=0)}",
         )
 
@@ -368,15 +368,19 @@ def limited(sweeps, request) -> SlurmJob:
 def test_an_announced_time_limit(limited, undisturbed):
     """Saved at the signal; Slurm sends it early enough to come before the loop, too."""
     assert_same_job(limited, undisturbed)
-    assert limited.restarts == limited.counts["timeouts"] >= 1
-    assert limited.counts["preemptions"] == limited.counts["failures"] == 0
+    assert_only_limits(limited)
     assert all(again <= 1 for again in limited.repeated)
 
 
-@pytest.mark.parametrize("limited", ["deaf"], indirect=True)
+@pytest.mark.parametrize("limited", ["deaf", "held"], indirect=True)
 def test_the_time_limit_itself(limited, undisturbed):
-    """A task that hears no signal, under a policy without a deadline, is ended by Slurm."""
+    """A task that hears no signal is ended by Slurm, or by its watch where it has a deadline."""
     assert_same_job(limited, undisturbed)
-    assert limited.restarts == limited.counts["timeouts"] == 1
-    assert "time_limit" in [one.get("answer") for one in limited.told]
-    assert limited.repeated == [HOLD - 10] or limited.repeated == [-10]
+    assert_only_limits(limited)
+
+
+def assert_only_limits(job):
+    """Once at least; a machine under load may see the limit of the next start as well."""
+    assert job.restarts >= 1
+    assert reasons(job) == [*["time_limit"] * job.restarts, "finished"], job.told
+    assert job.counts["timeouts"] == job.restarts

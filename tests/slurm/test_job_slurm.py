@@ -73,8 +73,8 @@ def wrapper(tmp_path, monkeypatch):
     return make
 
 
-def report(job, rank, code, time=1.0, node="n1"):
-    content = {"code": code, "time": time, "is_held": False, "node": node}
+def report(job, rank, code, time=1.0, node="n1", is_held=False):
+    content = {"code": code, "time": time, "is_held": is_held, "node": node}
     path = forge_dir(job.directory) / (f"{WATCH}.{rank}" if rank else WATCH)
     path.write_text(json.dumps(content))
 
@@ -92,6 +92,24 @@ def test_without_an_answer_the_clock_decides(wrapper, capfd):
     far = wrapper(None, _end_time=now + 4000)
     assert far._outcome(exited(75)).reason is Reason.requested
     assert "does not say why" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("left_s", "is_held", "reason"),
+    [
+        (100.0, True, Reason.time_limit),
+        (1000.0, True, Reason.forced),
+        (100.0, False, Reason.crashed),
+    ],
+)
+def test_a_task_killed_for_not_hearing_of_the_limit_was_ended_by_it(
+    wrapper, left_s, is_held, reason
+):
+    """No failure of its own: it may just have been importing. One killed by others is."""
+    job = wrapper(JobInfo("RUNNING", "None", 0, None, left_s=left_s))
+    report(job, 0, -signal.SIGKILL, is_held=is_held)
+    report(job, 1, -signal.SIGKILL, is_held=is_held)
+    assert job._outcome(exited(137)).reason is reason
 
 
 def test_without_an_answer_nothing_is_requeued(wrapper):
