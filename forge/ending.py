@@ -1,4 +1,4 @@
-"""The end of the interpreter after a stop: quick, and no word of an open file lost."""
+"""The end of the interpreter after a stop or a job: quick, and no word of an open file lost."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ def hurry() -> None:
     To take torch's objects down one by one is most of a second. But a file that somebody left
     open, in a trainer that refers to its callbacks and they to it, is written to its end only when
     the collector gets there. So all open files are flushed now, and closed after every handler of
-    atexit (a gzip file has a last word). Call it in one of these, the later the better.
+    atexit (a gzip file has a last word). Call it in one of these, the later the better; once is
+    enough.
     """
+    if isinstance(getattr(sys, "__interactivehook__", None), _Closing):
+        return
     files = sorted(_open_files(), key=_order)
     for file in files:
         with contextlib.suppress(Exception):  # whoever wrote its class; closing it tells

@@ -6,6 +6,7 @@ returned or raised in `<job dir>/.forge/result.pkl`.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import gc
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from forge import ending
 from forge.errors import ExitCode
 from forge.job_files import (
     PLAN,
@@ -35,6 +37,7 @@ from forge.watch import DUMP_SIGNAL
 
 def main(directory: Path) -> int:
     """Run the job once; returns the exit code."""
+    atexit.register(_last_breath)  # the first of all, so it comes after the others
     plan = read_json(forge_dir(directory) / PLAN)
     assert plan is not None  # the wrapper has read it
     _listen_early(plan["actions"], os._exit)  # no import may take it for an error of its own
@@ -77,6 +80,16 @@ def main(directory: Path) -> int:
     if is_failed:
         _tell(result._return_value, directory)
     return 1 if is_failed else int(ExitCode.FINISHED)
+
+
+def _last_breath() -> None:
+    """The job has ended, however it did.
+
+    What main has left in cycles goes as it does anywhere. What importing main has made was frozen,
+    and nobody looks through it again, but for files.
+    """
+    gc.collect()
+    ending.hurry()
 
 
 def _listen_early(actions: dict[str, str], end: Callable[[int], NoReturn]) -> None:

@@ -9,7 +9,7 @@ import signal
 import pytest
 from cluster import submit, wait_for
 from harness import made_once
-from jobs import HOLD, SlurmApp, SlurmJob, table, urgent
+from jobs import SlurmApp, SlurmJob, table, urgent
 from launch.sweeps import App, SweptJob, assert_same_job, until
 
 from forge import processes

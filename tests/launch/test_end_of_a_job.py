@@ -1,0 +1,59 @@
+"""A job of a sweep that ends by itself: files are written, objects are let go, as anywhere."""
+
+import gzip
+
+import pytest
+from launch.sweeps import App
+
+TRAIN = """
+    import atexit, gzip, io, os, sys
+    from pathlib import Path
+    import hydra
+
+    OUT = Path(__file__).parent
+    IS_JOB = "FORGE_JOB_TOKEN" in os.environ  # the launcher imports this as well
+
+    class Logger:
+        def __init__(self):
+            self.me = self  # only the collector would find it
+            self.text = open(OUT / "log.txt", "w")
+            self.packed = io.TextIOWrapper(gzip.open(OUT / "log.gz", "wb"))
+            self.text.write("begun, ")
+            self.packed.write("begun, ")
+
+    class Trainer:
+        def __init__(self):
+            self.me = self
+
+        def __del__(self):
+            (OUT / "let go").touch()
+
+    if IS_JOB:  # and the launchers freeze what there is before main runs
+        logger = Logger()
+        atexit.register(lambda: logger.text.write("the last word"))
+
+    @hydra.main(version_base=None, config_path=".", config_name="conf")
+    def main(cfg):
+        trainer = Trainer()
+        if cfg.ends == "raises":
+            raise ValueError("no such luck")
+        if cfg.ends == "exits":
+            sys.exit(7)
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+@pytest.mark.parametrize("ends", ["returns", "raises", "exits"])
+def test_it_leaves_nothing_half_done(ends, tmp_path):
+    app = App(tmp_path / "app", TRAIN, "{ends: returns}")
+    try:
+        done = app.run(f"ends={ends}")
+    finally:
+        app.close()
+    assert done.returncode == (0 if ends == "returns" else 1), done.stdout
+    assert (app.folder / "log.txt").read_text() == "begun, the last word"
+    with gzip.open(app.folder / "log.gz", "rt") as file:
+        assert file.read() == "begun, "
+    assert (app.folder / "let go").exists()
