@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import functools
 import math
 import struct
 from collections.abc import Callable, Mapping
@@ -143,9 +144,10 @@ class Encoder:
             described, parts = odd_tensors.sparse_parts(tensor)
             references = {k: self._tensor(part, _join(path, k)) for k, part in parts.items()}
             return {"!sparse": described, "parts": references}
-        shape, stride = tuple(tensor.shape), tensor.stride()
-        views = (tensor.is_conj(), tensor.is_neg())  # the same memory, but not the same values
-        same = (tensor.data_ptr(), tensor.dtype, shape, stride, views, str(tensor.device))
+        shape, stride, device = tensor.shape, tensor.stride(), tensor.device
+        # Conjugates and negatives: the same memory, but not the same values.
+        views = (tensor.is_conj(), tensor.is_neg())
+        same = (tensor.data_ptr(), tensor.dtype, shape, stride, views, device)
         name = self._names.get(same) if tensor.numel() else None
         if name is None:
             name = self._new_name(path)
@@ -154,10 +156,10 @@ class Encoder:
         encoded: dict[str, Any] = {"!tensor": name}
         if self.tensors[name].dtype is not tensor.dtype:
             encoded["dtype"] = str(tensor.dtype).removeprefix("torch.")
-        if stride != _row_major(shape) and _is_dense(shape, stride):
+        if _is_reordered(shape, stride):
             encoded["stride"] = list(stride)
-        if tensor.device.type != "cpu":
-            encoded["device"] = str(tensor.device)
+        if device.type != "cpu":
+            encoded["device"] = str(device)
         return encoded
 
     def _new_name(self, path: str) -> str:
@@ -194,6 +196,12 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(expected)
         expected *= max(size, 1)
     return tuple(reversed(strides))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _is_reordered(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether the elements fill their memory, but not in the order of a tensor newly made."""
+    return stride != _row_major(shape) and _is_dense(shape, stride)
 
 
 def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:

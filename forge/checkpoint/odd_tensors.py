@@ -38,6 +38,10 @@ _COMPRESSED = {
 
 def problem(tensor: torch.Tensor) -> str | None:
     """What a tensor is that cannot be kept exactly, or None."""
+    is_usual = tensor.layout is torch.strided and tensor.dtype in WRITTEN
+    is_odd = tensor.is_nested or tensor.is_quantized or tensor.is_meta
+    if type(tensor) in PLAIN_TYPES and is_usual and not is_odd:
+        return None  # nearly all of them, and asked at every save
     if torch.nn.parameter.is_lazy(tensor):
         return "a parameter that a lazy module has not made yet (call the module once)"
     if type(tensor) not in PLAIN_TYPES:

@@ -88,25 +88,32 @@ def test_image_and_stream_write_the_same_file_and_safetensors_reads_it(
         ), name
 
 
-@pytest.mark.parametrize("sizes", [[5], [5, 5], [9, 1, 1], [1, 1, 9], [3] * 20])
-def test_a_copy_in_two_threads_is_the_copy_in_one(sizes, monkeypatch):
-    """Where torch has one thread and the machine more: however the bytes are spread."""
+def count_calls(monkeypatch, module, name):
+    """A list that grows by one with each call."""
+    calls, real = [], getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *given: (calls.append(name), real(*given)))
+    return calls
+
+
+@pytest.mark.parametrize("own", [1, 2, 3])
+@pytest.mark.parametrize("sizes", [[], [5], [5, 5], [9, 1, 1], [1, 1, 9], [3] * 20, [10**6]])
+def test_a_copy_in_threads_is_the_copy_in_one(sizes, own, monkeypatch):
+    """However the bytes are spread, and however many threads torch has of its own."""
     tensors = {str(n): torch.randn(size) for n, size in enumerate(sizes)} | odd_tensors(40)
+    tensors["turned"] = torch.randn(3, 5).t()
     alone = bytes(image_of(tensors, Layout(tensors))._memory)
-    threads = set()
-    real = torch._foreach_copy_
-
-    def noting(views, sources):
-        threads.add(threading.current_thread().name)
-        real(views, sources)
-
-    monkeypatch.setattr(torch, "_foreach_copy_", noting)
+    calls = [
+        count_calls(monkeypatch, *of) for of in ((torch, "_foreach_copy_"), (image, "_move_all"))
+    ]
     monkeypatch.setattr(image, "_WORTH_A_THREAD", 1)
-    monkeypatch.setattr(image, "num_threads", lambda: 2)
+    monkeypatch.setattr(image, "num_threads", lambda: 3)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: own)
     assert bytes(image_of(tensors, Layout(tensors))._memory) == alone
-    assert len(threads) == 2
-    one = {"x": torch.randn(7)}
-    assert torch.equal(image_of(one, Layout(one))._views["x"], one["x"])
+    by_tensors = own == 1 and sizes != [10**6]
+    assert [len(one) for one in calls] == ([2, 0] if by_tensors else [0, max(own, 2)])
+    for one in (torch.randn(7), torch.randn(3, 5).t()):
+        found = image_of({"x": one}, Layout({"x": one}))._views["x"]
+        assert torch.equal(found, one)
 
 
 @pytest.mark.parametrize("beyond", [-PAGE, -1, 0, 1, PAGE - 1, PAGE, PAGE + 1])
