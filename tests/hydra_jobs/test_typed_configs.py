@@ -86,8 +86,10 @@ def app(tmp_path):
     return app
 
 
-@pytest.mark.parametrize("is_edited", [False, True])
-@pytest.mark.parametrize("overrides", [[], ["optim.kind=adam", "second=sgd", "data=/elsewhere"]])
+@pytest.mark.parametrize(
+    ("overrides", "is_edited"),
+    [([], False), ([], True), (["optim.kind=adam", "second=sgd", "data=/elsewhere"], True)],
+)
 def test_enums_and_dataclasses_come_back_as_such(overrides, is_edited, app):
     """Stored as YAML they are strings and dicts: `cfg.kind is Kind.sgd` would turn false."""
     whole = app.run("hydra.run.dir=whole", *overrides)

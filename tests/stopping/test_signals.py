@@ -179,8 +179,7 @@ def test_a_stderr_that_nobody_reads_stops_neither_the_save_nor_the_exit(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["spawn", "fork"])
-@pytest.mark.parametrize("name", ["TERM", "USR2"])
+@pytest.mark.parametrize(("name", "start"), [("TERM", "spawn"), ("TERM", "fork"), ("USR2", "fork")])
 def test_workers_outlive_the_signal_that_slurm_sends_to_every_process(
     tmp_path, shared_folder, start, name
 ):
