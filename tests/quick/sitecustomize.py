@@ -11,7 +11,7 @@ import atexit
 import gc
 import importlib
 import sys
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 
@@ -47,11 +47,28 @@ def load(name):
     return importlib.import_module(name)
 
 
+def at_once(spec):
+    """Nobody looks for garbage while it is imported, nor later in what was: all of it stays."""
+    if spec is not None:
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            gc.disable()
+            try:
+                execute(module)
+            finally:
+                gc.freeze()
+                gc.enable()
+
+        spec.loader.exec_module = exec_module
+    return spec
+
+
 class Finder:
     @classmethod
     def find_spec(cls, name, path=None, target=None):
         if name == "torch":
-            gc.disable()  # until the last of its modules: all of them stay
+            return at_once(PathFinder.find_spec(name, path, target))
         if name in BEFORE:
             load(BEFORE.pop(name))  # which imports the one that is asked for
             module = sys.modules[name]
@@ -67,7 +84,6 @@ class Finder:
     def exec_module(module):
         if module.__name__ == DYNAMO:
             return
-        gc.enable()
         core = sys.modules["torch._C"]
         if hasattr(core, "_set_generator_metaclass"):
             # A module that is not imported would do this, and before it no generator is made.
