@@ -22,9 +22,12 @@ from forge.job_files import LOCK, PLAN, STATE, forge_dir, read_json
 TRAIN = """
     import os, signal, sys, time
     from pathlib import Path
-    import hydra, torch
+    import hydra
     from hydra.core.hydra_config import HydraConfig
     import forge
+
+    if "-m" not in sys.argv or "FORGE_JOB_TOKEN" in os.environ:
+        import torch  # the launcher can do without: a second of each test
 
     RESTARTS = int(os.environ.get("FORGE_RESTART_COUNT", 0))
 
