@@ -26,7 +26,7 @@ TRAIN = """
     from hydra.core.hydra_config import HydraConfig
     import forge
 
-    if "-m" not in sys.argv or "FORGE_JOB_TOKEN" in os.environ:
+    if "hydra/launcher=local" not in sys.argv or "FORGE_JOB_TOKEN" in os.environ:
         import torch  # the launcher can do without: a second of each test
 
     RESTARTS = int(os.environ.get("FORGE_RESTART_COUNT", 0))
