@@ -12,7 +12,6 @@ import stat
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,9 +25,6 @@ _STEP = 1 << 20
 
 _AHEAD = 2
 """Chunks that the system is asked to read before they are needed, for each thread."""
-
-_EXPECTED = 64 << 20
-"""Bytes of a file that the system is asked for at once: it takes them without a wait."""
 
 _MAX_VIEWS = 512
 """Places that one read goes to; systems allow 1024."""
@@ -75,10 +71,6 @@ class CheckedFile:
         """Close the file, if it is open."""
         self._finalizer()
 
-    def expect(self) -> None:
-        """Have the system begin to read the file, while there is something else to do."""
-        _hint(self._fd, 0, _EXPECTED, "WILLNEED")
-
     def read(self, pieces: Sequence[Piece], is_checked: bool) -> None:
         """Read `pieces`, which are in order and do not overlap.
 
@@ -90,7 +82,8 @@ class CheckedFile:
         ranges = _chunks([(0, self.size)] if is_checked else [(p.begin, p.end) for p in pieces])
         reader = _Reader(self._fd, pieces, _STEP if is_checked else CHUNK)
         try:
-            _hint(self._fd, 0, 0, "SEQUENTIAL")
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             _in_threads(partial(self._check, reader) if is_checked else reader.read, ranges)
         except OSError as error:
             raise self._damage(f"cannot be read: {error.strerror}") from error
@@ -147,7 +140,9 @@ class _Reader:
 
     def checksum(self, begin: int, end: int) -> int:
         """Read all bytes from `begin` to `end`; returns their CRC-32."""
-        _hint(self._fd, begin + _AHEAD * num_threads() * CHUNK, CHUNK, "WILLNEED")
+        if hasattr(os, "posix_fadvise"):
+            ahead = begin + _AHEAD * num_threads() * CHUNK
+            os.posix_fadvise(self._fd, ahead, CHUNK, os.POSIX_FADV_WILLNEED)
         checksum = 0
         # What belongs nowhere goes here; taken and given back, so that threads do not share it.
         scratch = self._spare.pop() if self._spare else memoryview(bytearray(self._step))
@@ -189,12 +184,6 @@ class _Reader:
                 views.append(scratch[begin - first : stop - first])
             begin = stop
         return views
-
-
-def _hint(fd: int, begin: int, length: int, advice: str) -> None:
-    if hasattr(os, "posix_fadvise"):
-        with suppress(OSError):  # a system that takes none reads all the same
-            os.posix_fadvise(fd, begin, length, getattr(os, f"POSIX_FADV_{advice}"))
 
 
 def num_threads() -> int:

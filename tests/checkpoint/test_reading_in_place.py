@@ -72,29 +72,6 @@ def test_what_is_loaded_twice_stays_as_it_was_read(store):
         new.objects["optimizer"].zero_grad()
 
 
-def test_the_disk_begins_before_anything_is_compared(store, monkeypatch):
-    """What is decoded and compared meanwhile takes as long as a disk does for many megabytes."""
-    live = pair(1)
-    save(store, live)
-    asked = []
-
-    def noting(fd, begin, length, advice):
-        name = os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))
-        asked.append((name, begin, length > 0, advice == os.POSIX_FADV_WILLNEED))
-        raise OSError("a file system that takes no hints")
-
-    monkeypatch.setattr(os, "posix_fadvise", noting)
-
-    def place(state):
-        assert (TENSORS, 0, True, True) in asked
-        return live.places(state["live"])
-
-    found = store.newest(place=place)
-    before = content(live)
-    live.load(found.state["live"], found.fill())
-    assert content(live) == before
-
-
 class Average:
     """Refers to the weights of a module, and to its own."""
 
