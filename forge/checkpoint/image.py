@@ -182,10 +182,10 @@ def _copy(views: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """
     own = torch.get_num_threads()
     count = min(max(own, 2), num_threads())
-    if own > count or count == 1 or sum(view.nbytes for view in views) < _WORTH_A_THREAD:
+    sizes = list(accumulate(view.nbytes for view in views))
+    if own > count or count == 1 or sizes[-1] < _WORTH_A_THREAD:
         torch._foreach_copy_(views, sources)
         return
-    sizes = list(accumulate(view.nbytes for view in views))
     half = bisect.bisect_right(sizes, sizes[-1] / 2)
     if own == 1 and half:  # a little faster than memmove, where it takes no threads of its own
         parts = [slice(half), slice(half, None)]
@@ -194,7 +194,7 @@ def _copy(views: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         copies = [partial(_move_all, moves) for moves in _shared_out(views, sources, count)]
     with ThreadPoolExecutor(count - 1, "forge-copy") as pool:
         others = [pool.submit(copy) for copy in copies[1:]]
-        for copy in copies[:1]:
+        for copy in copies[:1]:  # none where no tensor is plain
             copy()
         for other in others:
             other.result()

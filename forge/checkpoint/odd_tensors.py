@@ -38,9 +38,7 @@ _COMPRESSED = {
 
 def problem(tensor: torch.Tensor) -> str | None:
     """What a tensor is that cannot be kept exactly, or None."""
-    is_usual = tensor.layout is torch.strided and tensor.dtype in WRITTEN
-    is_odd = tensor.is_nested or tensor.is_quantized or tensor.is_meta
-    if type(tensor) in PLAIN_TYPES and is_usual and not is_odd:
+    if type(tensor) in PLAIN_TYPES and _is_usual(tensor):
         return None  # nearly all of them, and asked at every save
     if torch.nn.parameter.is_lazy(tensor):
         return "a parameter that a lazy module has not made yet (call the module once)"
@@ -59,6 +57,11 @@ def problem(tensor: torch.Tensor) -> str | None:
     if tensor.dtype not in WRITTEN and tensor.dtype not in _CARRIED:
         return f"a tensor of {tensor.dtype}"
     return None
+
+
+def _is_usual(tensor: torch.Tensor) -> bool:
+    is_odd = tensor.is_nested or tensor.is_quantized or tensor.is_meta
+    return tensor.layout is torch.strided and tensor.dtype in WRITTEN and not is_odd
 
 
 def carried(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import signal
 import pytest
 from cluster import submit, wait_for
 from harness import made_once
-from jobs import SlurmApp, SlurmJob, table, urgent
+from jobs import HOLD, SlurmApp, SlurmJob, table, urgent
 from launch.sweeps import App, SweptJob, assert_same_job, until
 
 from forge import processes
@@ -377,6 +377,13 @@ def test_the_time_limit_itself(limited, undisturbed):
     """A task that hears no signal is ended by Slurm, or by its watch where it has a deadline."""
     assert_same_job(limited, undisturbed)
     assert_only_limits(limited)
+    assert limited.repeated[0] in (HOLD - 10, -10)
+
+
+@pytest.mark.parametrize("limited", ["deaf"], indirect=True)
+def test_without_a_deadline_slurm_itself_says_that_it_was_the_limit(limited):
+    """The watch kills nobody then."""
+    assert "time_limit" in [one.get("answer") for one in limited.told]
 
 
 def assert_only_limits(job):
