@@ -106,8 +106,11 @@ def test_signals_are_written_down_and_the_child_lives(shell, tmp_path):
         process.signal_session(getattr(signal, f"SIG{name}"))
         process.wait_for(lambda name=name: early.exists() and name in early.read_text(), name)
     (tmp_path / "go").touch()
-    (tmp_path / "fifo").write_text("\n")
+    # Both ends: a child that sees "go" before it waits does not read, and this would block.
+    fifo = os.open(tmp_path / "fifo", os.O_RDWR)
+    os.write(fifo, b"\n")
     assert process.wait() == 7
+    os.close(fifo)
     assert process.output.split()[-5:] == ["TERM", "HUP", "INT", "USR1", "USR2"]
 
 
