@@ -25,7 +25,7 @@ PEERS = ["lightning==2.6.6", "safetensors==0.8.0"]
 
 BESIDE = "forge, beside"
 CASES = ("cold rollback", "warm rollback", "cold resume", "warm resume")
-LIMIT = "limit: the bytes, read once"
+LIMITS = ("the bytes, read once", "the bytes, checked, then read", "load_state_dict alone")
 AIMS = {
     "blocks training / memcpy": (f"{BESIDE}: blocks", "memcpy", 1.2),
     "lost / DCP async": (f"{BESIDE}: lost", "DCP async, stager reused: lost", 0.25),
@@ -109,8 +109,9 @@ def show(title: str, found: dict[str, float]) -> None:
             ratio = found[numerator] / found[denominator]
             print(f"  {name:44}{ratio:10.2f}     aim: {aim:g}")
     for case in CASES:
-        limit = found[f"load, {case}: {LIMIT}"] / found[f"load, {case}: torch.load"]
-        print(f"  {f'{LIMIT} / torch.load, {case}':58}{limit:.2f}")
+        for limit in LIMITS:
+            ratio = found[f"load, {case}: limit: {limit}"] / found[f"load, {case}: torch.load"]
+            print(f"  {f'limit: {limit} / torch.load, {case}':69}{ratio:.2f}")
     print(flush=True)
 
 

@@ -282,6 +282,9 @@ _WRONG = (
 """What comes of a value that no encoder writes."""
 
 
+_CPU = torch.device("cpu")
+
+
 def _is_here(device: torch.device) -> bool:
     module = getattr(torch, device.type, None)
     if device.type == "cpu" or module is None or not getattr(module, "is_available", bool)():
@@ -302,18 +305,19 @@ def _decode_tensor(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
         if stride and tensor.stride() != stride:
             shaped = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype)
             tensor = shaped.copy_(tensor)
-        # What is on another device is in its place: whoever read it has put it there. Kept, so
-        # that what was tied is tied again.
-        is_placed = tensor.device.type != "cpu"
-        tensor = tensors[name] = tensor if is_placed else tensor.to(_device_of(value))
+        device = _device_of(value)
+        # What is on another device already is in its place: whoever read it has put it there.
+        if device.type != "cpu" and tensor.device.type == "cpu":
+            tensor = tensor.to(device)
+        tensors[name] = tensor  # so that what was tied is tied again
     return odd_tensors.uncarried(tensor, value["dtype"]) if "dtype" in value else tensor
 
 
 def _device_of(value: dict[str, Any]) -> torch.device:
-    device = torch.device(value.get("device", "cpu"))
-    if not _is_here(device):
-        device = torch.device("cpu")  # whoever loads it moves it to where its parameters are
-    return device
+    if "device" not in value:
+        return _CPU
+    device = torch.device(value["device"])
+    return device if _is_here(device) else _CPU  # whoever loads it moves it to its parameters
 
 
 def _decode_ordered(value: dict[str, Any], tensors: _Tensors) -> Any:

@@ -72,8 +72,8 @@ def _overlapping(offers: dict[str, list[torch.Tensor]]) -> set[str]:
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """The addresses between which a tensor's elements lie."""
-    if not tensor.numel():
-        return tensor.data_ptr(), tensor.data_ptr()
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    last = sum((size - 1) * stride for size, stride in steps)
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.dtype.itemsize
+    begin, count = tensor.data_ptr(), tensor.numel()
+    if count and not tensor.is_contiguous():
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        count = 1 + sum((size - 1) * stride for size, stride in steps)
+    return begin, begin + count * tensor.dtype.itemsize
