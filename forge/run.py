@@ -109,6 +109,7 @@ class Run:
         while self._plain_step < n:
             step = self._plain_step
             yield (step, position.next()) if position is not None else step
+            self._updater.settle()
             self._plain_step += 1
 
     def update(
@@ -129,7 +130,8 @@ class Run:
             loss: The loss that `backward` was called on (unscaled, where a scaler is used).
             optimizer: One that was given to `forge.Run`.
             schedule: A learning rate schedule given to `forge.Run`, stepped once.
-            scaler: A `torch.amp.GradScaler` given to `forge.Run`; its own infs are no NaNs.
+            scaler: A `torch.amp.GradScaler` given to `forge.Run`; its own infs are no NaNs. One
+                that several optimizers share moves its scale when all gradients are used.
             clip_norm: Largest L2 norm of the gradients, as in `clip_grad_norm_`.
         Returns:
             Whether the update was done.

@@ -13,7 +13,7 @@ from forge import job_dir, messages, rng, startup, stopping
 from forge.calls import Calls
 from forge.checkpoint import Store
 from forge.config import NanAction, Policy
-from forge.errors import CheckpointError, DirectoryInUse, Exit, ExitCode, ForgeError
+from forge.errors import CheckpointError, DirectoryInUse, Exit, ExitCode
 from forge.holdings import Holdings
 from forge.job_files import forge_dir
 from forge.live_state import LiveState
@@ -105,6 +105,7 @@ class Session:
         self, replay: dict[str, Any] | None = None, is_marked: bool = False
     ) -> dict[str, Any]:
         """Everything a checkpoint holds; with the random state of the mark, if asked for."""
+        self._updater.settle()
         return {
             "step": self.step,
             "planned": self._planned,
@@ -196,11 +197,8 @@ class Session:
             raise
         finally:
             self._is_in_step = False
-        if self._updater.is_repeating:
-            raise ForgeError(
-                f"Step {self.step} was saved after its run.update(), but run.update() was not"
-                " called when the step was repeated. Has the training script changed?"
-            )
+            self._updater.settle()
+        self._updater.end()
         self.step += 1
 
     def _restore_after_update(self) -> None:

@@ -11,6 +11,7 @@ from forge import messages
 from forge.errors import ForgeError
 from forge.live_state import LiveState
 from forge.nan_policy import NanPolicy
+from forge.scaling import Scaling
 
 
 class Updater:
@@ -20,6 +21,7 @@ class Updater:
         self._live = live
         self._nan = nan
         self._is_enabled = is_enabled
+        self._scaling = Scaling(live)
         self._names = {id(p): name for name, p in live.parameters()}
         self._step = 0
         self.has_updated = False
@@ -46,6 +48,22 @@ class Updater:
         """
         self._repeated, self._restore = losses, restore
 
+    def end(self) -> None:
+        """The iteration ended by itself.
+
+        Raises:
+            ForgeError: Where its update was to be repeated, but did not come.
+        """
+        if self.is_repeating:
+            raise ForgeError(
+                f"Step {self._step} was saved after its run.update(), but run.update() was not"
+                " called when the step was repeated. Has the training script changed?"
+            )
+
+    def settle(self) -> None:
+        """Finish what the updates of this iteration have left open, before its state is taken."""
+        self._scaling.settle()
+
     @property
     def is_repeating(self) -> bool:
         """Whether updates of this iteration are still to be repeated."""
@@ -60,7 +78,10 @@ class Updater:
         clip_norm: float | None,
     ) -> bool:
         """See `Run.update`."""
+        is_scaled = scaler is not None and scaler.is_enabled()
         if not self._is_enabled:
+            if is_scaled:
+                self._scaling.begin(scaler, optimizer)
             self._apply(optimizer, schedule, scaler, clip_norm, None)
             return True
         self._require_registered(optimizer=optimizer, schedule=schedule, scaler=scaler)
@@ -73,8 +94,8 @@ class Updater:
                 restore, self._restore = self._restore, None
                 restore()
             return True
-        is_scaled = scaler is not None and scaler.is_enabled()
         if is_scaled:
+            self._scaling.begin(scaler, optimizer)
             scaler.unscale_(optimizer)
         gradients = self._gradients(optimizer)
         value, norm, problem = self._nan.look(loss, gradients, clip_norm is not None)
@@ -89,7 +110,7 @@ class Updater:
             self._apply(optimizer, schedule, scaler, clip_norm, norm)
         else:
             if is_scaled:
-                scaler.update()  # forget what unscale_ noted for this optimizer
+                self._scaling.end(scaler, optimizer)  # forget what unscale_ noted
             optimizer.zero_grad(set_to_none=True)
         self.after_update()
         return may_update
@@ -118,17 +139,13 @@ class Updater:
                 torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
             else:
                 torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
-        has_stepped = True
         if is_scaled:
-            before = scaler.get_scale() if schedule is not None else 0.0
             scaler.step(optimizer)
-            scaler.update()
-            # A lowered scale is the scaler's word that it skipped the step.
-            has_stepped = schedule is None or scaler.get_scale() >= before
+            self._scaling.end(scaler, optimizer, schedule)
         else:
             optimizer.step()
-        if schedule is not None and has_stepped:
-            schedule.step()
+            if schedule is not None:
+                schedule.step()
         optimizer.zero_grad(set_to_none=True)
 
     def guard(self, loss: torch.Tensor | float) -> bool:

@@ -108,6 +108,67 @@ def test_a_scaler_gives_the_very_bits_of_the_loop_written_by_hand(tmp_path):
     assert_same_state(ours.state_dict(), by_hand.state_dict())
 
 
+def two_models(init_scale):
+    pairs = [build(OPTIMIZERS["SGD"]) for _ in range(2)]
+    models, optimizers, schedules = ([pair[i] for pair in pairs] for i in range(3))
+    scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=3)
+    return models, optimizers, schedules, scaler
+
+
+@pytest.mark.parametrize("policy", [{}, {"enabled": False}], ids=["enabled", "disabled"])
+def test_a_scaler_of_two_optimizers_moves_when_both_have_used_its_gradients(tmp_path, policy):
+    """torch's recipe for several optimizers: both backward calls, both steps, one update."""
+    models, optimizers, schedules, scaler = two_models(2.0**127)
+    for pair in zip(*(losses(model, 40) for model in models), strict=True):
+        for loss in pair:
+            scaler.scale(loss).backward()
+        before = scaler.get_scale()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.zero_grad()
+            if scaler.get_scale() >= before:
+                schedule.step()
+    ours, our_optimizers, our_schedules, our_scaler = two_models(2.0**127)
+    objects = {"a": ours[0], "b": ours[1], "oa": our_optimizers[0], "ob": our_optimizers[1]}
+    objects |= {"sa": our_schedules[0], "sb": our_schedules[1], "scaler": our_scaler}
+    pairs = zip(*(losses(model, 40) for model in ours), strict=True)
+    with a_run(tmp_path, policy, **objects) as run:
+        for _, pair in zip(run.steps(40), pairs, strict=False):
+            for loss in pair:
+                our_scaler.scale(loss).backward()
+            for loss, optimizer, schedule in zip(pair, our_optimizers, our_schedules, strict=True):
+                run.update(loss, optimizer, schedule, scaler=our_scaler)
+    assert 0 < schedules[0].last_epoch < 40, "there were overflows, and steps after them"
+    assert_same_state(our_scaler.state_dict(), scaler.state_dict())
+    for one, other in zip((*ours, *our_schedules), (*models, *schedules), strict=True):
+        assert_same_state(one.state_dict(), other.state_dict())
+
+
+def test_gradients_that_only_lie_there_do_not_hold_the_scale_back(tmp_path):
+    """A GAN's generator leaves some at its critic, and the critic is updated several times."""
+    results = []
+    for is_ours in (False, True):
+        (model, other), (optimizer, idle), _, scaler = two_models(16.0)
+        stateful = {"model": model, "other": other, "optimizer": optimizer, "idle": idle}
+        with a_run(tmp_path / str(is_ours), **stateful, scaler=scaler) as run:
+            stream = losses(model, 30)
+            for _ in run.steps(15) if is_ours else range(15):
+                other[0].weight.grad = torch.ones_like(other[0].weight)
+                for loss in itertools.islice(stream, 2):
+                    scaler.scale(loss).backward()
+                    if is_ours:
+                        run.update(loss, optimizer, scaler=scaler)
+                    else:
+                        scaler.step(optimizer)
+                        scaler.update()
+                        optimizer.zero_grad()
+        results.append([model.state_dict(), scaler.state_dict()])
+    assert results[0][1]["scale"] == 2.0**14, "it rose at every third of 30 updates"
+    assert_same_state(*results)
+
+
 # -- huge, but finite -----------------------------------------------------------------------------
 
 
