@@ -178,6 +178,12 @@ class Updater:
                 " Leave it out here, call schedule.step(metric) where the metric is known, and"
                 " give it to forge.Run(policy, …, schedule=schedule)."
             )
+        if isinstance(objects.get("optimizer"), torch.optim.LBFGS):
+            raise ForgeError(
+                "Run.update(optimizer=…): LBFGS computes the loss several times in one step. Call"
+                " optimizer.step(closure) yourself where run.guard(loss) is true, and give it to"
+                " forge.Run(policy, …, optimizer=optimizer)."
+            )
         for name, one in objects.items():
             if one is not None and not self._live.holds(one):
                 raise ForgeError(

@@ -433,3 +433,17 @@ def test_an_object_that_the_run_does_not_know_is_refused(tmp_path, name):
             loss.backward()
             with pytest.raises(forge.ForgeError, match=rf"Run.update\({name}=…\).*{name}={name}"):
                 run.update(loss, optimizer, schedule, scaler=scaler)
+
+
+def test_what_one_update_cannot_step_is_refused_with_what_to_do(tmp_path):
+    """Both need what `update` is not given: a metric, a closure."""
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    lbfgs = torch.optim.LBFGS([parameter])
+    sgd = torch.optim.SGD([parameter], lr=0.1)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(sgd)
+    stateful = {"weight": _Holder(parameter), "lbfgs": lbfgs, "sgd": sgd, "plateau": plateau}
+    with a_run(tmp_path, **stateful) as run:
+        with pytest.raises(forge.errors.ForgeError, match=r"step\(closure\).*guard"):
+            run.update(torch.tensor(1.0), lbfgs)
+        with pytest.raises(forge.errors.ForgeError, match=r"schedule.step\(metric\)"):
+            run.update(torch.tensor(1.0), sgd, plateau)
