@@ -4,11 +4,14 @@ Reads JSON lines {"script": …, "directory": …, "spec": …} and answers with
 code (negative for a signal).
 """
 
+import atexit
 import gc
 import json
 import os
+import secrets  # noqa: F401 - imported once, for all jobs, as are those below
 import signal
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,9 +19,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "jobs"))
 
 import generators
 import loops
+import numpy.random  # noqa: F401
+import omegaconf._impl  # noqa: F401
 import small
 import torch
-import torchdata.stateful_dataloader  # noqa: F401 - imported once, for all jobs
+import torch.utils.serialization
+import torchdata.stateful_dataloader  # noqa: F401
 
 import forge.resilience.signal_handler
 import forge.run
@@ -57,6 +63,12 @@ def run():
     os.dup2(output, 2)
     with kills(spec.pop("kill_in_attempt", {})):
         main(directory, spec)
+    # Finished: as Python ends, but that torch is not taken apart, half a second of copied pages.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 @contextmanager
