@@ -223,6 +223,7 @@ def test_changed_code_is_refused_or_told_where_something_was_trained(tmp_path):
         """,
     )
     overrides = ["resilience.requeue.on_code_change=refuse,warn", "bad=3,12", "steps=15"]
+    overrides += ["resilience.requeue.max_failures=0"]
     assert app.run(*overrides).returncode == 1
     edit(app.folder / "train.py", "    if step == cfg.bad:", "    if False:")
     done = app.run(*overrides)

@@ -179,15 +179,20 @@ def test_a_stderr_that_nobody_reads_stops_neither_the_save_nor_the_exit(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "start"), [("TERM", "spawn"), ("TERM", "fork"), ("USR2", "fork")])
+@pytest.mark.parametrize(
+    ("name", "start", "step"), [("TERM", "spawn", 5), ("TERM", "fork", 12), ("USR2", "fork", 12)]
+)
 def test_workers_outlive_the_signal_that_slurm_sends_to_every_process(
-    tmp_path, shared_folder, start, name
+    tmp_path, shared_folder, start, name, step
 ):
-    """A worker that dies takes the save with it: «DataLoader worker exited unexpectedly»."""
-    spec = {"workers": 2, "start": start, "augment": "seeded", "steps": 15, "step_s": 0.4}
+    """A worker that dies takes the save with it: «DataLoader worker exited unexpectedly».
+
+    Step 12 is in the second epoch: workers of the first have gone.
+    """
+    spec = {"workers": 2, "start": start, "augment": "seeded", "steps": step + 3, "step_s": 0.4}
     job = Job(tmp_path / "job", **spec)
     process = job.start()
-    job.wait_for_step(process, 12)  # in the second epoch: workers of the first have gone
+    job.wait_for_step(process, step)
     assert len(process.session_pids()) >= 3
     process.signal_session(number(name))
     assert process.wait() == CODES[name]
