@@ -82,9 +82,7 @@ def _leaves(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 @functools.cache
 def known_keys() -> tuple[str, ...]:
     """Every key of a policy, dotted, without the leading `resilience.`."""
-    container = OmegaConf.to_container(OmegaConf.structured(Policy))
-    assert isinstance(container, dict)
-    return tuple(key for key, _ in _leaves(container, ""))
+    return tuple(key for key, _ in _leaves(asdict(Policy()), ""))
 
 
 def nearest_key(key: str) -> str | None:
