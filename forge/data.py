@@ -25,7 +25,7 @@ class SeededDataset(Dataset[Any]):
         self.dataset = dataset
         self.seed = seed
         # In shared memory: persistent workers keep their first copy of the dataset.
-        self._epoch = torch.zeros(1, dtype=torch.int64)
+        self._epoch = torch.zeros(1, dtype=torch.int64, device="cpu")
         self._epoch.share_memory_()  # type: ignore[no-untyped-call]
 
     @property

@@ -85,7 +85,8 @@ class Position:
         self.taken = 0
 
     def _begin_epoch(self) -> None:
-        self._start = {"rng": rng.capture_cpu(), "parts": self._parts_state()}
+        # Of devices, too: an order may be drawn there, and is where that is torch's default device.
+        self._start = {"rng": rng.capture(), "parts": self._parts_state()}
         self._announce_epoch()
         self._iterator = shielded_iter(self._loader)
 

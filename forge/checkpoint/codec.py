@@ -303,8 +303,7 @@ def _decode_tensor(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
         tensor = tensors.note(name, value)
     else:
         if stride and tensor.stride() != stride:
-            shaped = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype)
-            tensor = shaped.copy_(tensor)
+            tensor = odd_tensors.in_order(tensor, stride)
         device = _device_of(value)
         # What is on another device already is in its place: whoever read it has put it there.
         if device.type != "cpu" and tensor.device.type == "cpu":

@@ -1,19 +1,16 @@
 """Who may write to a checkpoint directory: one live job, and of one job its newest attempt.
 
-Two things hold that. A lock (POSIX, so that it ends with the process and is not inherited by
-DataLoader workers) keeps a second job out. A token in the directory, checked before every commit,
-keeps out a zombie: an older attempt on a node that was cut off, whose lock the file system may
-have given away.
+Two things hold that. A lock, which ends with the process, keeps a second job out. A token in the
+directory, checked before every commit, keeps out a zombie: an older attempt on a node that was cut
+off, whose lock the file system may have given away.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
 import socket
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -21,10 +18,10 @@ from typing import Any
 
 from forge import messages
 from forge.checkpoint import durable
+from forge.checkpoint.locks import KEPT_FILE, Locks
 from forge.errors import DirectoryInUse
 
 TOKEN_FILE = ".fence.json"
-LOCK_FILE = ".lock"
 
 _claimed_here: set[Path] = set()
 """POSIX locks do not keep two Runs of one process apart; this does."""
@@ -40,7 +37,7 @@ class Fence:
             DirectoryInUse: Where a live job holds it.
         """
         self._directory = directory.resolve()
-        self._lock_fd = -1
+        self._locks = Locks(self._directory)
         job_id = os.environ.get("SLURM_JOB_ID", "")
         restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         self._token: dict[str, Any] = {
@@ -55,36 +52,15 @@ class Fence:
             raise DirectoryInUse(self._in_use(self._token))
         previous = self._read()
         try:
-            if not self._take_lock() and not self._supersedes(previous):
+            taken = self._locks.take()
+            is_left = taken == KEPT_FILE and self._has_died(previous)
+            if taken and not is_left and not self._supersedes(previous):
                 raise DirectoryInUse(self._in_use(previous))
             self._write_token()
         except BaseException:
             self.release()
             raise
         _claimed_here.add(self._directory)
-
-    def _take_lock(self) -> bool:
-        if sys.platform == "win32":
-            return True
-        import fcntl
-
-        before = self._lock_fd
-        self._lock_fd = os.open(
-            self._directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
-        )
-        if before >= 0:  # closed first: should it be the same file, that would end the new lock
-            os.close(before)
-        try:
-            fcntl.lockf(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            return False
-        except OSError as error:
-            # A file system without locks: the token alone has to do.
-            messages.warn(
-                f"{self._directory}: the file system keeps no locks ({error.strerror}). Two jobs"
-                " started in this directory at the same time would not notice at once."
-            )
-        return True
 
     def _supersedes(self, previous: dict[str, Any]) -> bool:
         """Whether the holder is an older attempt of this very Slurm job: a zombie."""
@@ -99,6 +75,18 @@ class Fence:
                 f" (pid {previous.get('pid')} on {previous.get('host')}); it can commit no more."
             )
         return is_newer
+
+    def _has_died(self, previous: dict[str, Any]) -> bool:
+        """Whether only a process that the holder left behind can still have its lock."""
+        if previous.get("host") != self._token["host"]:
+            return False
+        try:
+            os.kill(previous["pid"], 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, OverflowError):  # somebody else's process, or no number of one
+            return False
+        return False
 
     def _in_use(self, holder: dict[str, Any]) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.get("claimed", 0)))
@@ -151,8 +139,10 @@ class Fence:
             )
         if is_taken:
             self._write_token()
-        if not self._has_lock_file():
-            self._lock_again()
+        if self._locks.are_in_place():
+            self._locks.take_again()
+        else:
+            self._lock_anew()
         return is_taken
 
     def _write_token(self) -> None:
@@ -166,19 +156,9 @@ class Fence:
                 if is_last_try or not self._directory.is_dir():
                     raise
 
-    def _has_lock_file(self) -> bool:
-        """Whether the file that is locked is the one that others would find."""
-        if self._lock_fd < 0:
-            return True
-        try:
-            found = os.stat(self._directory / LOCK_FILE)
-            return os.path.samestat(found, os.fstat(self._lock_fd))
-        except FileNotFoundError:
-            return False
-
-    def _lock_again(self) -> None:
+    def _lock_anew(self) -> None:
         """The directory is another one with our token: put back from a copy, or mounted anew."""
-        if not self._take_lock():
+        if self._locks.take():
             raise DirectoryInUse(self._in_use(self._read()))
         holder = self._read()
         if holder.get("token") != self._token["token"]:
@@ -188,7 +168,4 @@ class Fence:
     def release(self) -> None:
         """Let go of the lock; the token stays as a record."""
         _claimed_here.discard(self._directory)
-        if self._lock_fd >= 0:
-            fd, self._lock_fd = self._lock_fd, -1
-            with contextlib.suppress(OSError):  # the descriptor, and the lock with it, is gone
-                os.close(fd)
+        self._locks.release()

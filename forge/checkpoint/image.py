@@ -114,7 +114,7 @@ class Stream:
         self._spare = spare
         self._names = list(layout.places)
         self._ends = [end for _, end in layout.places.values()]
-        self._plain: tuple[str, torch.Tensor] = "", torch.empty(0)
+        self._plain: tuple[str, torch.Tensor] = "", torch.empty(0, device="cpu")
         self._lock = threading.Lock()
 
     @contextmanager

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from forge.checkpoint.checksums import CHUNK, num_chunks
-from forge.errors import DamagedCheckpoint
+from forge.errors import CheckpointError, DamagedCheckpoint
 
 NAME = "manifest.json"
 FORMAT = 1
-_MAX_BYTES = 16 << 20
+MAX_BYTES = 64 << 20
+"""Bytes of a manifest that are read, and written: parsing takes many times as much memory."""
 Logged = Mapping[str, tuple[int, float]]
 """Name -> the step at which it was last logged, and the value."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -53,11 +54,22 @@ class Manifest:
     format: int = FORMAT
 
     def to_bytes(self) -> bytes:
-        """The file's content, its own checksum included."""
+        """The file's content, its own checksum included.
+
+        Raises:
+            CheckpointError: Where it is larger than what would be read again.
+        """
         content = asdict(self)
-        return json.dumps(
+        raw = json.dumps(
             {**content, "checksum": _checksum(content)}, indent=1, allow_nan=False
         ).encode()
+        if len(raw) > MAX_BYTES:
+            raise CheckpointError(
+                f"{NAME} would have {len(raw)} bytes, and at most {MAX_BYTES} are read again:"
+                f" {len(self.metrics)} names were given to run.log. Log fewer: values under names"
+                " that are always the same, and those of single samples elsewhere."
+            )
+        return raw
 
 
 def metrics_of(logged: Logged) -> dict[str, Any]:
@@ -85,10 +97,10 @@ def read(directory: Path) -> Manifest:
         raise DamagedCheckpoint(f"{NAME} cannot be opened: {error.strerror}") from error
     try:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
             raise DamagedCheckpoint(f"{NAME} is not a plain file of reasonable size")
         raw = b""
-        while piece := os.read(fd, _MAX_BYTES):  # network file systems may return a part
+        while piece := os.read(fd, status.st_size + 1):  # network file systems may return a part
             raw += piece
     except OSError as error:
         raise DamagedCheckpoint(f"{NAME} cannot be read: {error.strerror}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -82,6 +83,12 @@ def uncarried(tensor: torch.Tensor, name: str) -> torch.Tensor:
     return tensor.view(dtype)
 
 
+def in_order(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """A copy whose elements lie in memory as these strides say."""
+    shape, dtype, device = tensor.shape, tensor.dtype, tensor.device
+    return torch.empty_strided(shape, tuple(stride), dtype=dtype, device=device).copy_(tensor)
+
+
 def sparse_parts(tensor: torch.Tensor) -> tuple[list[Any], dict[str, torch.Tensor]]:
     """What makes up a sparse tensor: (layout, size, whether coalesced), and its parts by name."""
     layout = str(tensor.layout).removeprefix("torch.")
@@ -101,6 +108,7 @@ def sparse(described: list[Any], parts: dict[str, torch.Tensor]) -> torch.Tensor
             parts["indices"],
             parts["values"],
             size,
+            device=parts["values"].device,
             is_coalesced=is_coalesced,
             check_invariants=True,
         )
@@ -108,5 +116,11 @@ def sparse(described: list[Any], parts: dict[str, torch.Tensor]) -> torch.Tensor
         raise ValueError(f"no layout {name}")
     compressed, plain = (parts[part] for part in _COMPRESSED[layout])
     return torch.sparse_compressed_tensor(
-        compressed, plain, parts["values"], size, layout=layout, check_invariants=True
+        compressed,
+        plain,
+        parts["values"],
+        size,
+        layout=layout,
+        device=parts["values"].device,
+        check_invariants=True,
     )

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from forge.checkpoint import manifest
+from forge.checkpoint import manifest, odd_tensors
 from forge.checkpoint.codec import Outline, decode
 from forge.checkpoint.file_reading import CheckedFile
 from forge.checkpoint.manifest import Manifest
@@ -140,9 +140,7 @@ def _read(
     tensors.fill(on_devices)  # nobody uses these yet
     values |= on_devices
     for name, stride in outline.strides.items():
-        value = values[name]
-        shaped = torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device)
-        values[name] = shaped.copy_(value)
+        values[name] = odd_tensors.in_order(values[name], stride)
     values |= placed
     state = decode(tree, values)
     uses = outline.uses if offers is not None else Counter()

@@ -144,8 +144,14 @@ class Store:
 
     @staticmethod
     def check_savable(state: Any) -> None:
-        """Raise CheckpointError naming a leaf of `state` that cannot be saved."""
-        Encoder().encode(state)
+        """Raise CheckpointError naming a leaf of `state` that cannot be saved, or what is too much.
+
+        Whatever reading has a limit for is compared with it before it is written.
+        """
+        encoder = Encoder()
+        tree = encoder.encode(state)
+        check_writable_size(json.dumps(tree).encode())
+        tensorfile.Layout(encoder.tensors)
 
     @staticmethod
     def is_savable(state: Any) -> bool:

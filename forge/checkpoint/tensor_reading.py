@@ -144,7 +144,8 @@ class TensorFile:
         if not targets:
             return
         size = min(CHUNK, max(entry.size for entry, _ in targets))
-        buffer = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+        is_pinned = torch.cuda.is_available()
+        buffer = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=is_pinned)
         for entry, tensor in targets:
             flat = tensor.detach().reshape(-1).view(torch.uint8)
             for begin in range(entry.begin, entry.end, size):
@@ -169,7 +170,8 @@ def _reserve(sizes: Sequence[int]) -> list[torch.Tensor]:
 
     A block lives as long as the last of its tensors: neighbours mostly belong to one object.
     """
-    found = [torch.empty(size if size < _SMALL else 0, dtype=torch.uint8) for size in sizes]
+    small = [size if size < _SMALL else 0 for size in sizes]
+    found = [torch.empty(size, dtype=torch.uint8, device="cpu") for size in small]
     blocks: list[list[int]] = []
     room = 0
     for number, size in enumerate(sizes):

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from forge.checkpoint.checksums import Checksums
+from forge.errors import CheckpointError
 
 MAX_HEADER = 100_000_000
 """Bytes of JSON that the specification allows in front of the tensors."""
@@ -53,6 +54,8 @@ class Layout:
     Args:
         tensors: By name, of dtypes in `WRITTEN`; what they are, not their values, makes the layout.
         notes: More of the header's metadata; whoever does not know a key passes over it.
+    Raises:
+        CheckpointError: Where their names and shapes are more than would be read again.
     """
 
     def __init__(
@@ -80,6 +83,11 @@ class Layout:
         header["__metadata__"] = {**(notes or {}), **own}
         text = json.dumps(header).encode()
         text += b" " * (-(8 + len(text)) % 64)  # complex128 needs 16, other libraries like 64
+        if len(text) > MAX_HEADER:
+            raise CheckpointError(
+                f"The names and shapes of {len(tensors)} tensors are {len(text)} bytes of JSON; at"
+                f" most {MAX_HEADER} are read again. Let state_dict() return fewer, larger tensors."
+            )
         self.head = len(text).to_bytes(8, "little") + text
         """What stands before the tensors."""
         begin = len(self.head)

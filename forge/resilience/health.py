@@ -149,7 +149,7 @@ def widest(device: torch.device) -> torch.dtype:
 def mean(loss: torch.Tensor | float) -> torch.Tensor:
     """A loss as one number on its device; not finite if any element is not."""
     if not isinstance(loss, torch.Tensor):
-        return torch.tensor(float(loss), dtype=torch.float64)
+        return torch.tensor(float(loss), dtype=torch.float64, device="cpu")
     return loss.detach().to(widest(loss.device)).mean()
 
 

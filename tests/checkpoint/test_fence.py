@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +10,8 @@ import sys
 import pytest
 from harness import Job
 
-from forge.checkpoint.fence import LOCK_FILE, TOKEN_FILE
+from forge.checkpoint.fence import TOKEN_FILE
+from forge.checkpoint.locks import LOCK_FILE
 from forge.errors import CheckpointError, DirectoryInUse
 
 HOLDER = """
@@ -87,6 +89,76 @@ def test_a_killed_process_blocks_nobody(hold, open_store, commit):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert (open_store().directory / LOCK_FILE).exists()
+
+
+LEAVING = (
+    HOLDER
+    + """
+import os, subprocess
+locks = fence._locks
+if sys.argv[2] == "forked by Python":
+    child = os.fork() or time.sleep(1000)
+else:  # C code runs no hook of Python's: its child has all descriptors
+    child = subprocess.Popen(["sleep", "1000"], pass_fds=list(locks._fds.values())).pid
+print(child, flush=True)
+time.sleep(1000)
+"""
+)
+
+
+@pytest.fixture
+def leave_behind(tmp_path):
+    """Kill a process that holds the directory, but not its child."""
+    children = []
+
+    def leave(kind):
+        directory = tmp_path / "checkpoints"
+        directory.mkdir()
+        command = [sys.executable, "-c", f"import time\n{LEAVING}", str(directory), kind]
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+            assert process.stdout.readline() == b"held\n"
+            children.append(int(process.stdout.readline()))
+            process.kill()
+        os.kill(children[0], 0)
+
+    yield leave
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kind", ["forked by Python", "forked by C"])
+def test_a_child_that_outlives_its_killed_parent_blocks_nobody(kind, leave_behind, open_store):
+    """A DataLoader worker that hangs in a read; somebody's helper that was forked in C."""
+    leave_behind(kind)
+    open_store()
+
+
+def test_what_was_left_behind_on_another_host_cannot_be_told_from_its_parent(
+    leave_behind, tmp_path, open_store
+):
+    """Only there could one see who lives."""
+    leave_behind("forked by C")
+    file = tmp_path / "checkpoints" / TOKEN_FILE
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"host": "another"}))
+    with pytest.raises(DirectoryInUse, match="on another"):
+        open_store()
+
+
+def test_who_copies_its_own_checkpoints_keeps_others_out(store, commit, tmp_path):
+    """An uploader does, or whoever hashes them: POSIX locks end with any descriptor of the file."""
+    commit(store, 1)
+    shutil.copytree(store.directory, tmp_path / "copy", symlinks=True)
+    assert not has_posix_lock(store.directory)
+    second = [sys.executable, "-c", HOLDER, store.directory]
+    done = subprocess.run(second, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert f"belongs to a running job: pid {os.getpid()}" in done.stderr
+    commit(store, 2)
+    assert has_posix_lock(store.directory)
+
+
+def has_posix_lock(directory):
+    script = f"import fcntl; fcntl.lockf(open({str(directory / LOCK_FILE)!r}, 'r+'), 6)"
+    return subprocess.run([sys.executable, "-c", script], capture_output=True).returncode != 0
 
 
 def test_a_requeued_job_takes_over_from_its_zombie(hold, open_store, commit, monkeypatch):

@@ -14,6 +14,7 @@ import torch
 
 from forge.checkpoint import Store
 from forge.checkpoint.codec import MAX_DEPTH, Encoder
+from forge.checkpoint.leaves import differences
 from forge.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings(
@@ -152,6 +153,25 @@ def test_strides_come_back_also_where_a_size_of_one_hides_them(make, round_trip)
     if tensor.dim() == 4:
         assert tensor.stride() != tensor.clone(memory_format=torch.contiguous_format).stride()
         assert found.stride() == tensor.stride()
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_where_new_tensors_are_made_by_default_makes_no_difference(copy, store):
+    """A script that sets it to cuda found every checkpoint damaged; meta stands for cuda here."""
+    state = {
+        "small": torch.arange(5.0),
+        "large": torch.arange(40_000),
+        "transposed": torch.randn(3, 4).t(),
+        "complex": torch.randn(3, dtype=torch.complex128),
+        "array": numpy.arange(3),
+        **{name: SPARSE[name]().detach() for name in SPARSE},
+    }
+    with torch.device("meta"):
+        store.check_savable(state)
+        store.commit(store.snapshot(1, state, False, copy=copy))
+        found = store.newest().state
+    assert not list(differences(found, state))
+    assert {one.device.type for one in found.values() if torch.is_tensor(one)} == {"cpu"}
 
 
 def test_a_parameter_and_a_buffer_come_back_as_the_tensors_they_hold(round_trip):

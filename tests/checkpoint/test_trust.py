@@ -9,8 +9,9 @@ import shutil
 import stat
 
 import pytest
+import torch
 
-from forge.checkpoint import Manifest, manifest
+from forge.checkpoint import Manifest, manifest, tensorfile, trust
 from forge.checkpoint.checksums import Checksums, entry_of, num_chunks
 from forge.checkpoint.names import STATE, TENSORS
 from forge.checkpoint.trust import MAX_STATE_BYTES, check_writable_size, foreign
@@ -271,6 +272,45 @@ def test_what_would_not_be_read_again_is_not_written():
     """A save that is too large fails as a save, not as a resume."""
     with pytest.raises(CheckpointError, match="Let state_dict"):
         check_writable_size(_Long())
+
+
+def test_more_metrics_than_would_be_read_again_are_refused_as_they_are_written(
+    store, commit, monkeypatch
+):
+    """What was saved for days could not be read by anybody, and was never removed either."""
+    commit(store, 1)
+    store.logged = lambda: {f"sample_{i}/loss": (1, 0.5) for i in range(20_000)}
+    commit(store, 2)
+    assert store.newest().manifest.metrics["sample_9/loss"] == 0.5
+    monkeypatch.setattr(manifest, "MAX_BYTES", 1 << 20)
+    with pytest.raises(CheckpointError, match=r"20000 names were given to run\.log\. Log fewer"):
+        commit(store, 3)
+    assert [path.name for path in store.directory.glob("*step_3*")] == []
+    monkeypatch.undo()
+    assert store.newest().manifest.step == 2
+
+
+def test_a_manifest_of_forty_thousand_metrics_is_read_again(store, commit):
+    """An evaluation that logs every sample is no reason to lose the run."""
+    name = "validation/" + "a" * 200
+    store.logged = lambda: {f"{name}/{i}": (1, 0.5) for i in range(40_000)}
+    assert (commit(store, 1) / manifest.NAME).stat().st_size > 16 << 20
+    assert len(store.newest().manifest.metrics) == 40_000
+
+
+@pytest.mark.parametrize("limit", ["MAX_HEADER", "MAX_STATE_BYTES"])
+def test_more_than_would_be_read_again_is_refused_at_the_start(limit, store, monkeypatch):
+    """Not at the first save, hours later; and never at a resume."""
+    state = {"tensors": {str(i): torch.ones(()) for i in range(100)}, "text": "a" * 8000}
+    module = tensorfile if limit == "MAX_HEADER" else trust
+    store.check_savable(state)
+    monkeypatch.setattr(module, limit, 6000)
+    with pytest.raises(
+        CheckpointError, match=r"at most 6000 are (read again|kept)\. Let state_dict"
+    ):
+        store.check_savable(state)
+    with pytest.raises(CheckpointError, match="Let state_dict"):
+        store.commit(store.snapshot(1, state, False, copy=False))
 
 
 class _Long(bytes):

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from contextlib import closing
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from forge import data, rng
+from forge.checkpoint import Store
+from forge.config import CheckpointConfig
 from forge.errors import StateMismatch
 from forge.position import Position
 
@@ -272,6 +275,56 @@ def test_seeded_refuses_a_dataset_without_indices():
     """There is nothing to seed with."""
     with pytest.raises(TypeError, match="map-style dataset"):
         data.seeded(Stream(), 1)
+
+
+@pytest.mark.parametrize("kind", ["MT19937", "PCG64", "PCG64DXSM", "SFC64", "Philox"])
+def test_whatever_generator_numpy_draws_from_comes_back_to_the_bit(kind, tmp_path):
+    """`numpy.random.set_bit_generator` replaces the global one; half a word waits."""
+    numpy = pytest.importorskip("numpy")
+    before = numpy.random.get_bit_generator()
+    numpy.random.set_bit_generator(getattr(numpy.random, kind)(5))
+    try:
+        numpy.random.normal()
+        numpy.random.randint(9, dtype=numpy.uint32)
+        with closing(Store(tmp_path, CheckpointConfig())) as store:
+            store.commit(store.snapshot(1, rng.capture(), False, copy=False))
+            saved = store.newest().state
+        expected = [numpy.random.normal(), *numpy.random.randint(99, size=3), numpy.random.rand()]
+        numpy.random.rand(1000)
+        rng.restore(saved)
+        found = [numpy.random.normal(), *numpy.random.randint(99, size=3), numpy.random.rand()]
+        assert found == expected
+    finally:
+        numpy.random.set_bit_generator(before)
+
+
+def test_another_generator_of_numpy_than_was_saved_is_an_error_that_names_both():
+    """Its state would mean nothing to this one."""
+    numpy = pytest.importorskip("numpy")
+    before, state = numpy.random.get_bit_generator(), rng.capture()
+    numpy.random.set_bit_generator(numpy.random.PCG64())
+    try:
+        with pytest.raises(
+            StateMismatch, match=r"expected MT19937, found PCG64.*set_bit_generator"
+        ):
+            rng.restore(state)
+    finally:
+        numpy.random.set_bit_generator(before)
+
+
+@pytest.mark.parametrize("kind", ["xpu", "mps"])
+def test_other_devices_come_back_as_cuda_does(kind, monkeypatch):
+    """There is none here: two generators of the CPU stand for those of two devices."""
+    devices = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
+    module = getattr(torch, kind)
+    monkeypatch.setattr(module, "device_count", lambda: 2)
+    monkeypatch.setattr(module, "is_initialized", lambda: True, raising=False)
+    monkeypatch.setattr(module, "get_rng_state", lambda device: devices[device].get_state())
+    monkeypatch.setattr(module, "set_rng_state", lambda s, device: devices[device].set_state(s))
+    state = rng.capture()
+    expected = [torch.rand(3, generator=one).tolist() for one in devices]
+    rng.restore(state)
+    assert [torch.rand(3, generator=one).tolist() for one in devices] == expected
 
 
 def test_every_generator_comes_back_to_the_bit():

@@ -1,5 +1,6 @@
 """Rules that the files of the repository keep."""
 
+import ast
 import os
 import re
 from pathlib import Path
@@ -38,6 +39,27 @@ def test_no_file_names_a_place_of_one_machine_or_a_registry():
 def test_a_module_has_at_most_400_lines(module):
     """A longer one does more than one job."""
     assert len(modules()[module].read_text().splitlines()) <= 400
+
+
+DEVICELESS = re.compile(
+    r"torch\.(\w+_window|arange|asarray|as_tensor|empty\w*|eye|full|linspace|logspace|ones|rand\w*"
+    r"|range|scalar_tensor|sparse_\w+_tensor|tensor|tri[lu]_indices|zeros|Generator)"
+)
+
+
+@pytest.mark.parametrize(
+    "module", [name for name in modules() if "torch" in modules()[name].read_text()]
+)
+def test_a_tensor_is_made_on_a_device_that_is_named(module):
+    """`torch.set_default_device("cuda")` in somebody's script must not move what belongs here."""
+    calls = [n for n in ast.walk(ast.parse(modules()[module].read_text())) if type(n) is ast.Call]
+    nowhere = [
+        f"{module}:{call.lineno}"
+        for call in calls
+        if DEVICELESS.fullmatch(ast.unparse(call.func))
+        and "device" not in [keyword.arg for keyword in call.keywords]
+    ]
+    assert not nowhere
 
 
 def test_ci_runs_check_and_test_and_stops_at_the_first_failure():

@@ -42,7 +42,7 @@ WAKES_PER_SLEEP = 12
 def _as_attempt(number: int, has_lock: bool, has_pid: bool) -> None:
     os.environ["SLURM_JOB_ID"], os.environ["SLURM_RESTART_COUNT"] = "77", str(number)
     if not has_lock:
-        fcntl.lockf = lambda *args: None
+        fcntl.lockf = fcntl.flock = lambda *args: None
     if not has_pid:
         os.getpid = lambda: 7
 
