@@ -109,10 +109,10 @@ class LateSession(Session):
 
     def _versions(self) -> Any:
         """Changes whenever a registered object does; equals nothing where that cannot be told."""
-        found: list[int] = []
+        found = [parameter._version for _, parameter in self._live.parameters()]
         for one in self._live.objects.values():
             if isinstance(one, torch.nn.Module):
-                found += [t._version for t in (*one.parameters(), *one.buffers())]
+                found += [buffer._version for buffer in one.buffers()]
             elif not isinstance(one, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
                 return object()
         return found

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from forge.checkpoint.codec import UNKNOWN
+from forge import messages, module_state, optimizer_state, unregistered
+from forge.checkpoint import Store
 from forge.errors import StateMismatch
+from forge.optimizer_state import Copies
 
 _SHOWN = 8
 """Differences that one error names."""
@@ -69,31 +71,49 @@ class LiveState:
         """The registered optimizers."""
         return [one for one in self.objects.values() if isinstance(one, torch.optim.Optimizer)]
 
+    def _named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Every parameter of modules and optimizers under every name that it has."""
+        for name, one in self.objects.items():
+            if isinstance(one, torch.nn.Module):
+                yield from one.named_parameters(prefix=name, remove_duplicate=False)
+        for name, one in self.objects.items():
+            if isinstance(one, torch.optim.Optimizer):
+                for place, parameter in unregistered.placed(one):
+                    yield f"{name}.{place}", parameter
+
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Every parameter of modules and optimizers, each once, with a name for people."""
         seen: set[int] = set()
-        for name, one in self.objects.items():
-            if isinstance(one, torch.nn.Module):
-                for key, parameter in one.named_parameters(prefix=name):
-                    if id(parameter) not in seen:
-                        seen.add(id(parameter))
-                        yield key, parameter
-        for name, one in self.objects.items():
-            if isinstance(one, torch.optim.Optimizer):
-                for group, settings in enumerate(one.param_groups):
-                    for i, parameter in enumerate(settings["params"]):
-                        if id(parameter) not in seen:
-                            seen.add(id(parameter))
-                            yield f"{name}.param_groups[{group}][{i}]", parameter
+        for name, parameter in self._named():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield name, parameter
 
     def capture(self) -> dict[str, Any]:
         """Everything, gradients that are being accumulated included."""
+        states = {name: one.state_dict() for name, one in self.objects.items()}
         return {
             "kinds": {name: _kind(one) for name, one in self.objects.items()},
-            "states": {name: one.state_dict() for name, one in self.objects.items()},
+            "states": states,
+            "unregistered": unregistered.capture(self.objects, states),
             "frozen": [name for name, p in self.parameters() if not p.requires_grad],
             "grads": {name: p.grad for name, p in self.parameters() if p.grad is not None},
         }
+
+    def check_savable(self) -> None:
+        """Tell of what may be missing in a captured state.
+
+        Raises:
+            CheckpointError: Naming what cannot be saved.
+        """
+        captured = self.capture()
+        Store.check_savable(captured)
+        for sentence in unregistered.nowhere(self.objects, captured["states"]):
+            messages.warn(
+                f"{sentence}. Their values are saved with it; if they are of a module, all else of"
+                " it (averages of a BatchNorm, other buffers) begins anew at a resume: give the"
+                " module to forge.Run, too."
+            )
 
     def places(self, saved: dict[str, Any]) -> list[tuple[Any, torch.Tensor]]:
         """For leaves of a captured state, the live tensors that loading it would copy them to.
@@ -105,27 +125,27 @@ class LiveState:
         Raises:
             StateMismatch: As `load`.
         """
-        self._compare(saved)
-        return [
-            pair
-            for name, one in self.objects.items()
-            for pair in _places(one, saved["states"][name])
-        ]
+        self.check(saved)
+        found = list(unregistered.places(self.objects, saved.get("unregistered", {})))
+        for name, one in self.objects.items():
+            if isinstance(one, torch.nn.Module):
+                found += module_state.places(one, saved["states"][name])
+            elif isinstance(one, torch.optim.Optimizer):
+                found += optimizer_state.places(one, saved["states"][name])
+        return found
 
-    def _compare(self, saved: dict[str, Any]) -> None:
-        differences = list(self._differences(saved))
-        if differences:
-            more = len(differences) - _SHOWN
-            lines = differences[:_SHOWN] + ([f"… and {more} more"] if more > 0 else [])
-            raise StateMismatch(
-                "The checkpoint does not fit the objects given to forge.Run:"
-                + "".join(f"\n  - {line}" for line in lines)
-                + "\nBuild them as they were when this was saved (with what the loop had added to"
-                " them by then), or start a new directory."
-            )
+    def check(self, saved: dict[str, Any]) -> None:
+        """Compare a captured state with the objects, as far as that can be told beforehand.
+
+        Raises:
+            StateMismatch: Naming each leaf, what was expected and what was found.
+        """
+        _refuse(self._differences(saved))
 
     def load(self, saved: dict[str, Any], owned: Collection[int] = frozenset()) -> None:
         """Put a captured state back; compares first, so that a misfit changes nothing.
+
+        What a module loads in a way of its own is compared afterwards.
 
         Args:
             owned: The `id` of tensors that may become part of the live objects; of all others
@@ -133,24 +153,57 @@ class LiveState:
         Raises:
             StateMismatch: Naming each leaf, what was expected and what was found.
         """
-        self._compare(saved)
-        for name, one in self.objects.items():
-            try:
-                one.load_state_dict(saved["states"][name])
-            except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
-                raise StateMismatch(
-                    f"{name}: {_kind(one)}.load_state_dict failed: {error}"
-                ) from error
+        self.check(saved)
+        copies = Copies(owned, self._known(saved))
+        for name in self.objects:
+            self.put(name, saved["states"][name], copies)
+        if "unregistered" in saved:
+            unregistered.load(self.objects, saved["unregistered"])
+        else:
+            states = {name: one.state_dict() for name, one in self.objects.items()}
+            for sentence in unregistered.nowhere(self.objects, states):
+                messages.warn(
+                    f"{sentence}. This checkpoint is of an older forge, which did not save them:"
+                    " they begin anew."
+                )
+        self._load_gradients(saved, copies)
+        _refuse(self._late_differences(saved))
+
+    def put(self, name: str, state: dict[str, Any], copies: Copies) -> None:
+        """Put one object's state back.
+
+        Raises:
+            StateMismatch: Where the object itself refuses it.
+        """
+        one = self.objects[name]
+        try:
             if isinstance(one, torch.optim.Optimizer):
-                _make_exact(one, saved["states"][name], owned)
-        frozen = set(saved["frozen"])
-        for name, parameter in self.parameters():
-            parameter.requires_grad_(name not in frozen)
-            gradient = saved["grads"].get(name)
-            if gradient is not None:
-                is_owned = id(gradient) in owned
-                gradient = gradient.to(parameter.device, copy=not is_owned)
-            parameter.grad = gradient
+                optimizer_state.load(one, state, copies)
+            else:
+                one.load_state_dict(state)
+        except Exception as error:  # it may be the user's own
+            raise StateMismatch(f"{name}: {_kind(one)}.load_state_dict failed: {error}") from error
+
+    def _known(self, saved: dict[str, Any]) -> dict[int, torch.Tensor]:
+        """Leaves of modules and the tensors they go to: an optimizer may refer to them as well."""
+        return {
+            id(leaf): live
+            for name, one in self.objects.items()
+            if isinstance(one, torch.nn.Module)
+            for leaf, live in module_state.places(one, saved["states"][name])
+        }
+
+    def _load_gradients(self, saved: dict[str, Any], copies: Copies) -> None:
+        frozen, gradients = set(saved["frozen"]), dict(saved["grads"])
+        names: dict[torch.nn.Parameter, list[str]] = {}
+        for name, parameter in self._named():
+            names.setdefault(parameter, []).append(name)
+        for parameter, known_as in names.items():
+            # Which of several names it was saved under depends on the order of the objects.
+            parameter.requires_grad_(frozen.isdisjoint(known_as))
+            found = [gradients.pop(name) for name in known_as if name in gradients]
+            parameter.grad = copies.of(found[0], parameter.device) if found else None
+        _refuse(f"{name}: expected no such parameter, found its gradient" for name in gradients)
 
     def _differences(self, saved: dict[str, Any]) -> Iterator[str]:
         for name in sorted(self.objects.keys() | saved["states"].keys()):
@@ -160,113 +213,44 @@ class LiveState:
                 yield f"{name}: expected an object of this name, found none given to forge.Run"
             else:
                 yield from self._object_differences(name, self.objects[name], saved)
+        if "unregistered" in saved and self.objects.keys() == saved["states"].keys():
+            yield from unregistered.differences(self.objects, saved)
 
     def _object_differences(self, name: str, one: Stateful, saved: dict[str, Any]) -> Iterator[str]:
         state = saved["states"][name]
+        found = _of_main(saved["kinds"].get(name, _kind(one)))
         if isinstance(one, torch.nn.Module):
-            yield from _module_differences(name, one.state_dict(), state)
-        elif saved["kinds"][name] != _kind(one):
-            yield f"{name}: expected a {_kind(one)}, found the state of a {saved['kinds'][name]}"
+            own = module_state.own_ways(one)
+            yield from module_state.differences(name, one.state_dict(), state, own)
+        elif found != _kind(one):
+            yield f"{name}: expected a {_kind(one)}, found the state of a {found}"
         elif isinstance(one, torch.optim.Optimizer):
-            yield from _optimizer_differences(name, one, state)
+            yield from optimizer_state.differences(name, one, state)
+
+    def _late_differences(self, saved: dict[str, Any]) -> Iterator[str]:
+        """Those of modules that load in a way of their own: they were left to it so far."""
+        for name, one in self.objects.items():
+            if isinstance(one, torch.nn.Module) and module_state.own_ways(one):
+                yield from module_state.differences(name, one.state_dict(), saved["states"][name])
+
+
+def _refuse(differences: Iterable[str]) -> None:
+    found = list(differences)
+    if found:
+        more = len(found) - _SHOWN
+        lines = found[:_SHOWN] + ([f"… and {more} more"] if more > 0 else [])
+        raise StateMismatch(
+            "The checkpoint does not fit the objects given to forge.Run:"
+            + "".join(f"\n  - {line}" for line in lines)
+            + "\nBuild them as they were when this was saved (with what the loop had added to"
+            " them by then), or start a new directory."
+        )
 
 
 def _kind(one: object) -> str:
-    return f"{type(one).__module__}.{type(one).__qualname__}"
+    return _of_main(f"{type(one).__module__}.{type(one).__qualname__}")
 
 
-def _describe(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    return f"a {type(value).__name__}"
-
-
-def _places(one: Stateful, saved: Any) -> Iterator[tuple[Any, Any]]:
-    """Leaves of what was saved, and what is live in their places."""
-    if isinstance(one, torch.nn.Module) and _loads_as(one, torch.nn.Module):
-        for prefix, module in one.named_modules(remove_duplicate=False):
-            if type(module)._load_from_state_dict is torch.nn.Module._load_from_state_dict:
-                for name, live in (*module._parameters.items(), *module._buffers.items()):
-                    key = f"{prefix}.{name}" if prefix else name
-                    if live is not None and key in saved:
-                        yield saved[key], live.detach()
-    elif isinstance(one, torch.optim.Optimizer) and _loads_as(one, torch.optim.Optimizer):
-        for parameter, number in _numbered(one, saved):
-            live_state = one.state.get(parameter, {})
-            for key, value in saved["state"].get(number, {}).items():
-                if isinstance(live_state.get(key), torch.Tensor):
-                    yield value, live_state[key]
-
-
-def _loads_as(one: Any, kind: Any) -> bool:
-    return type(one).load_state_dict is kind.load_state_dict and "load_state_dict" not in vars(one)
-
-
-def _numbered(
-    optimizer: torch.optim.Optimizer, saved: dict[str, Any]
-) -> Iterator[tuple[torch.Tensor, Any]]:
-    """An optimizer's parameters, and their numbers in its saved state."""
-    for live, old in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-        yield from zip(live["params"], old["params"], strict=True)
-
-
-def _module_differences(name: str, live: dict[str, Any], saved: dict[str, Any]) -> Iterator[str]:
-    for key in [*live, *(k for k in saved if k not in live)]:
-        leaf = f"{name}.{key}"
-        if key not in saved:
-            yield f"{leaf}: expected {_describe(live[key])}, found nothing in the checkpoint"
-        elif key not in live:
-            yield f"{leaf}: expected nothing, found {_describe(saved[key])} in the checkpoint"
-        elif saved[key] is not UNKNOWN and _describe(live[key]) != _describe(saved[key]):
-            yield f"{leaf}: expected {_describe(live[key])}, found {_describe(saved[key])}"
-
-
-def _optimizer_differences(
-    name: str, live: torch.optim.Optimizer, saved: dict[str, Any]
-) -> Iterator[str]:
-    groups, saved_groups = live.param_groups, saved["param_groups"]
-    if len(groups) != len(saved_groups):
-        yield f"{name}.param_groups: expected {len(groups)} groups, found {len(saved_groups)}"
-        return
-    for i, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
-        expected, found = len(group["params"]), len(saved_group["params"])
-        if expected != found:
-            yield f"{name}.param_groups[{i}]: expected {expected} parameters, found {found}"
-            continue
-        total = sum(parameter.numel() for parameter in group["params"])
-        for parameter, number in zip(group["params"], saved_group["params"], strict=True):
-            # Averages of a parameter have its shape; counters have not, nor do all factors, or
-            # what LBFGS keeps for all parameters at once. It misfits where nothing fits.
-            averages = {
-                key: value
-                for key, value in saved["state"].get(number, {}).items()
-                if isinstance(value, torch.Tensor) and value.dim() == parameter.dim() > 0
-            }
-            if averages and not any(_fits(v, parameter, total) for v in averages.values()):
-                key, value = next(iter(averages.items()))
-                yield (
-                    f"{name}.state[{number}].{key}: expected {list(parameter.shape)},"
-                    f" found {list(value.shape)}"
-                )
-
-
-def _fits(value: torch.Tensor, parameter: torch.Tensor, total: int) -> bool:
-    sizes = zip(value.shape, parameter.shape, strict=True)
-    return all(found in (1, size) for found, size in sizes) or list(value.shape) == [total]
-
-
-def _make_exact(
-    optimizer: torch.optim.Optimizer, saved: dict[str, Any], owned: Collection[int]
-) -> None:
-    """Undo what `Optimizer.load_state_dict` does to state: it casts to the parameter's dtype.
-
-    It also keeps the loaded tensors themselves, which are good for that only if `owned`.
-    """
-    for parameter, number in _numbered(optimizer, saved):
-        live_state = optimizer.state.get(parameter, {})
-        for key, value in saved["state"].get(number, {}).items():
-            live = live_state.get(key)
-            are_tensors = isinstance(live, torch.Tensor) and isinstance(value, torch.Tensor)
-            if are_tensors and live.shape == value.shape:
-                dtype = live.dtype if key == "step" else value.dtype
-                live_state[key] = value.to(live.device, dtype, copy=id(value) not in owned)
+def _of_main(kind: str) -> str:
+    """The script is `__main__` where it is started, and `__mp_main__` in a job of a sweep."""
+    return f"__main__.{kind[12:]}" if kind.startswith("__mp_main__.") else kind

@@ -39,7 +39,8 @@ class Marker:
         self._updater = updater
         objects = live.objects.values()
         modules = [one for one in objects if isinstance(one, torch.nn.Module)]
-        self._tensors = [t for m in modules for t in [*m.parameters(), *m.buffers()]]
+        buffers = (buffer for one in modules for buffer in one.buffers())
+        self._tensors = [*(parameter for _, parameter in live.parameters()), *buffers]
         # Version counters do not see writes through `.data`: a few numbers of each tensor do.
         self._samples = [
             t.detach().view(-1)[:8]

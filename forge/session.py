@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 from forge import job_dir, messages, rng, startup, stopping
 from forge.calls import Calls
-from forge.checkpoint import Store
 from forge.config import NanAction, Policy
 from forge.errors import CheckpointError, DirectoryInUse, Exit, ExitCode
 from forge.holdings import Holdings
@@ -61,7 +60,7 @@ class Session:
     def open(self) -> None:
         """Claim, check, resume."""
         # What cannot be saved is named now, not at a first save hours later.
-        Store.check_savable(self._live.capture())
+        self._live.check_savable()
         job, checkpoint_dir = job_dir.current(self._policy.checkpoint.dir)
         self._was_installed = stopping.is_installed()
         with startup.exits():

@@ -210,6 +210,153 @@ def test_tied_parameters_and_generators_are_taken_once():
     assert torch.equal(torch.rand(3, generator=generator), expected)
 
 
+def test_accumulated_gradients_of_shared_parameters_know_them_by_any_name():
+    """Which name comes first depends on the order of the arguments, which means nothing."""
+    one = nn.Linear(2, 1)
+    two = nn.Sequential(one)
+    one.weight.grad = torch.tensor([[1.0, 2.0]])
+    one.bias.requires_grad_(False)
+    saved = copy.deepcopy(LiveState({"a": one, "b": two}).capture())
+    one.weight.grad = None
+    one.bias.requires_grad_(True)
+    LiveState({"b": two, "a": one}).load(saved)
+    assert one.weight.grad.tolist() == [[1, 2]]
+    assert not one.bias.requires_grad
+
+
+def test_a_gradient_that_belongs_to_nothing_is_named():
+    """It was accumulated for something."""
+    layer = nn.Linear(2, 1)
+    live = LiveState({"layer": layer})
+    saved = live.capture()
+    saved["grads"] = {"layer.other": torch.ones(1)}
+    with pytest.raises(StateMismatch, match=r"layer\.other: .* found its gradient"):
+        live.load(saved)
+
+
+class Grows(nn.Linear):
+    """Has state that gets longer as it trains."""
+
+    def __init__(self):
+        super().__init__(1, 1)
+        self.seen = []
+
+    def get_extra_state(self):
+        return torch.tensor(self.seen)
+
+    def set_extra_state(self, state):
+        self.seen = state.tolist()
+
+
+class Appears(Grows):
+    """Has none before the first step."""
+
+    def get_extra_state(self):
+        return {"seen": self.seen} if self.seen else None
+
+    def set_extra_state(self, state):
+        self.seen = state["seen"] if state else []
+
+
+class Resizes(nn.Module):
+    """As the observers of torch.ao do: a buffer is as long as there are channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(0))
+
+    def _load_from_state_dict(self, state, prefix, *rest):
+        self.seen.resize_(state[f"{prefix}seen"].shape)
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+class ResizesAll(nn.Linear):
+    def __init__(self):
+        super().__init__(1, 1)
+        self.register_buffer("seen", torch.zeros(0))
+
+    def load_state_dict(self, state, strict=True):
+        self.seen.resize_(state["seen"].shape)
+        super().load_state_dict(state, strict)
+
+
+def quantized():
+    """Fake quantization by channel, which torch's own classes load."""
+    quantization = torch.ao.quantization
+    layer = nn.Linear(2, 3)
+    layer.qconfig = quantization.get_default_qat_qconfig("x86")
+    return quantization.prepare_qat(nn.Sequential(layer).train())
+
+
+def use(module):
+    if "seen" in dict(module.named_buffers()):
+        module.seen.resize_(2).copy_(torch.tensor([1.0, 2.0]))
+    elif hasattr(module, "seen"):
+        module.seen = [1.0, 2.0]
+    else:
+        module(torch.ones(1, 2))
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+@pytest.mark.filterwarnings("ignore:Please use quant_min")
+@pytest.mark.parametrize("kind", [Grows, Appears, Resizes, ResizesAll, quantized])
+def test_a_module_that_loads_what_a_new_one_has_not_is_left_to_it(kind):
+    """It has grown while it trained; `load_state_dict` takes it, so a resume has to."""
+    old, new = kind(), kind()
+    use(old)
+    saved = copy.deepcopy(LiveState({"m": old}).capture())
+    live = LiveState({"m": nn.ModuleDict({"inner": new})})
+    saved["states"]["m"] = {f"inner.{k}": v for k, v in saved["states"]["m"].items()}
+    if kind is ResizesAll:  # torch asks only the outermost one for this
+        live = LiveState({"m": new})
+        saved["states"]["m"] = {k[6:]: v for k, v in saved["states"]["m"].items()}
+    live.load(saved)
+    assert str(new.state_dict()) == str(old.state_dict())
+
+
+class TakesAll(nn.Linear):
+    def load_state_dict(self, state):
+        super().load_state_dict(state, strict=False)
+
+
+def test_what_a_module_left_out_as_it_loaded_is_named_all_the_same():
+    """Left to itself beforehand, compared afterwards: no silent fresh start."""
+    saved = LiveState({"m": model(2, 3, 1)[1]}).capture()
+    saved["states"]["m"]["scale"] = torch.ones(1)
+    with pytest.raises(StateMismatch, match=r"m\.scale: expected nothing, found float32\[1\]"):
+        LiveState({"m": TakesAll(3, 1)}).load(saved)
+
+
+class Average:
+    def __init__(self):
+        self.value = 0
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+@pytest.mark.parametrize("first", ["__main__", "__mp_main__"])
+def test_a_class_of_the_script_is_one_in_a_sweep_and_alone(first, monkeypatch):
+    """A job of a sweep imports the script as multiprocessing does; its resume.sh starts it."""
+    second = {"__main__": "__mp_main__", "__mp_main__": "__main__"}[first]
+    monkeypatch.setattr(Average, "__module__", first)
+    average = Average()
+    average.value = 3
+    saved = LiveState({"a": average}).capture()
+    assert saved["kinds"] == {"a": "__main__.Average"}
+    saved["kinds"]["a"] = f"{first}.Average"  # as checkpoints were written at first
+    monkeypatch.setattr(Average, "__module__", second)
+    average.value = 0
+    LiveState({"a": average}).load(saved)
+    assert average.value == 3
+    saved["kinds"]["a"] = "other.Average"
+    with pytest.raises(StateMismatch, match=r"expected a __main__\.Average, found .* other\.Av"):
+        LiveState({"a": average}).load(saved)
+
+
 class OnlySaves:
     def state_dict(self):
         return {}

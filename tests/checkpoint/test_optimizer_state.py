@@ -1,0 +1,220 @@
+"""An optimizer's state comes back as it was, in whatever it is kept."""
+
+import collections
+import copy
+
+import numpy as np
+import pytest
+import torch
+from placed import resume, save
+from torch import nn
+
+from forge.live_state import LiveState
+
+Pair = collections.namedtuple("Pair", ["first", "second"])
+
+
+class Keeps(torch.optim.Optimizer):
+    """Its state is what it is given."""
+
+    def __init__(self, parameters, state=None):
+        super().__init__(parameters, {})
+        for parameter in self.param_groups[0]["params"] if state is not None else ():
+            self.state[parameter] = state
+
+    def step(self):
+        """Nothing."""
+
+
+def third(*shape, dtype=torch.float32):
+    return torch.full(shape, 1 / 3, dtype=dtype)
+
+
+STATES = {
+    "list": lambda: {"a": [third(2), third(2, dtype=torch.float64)]},
+    "dict": lambda: {"a": {"left": third(2, 2), "deep": {"right": [third(1)]}}},
+    "tuple": lambda: {"a": (third(2), (third(1), 3))},
+    "integers": lambda: {"a": [torch.tensor([300, 1])], "b": {"n": torch.tensor(7)}},
+    "namedtuple": lambda: {"a": Pair(third(2), [third(1)])},
+    "ordered": lambda: {"a": collections.OrderedDict(b=third(2), a=third(1))},
+    "text": lambda: {"a": "fast", "b": ["slow", None], "c": b"raw"},
+    "array": lambda: {"a": np.array([1.5, 2.5])},
+    "set": lambda: {"a": {1, 2}, "b": {"x"}},
+    "tensor": lambda: third(2, 2),
+    "step": lambda: {"step": torch.tensor(3.0, dtype=torch.float64), "average": third(2, 2)},
+}
+
+
+@pytest.mark.parametrize("case", STATES)
+@pytest.mark.parametrize("is_new", [True, False])
+def test_state_in_containers_keeps_its_bits(case, is_new, store):
+    """Factors of float32 for parameters in bfloat16 would come back with a third of their bits."""
+    old, new = (nn.Linear(2, 2, bias=False, dtype=torch.bfloat16) for _ in range(2))
+    live = LiveState({"m": old, "o": Keeps(old.parameters(), STATES[case]())})
+    save(store, live)
+    state = None if is_new else torch.utils._pytree.tree_map(no_value, STATES[case]())
+    again = LiveState({"m": new, "o": Keeps(new.parameters(), state)})
+    resume(store, again)
+    assert str(again.capture()) == str(live.capture())
+    found, wanted = (next(iter(one.objects["o"].state.values())) for one in (again, live))
+    assert types(found) == types(wanted)
+
+
+def no_value(leaf):
+    return torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def types(value):
+    if isinstance(value, dict):
+        return type(value), {key: types(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value), [types(one) for one in value]
+    return type(value)
+
+
+def mixed():
+    torch.manual_seed(0)
+    dtypes = (torch.float32, torch.float64)
+    return nn.ParameterList([nn.Parameter(torch.randn(3, dtype=dtype)) for dtype in dtypes])
+
+
+def test_lbfgs_over_parameters_of_two_dtypes_goes_on(store):
+    """It keeps all of its lists with the first parameter, which has float32 here."""
+
+    def train(module, optimizer, num_steps):
+        def closure():
+            optimizer.zero_grad()
+            loss = sum(((p.double() - 1) ** 4).sum() for p in module)
+            loss.backward()
+            return loss
+
+        for _ in range(num_steps):
+            optimizer.step(closure)
+        optimizer.zero_grad()
+
+    old, new = mixed(), mixed()
+    optimizers = [torch.optim.LBFGS(one.parameters(), max_iter=3) for one in (old, new)]
+    train(old, optimizers[0], 3)
+    save(store, LiveState({"m": old, "o": optimizers[0]}))
+    resume(store, LiveState({"m": new, "o": optimizers[1]}))
+    for module, optimizer in zip((old, new), optimizers, strict=True):
+        train(module, optimizer, 1)
+    assert all(torch.equal(a, b) for a, b in zip(old, new, strict=True))
+
+
+@pytest.mark.parametrize("way", ["read in place", "put back twice"])
+def test_what_parameters_share_is_one_tensor_again(way, store):
+    """A counter for all of them would count for one."""
+    old, new = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer = Keeps(new.parameters())
+    live = LiveState({"m": old, "o": Keeps(old.parameters(), {"count": torch.zeros(1)})})
+    again = LiveState({"m": new, "o": optimizer})
+    save(store, live)
+    if way == "read in place":
+        resume(store, again)
+    else:
+        saved = store.newest().state["live"]
+        again.load(saved)
+        again.load(saved)
+    one, two = (state["count"] for state in optimizer.state.values())
+    one += 1
+    assert two.tolist() == [1]
+
+
+def test_state_that_is_the_parameter_itself_is_so_again(store):
+    """As masters in float32 are, for parameters that are in float32 anyway."""
+    old, new = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer = Keeps(old.parameters())
+    optimizer.state[old.weight]["master"] = old.weight.detach()
+    save(store, LiveState({"m": old, "o": optimizer}))
+    again = Keeps(new.parameters())
+    resume(store, LiveState({"m": new, "o": again}))
+    again.state[new.weight]["master"].fill_(5.0)
+    assert new.weight.tolist() == [[5, 5], [5, 5]]
+
+
+def test_the_step_of_a_capturable_optimizer_keeps_its_dtype():
+    """Under a default dtype of float64 it is counted in that; loading makes it float32."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
+        old, new = (torch.optim.Adam(one.parameters()) for one in layers)
+        layers[0](torch.ones(2)).sum().backward()
+        old.step()
+        old.zero_grad()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    # As on a GPU: it cannot be stepped on a CPU.
+    old.param_groups[0]["capturable"] = new.param_groups[0]["capturable"] = True
+    LiveState({"o": new}).load(LiveState({"o": old}).capture())
+    assert {state["step"].dtype for state in new.state.values()} == {torch.float64}
+
+
+def test_the_users_hooks_see_the_exact_state_and_have_the_last_word(store):
+    """A hook that renames or adds something is not undone."""
+    old, new = (nn.Linear(2, 2, bias=False, dtype=torch.bfloat16) for _ in range(2))
+    save(store, LiveState({"o": Keeps(old.parameters(), {"old": [third(2)]})}))
+    optimizer, seen = Keeps(new.parameters()), []
+
+    def rename(_, state):
+        return state | {"state": {0: {"new": state["state"][0]["old"]}}}
+
+    def look(one):
+        (state,) = one.state.values()
+        seen.append(state["new"][0].clone())
+        state["more"] = "kept"
+
+    optimizer.register_load_state_dict_pre_hook(rename)
+    optimizer.register_load_state_dict_post_hook(look)
+    resume(store, LiveState({"o": optimizer}))
+    assert torch.equal(seen[0], third(2))
+    assert str(optimizer.state[new.weight]) == str({"new": seen, "more": "kept"})
+    assert len(optimizer._optimizer_load_state_dict_pre_hooks) == 1, "ours are gone"
+
+
+def test_state_of_no_parameter_is_a_copy():
+    """What belongs to the optimizer as a whole is loaded as it is by torch."""
+    layer = nn.Linear(2, 2)
+    optimizer = Keeps(layer.parameters())
+    optimizer.state["all"] = {"count": torch.zeros(1)}
+    live = LiveState({"o": optimizer})
+    saved = copy.deepcopy(live.capture())
+    live.load(saved)
+    optimizer.state["all"]["count"] += 1
+    assert saved["states"]["o"]["state"]["all"]["count"].tolist() == [0]
+
+
+class Two(torch.optim.Optimizer):
+    """Wraps others, and saves them in a layout of its own."""
+
+    def __init__(self, *inner):
+        self.inner = inner
+
+    @property
+    def param_groups(self):
+        return [group for one in self.inner for group in one.param_groups]
+
+    @property
+    def state(self):
+        return {key: value for one in self.inner for key, value in one.state.items()}
+
+    def state_dict(self):
+        return {"inner": [one.state_dict() for one in self.inner]}
+
+    def load_state_dict(self, state):
+        for one, saved in zip(self.inner, state["inner"], strict=True):
+            one.load_state_dict(saved)
+
+
+def test_an_optimizer_that_wraps_others_is_left_to_itself(store):
+    """It need not have what torch's own state looks like."""
+    layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    old, new = (
+        Two(torch.optim.Adam([one.weight]), torch.optim.SGD([one.bias], lr=1.0)) for one in layers
+    )
+    layers[0](torch.ones(2)).sum().backward()
+    old.inner[0].step()
+    layers[0].zero_grad()
+    save(store, LiveState({"m": layers[0], "o": old}))
+    resume(store, LiveState({"m": layers[1], "o": new}))
+    assert str(new.state_dict()) == str(old.state_dict())

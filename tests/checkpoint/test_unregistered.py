@@ -1,0 +1,144 @@
+"""What an optimizer trains comes back, whether or not anybody registered it."""
+
+import copy
+
+import pytest
+import torch
+from placed import resume, save
+from torch import nn
+
+import forge
+from forge.errors import StateMismatch
+from forge.live_state import LiveState
+
+
+class Stop(Exception):
+    """Ends a run as a crash does."""
+
+
+def train(directory, stop=None):
+    """A run that forgets its head."""
+    torch.manual_seed(0)
+    model, head = nn.Linear(2, 2), nn.Linear(2, 1)
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1, momentum=0.9)
+    policy = {"health": {"checks": []}, "checkpoint": {"dir": str(directory), "every_steps": 1}}
+    with forge.Run(policy, model=model, optimizer=optimizer) as run:
+        for step in run.steps(4):
+            if step == stop:
+                raise Stop
+            loss = (head(model(torch.randn(4, 2))) - 1).square().mean()
+            loss.backward()
+            run.update(loss, optimizer)
+    return [*model.parameters(), *head.parameters()]
+
+
+def test_a_forgotten_module_goes_on_where_it_was_and_is_told_of(tmp_path, caplog):
+    """Momentum of a trained head on the weights of a new one, without a word, cost a run."""
+    expected = train(tmp_path / "undisturbed")
+    with pytest.raises(Stop):
+        train(tmp_path / "job", stop=2)
+    found = train(tmp_path / "job")
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    sentence = "optimizer trains parameters that nothing else given to forge.Run holds"
+    assert caplog.text.count(f"{sentence} (param_groups[0][2], param_groups[0][3])") == 3
+
+
+class Holder:
+    """Holds a module, but is none."""
+
+    def __init__(self, module):
+        self.module = module
+
+    def state_dict(self):
+        return {"net": [self.module.state_dict()]}
+
+    def load_state_dict(self, state):
+        self.module.load_state_dict(state["net"][0])
+
+
+class Dropping(nn.Linear):
+    """Leaves its bias out of its state."""
+
+    def state_dict(self, *args, **kwargs):
+        found = super().state_dict(*args, **kwargs)
+        del found["bias"]
+        return found
+
+    def load_state_dict(self, state, strict=False):
+        super().load_state_dict(state, strict)
+
+
+def sgd(*modules):
+    return torch.optim.SGD([p for one in modules for p in one.parameters()], lr=1.0)
+
+
+def bare(layer):
+    return {"o": torch.optim.SGD([layer.weight, layer.bias])}
+
+
+def frozen(layer):
+    layer.bias.requires_grad_(False)
+    return {"m": layer, "o": sgd(layer)}
+
+
+CASES = {
+    "bare": (nn.Linear, bare, 2, True),
+    "beside": (nn.Linear, lambda one: {"m": nn.Linear(1, 1), "o": sgd(one)}, 2, True),
+    "registered": (nn.Linear, lambda one: {"m": one, "o": sgd(one)}, 0, False),
+    "registered later": (nn.Linear, lambda one: {"o": sgd(one), "m": one}, 0, False),
+    "in another": (nn.Linear, lambda one: {"m": nn.Sequential(one), "o": sgd(one)}, 0, False),
+    "held": (nn.Linear, lambda one: {"h": Holder(one), "o": sgd(one)}, 2, False),
+    "dropped": (Dropping, lambda one: {"m": one, "o": sgd(one)}, 1, False),
+    "dropped, and not trained": (Dropping, frozen, 0, False),
+    "only its average": (
+        nn.Linear,
+        lambda one: {"m": torch.optim.swa_utils.AveragedModel(one), "o": sgd(one)},
+        2,
+        True,
+    ),
+    "two optimizers": (nn.Linear, lambda one: {"a": sgd(one), "b": sgd(one)}, 4, True),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_parameter_that_is_trained_comes_back_once(case, store, caplog):
+    """Where it is in a module's state it is saved there only; who holds it all hears nothing."""
+    kind, build, count, is_told = CASES[case]
+    layers = [kind(3, 2), kind(3, 2)]
+    live, again = (LiveState(build(one)) for one in layers)
+    captured = live.capture()
+    assert sum(map(len, captured["unregistered"].values())) == count
+    live.check_savable()
+    assert ("holds" in caplog.text) == is_told
+    path = save(store, live)
+    resume(store, again)
+    for (key, one), two in zip(layers[0].named_parameters(), layers[1].parameters(), strict=True):
+        is_lost = case == "dropped, and not trained" and key == "bias"
+        assert torch.equal(one, two) != is_lost
+    if case == "held":
+        assert (path / "tensors_rank00000.safetensors").read_bytes().count(b"dtype") == 2
+
+
+def test_what_does_not_fit_is_named_and_changes_nothing():
+    """By its place in the optimizer: it has no other name."""
+    old, new = nn.Parameter(torch.ones(3)), nn.Parameter(torch.zeros(2))
+    saved = LiveState({"o": torch.optim.SGD([old])}).capture()
+    live = LiveState({"o": torch.optim.SGD([new])})
+    with pytest.raises(
+        StateMismatch, match=r"o\.param_groups\[0\]\[0\]: expected float32\[2\], found float32\[3\]"
+    ):
+        live.load(saved)
+    saved["unregistered"] = {}
+    with pytest.raises(StateMismatch, match=r"o\.param_groups\[0\]\[0\]: expected the value of"):
+        live.load(saved)
+    assert new.tolist() == [0, 0]
+
+
+def test_a_checkpoint_without_them_is_loaded_and_told_of(caplog):
+    """forge did not save them at first."""
+    parameter = nn.Parameter(torch.ones(3))
+    live = LiveState({"o": torch.optim.SGD([parameter])})
+    saved = copy.deepcopy(live.capture())
+    del saved["unregistered"]
+    live.load(saved)
+    assert "is of an older forge, which did not save them" in caplog.text
