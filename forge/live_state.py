@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from forge import expanded
 from forge.checkpoint.codec import UNKNOWN
 from forge.errors import StateMismatch
 
@@ -136,7 +137,8 @@ class LiveState:
         self._compare(saved)
         for name, one in self.objects.items():
             try:
-                one.load_state_dict(saved["states"][name])
+                with expanded.set_aside(one):
+                    one.load_state_dict(saved["states"][name])
             except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
                 raise StateMismatch(
                     f"{name}: {_kind(one)}.load_state_dict failed: {error}"
