@@ -10,6 +10,7 @@ import torch
 from forge import expanded
 from forge.checkpoint.codec import UNKNOWN
 from forge.errors import StateMismatch
+from forge.unsaved import Unsaved
 
 _SHOWN = 8
 """Differences that one error names."""
@@ -60,6 +61,7 @@ class LiveState:
                     " the optimizer, …), or give it these two methods."
                 )
             self.objects[name] = one
+        self._unsaved = Unsaved(self.objects)
 
     def holds(self, one: object) -> bool:
         """Whether this very object is registered."""
@@ -89,6 +91,7 @@ class LiveState:
 
     def capture(self) -> dict[str, Any]:
         """Everything, gradients that are being accumulated included."""
+        self._unsaved.look()
         return {
             "kinds": {name: _kind(one) for name, one in self.objects.items()},
             "states": {name: one.state_dict() for name, one in self.objects.items()},
