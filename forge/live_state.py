@@ -7,10 +7,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from forge import messages, module_state, optimizer_state, unregistered
+from forge import expanded, messages, module_state, optimizer_state, unregistered
 from forge.checkpoint import Store
 from forge.errors import StateMismatch
 from forge.optimizer_state import Copies
+from forge.unsaved import Unsaved
 
 _SHOWN = 8
 """Differences that one error names."""
@@ -61,6 +62,7 @@ class LiveState:
                     " the optimizer, …), or give it these two methods."
                 )
             self.objects[name] = one
+        self._unsaved = Unsaved(self.objects)
 
     def holds(self, one: object) -> bool:
         """Whether this very object is registered."""
@@ -91,6 +93,7 @@ class LiveState:
 
     def capture(self) -> dict[str, Any]:
         """Everything, gradients that are being accumulated included."""
+        self._unsaved.look()
         states = {name: one.state_dict() for name, one in self.objects.items()}
         return {
             "kinds": {name: _kind(one) for name, one in self.objects.items()},
@@ -180,7 +183,8 @@ class LiveState:
             if isinstance(one, torch.optim.Optimizer):
                 optimizer_state.load(one, state, copies)
             else:
-                one.load_state_dict(state)
+                with expanded.set_aside(one):
+                    one.load_state_dict(state)
         except Exception as error:  # it may be the user's own
             raise StateMismatch(f"{name}: {_kind(one)}.load_state_dict failed: {error}") from error
 

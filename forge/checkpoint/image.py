@@ -77,8 +77,10 @@ class Image:
                 sources = [tensors[name].detach() for name in names]
                 if device.type == "cuda":
                     self._copy_beside(device, views, sources)
-                else:
+                elif device.type == "cpu":
                     _copy(views, sources)
+                else:
+                    torch._foreach_copy_(views, sources)
 
     def _copy_beside(
         self, device: torch.device, views: list[torch.Tensor], sources: list[torch.Tensor]

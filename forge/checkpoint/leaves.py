@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from forge.checkpoint import odd_tensors
+from forge.checkpoint.named import NotImported
 
 _FEW = 8
 """Plain values that a list shows one by one."""
@@ -42,18 +44,49 @@ class Leaf:
 
 def leaves(value: Any, path: str = "") -> Iterator[Leaf]:
     """Every leaf below `value`, in its order."""
-    if isinstance(value, Mapping) and value:
-        for key, one in value.items():
-            yield from leaves(one, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, (list, tuple)) and value and not _is_row(value):
-        for i, one in enumerate(value):
-            yield from leaves(one, f"{path}[{i}]")
-    else:
+    parts = _parts_of(value)
+    for part, one in (parts or {}).values():
+        yield from leaves(one, path + part if path else part.removeprefix("."))
+    if not parts:
         yield Leaf(path, value)
+
+
+def _parts_of(value: Any) -> dict[Any, tuple[str, Any]] | None:
+    """What a container holds: by what is the same in another one, its path and the value.
+
+    None for what is none, and for a row of plain values.
+    """
+    if isinstance(value, NotImported) and isinstance(value.value, tuple):
+        value = value.value
+    if isinstance(value, Mapping):
+        return {_identity(key): (f".{key}", one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)) and not _is_row(value):
+        return {i: (f"[{i}]", one) for i, one in enumerate(value)}
+    return None
 
 
 def _is_row(value: Any) -> bool:
     return len(value) > _FEW and all(isinstance(one, _PLAIN) for one in value)
+
+
+def _identity(value: Any) -> Any:
+    """Equal for two plain values exactly if their types and all bits are: 1 is not True."""
+    kind = type(value)
+    if isinstance(value, float):
+        return kind, struct.pack("<d", value)
+    if isinstance(value, complex):
+        return kind, struct.pack("<dd", value.real, value.imag)
+    if isinstance(value, (list, tuple)):
+        return kind, tuple(map(_identity, value))
+    if isinstance(value, (set, frozenset)):
+        return kind, frozenset(map(_identity, value))
+    if isinstance(value, Mapping):
+        return kind, frozenset((_identity(key), _identity(one)) for key, one in value.items())
+    if isinstance(value, NotImported):
+        return kind, value.name, _identity(value.value)
+    if _is_array(value):
+        return kind, value.dtype, value.shape, value.tobytes()
+    return kind, bytes(value) if kind is bytearray else value
 
 
 def _is_array(value: Any) -> bool:
@@ -66,6 +99,10 @@ def _kind(value: Any) -> str:
         return f"{_short(value.dtype)}{list(value.shape)}{layout}"
     if _is_array(value) and value.shape:
         return f"{value.dtype}{list(value.shape)} numpy"
+    if isinstance(value, NotImported) and isinstance(value.value, tuple):
+        return f"{value.name} of {len(value.value)}"
+    if isinstance(value, Mapping) and value:
+        return f"{type(value).__name__} of {len(value)}"
     if isinstance(value, (list, tuple)) and value:
         kinds = {type(one).__name__ for one in value}
         return f"{type(value).__name__} of {len(value)} {' and '.join(sorted(kinds))}"
@@ -100,32 +137,37 @@ def total_bytes(found: list[Leaf]) -> int:
     return total
 
 
-def differences(a: Any, b: Any) -> Iterator[tuple[str, str]]:
+def differences(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """(path, what differs) of each leaf that is not the same in both, bit by bit."""
-    left = {leaf.path: leaf for leaf in leaves(a)}
-    right = {leaf.path: leaf for leaf in leaves(b)}
-    for path, one in left.items():
-        if path not in right:
-            yield path, f"only in A: {one.kind}"
+    left, right = _parts_of(a), _parts_of(b)
+    if left is None or right is None or not (left or right):
+        difference = _difference(a, b)
+        if difference:
+            yield path, difference
+        return
+    if _class(a) != _class(b):
+        yield path, f"{_class(a)} → {_class(b)}"
+    for key in [*left, *(key for key in right if key not in left)]:
+        part, one = left[key] if key in left else right[key]
+        below = path + part if path else part.removeprefix(".")
+        if key in left and key in right:
+            yield from differences(one, right[key][1], below)
         else:
-            difference = _difference(one, right[path])
-            if difference:
-                yield path, difference
-    for path, other in right.items():
-        if path not in left:
-            yield path, f"only in B: {other.kind}"
+            where = "A" if key in left else "B"
+            yield from ((leaf.path, f"only in {where}: {leaf.kind}") for leaf in leaves(one, below))
 
 
-def _difference(a: Leaf, b: Leaf) -> str:
-    are_tensors = isinstance(a.value, torch.Tensor) and isinstance(b.value, torch.Tensor)
-    if are_tensors and a.kind == b.kind:
-        return _value_difference(a.value, b.value)
-    is_same = type(a.value) is type(b.value) and a.kind == b.kind
-    if is_same and _is_array(a.value):
-        return "" if a.value.tobytes() == b.value.tobytes() else "values differ"
-    if is_same and repr(a.value) == repr(b.value):
+def _class(value: Any) -> str:
+    return value.name if isinstance(value, NotImported) else type(value).__name__
+
+
+def _difference(a: Any, b: Any) -> str:
+    is_tensor, kinds = isinstance(a, torch.Tensor), (_kind(a), _kind(b))
+    if is_tensor and kinds[0] == kinds[1]:
+        return _value_difference(a, b)
+    if not is_tensor and _identity(a) == _identity(b):  # first: equal sets may not look the same
         return ""
-    return f"{a.kind} → {b.kind}" if a.kind != b.kind else "values differ"
+    return f"{kinds[0]} → {kinds[1]}" if kinds[0] != kinds[1] else "values differ"
 
 
 def _value_difference(a: torch.Tensor, b: torch.Tensor) -> str:

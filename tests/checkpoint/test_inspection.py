@@ -1,9 +1,12 @@
 """Checkpoints are looked at from outside: by forge.load, by `forge show`, and without forge."""
 
+import collections
 import json
+import math
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -17,6 +20,7 @@ import torch
 import forge
 from forge.checkpoint import Manifest, named
 from forge.checkpoint.checksums import Checksums
+from forge.checkpoint.leaves import differences, leaves
 from forge.errors import CheckpointError, DamagedCheckpoint
 
 TENSORS, STATE = "tensors_rank00000.safetensors", "state_rank00000.json"
@@ -308,6 +312,69 @@ def test_diff_prints_each_leaf_that_differs(store):
         "",
         "",
     )
+
+
+def not_imported(value):
+    return named.NotImported("their.State", value)
+
+
+ROW = list(range(2000))
+ONE = torch.arange(2000.0)
+TWO = torch.arange(2000.0).index_fill(0, torch.tensor(1000), 7)
+DIFFERENT = {
+    "a class that is not imported": (not_imported((ONE,)), not_imported((TWO,)), ["[0]"]),
+    "its name": (not_imported((1,)), named.NotImported("other.State", (1,)), [""]),
+    "an enum": (not_imported("RED"), not_imported("BLUE"), [""]),
+    "a number as a key": ({1: 5, "1": 6}, {1: 7, "1": 6}, ["1"]),
+    "keys with dots": ({"a": {"b": 1}, "a.b": 2}, {"a": {"b": 9}, "a.b": 2}, ["a.b"]),
+    "list and tuple": ([1, ONE], (1, ONE), [""]),
+    "list and tuple, and what they hold": ([1, 2], (1, 3), ["", "[1]"]),
+    "dict and ordered dict": ({"a": 1}, collections.OrderedDict(a=1), [""]),
+    "one and true": ({"a": 1}, {"a": True}, ["a"]),
+    "one and true as keys": ({1: 0}, {True: 0}, ["1", "True"]),
+    "one and true in a row": ([1] * 99, [True] * 99, [""]),
+    "a row": (ROW, [*ROW[:-1], 0], [""]),
+    "sets": ({0, 8}, {0, 9}, [""]),
+    "payloads": (struct.unpack("<d", b"\1\0\0\0\0\0\xf8\x7f"), (math.nan,), ["[0]"]),
+    "zeros": ({"a": 0.0}, {"a": -0.0}, ["a"]),
+    "nothing and something": ({"a": {}}, {"a": {"x": 1, "y": 2}}, ["a.x", "a.y"]),
+    "a value and a container": ({"a": 1}, {"a": {"x": ONE}}, ["a"]),
+    "empty ones": ({"a": {}}, {"a": []}, ["a"]),
+    "bytes": (bytearray(b"x"), b"x", [""]),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_whatever_differs_is_found_where_it_is(case):
+    """Exit code 0 says that two checkpoints are the same, and is believed."""
+    a, b, paths = DIFFERENT[case]
+    assert [path for path, _ in differences(a, b)] == paths
+    assert len(list(differences(b, a))) == len(paths)
+    assert all(said for _, said in differences(a, b))
+
+
+SAME = {
+    "sets in another order": ({0, 8}, {8, 0}),
+    "sets of sets": ({frozenset({0, 8}), (1,)}, {(1,), frozenset({8, 0})}),
+    "keys in another order": ({"a": 1, "b": ONE}, {"b": ONE.clone(), "a": 1}),
+    "NaN": ({math.nan: math.nan}, {float("nan"): float("nan")}),
+    "rows": (ROW, list(ROW)),
+    "arrays": (numpy.arange(3), numpy.arange(3)),
+    "a class that is not imported": (not_imported((ONE, {1})), not_imported((ONE.clone(), {1}))),
+    "nothing": ({"a": {}, "b": []}, {"a": {}, "b": []}),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_what_is_the_same_does_not_differ(case):
+    """A set has no order, and NaN is itself here."""
+    assert list(differences(*SAME[case])) == []
+
+
+def test_what_a_class_holds_that_is_not_imported_is_shown_and_counted():
+    """Optimizers keep whole models in namedtuples."""
+    found = list(leaves({"state": not_imported((ONE, 3))}))
+    assert [(leaf.path, leaf.num_bytes) for leaf in found] == [("state[0]", 8000), ("state[1]", 0)]
 
 
 def test_the_command_says_what_is_wrong_without_a_traceback(tmp_path):

@@ -71,6 +71,76 @@ def test_a_module_that_does_not_fit_is_named_leaf_by_leaf(case):
     assert sentence in refusal(LiveState({"model": new()}), saved)
 
 
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("n", torch.zeros(1), persistent=False)
+        self.register_buffer("mean", torch.zeros(1), persistent=False)
+        self.register_buffer("mask", torch.ones(4, 4, dtype=torch.bool), persistent=False)
+        self.register_buffer("cache", torch.zeros(4), persistent=False)
+        self.register_buffer("large", torch.zeros(1 << 17), persistent=False)
+        self.register_buffer("none", None, persistent=False)
+        self.register_buffer("lazy", nn.UninitializedBuffer(), persistent=False)
+        self.register_buffer("meta", torch.zeros(1, device="meta"), persistent=False)
+        self.register_buffer("kept", torch.zeros(1))
+
+
+def test_a_buffer_that_is_not_saved_is_named_once_it_has_changed(caplog):
+    """It was lost in silence at every resume; constants, and caches that grow, are no news."""
+    model = nn.Sequential(Counting())
+    live = LiveState({"model": model, "generator": torch.Generator()})
+    live.capture()
+    model[0].cache = torch.ones(8)
+    model[0].mask.fill_(True)
+    model[0].large += 1
+    model[0].kept += 1
+    live.capture()
+    assert not caplog.messages
+    model[0].n += 1
+    model[0].mean = model[0].mean + 1
+    live.capture()
+    live.capture()
+    (told,) = caplog.messages
+    assert told.startswith("model.0.mean, model.0.n: changed since the run began, but not saved")
+
+
+class Expanded(nn.Module):
+    def __init__(self, value, base):
+        super().__init__()
+        self.frozen = nn.Parameter(torch.full((1,), value).expand(5), requires_grad=False)
+        self.register_buffer("a", torch.tensor([[value], [1.0]]).expand(2, 3))
+        self.register_buffer("tied", self.a)
+        self.register_buffer("base", torch.full((1,), base))
+        self.register_buffer("view", self.base.expand(4))
+
+
+@pytest.mark.parametrize("value", [2.0, float("nan"), 3.0])
+def test_expanded_tensors_come_back_expanded(value):
+    """torch saves them and refuses to write to them: such a run could never go on."""
+    saved = LiveState({"m": Expanded(value, 7.0)}).capture()
+    model = Expanded(3.0, 0.0)
+    before = dict(model.named_buffers(remove_duplicate=False)) | dict(model.named_parameters())
+    LiveState({"m": model}).load(saved)
+    for name, live in (*model.named_buffers(remove_duplicate=False), *model.named_parameters()):
+        assert live is before[name]
+        torch.testing.assert_close(
+            live.data, saved["states"]["m"][name], rtol=0, atol=0, equal_nan=True
+        )
+        assert (0 in live.stride()) == (name != "base")
+    model.base.fill_(8.0)
+    assert model.view.tolist() == [8.0] * 4
+
+
+def test_what_was_not_expanded_when_saved_is_not_when_loaded():
+    """Its values would not fit into one."""
+    model = Expanded(3.0, 0.0)
+    saved = LiveState({"m": model}).capture()
+    saved["states"]["m"]["a"] = saved["states"]["m"]["tied"] = torch.arange(6.0).reshape(2, 3)
+    LiveState({"m": model}).load(saved)
+    assert model.a.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert not model.frozen.requires_grad
+
+
 def test_many_differences_are_counted_not_listed():
     """A wholly other model has hundreds."""
     text = refusal(LiveState({"m": model(*[2] * 9)}), LiveState({"m": model(2, 3)}).capture())

@@ -61,6 +61,16 @@ def image_of(tensors, layout):
 # -- the file --------------------------------------------------------------------------------------
 
 
+def test_memory_of_another_device_is_not_read_as_the_host_s(monkeypatch):
+    """Addresses on MPS and XPU mean nothing here; torch copies. Of meta it says that it cannot."""
+    tensors = {"large": torch.empty(20 << 20, dtype=torch.uint8, device="meta")}
+    layout = Layout(tensors)
+    made = Image(layout, tensors, Arena(room_for(layout.size)))
+    monkeypatch.setattr(image, "_move_all", lambda moves: pytest.fail("memory was read"))
+    with pytest.raises(NotImplementedError, match="no data"):
+        made.fill(tensors)
+
+
 @pytest.mark.parametrize("num_bytes", [0, 1, CHUNK - 1, 3 * CHUNK, 7 * CHUNK + 5])
 def test_image_and_stream_write_the_same_file_and_safetensors_reads_it(
     num_bytes, small_chunks, tmp_path
