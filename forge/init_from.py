@@ -11,6 +11,7 @@ Only state is taken, never the step, the place in the data or random states: tra
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,12 +20,13 @@ from typing import Any
 
 import torch
 
-from forge import job_dir, messages
+from forge import bare_states, job_dir, messages, module_state, unregistered
 from forge.checkpoint.inspection import find
 from forge.checkpoint.trust import Trust
 from forge.config import CheckpointConfig
 from forge.errors import CheckpointError, ConfigError, StateMismatch
-from forge.live_state import LiveState
+from forge.live_state import LiveState, refuse
+from forge.optimizer_state import Copies
 
 _SHOWN = 8
 """Keys that one message names."""
@@ -39,6 +41,8 @@ class _Found:
     left_out: list[str] = field(default_factory=list)
     kinds: dict[str, str] = field(default_factory=dict)
     """The classes that the states are of, where the source says so."""
+    unregistered: unregistered.Values = field(default_factory=dict)
+    """What optimizers trained and no module held."""
 
 
 def load(config: CheckpointConfig, live: LiveState) -> dict[str, Any]:
@@ -64,7 +68,10 @@ def load(config: CheckpointConfig, live: LiveState) -> dict[str, Any]:
             found = _assign(_read_file(path, config.init_trust_pickle), live)
         _put(found, live)
     except StateMismatch as error:
-        raise StateMismatch(f"{key}: {error}\nNothing was loaded from {path}.") from error
+        raise StateMismatch(
+            f"{key}: {error}\nNothing was loaded from {path}. What it does not hold would stay as"
+            " the script made it."
+        ) from error
     except CheckpointError as error:
         raise CheckpointError(f"{key}: {error}") from error
     kept = [name for name in live.objects if name not in found.states]
@@ -94,6 +101,8 @@ def _read_checkpoint(path: Path, config: CheckpointConfig, live: LiveState, trus
     if not found.states:
         raise StateMismatch(_nothing_fits(states, live))
     found.kinds = {name: kinds[name] for name in found.states}
+    bare = saved.get("unregistered", {})
+    found.unregistered = {name: bare[name] for name in found.states if name in bare}
     return found
 
 
@@ -206,25 +215,44 @@ def _is_text(key: Any) -> bool:
 
 
 def _put(found: _Found, live: LiveState) -> None:
-    for name, state in found.states.items():
-        if isinstance(live.objects[name], torch.optim.Optimizer) and not _is_optimizer_state(state):
-            raise StateMismatch(
-                f"{name}: expected the state of an optimizer, found {_shown(state)}"
-            )
+    """All of it, or nothing: what may be refused as it is loaded goes first, and goes back."""
     part = LiveState({name: live.objects[name] for name in found.states})
-    saved = part.capture()
-    saved["states"] = found.states
-    saved["kinds"].update(found.kinds)
-    part.load(saved)
-
-
-def _is_optimizer_state(state: Any) -> bool:
-    groups = state.get("param_groups")
-    return (
-        isinstance(state.get("state"), Mapping)
-        and isinstance(groups, list)
-        and all(isinstance(g, Mapping) and isinstance(g.get("params"), list) for g in groups)
+    refuse(
+        sentence
+        for name, one in part.objects.items()
+        if name not in found.kinds
+        for sentence in bare_states.differences(name, one, found.states[name])
     )
+    part.check({"states": found.states, "kinds": found.kinds})
+    refuse(unregistered.misfits(live.objects, found.unregistered))
+    safe = [name for name, one in part.objects.items() if _is_only_copied(one)]
+    others = [name for name in part.objects if name not in safe]
+    before = {name: copy.deepcopy(part.objects[name].state_dict()) for name in others}
+    try:
+        for name in others:
+            part.put(name, found.states[name], Copies())
+        refuse(s for name in others for s in bare_states.lacking(name, part.objects[name]))
+    except StateMismatch as error:
+        _put_back(part, before, error)
+        raise
+    for name in safe:
+        part.put(name, found.states[name], Copies())
+    unregistered.load(live.objects, found.unregistered)
+
+
+def _is_only_copied(one: Any) -> bool:
+    """Whether nothing can go wrong as a state is loaded that has been compared."""
+    if not isinstance(one, torch.nn.Module):
+        return False
+    return not (module_state.own_ways(one) or module_state.has_extra_state(one))
+
+
+def _put_back(part: LiveState, before: dict[str, Any], reason: StateMismatch) -> None:
+    try:
+        for name, state in before.items():
+            part.put(name, state, Copies())
+    except StateMismatch as error:
+        raise CheckpointError(f"{reason}\nWhat was there before is lost: {error}") from reason
 
 
 def _nothing_fits(content: Mapping[Any, Any], live: LiveState) -> str:

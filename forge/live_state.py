@@ -143,7 +143,7 @@ class LiveState:
         Raises:
             StateMismatch: Naming each leaf, what was expected and what was found.
         """
-        _refuse(self._differences(saved))
+        refuse(self._differences(saved))
 
     def load(self, saved: dict[str, Any], owned: Collection[int] = frozenset()) -> None:
         """Put a captured state back; compares first, so that a misfit changes nothing.
@@ -170,7 +170,7 @@ class LiveState:
                     " they begin anew."
                 )
         self._load_gradients(saved, copies)
-        _refuse(self._late_differences(saved))
+        refuse(self._late_differences(saved))
 
     def put(self, name: str, state: dict[str, Any], copies: Copies) -> None:
         """Put one object's state back.
@@ -207,7 +207,7 @@ class LiveState:
             parameter.requires_grad_(frozen.isdisjoint(known_as))
             found = [gradients.pop(name) for name in known_as if name in gradients]
             parameter.grad = copies.of(found[0], parameter.device) if found else None
-        _refuse(f"{name}: expected no such parameter, found its gradient" for name in gradients)
+        refuse(f"{name}: expected no such parameter, found its gradient" for name in gradients)
 
     def _differences(self, saved: dict[str, Any]) -> Iterator[str]:
         for name in sorted(self.objects.keys() | saved["states"].keys()):
@@ -218,7 +218,8 @@ class LiveState:
             else:
                 yield from self._object_differences(name, self.objects[name], saved)
         if "unregistered" in saved and self.objects.keys() == saved["states"].keys():
-            yield from unregistered.differences(self.objects, saved)
+            yield from unregistered.misfits(self.objects, saved["unregistered"])
+            yield from unregistered.missing(self.objects, saved["unregistered"])
 
     def _object_differences(self, name: str, one: Stateful, saved: dict[str, Any]) -> Iterator[str]:
         state = saved["states"][name]
@@ -238,7 +239,12 @@ class LiveState:
                 yield from module_state.differences(name, one.state_dict(), saved["states"][name])
 
 
-def _refuse(differences: Iterable[str]) -> None:
+def refuse(differences: Iterable[str]) -> None:
+    """Raise if there are any.
+
+    Raises:
+        StateMismatch: Naming the first of them.
+    """
     found = list(differences)
     if found:
         more = len(found) - _SHOWN

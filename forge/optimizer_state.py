@@ -24,9 +24,13 @@ class Copies:
         known: By the `id` of saved tensors, live ones that hold the same already.
     """
 
-    def __init__(self, owned: Collection[int], known: Mapping[int, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        owned: Collection[int] = frozenset(),
+        known: Mapping[int, torch.Tensor] | None = None,
+    ) -> None:
         self._owned = owned
-        self._made = {(id_, live.device): live for id_, live in known.items()}
+        self._made = {(id_, live.device): live for id_, live in (known or {}).items()}
 
     def of(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
         """`value` on `device`, with its own dtype."""

@@ -118,14 +118,9 @@ def _pairs(objects: Mapping[str, Any], saved: Values) -> Iterator[tuple[str, Any
             yield f"{name}.{place}", value, parameters.get(place)
 
 
-def differences(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each that does not fit.
-
-    Args:
-        saved: A captured state of these objects.
-    """
-    values: Values = saved["unregistered"]
-    for leaf, value, parameter in _pairs(objects, values):
+def misfits(objects: Mapping[str, Any], saved: Values) -> Iterator[str]:
+    """A sentence for each that does not fit."""
+    for leaf, value, parameter in _pairs(objects, saved):
         if parameter is None:
             yield f"{leaf}: expected no such parameter, found {module_state.describe(value)}"
         elif module_state.differ(parameter.detach(), value):
@@ -133,10 +128,14 @@ def differences(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterato
                 f"{leaf}: expected {module_state.describe(parameter.detach())},"
                 f" found {module_state.describe(value)}"
             )
+
+
+def missing(objects: Mapping[str, Any], saved: Values) -> Iterator[str]:
+    """A sentence for each that no registered module holds, and that was not saved."""
     in_modules = _in_modules(objects)
     for name, optimizer in _optimizers(objects):
         for place, parameter in placed(optimizer):
-            if id(parameter) not in in_modules and place not in values.get(name, {}):
+            if id(parameter) not in in_modules and place not in saved.get(name, {}):
                 yield (
                     f"{name}.{place}: expected the value of this parameter, which no registered"
                     " module holds, found none"

@@ -43,6 +43,8 @@ def _find_class(module: str, qualname: str) -> Any:
 
     Not by getattr: a module's or a class's own `__getattr__` may import, or do anything else.
     """
+    if module == "__mp_main__" and module not in sys.modules:
+        module = "__main__"  # the script, as a job of a sweep has it
     found: object = sys.modules.get(module)
     for part in qualname.split("."):
         found = getattr(found, "__dict__", {}).get(part)

@@ -112,6 +112,15 @@ def test_a_value_comes_back_as_it_was(name, round_trip):
     assert_same(round_trip(PLAIN[name]), PLAIN[name])
 
 
+def test_an_enum_of_the_script_is_found_where_that_was_started(monkeypatch):
+    """A job of a sweep has the script as `__mp_main__`, its resume.sh as `__main__`."""
+    encoded = Encoder().encode(Colour.RED)
+    assert encoded["!enum"] == [Colour.__module__, "Colour"]
+    encoded["!enum"][0] = "__mp_main__"
+    monkeypatch.setattr(sys.modules["__main__"], "Colour", Colour, raising=False)
+    assert decode(encoded, {}) is Colour.RED
+
+
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.complex128),

@@ -1,0 +1,242 @@
+"""States in files do not say what they are of: what torch would take in silence is refused."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from forge import init_from
+from forge.config import CheckpointConfig
+from forge.errors import CheckpointError, StateMismatch
+from forge.live_state import LiveState
+
+optim, schedules = torch.optim, torch.optim.lr_scheduler
+
+
+def text_of(live):
+    return str({name: one.state_dict() for name, one in live.objects.items()})
+
+
+def begin(live, source, tmp_path):
+    torch.save(source, tmp_path / "source.pt")
+    return init_from.load(CheckpointConfig(init_from=str(tmp_path / "source.pt")), live)
+
+
+def trained(kind, **options):
+    layer = nn.Linear(2, 1)
+    optimizer = kind(layer.parameters(), **options)
+    layer(torch.ones(2)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+def schedule(make):
+    return make(optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0, momentum=0.9))
+
+
+class Custom(optim.Optimizer):
+    """With a state that is no dict, and fewer settings than Adam has."""
+
+    def __init__(self, parameters, lr=0.1):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter] = parameter.grad.clone()
+
+
+OPTIMIZERS = {
+    "Adam to SGD": (optim.Adam, {}, optim.SGD, r"o\.param_groups\[0\]\.betas: expected no such"),
+    "SGD to Adam": (optim.SGD, {}, optim.Adam, r"o\.param_groups\[0\]\.momentum: expected no"),
+    "Adam to RAdam": (optim.Adam, {}, optim.RAdam, r"o\.param_groups\[0\]\.amsgrad: expected no"),
+    "RMSprop to SGD": (optim.RMSprop, {}, optim.SGD, r"o\.param_groups\[0\]\.alpha: expected no"),
+    "Adam to a user's": (optim.Adam, {}, Custom, r"o\.param_groups\[0\]\.eps: expected no such"),
+    "a user's to Adam": (Custom, {}, optim.Adam, r"o\.state\[0\]: expected a dict, found float32"),
+    "the same": (optim.SGD, {"momentum": 0.9}, optim.SGD, None),
+    "a user's": (Custom, {}, Custom, None),
+    "Adam to AdamW": (optim.Adam, {}, optim.AdamW, None),
+}
+
+
+@pytest.mark.parametrize("case", OPTIMIZERS)
+def test_the_state_of_another_optimizer_is_told_by_its_settings(case, tmp_path):
+    """SGD with Adam's settings fails at its first step, and Adam's averages are of no use to it."""
+    kind, options, other, complaint = OPTIMIZERS[case]
+    state = trained(kind, **options).state_dict()
+    layer = nn.Linear(2, 1)
+    live = LiveState({"o": other(layer.parameters(), lr=0.5), "m": layer})
+    before = text_of(live)
+    if complaint is None:
+        begin(live, {"o": state}, tmp_path)
+        found = live.objects["o"].state_dict()
+        assert str(found["state"]) == str(state["state"])
+        assert found["param_groups"][0]["lr"] == state["param_groups"][0]["lr"]
+    else:
+        with pytest.raises(StateMismatch, match=complaint):
+            begin(live, {"o": state, "m": nn.Linear(2, 1).state_dict()}, tmp_path)
+        assert text_of(live) == before
+
+
+SCHEDULES = {
+    "step to cosine": (
+        lambda o: schedules.StepLR(o, 3),
+        lambda o: schedules.CosineAnnealingLR(o, 10),
+        r"s\.T_max: expected a int, found nothing",
+    ),
+    "step to exponential": (
+        lambda o: schedules.StepLR(o, 3),
+        lambda o: schedules.ExponentialLR(o, 0.5),
+        r"s\.step_size: expected nothing, found a int",
+    ),
+    "below a sequence": (
+        lambda o: schedules.SequentialLR(o, [schedules.StepLR(o, 3)] * 2, [5]),
+        lambda o: schedules.SequentialLR(
+            o, [schedules.StepLR(o, 3), schedules.ConstantLR(o)], milestones=[5]
+        ),
+        r"s\._schedulers\[1\]\.factor: expected a float",
+    ),
+    "a sequence of others": (
+        lambda o: schedules.ChainedScheduler([schedules.StepLR(o, 3)]),
+        lambda o: schedules.ChainedScheduler([schedules.StepLR(o, 3)] * 2),
+        r"s\._schedulers: expected 2 schedules",
+    ),
+    "the same": (lambda o: schedules.StepLR(o, 3), lambda o: schedules.StepLR(o, 5), None),
+    "one cycle": (
+        lambda o: schedules.OneCycleLR(o, 1.0, total_steps=9),
+        lambda o: schedules.OneCycleLR(o, 2.0, total_steps=7),
+        None,
+    ),
+    "plateau": (schedules.ReduceLROnPlateau, schedules.ReduceLROnPlateau, None),
+}
+
+
+@pytest.mark.parametrize("case", SCHEDULES)
+def test_the_state_of_another_schedule_is_told_by_its_attributes(case, tmp_path):
+    """They would be set, and never looked at."""
+    source, target, complaint = SCHEDULES[case]
+    state = schedule(source).state_dict()
+    live = LiveState({"s": schedule(target)})
+    before = text_of(live)
+    if complaint is None:
+        state["last_epoch"] = 4
+        state["verbose"] = False  # as older versions of torch have it
+        begin(live, {"s": state}, tmp_path)
+        assert live.objects["s"].last_epoch == 4
+    else:
+        with pytest.raises(StateMismatch, match=complaint):
+            begin(live, {"s": state}, tmp_path)
+        assert text_of(live) == before
+
+
+def test_lightning_s_states_are_looked_at_as_well(tmp_path):
+    """They go by their order alone."""
+    source = trained(optim.Adam)
+    checkpoint = {
+        "pytorch-lightning_version": "2.5.0",
+        "state_dict": nn.Linear(2, 1).state_dict(),
+        "optimizer_states": [source.state_dict()],
+        "lr_schedulers": [schedules.StepLR(source, 3).state_dict()],
+    }
+    layer = nn.Linear(2, 1)
+    optimizer = optim.SGD(layer.parameters(), lr=0.5, momentum=0.9)
+    live = LiveState({"m": layer, "o": optimizer, "s": schedules.CosineAnnealingLR(optimizer, 9)})
+    before = text_of(live)
+    with pytest.raises(StateMismatch, match=r"(?s)o\.param_groups\[0\]\.betas.*s\.T_max"):
+        begin(live, checkpoint, tmp_path)
+    assert text_of(live) == before
+
+
+BAD_GROUPS = {
+    "no rate": ({"params": [0, 1], "momentum": 0}, r"o\.param_groups\[0\]\.lr: expected this"),
+    "no parameters": ({"lr": 1.0}, "o: expected the state of an optimizer, found state, param_g"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_GROUPS)
+def test_a_group_that_lacks_something_is_named(case, tmp_path):
+    """SGD without a rate fails at its first step."""
+    group, complaint = BAD_GROUPS[case]
+    full = optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0).state_dict()["param_groups"][0]
+    group = {key: value for key, value in full.items() if key not in ("lr", "params")} | group
+    layer = nn.Linear(2, 1)
+    live = LiveState({"m": layer, "o": optim.SGD(layer.parameters(), lr=0.5)})
+    before = text_of(live)
+    with pytest.raises(StateMismatch, match=complaint):
+        begin(
+            live,
+            {"m": nn.Linear(2, 1).state_dict(), "o": {"state": {}, "param_groups": [group]}},
+            tmp_path,
+        )
+    assert text_of(live) == before
+
+
+class Fussy:
+    """Refuses a state, having changed already."""
+
+    def __init__(self):
+        self.value = 1
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+        if self.value < 0:
+            raise LookupError(f"no such thing as {self.value}")
+
+
+class Own(nn.Linear):
+    def load_state_dict(self, state, strict=True):
+        super().load_state_dict(state, strict)
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, Own])
+def test_a_refusal_by_one_object_leaves_all_as_they_were(kind, tmp_path):
+    """«Nothing was loaded» has to be true of the model, too, which came first."""
+    layer = kind(2, 1)
+    optimizer = optim.SGD(layer.parameters(), lr=0.5, momentum=0.9)
+    live = LiveState({"m": layer, "o": optimizer, "f": Fussy()})
+    before = text_of(live)
+    source = {
+        "m": nn.Linear(2, 1).state_dict(),
+        "o": trained(optim.SGD, lr=1.0, momentum=0.9).state_dict(),
+        "f": {"value": -1},
+    }
+    with pytest.raises(StateMismatch, match=r"(?s)f: .*no such thing as -1.*Nothing was loaded"):
+        begin(live, source, tmp_path)
+    assert text_of(live) == before
+    source["f"] = {"value": 2}
+    begin(live, source, tmp_path)
+    assert live.objects["f"].value == 2
+    assert torch.equal(layer.weight, source["m"]["weight"])
+
+
+def test_where_an_object_cannot_go_back_that_is_said(tmp_path):
+    """Then «nothing was loaded» would be a lie."""
+    live = LiveState({"f": Fussy()})
+    live.objects["f"].value = -2
+    with pytest.raises(CheckpointError, match=r"What was there before is lost: f: .* -2"):
+        begin(live, {"f": {"value": -1}}, tmp_path)
+
+
+def test_a_checkpoint_brings_what_only_its_optimizer_held(open_store, tmp_path):
+    """Momentum without the weights that it belongs to would be half of a state."""
+
+    def build(value):
+        bare = nn.Parameter(torch.full((2,), value))
+        return LiveState({"o": optim.SGD([bare], lr=1.0, momentum=0.9)}), bare
+
+    live, _ = build(3.0)
+    store = open_store(tmp_path / "job")
+    saved = copy.deepcopy(live.capture())
+    store.commit(store.snapshot(1, {"live": saved}, False, copy=False))
+    target, bare = build(0.0)
+    init_from.load(CheckpointConfig(init_from=str(tmp_path / "job")), target)
+    assert bare.tolist() == [3, 3]
+    saved["unregistered"]["o"]["param_groups[0][0]"] = torch.ones(5)
+    store.commit(store.snapshot(2, {"live": saved}, False, copy=False))
+    with pytest.raises(StateMismatch, match=r"o\.param_groups\[0\]\[0\]: expected float32\[2\]"):
+        init_from.load(CheckpointConfig(init_from=str(tmp_path / "job")), target)
+    assert bare.tolist() == [3, 3]
