@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from forge import looks
 from forge.checkpoint import Store
 from forge.errors import CheckpointError, DirectoryInUse
 from forge.session import Session
@@ -109,10 +110,14 @@ class LateSession(Session):
 
     def _versions(self) -> Any:
         """Changes whenever a registered object does; equals nothing where that cannot be told."""
-        found: list[int] = []
+        found: list[tuple[int, int]] = []
         for one in self._live.objects.values():
             if isinstance(one, torch.nn.Module):
-                found += [t._version for t in (*one.parameters(), *one.buffers())]
+                modules = list(looks.every([one]))
+                tensors = [t for module in modules for t in looks.tensors_of(module)]
+                if any(map(looks.saves_more, modules)) or any(t.is_inference() for t in tensors):
+                    return object()
+                found += [(id(t), t._version) for t in tensors]
             elif not isinstance(one, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
                 return object()
         return found

@@ -16,6 +16,7 @@ import torch
 from forge import rng
 from forge.checkpoint import Store
 from forge.live_state import LiveState
+from forge.looks import Look, Looks
 from forge.metrics import Metrics
 from forge.update import Updater
 
@@ -38,14 +39,7 @@ class Marker:
         self._live = live
         self._updater = updater
         objects = live.objects.values()
-        modules = [one for one in objects if isinstance(one, torch.nn.Module)]
-        self._tensors = [t for m in modules for t in [*m.parameters(), *m.buffers()]]
-        # Version counters do not see writes through `.data`: a few numbers of each tensor do.
-        self._samples = [
-            t.detach().view(-1)[:8]
-            for t in self._tensors
-            if t.is_floating_point() and t.is_contiguous() and t.numel()
-        ]
+        self._looks = Looks([one for one in objects if isinstance(one, torch.nn.Module)])
         self._schedules = [
             one for one in objects if isinstance(one, torch.optim.lr_scheduler.LRScheduler)
         ]
@@ -56,7 +50,7 @@ class Marker:
         self.begin_rng: dict[str, Any] = {}
         """The random state in which the step began, if it was noted."""
         self.rng: dict[str, Any] = {}
-        self._looks: tuple[Any, ...] = ()
+        self._marked: tuple[Look, list[Any]] | None = None
 
     def begin(self) -> None:
         """A step begins, with the boundary's state."""
@@ -77,7 +71,7 @@ class Marker:
     def mark(self) -> None:
         """Now is an exact moment."""
         self.rng = rng.capture()
-        self._looks = self._look()
+        self._marked = self._look()
 
     def is_exact(self) -> bool:
         """Whether the state is still that of the mark."""
@@ -86,34 +80,31 @@ class Marker:
             and not self._updater.is_guarded
             and all(isinstance(o, _UNCHANGED_BY_EVALUATION) for o in self._live.objects.values())
             and all(p.grad is None for _, p in self._live.parameters())
-            and self._looks == self._look()
+            and self._is_unchanged()
         )
 
-    def _look(self) -> tuple[Any, ...]:
-        """What changes when a weight, a schedule or a learning rate does."""
-        return (
-            sum(t._version for t in self._tensors),
-            [t.data_ptr() for t in self._tensors],
-            _Norm(torch.nn.utils.get_total_norm(self._samples)),
-            [repr(one.state_dict()) for one in self._schedules],
-            [
-                [value for value in group.values() if isinstance(value, (int, float))]
-                for optimizer in self._live.optimizers
-                for group in optimizer.param_groups
-            ],
-        )
+    def _is_unchanged(self) -> bool:
+        now = self._look()
+        if self._marked is None or now is None:
+            return False
+        return self._marked[1] == now[1] and self._marked[0].is_same(now[0])
 
+    def _look(self) -> tuple[Look, list[Any]] | None:
+        """What changes when a weight, a schedule or a learning rate does; None: it cannot be told.
 
-class _Norm:
-    """A norm that stays on its device until it is compared."""
-
-    def __init__(self, value: torch.Tensor) -> None:
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Norm) and torch.equal(self._value, other._value)
-
-    __hash__ = None  # type: ignore[assignment]
+        A stop then comes at the step's end: what cannot be looked at must not end a training.
+        """
+        try:
+            return self._looks.look(self.is_used), [
+                [repr(one.state_dict()) for one in self._schedules],
+                [
+                    [value for value in group.values() if isinstance(value, (int, float))]
+                    for optimizer in self._live.optimizers
+                    for group in optimizer.param_groups
+                ],
+            ]
+        except Exception:  # noqa: BLE001 - each kind of tensor has its own, and so has user code
+            return None
 
 
 class HeldBatch:
@@ -122,6 +113,8 @@ class HeldBatch:
     def __init__(self, batch: Any) -> None:
         self._tensors: list[torch.Tensor] = []
         self.batch = self._hold(batch)
+        # What was made in inference mode does not count what is written to it.
+        self._is_counted = not any(tensor.is_inference() for tensor in self._tensors)
         self._versions = self._count()
 
     def _hold(self, value: Any) -> Any:
@@ -134,11 +127,11 @@ class HeldBatch:
         return value
 
     def is_intact(self) -> bool:
-        """Whether no tensor was written to."""
-        return self._versions == self._count()
+        """Whether no tensor was written to; False where nobody can tell."""
+        return self._is_counted and self._versions == self._count()
 
     def _count(self) -> int:
-        return sum(tensor._version for tensor in self._tensors)
+        return sum(tensor._version for tensor in self._tensors) if self._is_counted else 0
 
 
 def replay_of(

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "jobs"))
 
 import generators
 import loops
+import modules
 import small
 import torch
 import torchdata.stateful_dataloader  # noqa: F401 - imported once, for all jobs
@@ -25,7 +26,7 @@ import forge.run
 import forge.session  # noqa: F401
 from forge.update import Updater
 
-SCRIPTS = {f"{one.__name__}.py": one.main for one in (small, loops, generators)}
+SCRIPTS = {f"{one.__name__}.py": one.main for one in (small, loops, generators, modules)}
 
 
 def serve():
