@@ -12,8 +12,6 @@ state back, makes the iterator, and takes the same number of batches away:
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -192,8 +190,14 @@ class Position:
         return (
             self._is_dataloader
             and not isinstance(self._loader.dataset, IterableDataset)
-            and (self._loader.num_workers == 0 or data.is_seeded(self._loader.dataset))
+            and (self._loader.num_workers == 0 or self._is_seeded())
         )
+
+    def _is_seeded(self) -> bool:
+        """Whether all that workers draw for a batch is a function of its indices."""
+        collate = getattr(self._loader, "collate_fn", None)
+        dataset = getattr(self._loader, "dataset", None)
+        return data.is_seeded(dataset) and not data.draws_for_itself(collate)
 
     def _redraws(self) -> bool:
         """Persistent workers draw their seed in the first epoch only; a new iterator does again."""
@@ -250,7 +254,7 @@ class Position:
         loader, name = self._loader, type(self._loader).__name__
         seeds = "Wrap the dataset in forge.data.seeded."
         workers = getattr(loader, "num_workers", 0)
-        unseeded = workers > 0 and not data.is_seeded(getattr(loader, "dataset", None))
+        unseeded = workers > 0 and not self._is_seeded()
         found = []
         if self._is_stateful and unseeded:
             found.append(
@@ -267,7 +271,7 @@ class Position:
         found += [
             f"{name}: {type(one).__name__} holds a random generator of its own, which is not saved."
             f" {remedy}"
-            for one, remedy in self._private_generators(workers, seeds)
+            for one, remedy in self._private_generators(workers)
         ]
         if self._is_dataloader and workers > 1 and not getattr(loader, "in_order", True):
             found.append(f"{name}: with in_order=False batches come as its workers finish them.")
@@ -278,24 +282,21 @@ class Position:
             )
         return found
 
-    def _private_generators(self, workers: int, seeds: str) -> Iterator[tuple[Any, str]]:
+    def _private_generators(self, workers: int) -> Iterator[tuple[Any, str]]:
         known = self._generators()
         for name, sampler in self._samplers().items():
             has_state = hasattr(sampler, "state_dict") or hasattr(sampler, "set_epoch")
-            if not has_state and f"{name}.generator" not in known and _draws_for_itself(sampler):
+            if (
+                not has_state
+                and f"{name}.generator" not in known
+                and data.draws_for_itself(sampler)
+            ):
                 yield sampler, "Give it state_dict and load_state_dict, or a `generator`."
-        dataset = getattr(self._loader, "dataset", None)
-        if workers == 0 and _draws_for_itself(dataset):
-            yield dataset, seeds.replace("Wrap", "Draw from torch's global generator, or wrap")
-
-
-def _draws_for_itself(one: Any) -> bool:
-    """Whether an object keeps a generator that only it knows."""
-    kinds: tuple[type, ...] = (random.Random, torch.Generator)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        kinds += (numpy.random.Generator, numpy.random.RandomState)
-    return any(isinstance(value, kinds) for value in getattr(one, "__dict__", {}).values())
+        if workers == 0:
+            collate = getattr(self._loader, "collate_fn", None)
+            for one in (*data.within(getattr(self._loader, "dataset", None)), collate):
+                if data.draws_for_itself(one):
+                    yield one, "Draw from torch's global generator."
 
 
 class _Skipping:
