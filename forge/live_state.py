@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator
 from typing import Any, Protocol, runtime_checkable
 
@@ -124,16 +125,26 @@ class LiveState:
                 " them by then), or start a new directory."
             )
 
-    def load(self, saved: dict[str, Any], owned: Collection[int] = frozenset()) -> None:
+    def load(
+        self,
+        saved: dict[str, Any],
+        owned: Collection[int] = frozenset(),
+        is_kept: bool = False,
+    ) -> None:
         """Put a captured state back; compares first, so that a misfit changes nothing.
 
         Args:
             owned: The `id` of tensors that may become part of the live objects; of all others
                 they get copies.
+            is_kept: Whether `saved` is to be loaded once more: then the objects get copies of all
+                that they might keep and change, but not of what torch itself copies.
         Raises:
             StateMismatch: Naming each leaf, what was expected and what was found.
         """
         self._compare(saved)
+        if is_kept:
+            copied = self._copied(saved)
+            saved = {**saved, "states": copy.deepcopy(saved["states"], {id(t): t for t in copied})}
         for name, one in self.objects.items():
             try:
                 one.load_state_dict(saved["states"][name])
@@ -151,6 +162,17 @@ class LiveState:
                 is_owned = id(gradient) in owned
                 gradient = gradient.to(parameter.device, copy=not is_owned)
             parameter.grad = gradient
+
+    def _copied(self, saved: dict[str, Any]) -> Iterator[torch.Tensor]:
+        """Tensors of a captured state of which `load` makes copies anyhow."""
+        for name, one in self.objects.items():
+            state = saved["states"][name]
+            if isinstance(one, torch.optim.Optimizer) and _loads_as(one, torch.optim.Optimizer):
+                numbers = [number for _, number in _numbered(one, state)]
+                leaves = [v for n in numbers for v in state["state"].get(n, {}).values()]
+            else:
+                leaves = [leaf for leaf, _ in _places(one, state)]
+            yield from (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
 
     def _differences(self, saved: dict[str, Any]) -> Iterator[str]:
         for name in sorted(self.objects.keys() | saved["states"].keys()):

@@ -93,7 +93,7 @@ class Session:
         self._disk.begin(self.step, self.resumed_from, self._replay is not None, self._is_complete)
 
     def _load(self, state: dict[str, Any], owned: frozenset[int]) -> None:
-        self._live.load(state["live"], owned)
+        self._live.load(state["live"], owned, is_kept=state["replay"] is not None)
         self._nan.load_state_dict(state["nan"])
         self.metrics.restore(state.get("metrics", {}))
         self.step, self._planned = state["step"], state["planned"]
