@@ -91,7 +91,7 @@ class LateSession(Session):
     def _write(self, is_repeated: bool = False) -> bool:
         state = self._state()
         if is_repeated:
-            replay = {"batch": self._batch.batch, "begin_rng": {}, "losses": [], "logged": []}
+            replay = {**self._batch.saved(), "begin_rng": {}, "losses": [], "logged": []}
             if self._batch.is_intact() and Store.is_savable(replay):
                 state["replay"] = replay
             state["live"]["grads"] = {}

@@ -9,6 +9,7 @@ changed since the mark, which the tensors' version counters tell.
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -112,26 +113,45 @@ class HeldBatch:
 
     def __init__(self, batch: Any) -> None:
         self._tensors: list[torch.Tensor] = []
-        self.batch = self._hold(batch)
-        # What was made in inference mode does not count what is written to it.
-        self._is_counted = not any(tensor.is_inference() for tensor in self._tensors)
+        self._batch = self._hold(batch)
+        self._needing_grad = [i for i, one in enumerate(self._tensors) if one.requires_grad]
+        # What was made in inference mode does not count what is written to it; what was computed
+        # from other tensors would come back without them.
+        self._is_kept = all(one.is_leaf and not one.is_inference() for one in self._tensors)
         self._versions = self._count()
 
     def _hold(self, value: Any) -> Any:
+        kind: Any = type(value)
         if isinstance(value, torch.Tensor):
             self._tensors.append(value)
-        elif type(value) is dict:
-            return {key: self._hold(one) for key, one in value.items()}
-        elif type(value) in (list, tuple):
-            return type(value)(self._hold(one) for one in value)
+        elif kind in (dict, OrderedDict):
+            return kind((key, self._hold(one)) for key, one in value.items())
+        elif kind in (list, tuple):
+            return kind(self._hold(one) for one in value)
+        elif isinstance(value, tuple):  # a namedtuple
+            return tuple.__new__(kind, (self._hold(one) for one in value))
+        elif kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+            return value.copy(order="K")  # nothing counts what is written to it
         return value
 
+    def saved(self) -> dict[str, Any]:
+        """What `batch_of` makes the batch of again."""
+        return {"batch": self._batch, "needing_grad": self._needing_grad}
+
     def is_intact(self) -> bool:
-        """Whether no tensor was written to; False where nobody can tell."""
-        return self._is_counted and self._versions == self._count()
+        """Whether no tensor was written to; False where it would not come back as it was."""
+        return self._is_kept and self._versions == self._count()
 
     def _count(self) -> int:
-        return sum(tensor._version for tensor in self._tensors) if self._is_counted else 0
+        return sum(tensor._version for tensor in self._tensors) if self._is_kept else 0
+
+
+def batch_of(replay: dict[str, Any]) -> Any:
+    """The batch of a step that is repeated, with gradients asked for where the loader had."""
+    tensors = HeldBatch(replay["batch"])._tensors
+    for number in replay.get("needing_grad", ()):
+        tensors[number].requires_grad_()
+    return replay["batch"]
 
 
 def replay_of(
@@ -141,7 +161,7 @@ def replay_of(
     if not (marker.is_exact() and marker.begin_rng and batch.is_intact()):
         return None
     replay = {
-        "batch": batch.batch,
+        **batch.saved(),
         "begin_rng": marker.begin_rng,
         "losses": updater.losses,
         "logged": sorted(metrics.logged),

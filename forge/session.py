@@ -19,7 +19,7 @@ from forge.job_files import forge_dir
 from forge.live_state import LiveState
 from forge.nan_policy import NanPolicy, RateScale
 from forge.position import Position
-from forge.replay import HeldBatch, Marker, replay_of
+from forge.replay import HeldBatch, Marker, batch_of, replay_of
 from forge.time_limit import REASON, TimeLimit
 from forge.update import Updater
 
@@ -176,7 +176,7 @@ class Session:
         self._updater.begin(self.step)
         replay, self._replay = self._replay, None
         if replay is not None:
-            batch = replay["batch"]
+            batch = batch_of(replay)
             self.metrics.begin(self.step, set(replay["logged"]))
             if replay["losses"]:
                 rng.restore(replay["begin_rng"])

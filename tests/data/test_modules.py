@@ -21,9 +21,26 @@ def test_an_evaluation_that_changes_what_is_saved_is_not_repeated(kind, stop_and
 
 @pytest.mark.parametrize("kind", ["buffer", "tensor", "list", "number"])
 def test_what_a_repeated_step_changes_is_put_back(kind, stop_and_compare):
-    """It is loaded twice: what a module keeps of the first time is not what the second one gives."""
+    """It is loaded twice: what a module keeps of the first load is not what the second gives."""
     job = stop_and_compare("poll 5", SCRIPT, loop="counts", kind=kind, when="training")
     assert job.steps_repeated == [1]
+
+
+REPEATED = {
+    "needs grad": 1,
+    "computed": 0,
+    "made in inference mode": 0,
+    "namedtuple": 0,
+    "array": 1,
+}
+"""How a batch is made -> whether its step is repeated, or ends before the stop."""
+
+
+@pytest.mark.parametrize("kind", REPEATED)
+def test_a_batch_is_given_again_as_it_was_or_not_at_all(kind, stop_and_compare):
+    """With gradients asked for, and without what the loop has written to it."""
+    job = stop_and_compare("poll 5", SCRIPT, loop="batches", kind=kind)
+    assert job.steps_repeated == [REPEATED[kind]]
 
 
 class Holder(torch.nn.Module):

@@ -4,6 +4,8 @@ Writes the final weights to <dir>/weights.pt. `kill_at` maps places to signals, 
 {"step 13": "TERM"} is the begin of a step, {"poll 13": …} just before a poll of it.
 """
 
+from collections import namedtuple
+
 import torch
 from bench import play, play_arguments
 
@@ -63,7 +65,49 @@ def counts(bench):
     bench.model = bench.model.inner
 
 
-LOOPS = (counts,)
+Pair = namedtuple("Pair", "x y")
+
+
+def make_batch(kind):
+    x, y = torch.rand(5, 6), torch.ones(5, 1)
+    if kind == "computed":
+        return 2 * x.requires_grad_()
+    if kind == "made in inference mode":
+        with torch.inference_mode():
+            return 2 * x
+    return {
+        "needs grad": lambda: [y, {"x": x.requires_grad_()}],
+        "namedtuple": lambda: Pair(x, y),
+        "array": lambda: x.numpy(),
+    }[kind]()
+
+
+def batches(bench):
+    """Takes its batches apart, changes what it may, and evaluates."""
+    kind = bench.spec["kind"]
+    model = bench.model
+    with bench.run() as run:
+        for step, batch in run.steps(7, [make_batch(kind) for _ in range(7)]):
+            if kind in ("needs grad", "computed"):
+                x = batch if kind == "computed" else batch[1]["x"]
+                (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+                loss = (slope - 1).square().mean()
+            elif kind == "namedtuple":
+                loss = (model(batch.x.mul_(0.5)) - batch.y).square().mean()
+            elif kind == "array":
+                batch *= 0.5
+                loss = model(torch.from_numpy(batch.copy())).square().mean()
+            else:
+                loss = model(batch.clone()).square().mean()
+            loss.backward()
+            run.update(loss, bench.optimizer)
+            run.log(loss=loss)
+            if step % 3 == 2:
+                size = float(batch.sum()) if kind == "array" else 0.0
+                run.log(held_out=bench.evaluate(run, step) + size)
+
+
+LOOPS = (counts, batches)
 
 
 def main(directory, spec):
