@@ -1,14 +1,19 @@
-"""Random augmentation that does not depend on who draws it, or when."""
+"""Random augmentation that does not depend on who draws it, or when.
+
+Each sample seeds the generators for itself. In a worker they stay where its draws have taken them:
+what `collate_fn` draws next then follows from the batch's last sample, and from nothing before it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import random
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, get_worker_info
 
 from forge import rng
 
@@ -43,7 +48,7 @@ class SeededDataset(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         key = f"{self.seed},{self.epoch},{index}".encode()
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
-        before = rng.capture_cpu()
+        before = rng.capture_cpu() if get_worker_info() is None else None
         random.seed(seed)
         torch.default_generator.manual_seed(seed)
         numpy = sys.modules.get("numpy")
@@ -52,15 +57,18 @@ class SeededDataset(Dataset[Any]):
         try:
             return self.dataset[index]
         finally:
-            rng.restore(before)
+            if before is not None:
+                rng.restore(before)
 
 
 def seeded(dataset: Dataset[Any], seed: int) -> SeededDataset:
     """Make `dataset`'s random draws a function of (seed, epoch, index).
 
-    While a sample is drawn, python's, numpy's and torch's CPU generators are seeded, and put back
-    afterwards. Workers, their number, prefetching and resumes then make no difference. Generators
-    that the dataset made for itself (`numpy.random.default_rng()`) are not reached.
+    While a sample is drawn, python's, numpy's and torch's CPU generators are seeded; without
+    workers they are put back afterwards. Workers, their number, prefetching and resumes then make
+    no difference. In workers `collate_fn` draws on from there: what it draws is a function of the
+    batch's last sample. Generators that the dataset made for itself (`numpy.random.default_rng()`)
+    are not reached.
 
     Args:
         dataset: A map-style dataset.
@@ -77,14 +85,28 @@ def is_seeded(dataset: Any) -> bool:
         return is_seeded(dataset.dataset)
     if type(dataset) is ConcatDataset:
         return all(map(is_seeded, dataset.datasets))
-    return isinstance(dataset, SeededDataset)
+    return isinstance(dataset, SeededDataset) and not any(map(draws_for_itself, within(dataset)))
 
 
 def set_epoch(dataset: Any, epoch: int) -> None:
     """Tell every seeded dataset inside `dataset` which epoch begins."""
-    if isinstance(dataset, SeededDataset):
-        dataset.set_epoch(epoch)
-    inner = [getattr(dataset, "dataset", None), *(getattr(dataset, "datasets", None) or ())]
-    for one in inner:
+    for one in within(dataset):
+        if isinstance(one, SeededDataset):
+            one.set_epoch(epoch)
+
+
+def within(dataset: Any) -> Iterator[Any]:
+    """`dataset`, and the datasets that it is made of."""
+    yield dataset
+    for one in (getattr(dataset, "dataset", None), *(getattr(dataset, "datasets", None) or ())):
         if isinstance(one, Dataset):
-            set_epoch(one, epoch)
+            yield from within(one)
+
+
+def draws_for_itself(one: Any) -> bool:
+    """Whether an object keeps a generator that only it knows."""
+    kinds: tuple[type, ...] = (random.Random, torch.Generator)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        kinds += (numpy.random.Generator, numpy.random.RandomState)
+    return any(isinstance(value, kinds) for value in getattr(one, "__dict__", {}).values())

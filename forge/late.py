@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from forge import looks
 from forge.checkpoint import Store
 from forge.errors import CheckpointError, DirectoryInUse
 from forge.session import Session
@@ -90,7 +91,7 @@ class LateSession(Session):
     def _write(self, is_repeated: bool = False) -> bool:
         state = self._state()
         if is_repeated:
-            replay = {"batch": self._batch.batch, "begin_rng": {}, "losses": [], "logged": []}
+            replay = {**self._batch.saved(), "begin_rng": {}, "losses": [], "logged": []}
             if self._batch.is_intact() and Store.is_savable(replay):
                 state["replay"] = replay
             state["live"]["grads"] = {}
@@ -109,13 +110,18 @@ class LateSession(Session):
 
     def _versions(self) -> Any:
         """Changes whenever a registered object does; equals nothing where that cannot be told."""
-        found = [parameter._version for _, parameter in self._live.parameters()]
+        tensors: list[torch.Tensor] = [parameter for _, parameter in self._live.parameters()]
         for one in self._live.objects.values():
             if isinstance(one, torch.nn.Module):
-                found += [buffer._version for buffer in one.buffers()]
+                modules = list(looks.every([one]))
+                if any(map(looks.saves_more, modules)):
+                    return object()
+                tensors += one.buffers()
             elif not isinstance(one, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
                 return object()
-        return found
+        if any(tensor.is_inference() for tensor in tensors):
+            return object()
+        return [(id(tensor), tensor._version) for tensor in tensors]
 
 
 def is_active() -> bool:

@@ -7,20 +7,20 @@ state back, makes the iterator, and takes the same number of batches away:
     state_dict on the loader   its own word for it (StatefulDataLoader, own iterables)
     DataLoader                 by indices where that is exact: without workers, or `seeded`
     DataLoader with workers    by loading again: the workers' own draws come out the same
-    any other iterable         by iterating again
+    any other iterable         by iterating again, a DataLoader with an `__iter__` of its own too
 """
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from forge import data, rng
+from forge import data, loaders, rng
 from forge.errors import StateMismatch
 from forge.workers import shielded_iter
 
@@ -36,7 +36,7 @@ class Position:
         self.taken = 0
         """Batches of this epoch that were taken."""
         self._total = 0
-        self._is_stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        self._is_stateful = loaders.has_state(loader)
         self._is_dataloader = isinstance(loader, DataLoader) and not self._is_stateful
         self._is_one_shot = iter_is_self(loader)
 
@@ -92,9 +92,13 @@ class Position:
 
     def _announce_epoch(self) -> None:
         data.set_epoch(getattr(self._loader, "dataset", None), self.epoch)
-        for sampler in self._samplers().values():
+        for sampler in loaders.samplers(self._loader).values():
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(self.epoch)
+
+    def inexact(self) -> list[str]:
+        """What a resume cannot promise to repeat, one sentence each."""
+        return loaders.inexact(self._loader)
 
     def close(self) -> None:
         """Drop the iterator, and its workers with it."""
@@ -155,7 +159,7 @@ class Position:
             self._iterator = self._iter_without(state["taken"])
         self.taken = state["taken"]
         # One that the loop draws from as well has moved on since the epoch began.
-        generators = self._generators()
+        generators = loaders.generators(self._loader)
         for name, part in state["parts"].items():
             if name in generators:
                 generators[name].set_state(part)
@@ -166,34 +170,33 @@ class Position:
         self._restore_parts(self._start["parts"])
 
     def _restore_parts(self, parts: dict[str, Any]) -> None:
+        owners = {**loaders.samplers(self._loader), **loaders.generators(self._loader)}
         for name, part in parts.items():
-            owner = self._generators().get(name) or self._samplers().get(name)
+            owner = owners.get(name)
             if owner is None:
                 raise StateMismatch(f"data: the loader has no {name} any more, but had when saved")
             if isinstance(owner, torch.Generator):
                 owner.set_state(part)
             else:
-                owner.load_state_dict(part)
+                owner.load_state_dict(copy.deepcopy(part))
 
     def _iter_without(self, count: int) -> Iterator[Any]:
         """An iterator over the epoch that `_start` describes, without its first batches."""
         if self._can_skip_indices():
             return self._iter_skipping_indices(count)
+        if not (self._is_dataloader and self._redraws()):
+            return _without(shielded_iter(self._loader), count)
         # The order that persistent workers get is that of their epoch, whatever they draw in it.
-        is_reused = self._is_dataloader and self._redraws()
-        iterator = self._iter_skipping_indices(0) if is_reused else shielded_iter(self._loader)
-        for taken in range(count):
-            try:
-                next(iterator)
-            except StopIteration:
-                raise _too_short(count, taken) from None
-        return iterator
+        with self._sampling(_Skipping(self._sampler, 0, self._restore_start)):
+            # An `__iter__` that is a generator asks for its sampler with its first batch only.
+            return _without(shielded_iter(self._loader), count)
 
     def _can_skip_indices(self) -> bool:
         return (
             self._is_dataloader
+            and not loaders.has_own_iter(self._loader)
             and not isinstance(self._loader.dataset, IterableDataset)
-            and (self._loader.num_workers == 0 or data.is_seeded(self._loader.dataset))
+            and (self._loader.num_workers == 0 or loaders.is_seeded(self._loader))
         )
 
     def _redraws(self) -> bool:
@@ -202,101 +205,43 @@ class Position:
         return self._loader.persistent_workers and self.epoch > 0 and not is_iterable
 
     def _iter_skipping_indices(self, count: int) -> Iterator[Any]:
-        loader = self._loader
-        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        inner = getattr(loader, name)
-        skipping = _Skipping(inner, count, self._restore_start if self._redraws() else None)
-        loader.__dict__[name] = skipping  # DataLoader refuses the assignment after __init__
-        try:
-            iterator = shielded_iter(loader)
-        finally:
-            loader.__dict__[name] = inner
+        before = self._restore_start if self._redraws() else None
+        skipping = _Skipping(self._sampler, count, before)
+        with self._sampling(skipping):
+            iterator = shielded_iter(self._loader)
         if count:
             skipping.skip()
         return iterator
 
-    # -- parts of a DataLoader that have a state of their own ----------------------------------
+    @property
+    def _sampler_name(self) -> str:
+        return "sampler" if self._loader.batch_sampler is None else "batch_sampler"
 
-    def _samplers(self) -> dict[str, Any]:
-        if not isinstance(self._loader, DataLoader):
-            return {}
-        batch_sampler = self._loader.batch_sampler
-        found = {
-            "sampler": self._loader.sampler,
-            "batch_sampler": batch_sampler,
-            "batch_sampler.sampler": getattr(batch_sampler, "sampler", None),
-        }
-        if found["batch_sampler.sampler"] is found["sampler"]:
-            del found["batch_sampler.sampler"]
-        return {name: sampler for name, sampler in found.items() if sampler is not None}
+    @property
+    def _sampler(self) -> Any:
+        """What gives the loader its indices."""
+        return getattr(self._loader, self._sampler_name)
 
-    def _generators(self) -> dict[str, torch.Generator]:
-        owners = {"loader": self._loader, **self._samplers()}
-        found = {f"{name}.generator": getattr(o, "generator", None) for name, o in owners.items()}
-        return {name: g for name, g in found.items() if isinstance(g, torch.Generator)}
+    @contextmanager
+    def _sampling(self, skipping: _Skipping) -> Iterator[None]:
+        """Within, the loader's indices come from there."""
+        name, inner = self._sampler_name, self._sampler
+        self._loader.__dict__[name] = skipping  # DataLoader refuses the assignment after __init__
+        try:
+            yield
+        finally:
+            self._loader.__dict__[name] = inner
 
     def _parts_state(self) -> dict[str, Any]:
-        parts: dict[str, Any] = {name: g.get_state() for name, g in self._generators().items()}
+        generators = loaders.generators(self._loader)
+        parts: dict[str, Any] = {name: one.get_state() for name, one in generators.items()}
         if self._is_stateful:
             return parts  # its samplers are in its own state
-        for name, sampler in self._samplers().items():
-            if hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict"):
-                parts[name] = sampler.state_dict()
+        for name, sampler in loaders.samplers(self._loader).items():
+            if loaders.has_state(sampler):
+                # A copy: the sampler may go on with the very list that it gave.
+                parts[name] = copy.deepcopy(sampler.state_dict())
         return parts
-
-    # -- what cannot be exact ------------------------------------------------------------------
-
-    def inexact(self) -> list[str]:
-        """What a resume cannot promise to repeat, one sentence each."""
-        loader, name = self._loader, type(self._loader).__name__
-        seeds = "Wrap the dataset in forge.data.seeded."
-        workers = getattr(loader, "num_workers", 0)
-        unseeded = workers > 0 and not data.is_seeded(getattr(loader, "dataset", None))
-        found = []
-        if self._is_stateful and unseeded:
-            found.append(
-                f"{name}: random draws inside its {workers} workers are not saved. {seeds}"
-            )
-        if self._is_dataloader and unseeded and loader.persistent_workers:
-            found.append(f"{name}: persistent workers draw on across epochs. {seeds}")
-        if self._is_dataloader and isinstance(loader.dataset, IterableDataset):
-            found.append(
-                f"{name}: {type(loader.dataset).__name__} is read again from the epoch's start on a"
-                " resume, which repeats it only if it yields the same each time. Give the loader"
-                " state_dict and load_state_dict (torchdata.StatefulDataLoader) to go there."
-            )
-        found += [
-            f"{name}: {type(one).__name__} holds a random generator of its own, which is not saved."
-            f" {remedy}"
-            for one, remedy in self._private_generators(workers, seeds)
-        ]
-        if self._is_dataloader and workers > 1 and not getattr(loader, "in_order", True):
-            found.append(f"{name}: with in_order=False batches come as its workers finish them.")
-        if not (self._is_stateful or self._is_dataloader or isinstance(loader, Sequence)):
-            found.append(
-                f"{name}: has no state_dict, so a resume iterates it again from the epoch's start,"
-                " which repeats it only if it yields the same each time."
-            )
-        return found
-
-    def _private_generators(self, workers: int, seeds: str) -> Iterator[tuple[Any, str]]:
-        known = self._generators()
-        for name, sampler in self._samplers().items():
-            has_state = hasattr(sampler, "state_dict") or hasattr(sampler, "set_epoch")
-            if not has_state and f"{name}.generator" not in known and _draws_for_itself(sampler):
-                yield sampler, "Give it state_dict and load_state_dict, or a `generator`."
-        dataset = getattr(self._loader, "dataset", None)
-        if workers == 0 and _draws_for_itself(dataset):
-            yield dataset, seeds.replace("Wrap", "Draw from torch's global generator, or wrap")
-
-
-def _draws_for_itself(one: Any) -> bool:
-    """Whether an object keeps a generator that only it knows."""
-    kinds: tuple[type, ...] = (random.Random, torch.Generator)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        kinds += (numpy.random.Generator, numpy.random.RandomState)
-    return any(isinstance(value, kinds) for value in getattr(one, "__dict__", {}).values())
 
 
 class _Skipping:
@@ -308,6 +253,9 @@ class _Skipping:
         self._before = before
         self._iterator: Iterator[Any] = iter(())
         self._is_skipped = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -327,11 +275,17 @@ class _Skipping:
         self._is_skipped = True
         if self._before is not None:
             self._before()
-        for taken in range(self._count):
-            try:
-                next(self._iterator)
-            except StopIteration:
-                raise _too_short(self._count, taken) from None
+        _without(self._iterator, self._count)
+
+
+def _without(iterator: Iterator[Any], count: int) -> Iterator[Any]:
+    """The iterator, its first batches taken away."""
+    for taken in range(count):
+        try:
+            next(iterator)
+        except StopIteration:
+            raise _too_short(count, taken) from None
+    return iterator
 
 
 def _too_short(count: int, taken: int) -> StateMismatch:

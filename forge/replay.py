@@ -9,6 +9,7 @@ changed since the mark, which the tensors' version counters tell.
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from forge import rng
 from forge.checkpoint import Store
 from forge.live_state import LiveState
+from forge.looks import Look, Looks
 from forge.metrics import Metrics
 from forge.update import Updater
 
@@ -39,14 +41,9 @@ class Marker:
         self._updater = updater
         objects = live.objects.values()
         modules = [one for one in objects if isinstance(one, torch.nn.Module)]
-        buffers = (buffer for one in modules for buffer in one.buffers())
-        self._tensors = [*(parameter for _, parameter in live.parameters()), *buffers]
-        # Version counters do not see writes through `.data`: a few numbers of each tensor do.
-        self._samples = [
-            t.detach().view(-1)[:8]
-            for t in self._tensors
-            if t.is_floating_point() and t.is_contiguous() and t.numel()
-        ]
+        held = {id(parameter) for one in modules for parameter in one.parameters()}
+        others = [parameter for _, parameter in live.parameters() if id(parameter) not in held]
+        self._looks = Looks(modules, others)
         self._schedules = [
             one for one in objects if isinstance(one, torch.optim.lr_scheduler.LRScheduler)
         ]
@@ -57,7 +54,7 @@ class Marker:
         self.begin_rng: dict[str, Any] = {}
         """The random state in which the step began, if it was noted."""
         self.rng: dict[str, Any] = {}
-        self._looks: tuple[Any, ...] = ()
+        self._marked: tuple[Look, list[Any]] | None = None
 
     def begin(self) -> None:
         """A step begins, with the boundary's state."""
@@ -78,7 +75,7 @@ class Marker:
     def mark(self) -> None:
         """Now is an exact moment."""
         self.rng = rng.capture()
-        self._looks = self._look()
+        self._marked = self._look()
 
     def is_exact(self) -> bool:
         """Whether the state is still that of the mark."""
@@ -87,34 +84,31 @@ class Marker:
             and not self._updater.is_guarded
             and all(isinstance(o, _UNCHANGED_BY_EVALUATION) for o in self._live.objects.values())
             and all(p.grad is None for _, p in self._live.parameters())
-            and self._looks == self._look()
+            and self._is_unchanged()
         )
 
-    def _look(self) -> tuple[Any, ...]:
-        """What changes when a weight, a schedule or a learning rate does."""
-        return (
-            sum(t._version for t in self._tensors),
-            [t.data_ptr() for t in self._tensors],
-            _Norm(torch.nn.utils.get_total_norm(self._samples)),
-            [repr(one.state_dict()) for one in self._schedules],
-            [
-                [value for value in group.values() if isinstance(value, (int, float))]
-                for optimizer in self._live.optimizers
-                for group in optimizer.param_groups
-            ],
-        )
+    def _is_unchanged(self) -> bool:
+        now = self._look()
+        if self._marked is None or now is None:
+            return False
+        return self._marked[1] == now[1] and self._marked[0].is_same(now[0])
 
+    def _look(self) -> tuple[Look, list[Any]] | None:
+        """What changes when a weight, a schedule or a learning rate does; None: it cannot be told.
 
-class _Norm:
-    """A norm that stays on its device until it is compared."""
-
-    def __init__(self, value: torch.Tensor) -> None:
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Norm) and torch.equal(self._value, other._value)
-
-    __hash__ = None  # type: ignore[assignment]
+        A stop then comes at the step's end: what cannot be looked at must not end a training.
+        """
+        try:
+            return self._looks.look(self.is_used), [
+                [repr(one.state_dict()) for one in self._schedules],
+                [
+                    [value for value in group.values() if isinstance(value, (int, float))]
+                    for optimizer in self._live.optimizers
+                    for group in optimizer.param_groups
+                ],
+            ]
+        except Exception:  # noqa: BLE001 - each kind of tensor has its own, and so has user code
+            return None
 
 
 class HeldBatch:
@@ -122,24 +116,45 @@ class HeldBatch:
 
     def __init__(self, batch: Any) -> None:
         self._tensors: list[torch.Tensor] = []
-        self.batch = self._hold(batch)
+        self._batch = self._hold(batch)
+        self._needing_grad = [i for i, one in enumerate(self._tensors) if one.requires_grad]
+        # What was made in inference mode does not count what is written to it; what was computed
+        # from other tensors would come back without them.
+        self._is_kept = all(one.is_leaf and not one.is_inference() for one in self._tensors)
         self._versions = self._count()
 
     def _hold(self, value: Any) -> Any:
+        kind: Any = type(value)
         if isinstance(value, torch.Tensor):
             self._tensors.append(value)
-        elif type(value) is dict:
-            return {key: self._hold(one) for key, one in value.items()}
-        elif type(value) in (list, tuple):
-            return type(value)(self._hold(one) for one in value)
+        elif kind in (dict, OrderedDict):
+            return kind((key, self._hold(one)) for key, one in value.items())
+        elif kind in (list, tuple):
+            return kind(self._hold(one) for one in value)
+        elif isinstance(value, tuple):  # a namedtuple
+            return tuple.__new__(kind, (self._hold(one) for one in value))
+        elif kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+            return value.copy(order="K")  # nothing counts what is written to it
         return value
 
+    def saved(self) -> dict[str, Any]:
+        """What `batch_of` makes the batch of again."""
+        return {"batch": self._batch, "needing_grad": self._needing_grad}
+
     def is_intact(self) -> bool:
-        """Whether no tensor was written to."""
-        return self._versions == self._count()
+        """Whether no tensor was written to; False where it would not come back as it was."""
+        return self._is_kept and self._versions == self._count()
 
     def _count(self) -> int:
-        return sum(tensor._version for tensor in self._tensors)
+        return sum(tensor._version for tensor in self._tensors) if self._is_kept else 0
+
+
+def batch_of(replay: dict[str, Any]) -> Any:
+    """The batch of a step that is repeated, with gradients asked for where the loader had."""
+    tensors = HeldBatch(replay["batch"])._tensors
+    for number in replay.get("needing_grad", ()):
+        tensors[number].requires_grad_()
+    return replay["batch"]
 
 
 def replay_of(
@@ -149,7 +164,7 @@ def replay_of(
     if not (marker.is_exact() and marker.begin_rng and batch.is_intact()):
         return None
     replay = {
-        "batch": batch.batch,
+        **batch.saved(),
         "begin_rng": marker.begin_rng,
         "losses": updater.losses,
         "logged": sorted(metrics.logged),

@@ -18,7 +18,7 @@ from forge.job_files import forge_dir
 from forge.live_state import LiveState
 from forge.nan_policy import NanPolicy, RateScale
 from forge.position import Position
-from forge.replay import HeldBatch, Marker, replay_of
+from forge.replay import HeldBatch, Marker, batch_of, replay_of
 from forge.time_limit import REASON, TimeLimit
 from forge.update import Updater
 
@@ -92,7 +92,7 @@ class Session:
         self._disk.begin(self.step, self.resumed_from, self._replay is not None, self._is_complete)
 
     def _load(self, state: dict[str, Any], owned: frozenset[int]) -> None:
-        self._live.load(state["live"], owned)
+        self._live.load(state["live"], owned, is_kept=state["replay"] is not None)
         self._nan.load_state_dict(state["nan"])
         self.metrics.restore(state.get("metrics", {}))
         self.step, self._planned = state["step"], state["planned"]
@@ -176,7 +176,7 @@ class Session:
         self._updater.begin(self.step)
         replay, self._replay = self._replay, None
         if replay is not None:
-            batch = replay["batch"]
+            batch = batch_of(replay)
             self.metrics.begin(self.step, set(replay["logged"]))
             if replay["losses"]:
                 rng.restore(replay["begin_rng"])

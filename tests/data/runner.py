@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "jobs"))
 
 import generators
 import loops
+import modules
 import numpy.random  # noqa: F401
 import omegaconf._impl  # noqa: F401
 import small
@@ -31,7 +32,7 @@ import forge.run
 import forge.session  # noqa: F401
 from forge.update import Updater
 
-SCRIPTS = {f"{one.__name__}.py": one.main for one in (small, loops, generators)}
+SCRIPTS = {f"{one.__name__}.py": one.main for one in (small, loops, generators, modules)}
 
 
 def serve():

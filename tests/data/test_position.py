@@ -57,6 +57,71 @@ class DrawsAsItGoes:
             yield int(torch.randint(100, ()))
 
 
+class LateOrder(DrawsAsItGoes):
+    """Draws from a generator of its own that is known."""
+
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(7)
+
+    def __iter__(self):
+        for _ in range(6):
+            yield int(torch.randint(100, (), generator=self.generator))
+
+
+class ShufflesInPlace:
+    """A batch sampler whose order follows from the last epoch's, and is saved as the live list."""
+
+    def __init__(self):
+        self.order = list(range(12))
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        random.shuffle(self.order)
+        for i in range(0, 12, 4):
+            yield self.order[i : i + 4]
+
+    def state_dict(self):
+        return {"order": self.order}
+
+    def load_state_dict(self, state):
+        self.order = state["order"]
+
+
+class Moving(DataLoader):
+    """Moves each batch, as many do that are written for a device."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield batch.double()
+
+
+class Infinite(DataLoader):
+    """Keeps one iterator, and its workers, for ever; Ultralytics has one like it."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        object.__setattr__(self, "batch_sampler", Repeats(self.batch_sampler))
+        self.iterator = super().__iter__()
+
+    def __len__(self):
+        return len(self.batch_sampler.sampler)
+
+    def __iter__(self):
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+
+class Repeats:
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __iter__(self):
+        while True:
+            yield from iter(self.sampler)
+
+
 def loaders():
     numbers = Numbers(100)
     seeded = data.seeded(Numbers(10, draws=True), 1)
@@ -76,6 +141,10 @@ def loaders():
         "batch sampler": lambda: DataLoader(
             numbers, batch_sampler=BatchSampler(DrawsAsItGoes(), 2, False)
         ),
+        "late order": lambda: DataLoader(numbers, sampler=LateOrder()),
+        "shuffles in place": lambda: DataLoader(numbers, batch_sampler=ShufflesInPlace()),
+        "own __iter__": lambda: Moving(numbers, batch_size=12, shuffle=True),
+        "infinite": lambda: Infinite(Numbers(40), batch_size=9, shuffle=True),
         "stream": lambda: DataLoader(Stream(), batch_size=2),
         "stateful": lambda: StatefulDataLoader(numbers, batch_size=12, shuffle=True),
         "seeded": lambda: DataLoader(seeded, batch_size=3, shuffle=True),
@@ -119,6 +188,25 @@ def test_what_comes_after_a_resume_is_what_would_have_come(name, taken):
     assert drawn(resumed, 16) == expected
     assert resumed.state()["epoch"] == original.state()["epoch"]
     assert resumed.state()["taken"] == original.state()["taken"]
+
+
+@pytest.mark.parametrize("make", [DataLoader, Moving])
+def test_persistent_workers_get_the_order_of_their_epoch(make):
+    """It was drawn without the seed of workers, which the first epoch alone draws."""
+
+    def loader():
+        options = {"multiprocessing_context": "fork", "persistent_workers": True}
+        return make(Numbers(9), batch_size=2, shuffle=True, num_workers=1, **options)
+
+    seed()
+    original = Position(loader())
+    drawn(original, 7)
+    saved, random_state = copy.deepcopy(original.state()), copy.deepcopy(rng.capture())
+    expected = drawn(original, 3)
+    resumed = Position(loader())
+    resumed.load(saved)
+    rng.restore(random_state)
+    assert drawn(resumed, 3) == expected
 
 
 def test_batches_that_were_taken_are_not_read_again():
@@ -230,11 +318,17 @@ def test_what_cannot_be_exact_is_named_and_nothing_else_is():
     """A warning that is always there is read by nobody."""
     numbers, seeded = Numbers(4), data.seeded(Numbers(4), 1)
     workers = {"num_workers": 2}
+    weighted = WeightedRandomSampler(torch.ones(4), 4)
+    shared = DistributedSampler(numbers, num_replicas=2, rank=0)
     for exact in (
         *(DataLoader(numbers), DataLoader(numbers, **workers), StatefulDataLoader(numbers), [1]),
         StatefulDataLoader(seeded, **workers),
         DataLoader(Subset(seeded, [0]), persistent_workers=True, **workers),
         DataLoader(ConcatDataset([seeded, seeded]), persistent_workers=True, **workers),
+        *(DataLoader(numbers, sampler=one) for one in (weighted, shared, LateOrder(), [3, 1])),
+        DataLoader(numbers, shuffle=True, batch_size=None),
+        DataLoader(numbers, batch_sampler=BatchSampler(weighted, 2, False)),
+        DataLoader(numbers, batch_sampler=ShufflesInPlace()),
     ):
         assert sentences(exact) == "", exact
     assert "random draws inside its 2 workers" in sentences(StatefulDataLoader(numbers, **workers))
@@ -242,6 +336,13 @@ def test_what_cannot_be_exact_is_named_and_nothing_else_is():
     assert "persistent workers draw on across epochs" in sentences(persistent)
     assert "read again from the epoch's start" in sentences(DataLoader(Stream()))
     assert "has no state_dict" in sentences(Shuffled())
+    assert "has an __iter__ of its own" in sentences(Moving(numbers))
+    for unknown in (
+        DataLoader(numbers, sampler=DrawsAsItGoes()),
+        DataLoader(numbers, batch_sampler=BatchSampler(DrawsAsItGoes(), 2, False)),
+        StatefulDataLoader(numbers, sampler=DrawsAsItGoes()),
+    ):
+        assert "DrawsAsItGoes is iterated again from the epoch's start" in sentences(unknown)
     assert "in_order=False" in sentences(DataLoader(seeded, in_order=False, **workers))
 
 

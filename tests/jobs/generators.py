@@ -9,7 +9,7 @@ import random
 import numpy
 import torch
 from bench import DATA, POINTS, VALUES, play, play_arguments
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 import forge
 
@@ -85,12 +85,54 @@ class GlobalNoise(OwnNoise):
         return POINTS[index] + torch.randn(()), VALUES[index]
 
 
+class OwnMix:
+    """Mixes a batch's samples, by a generator of its own."""
+
+    def __init__(self):
+        self.random = numpy.random.default_rng(0)
+
+    def __call__(self, batch):
+        x, y = default_collate(batch)
+        share = self.random.random()
+        return share * x + (1 - share) * x.roll(1, 0), y
+
+
+def mix(batch):
+    """The same, by the three global ones."""
+    x, y = default_collate(batch)
+    share = (torch.rand(()) + random.random() + numpy.random.rand()) / 3
+    return (share * x + (1 - share) * x.roll(1, 0)).float(), y
+
+
+def mixes(bench):
+    """Workers draw for each sample, and for each batch."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    kind = bench.spec["kind"]
+    make = StatefulDataLoader if kind == "stateful" else DataLoader
+    loader = make(
+        forge.data.seeded(OwnNoise() if kind == "own" else GlobalNoise(), 3),
+        5,
+        shuffle=True,
+        num_workers=2,
+        multiprocessing_context="fork",
+        persistent_workers=kind == "persistent",
+        collate_fn=OwnMix() if kind == "own" else mix,
+    )
+    with bench.run() as run:
+        for step, (x, y) in run.steps(20, loader):
+            bench.reach(f"step {step}")
+            bench.learn(run, x.float(), y.float())
+
+
 def keeps_to_itself(bench):
     """A loader whose parts draw for themselves."""
     loaders = {
         "sampler with random.Random": lambda: DataLoader(DATA, 5, sampler=OwnOrder()),
         "sampler with state": lambda: DataLoader(DATA, 5, sampler=SavedOrder()),
         "dataset with numpy's": lambda: DataLoader(OwnNoise(), 5, shuffle=True),
+        "seeded dataset with numpy's": lambda: DataLoader(forge.data.seeded(OwnNoise(), 3), 5),
+        "collate_fn with numpy's": lambda: DataLoader(DATA, 5, collate_fn=OwnMix()),
         "dataset that is seeded": lambda: DataLoader(
             forge.data.seeded(GlobalNoise(), 3), 5, shuffle=True
         ),
@@ -98,10 +140,10 @@ def keeps_to_itself(bench):
     with bench.run() as run:
         for step, (x, y) in run.steps(20, loaders[bench.spec["kind"]]()):
             bench.reach(f"step {step}")
-            bench.learn(run, x, y)
+            bench.learn(run, x.float(), y)
 
 
-LOOPS = (shares, stateful, keeps_to_itself)
+LOOPS = (shares, stateful, mixes, keeps_to_itself)
 
 
 def main(directory, spec):
