@@ -168,8 +168,8 @@ class LiveState:
         for name, one in self.objects.items():
             state = saved["states"][name]
             if isinstance(one, torch.optim.Optimizer) and _loads_as(one, torch.optim.Optimizer):
-                numbers = [number for _, number in _numbered(one, state)]
-                leaves = [v for n in numbers for v in state["state"].get(n, {}).values()]
+                found = [state["state"].get(number) for _, number in _numbered(one, state)]
+                leaves = [v for some in found if isinstance(some, dict) for v in some.values()]
             else:
                 leaves = [leaf for leaf, _ in _places(one, state)]
             yield from (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
