@@ -45,10 +45,7 @@ def generators(loader: Any) -> dict[str, torch.Generator]:
 
 def has_own_iter(loader: DataLoader[Any]) -> bool:
     """Whether a DataLoader's subclass is iterated in its own way."""
-    kind: Any = type(loader)
-    return any(
-        getattr(kind, way) is not getattr(DataLoader, way) for way in ("__iter__", "_get_iterator")
-    )
+    return type(loader).__iter__ is not DataLoader.__iter__
 
 
 def is_seeded(loader: Any) -> bool:

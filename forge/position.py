@@ -209,6 +209,8 @@ class Position:
         skipping = _Skipping(self._sampler, count, before)
         with self._sampling(skipping):
             iterator = shielded_iter(self._loader)
+        if not skipping.is_begun:  # by a `_get_iterator` that is a generator: too late now
+            return _without(iterator, count)
         if count:
             skipping.skip()
         return iterator
@@ -253,6 +255,7 @@ class _Skipping:
         self._before = before
         self._iterator: Iterator[Any] = iter(())
         self._is_skipped = False
+        self.is_begun = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -261,7 +264,7 @@ class _Skipping:
         return len(self._inner)
 
     def __iter__(self) -> Iterator[Any]:
-        self._iterator = iter(self._inner)
+        self._iterator, self.is_begun = iter(self._inner), True
         return self if not self._is_skipped else self._iterator
 
     def __next__(self) -> Any:

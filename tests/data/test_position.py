@@ -97,6 +97,20 @@ class Moving(DataLoader):
             yield batch.double()
 
 
+class Wrapping(DataLoader):
+    """Wraps the iterator itself."""
+
+    def _get_iterator(self):
+        return map(torch.Tensor.double, super()._get_iterator())
+
+
+class Delaying(DataLoader):
+    """Makes the iterator only when the first batch is wanted."""
+
+    def _get_iterator(self):
+        yield from super()._get_iterator()
+
+
 class Infinite(DataLoader):
     """Keeps one iterator, and its workers, for ever; Ultralytics has one like it."""
 
@@ -144,6 +158,8 @@ def loaders():
         "late order": lambda: DataLoader(numbers, sampler=LateOrder()),
         "shuffles in place": lambda: DataLoader(numbers, batch_sampler=ShufflesInPlace()),
         "own __iter__": lambda: Moving(numbers, batch_size=12, shuffle=True),
+        "own iterator": lambda: Wrapping(numbers, batch_size=12, shuffle=True),
+        "late iterator": lambda: Delaying(numbers, batch_size=12, shuffle=True),
         "infinite": lambda: Infinite(Numbers(40), batch_size=9, shuffle=True),
         "stream": lambda: DataLoader(Stream(), batch_size=2),
         "stateful": lambda: StatefulDataLoader(numbers, batch_size=12, shuffle=True),
