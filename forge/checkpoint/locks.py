@@ -3,7 +3,7 @@
     `.lock`        POSIX (`fcntl.lockf`): forked children do not inherit it. It is lost as soon as
                    this process closes any descriptor of the file, as copying the directory or
                    hashing its files does; it is taken again at the next look.
-    `.lock_kept`   `flock`: it holds until its own descriptor is closed. Children that Python forks
+    `.lock.kept`   `flock`: it holds until its own descriptor is closed. Children that Python forks
                    close theirs as they begin: one that outlives a killed parent keeps nothing.
 
 Two files, because NFS makes of both kinds the same one, and would refuse the second.
@@ -22,7 +22,7 @@ if sys.platform != "win32":
     import fcntl
 
 LOCK_FILE = ".lock"
-KEPT_FILE = ".lock_kept"
+KEPT_FILE = ".lock.kept"
 
 _open_here: set[Locks] = set()
 

@@ -24,7 +24,7 @@ FILES = [manifest.NAME, STATE, TENSORS]
 def leftovers(directory):
     """What is hidden there, but for the lock, the token and an empty work directory."""
     hidden = [p for p in directory.iterdir() if p.name.startswith(".")]
-    hidden = [p for p in hidden if p.name not in (".lock", ".lock_kept", ".fence.json")]
+    hidden = [p for p in hidden if p.name not in (".lock", ".lock.kept", ".fence.json")]
     return [p.name for p in hidden if not p.name.startswith(".work_") or any(p.iterdir())]
 
 

@@ -256,6 +256,6 @@ def check(directory: Path, allowed: Allowed) -> None:
     finally:
         store.close()
     hidden = {name for name in os.listdir(directory) if name.startswith(".")}
-    assert hidden <= {".lock", ".lock_kept", ".fence.json"}, f"leftovers: {sorted(hidden)}"
+    assert hidden <= {".lock", ".lock.kept", ".fence.json"}, f"leftovers: {sorted(hidden)}"
     others = {p.name for p in directory.iterdir() if not p.name.startswith((".", "step_"))}
     assert others <= {"latest"}, f"leftovers: {sorted(others)}"
