@@ -49,11 +49,7 @@ class SeededDataset(Dataset[Any]):
         key = f"{self.seed},{self.epoch},{index}".encode()
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
         before = rng.capture_cpu() if get_worker_info() is None else None
-        random.seed(seed)
-        torch.default_generator.manual_seed(seed)
-        numpy = sys.modules.get("numpy")
-        if numpy is not None:
-            numpy.random.seed(seed & 0xFFFFFFFF)
+        rng.seed_cpu(seed)
         try:
             return self.dataset[index]
         finally:

@@ -44,6 +44,28 @@ def capture_cpu() -> dict[str, Any]:
     return state
 
 
+def seed_cpu(seed: int) -> None:
+    """Seed the generators of `capture_cpu`, numpy's of whatever kind it is.
+
+    Args:
+        seed: Of 64 bits.
+    """
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return
+    kind = type(numpy.random.get_bit_generator()) if hasattr(numpy.random, _GLOBAL) else None
+    if kind in (None, numpy.random.MT19937):
+        numpy.random.seed(seed & 0xFFFFFFFF)
+    else:
+        numpy.random.set_state(kind(seed).state)
+
+
+_GLOBAL = "get_bit_generator"
+"""Not in numpy before 1.24, whose global generator is of one kind."""
+
+
 def restore(state: dict[str, Any]) -> None:
     """Put every generator back to a captured state.
 

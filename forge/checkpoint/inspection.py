@@ -102,7 +102,7 @@ def _checkpoint_dir(where: Path) -> Path:
     configured = job_dir.checkpoint_dir(where)
     below = sorted(path for path in where.iterdir() if path.is_dir())
     for candidates in ([where], [configured] if configured else [], below):
-        found = [path for path in candidates if path.is_dir() and step_dirs(path)]
+        found = [path for path in candidates if _has_steps(path)]
         if len(found) == 1:
             return found[0]
         if found:
@@ -115,3 +115,8 @@ def _checkpoint_dir(where: Path) -> Path:
         shown = ", ".join(jobs[:8]) + (" …" if len(jobs) > 8 else "")
         raise CheckpointError(f"{where}: has several jobs. Name one of them: {shown}")
     raise CheckpointError(f"{where}: has no checkpoint. {_EXPECTED}")
+
+
+def _has_steps(path: Path) -> bool:
+    """Two looks: one can miss both what is renamed to its place and what is removed meanwhile."""
+    return path.is_dir() and bool(step_dirs(path) or step_dirs(path))

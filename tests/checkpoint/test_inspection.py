@@ -214,14 +214,16 @@ def test_loading_goes_on_while_the_job_removes_what_is_old(trained, open_store, 
     is_done = threading.Event()
 
     def train():
-        for step in range(1, 60):
+        for step in range(1, 2000):
             commit(busy, step)
             busy.retain()
+            if step >= 60 and len(loaded) > 2:
+                break
         is_done.set()
 
+    loaded = []
     thread = threading.Thread(target=train)
     thread.start()
-    loaded = []
     while not is_done.is_set():
         loaded.append(forge.load(busy.directory).manifest.step)
     thread.join()

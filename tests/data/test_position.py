@@ -415,6 +415,29 @@ def test_whatever_generator_numpy_draws_from_comes_back_to_the_bit(kind, tmp_pat
         numpy.random.set_bit_generator(before)
 
 
+@pytest.mark.parametrize("kind", ["MT19937", "PCG64", "SFC64", "Philox"])
+def test_a_seeded_dataset_draws_the_same_from_any_global_generator_of_numpy(kind):
+    """Each sample by its index, and the loop's own generator as if nothing had been drawn."""
+
+    class Noise(Dataset):
+        def __getitem__(self, index):
+            return numpy.random.randint(1 << 30, size=3).tolist(), numpy.random.normal()
+
+    numpy = pytest.importorskip("numpy")
+    before = numpy.random.get_bit_generator()
+    numpy.random.set_bit_generator(getattr(numpy.random, kind)(5))
+    try:
+        dataset = data.seeded(Noise(), 3)
+        kept = rng.capture_cpu()
+        first = [dataset[index] for index in (4, 2)]
+        assert rng.capture_cpu()["python"] == kept["python"]
+        numpy.random.normal()
+        assert [dataset[index] for index in (2, 4)] == first[::-1]
+        assert first[0] != first[1]
+    finally:
+        numpy.random.set_bit_generator(before)
+
+
 def test_another_generator_of_numpy_than_was_saved_is_an_error_that_names_both():
     """Its state would mean nothing to this one."""
     numpy = pytest.importorskip("numpy")
