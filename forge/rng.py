@@ -58,7 +58,7 @@ def seed_cpu(seed: int) -> None:
     kind = type(numpy.random.get_bit_generator()) if hasattr(numpy.random, _GLOBAL) else None
     if kind in (None, numpy.random.MT19937):
         numpy.random.seed(seed & 0xFFFFFFFF)
-    else:
+    else:  # where `numpy.random.seed` would keep a normal number that waits
         numpy.random.set_state(kind(seed).state)
 
 
