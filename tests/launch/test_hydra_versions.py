@@ -17,13 +17,14 @@ def test_the_suites_pass_on(version, tmp_path):
     place = Path(sys.prefix, "hydras", version)
     if not place.is_dir():
         pytest.skip(f"hydra-core {version} is not in {place}: `make test` installs it there")
+    given = os.environ["PYTHONPATH"]  # tests/conftest.py's quick starts
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default"]
     command += ["--noconftest", "--basetemp", str(tmp_path / "runs")]
     command += ["-k", "not InBatches"]  # the sweeper's business more than the launcher's
     done = subprocess.run(
         [*command, str(ROOT / "tests/launch/test_hydra_suites.py")],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(place), str(ROOT)])},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(place), str(ROOT), given])},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
