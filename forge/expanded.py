@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from forge.checkpoint.odd_tensors import are_same_bits
+
 
 @contextmanager
 def set_aside(one: Any) -> Iterator[None]:
@@ -34,7 +36,7 @@ def set_aside(one: Any) -> Iterator[None]:
         for tensors, name, live in places:
             tensors[name] = live
             loaded = copies[id(live)].detach()
-            if not _are_same_bits(live.detach(), loaded):
+            if not are_same_bits(live.detach(), loaded):
                 live.data = _expanded_as(loaded, live.stride())
 
 
@@ -55,9 +57,4 @@ def _expanded_as(loaded: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     """The same values in as little memory as these strides ask for, if that is possible."""
     first = loaded[tuple(slice(None) if step else slice(0, 1) for step in stride)]
     expanded = first.clone().expand(loaded.shape)
-    return expanded if _are_same_bits(expanded, loaded) else loaded
-
-
-def _are_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    raw = [one.contiguous().reshape(-1).view(torch.uint8) for one in (a, b)]
-    return torch.equal(*raw)
+    return expanded if are_same_bits(expanded, loaded) else loaded

@@ -149,21 +149,14 @@ def _has_own_way(kind: Hashable) -> bool:
     return any(getattr(kind, way) is not getattr(torch.nn.Module, way) for way in _WAYS_TO_SAVE)
 
 
-def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """What has memory of its own."""
-    if tensor.layout is torch.strided:
-        return [tensor]
-    return list(odd_tensors.sparse_parts(tensor.detach())[1].values())
-
-
 def _addresses(tensor: torch.Tensor) -> list[int]:
-    return [part.data_ptr() for part in _parts(tensor)]
+    return [part.data_ptr() for part in odd_tensors.parts(tensor)]
 
 
 def _sample(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
     """The first bytes of each tensor, in its own memory, by device."""
     found: dict[torch.device, list[torch.Tensor]] = {}
-    for part in (part for tensor in tensors for part in _parts(tensor)):
+    for part in (part for tensor in tensors for part in odd_tensors.parts(tensor)):
         size, memory = part.element_size(), part.untyped_storage()
         begin = part.storage_offset() * size
         count = min(_SAMPLED * size, memory.nbytes() - begin) if part.numel() else 0

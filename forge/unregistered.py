@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from forge import module_state
+from forge.checkpoint.odd_tensors import PLAIN_TYPES
 
 _SHOWN = 4
 """Parameters that one message names."""
@@ -68,8 +69,7 @@ def capture(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Values:
 
 
 def _is_plain(value: Any) -> bool:
-    kinds = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    return type(value) in kinds and value.layout is torch.strided and not value.is_nested
+    return type(value) in PLAIN_TYPES and value.layout is torch.strided and not value.is_nested
 
 
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:

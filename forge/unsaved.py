@@ -64,5 +64,4 @@ def _is_looked_at(buffer: torch.Tensor) -> bool:
 def _has_changed(first: torch.Tensor, now: torch.Tensor) -> bool:
     if (first.shape, first.dtype, first.device) != (now.shape, now.dtype, now.device):
         return False
-    raw = [one.contiguous().reshape(-1).view(torch.uint8) for one in (first, now)]
-    return not torch.equal(*raw)
+    return not odd_tensors.are_same_bits(first, now)

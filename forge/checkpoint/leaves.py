@@ -37,7 +37,7 @@ class Leaf:
     def num_bytes(self) -> int:
         """Bytes of a tensor's or an array's content; 0 for all else."""
         if isinstance(self.value, torch.Tensor):
-            parts = _parts(self.value)
+            parts = odd_tensors.parts(self.value)
             return sum(part.numel() * part.dtype.itemsize for part in parts)
         return int(getattr(self.value, "nbytes", 0)) if _is_array(self.value) else 0
 
@@ -113,23 +113,13 @@ def _short(one: torch.dtype | torch.layout) -> str:
     return str(one).removeprefix("torch.")
 
 
-def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    if tensor.layout is torch.strided:
-        return [tensor]
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-
-
 def total_bytes(found: list[Leaf]) -> int:
     """Bytes of all tensors and arrays, those that are tied once."""
     seen: set[tuple[int, str]] = set()
     total = 0
     for leaf in found:
         if isinstance(leaf.value, torch.Tensor):
-            same = (_parts(leaf.value)[-1].data_ptr(), leaf.kind)
+            same = (odd_tensors.parts(leaf.value)[-1].data_ptr(), leaf.kind)
             total += leaf.num_bytes if same not in seen else 0
             seen.add(same)
         else:
@@ -171,8 +161,10 @@ def _difference(a: Any, b: Any) -> str:
 
 
 def _value_difference(a: torch.Tensor, b: torch.Tensor) -> str:
-    parts = list(zip(_parts(a), _parts(b), strict=True))
-    if all(one.shape == other.shape and _are_same_bits(one, other) for one, other in parts):
+    parts = list(zip(odd_tensors.parts(a), odd_tensors.parts(b), strict=True))
+    if all(
+        one.shape == other.shape and odd_tensors.are_same_bits(one, other) for one, other in parts
+    ):
         return ""
     if a.layout is not torch.strided and a.numel() > _LARGEST_DENSE:
         return "values differ"
@@ -189,10 +181,3 @@ def _value_difference(a: torch.Tensor, b: torch.Tensor) -> str:
     largest = (x - y).abs()[~is_equal].max()
     shown = "nan" if bool(largest.isnan()) else f"{float(largest):g}"
     return f"values differ by at most {shown}, in {count} of {a.numel()}"
-
-
-def _are_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if not a.numel():
-        return True
-    raw = [one.contiguous().reshape(-1).view(torch.uint8) for one in (a, b)]
-    return torch.equal(*raw)

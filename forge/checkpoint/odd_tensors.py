@@ -99,6 +99,21 @@ def sparse_parts(tensor: torch.Tensor) -> tuple[list[Any], dict[str, torch.Tenso
     return [layout, list(tensor.shape), False], {**parts, "values": tensor.values()}
 
 
+def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """What has memory of its own: the tensor, or the parts of a sparse one, its values last."""
+    if tensor.layout is torch.strided:
+        return [tensor]
+    return list(sparse_parts(tensor.detach())[1].values())
+
+
+def are_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two strided tensors of one shape, dtype and device hold the same, NaNs included."""
+    if not a.numel():
+        return True
+    raw = [one.contiguous().reshape(-1).view(torch.uint8) for one in (a, b)]
+    return torch.equal(*raw)
+
+
 def sparse(described: list[Any], parts: dict[str, torch.Tensor]) -> torch.Tensor:
     """The sparse tensor of these parts, its indices checked to lie within its size."""
     name, size, is_coalesced = described

@@ -127,10 +127,14 @@ def leave_behind(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["forked by Python", "forked by C"])
-def test_a_child_that_outlives_its_killed_parent_blocks_nobody(kind, leave_behind, open_store):
+def test_a_child_that_outlives_its_killed_parent_blocks_nobody(
+    kind, leave_behind, open_store, commit
+):
     """A DataLoader worker that hangs in a read; somebody's helper that was forked in C."""
     leave_behind(kind)
-    open_store()
+    store = open_store()
+    commit(store, 1)
+    assert store.newest().manifest.step == 1
 
 
 def test_what_was_left_behind_on_another_host_cannot_be_told_from_its_parent(

@@ -2,48 +2,25 @@
 
 import copy
 import random
-from contextlib import closing
 
 import pytest
 import torch
+from number_datasets import Numbers, Stream
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
     DataLoader,
-    Dataset,
     DistributedSampler,
-    IterableDataset,
     Subset,
     WeightedRandomSampler,
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from forge import data, rng
-from forge.checkpoint import Store
-from forge.config import CheckpointConfig
 from forge.errors import StateMismatch
 from forge.position import Position
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
-
-
-class Numbers(Dataset):
-    """0 … size-1; counts what is read."""
-
-    def __init__(self, size, draws=False):
-        self.size, self.draws, self.read = size, draws, []
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, index):
-        self.read.append(index)
-        return torch.tensor(float(index)) + (torch.rand(()) if self.draws else 0)
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(7))
 
 
 class DrawsAsItGoes:
@@ -360,131 +337,3 @@ def test_what_cannot_be_exact_is_named_and_nothing_else_is():
     ):
         assert "DrawsAsItGoes is iterated again from the epoch's start" in sentences(unknown)
     assert "in_order=False" in sentences(DataLoader(seeded, in_order=False, **workers))
-
-
-def test_seeded_draws_are_a_function_of_seed_epoch_and_index():
-    """Neither of who draws, nor of when, nor of what was drawn before."""
-    one, two = data.seeded(Numbers(4, draws=True), 1), data.seeded(Numbers(4, draws=True), 1)
-    first = [one[i].item() for i in range(4)]
-    torch.rand(7)
-    assert [two[i].item() for i in (3, 1, 0, 2)] == [first[i] for i in (3, 1, 0, 2)]
-    assert len({value % 1 for value in first}) == 4
-    two.set_epoch(1)
-    assert two[0].item() != first[0]
-    assert data.seeded(Numbers(4, draws=True), 2)[0].item() != first[0]
-
-
-def test_seeded_draws_leave_no_trace_in_the_generators():
-    """Training's own draws must not depend on how many samples were read."""
-    numpy = pytest.importorskip("numpy")
-
-    class DrawsFromAll(Numbers):
-        def __getitem__(self, index):
-            return torch.rand(1).item(), random.random(), numpy.random.rand()
-
-    dataset = data.seeded(DrawsFromAll(3), 1)
-    before = str(rng.capture())
-    assert dataset[0] == dataset[0] != dataset[1]
-    assert str(rng.capture()) == before
-
-
-def test_seeded_refuses_a_dataset_without_indices():
-    """There is nothing to seed with."""
-    with pytest.raises(TypeError, match="map-style dataset"):
-        data.seeded(Stream(), 1)
-
-
-@pytest.mark.parametrize("kind", ["MT19937", "PCG64", "PCG64DXSM", "SFC64", "Philox"])
-def test_whatever_generator_numpy_draws_from_comes_back_to_the_bit(kind, tmp_path):
-    """`numpy.random.set_bit_generator` replaces the global one; half a word waits."""
-    numpy = pytest.importorskip("numpy")
-    before = numpy.random.get_bit_generator()
-    numpy.random.set_bit_generator(getattr(numpy.random, kind)(5))
-    try:
-        numpy.random.normal()
-        numpy.random.randint(9, dtype=numpy.uint32)
-        with closing(Store(tmp_path, CheckpointConfig())) as store:
-            store.commit(store.snapshot(1, rng.capture(), False, copy=False))
-            saved = store.newest().state
-        expected = [numpy.random.normal(), *numpy.random.randint(99, size=3), numpy.random.rand()]
-        numpy.random.rand(1000)
-        rng.restore(saved)
-        found = [numpy.random.normal(), *numpy.random.randint(99, size=3), numpy.random.rand()]
-        assert found == expected
-    finally:
-        numpy.random.set_bit_generator(before)
-
-
-@pytest.mark.parametrize("kind", ["MT19937", "PCG64", "SFC64", "Philox"])
-def test_a_seeded_dataset_draws_the_same_from_any_global_generator_of_numpy(kind):
-    """Each sample by its index, and the loop's own generator as if nothing had been drawn."""
-
-    class Noise(Dataset):
-        def __getitem__(self, index):
-            return numpy.random.randint(1 << 30, size=3).tolist(), numpy.random.normal()
-
-    numpy = pytest.importorskip("numpy")
-    before = numpy.random.get_bit_generator()
-    numpy.random.set_bit_generator(getattr(numpy.random, kind)(5))
-    try:
-        dataset = data.seeded(Noise(), 3)
-        kept = rng.capture_cpu()
-        first = [dataset[index] for index in (4, 2)]
-        assert rng.capture_cpu()["python"] == kept["python"]
-        numpy.random.normal()
-        assert [dataset[index] for index in (2, 4)] == first[::-1]
-        assert first[0] != first[1]
-    finally:
-        numpy.random.set_bit_generator(before)
-
-
-def test_another_generator_of_numpy_than_was_saved_is_an_error_that_names_both():
-    """Its state would mean nothing to this one."""
-    numpy = pytest.importorskip("numpy")
-    before, state = numpy.random.get_bit_generator(), rng.capture()
-    numpy.random.set_bit_generator(numpy.random.PCG64())
-    try:
-        with pytest.raises(
-            StateMismatch, match=r"expected MT19937, found PCG64.*set_bit_generator"
-        ):
-            rng.restore(state)
-    finally:
-        numpy.random.set_bit_generator(before)
-
-
-@pytest.mark.parametrize("kind", ["xpu", "mps"])
-def test_other_devices_come_back_as_cuda_does(kind, monkeypatch):
-    """There is none here: two generators of the CPU stand for those of two devices."""
-    devices = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
-    module = getattr(torch, kind)
-    monkeypatch.setattr(module, "device_count", lambda: 2)
-    monkeypatch.setattr(module, "is_initialized", lambda: True, raising=False)
-    monkeypatch.setattr(module, "get_rng_state", lambda device: devices[device].get_state())
-    monkeypatch.setattr(module, "set_rng_state", lambda s, device: devices[device].set_state(s))
-    state = rng.capture()
-    expected = [torch.rand(3, generator=one).tolist() for one in devices]
-    rng.restore(state)
-    assert [torch.rand(3, generator=one).tolist() for one in devices] == expected
-
-
-def test_every_generator_comes_back_to_the_bit():
-    """Half a pair of Gaussians may be waiting in any of the three."""
-    numpy = pytest.importorskip("numpy")
-
-    def draws():
-        return (
-            [random.gauss(0, 1), random.random(), random.getrandbits(99)],
-            torch.randn(3).tolist() + torch.rand(20).tolist(),
-            [numpy.random.normal(), *numpy.random.rand(3), numpy.random.randint(99)],
-        )
-
-    draws()
-    for _ in range(3):  # at even and at odd places in the pairs
-        random.gauss(0, 1)
-        numpy.random.normal()
-        torch.randn(1)
-        state = rng.capture()
-        expected = draws()
-        assert draws() != expected
-        rng.restore(state)
-        assert draws() == expected

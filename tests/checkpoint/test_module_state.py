@@ -1,0 +1,173 @@
+"""Modules that load in ways of their own; tensors of theirs that torch does not load or save."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from forge.errors import StateMismatch
+from forge.live_state import LiveState
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("n", torch.zeros(1), persistent=False)
+        self.register_buffer("mean", torch.zeros(1), persistent=False)
+        self.register_buffer("mask", torch.ones(4, 4, dtype=torch.bool), persistent=False)
+        self.register_buffer("cache", torch.zeros(4), persistent=False)
+        self.register_buffer("large", torch.zeros(1 << 17), persistent=False)
+        self.register_buffer("none", None, persistent=False)
+        self.register_buffer("lazy", nn.UninitializedBuffer(), persistent=False)
+        self.register_buffer("meta", torch.zeros(1, device="meta"), persistent=False)
+        self.register_buffer("kept", torch.zeros(1))
+
+
+def test_a_buffer_that_is_not_saved_is_named_once_it_has_changed(caplog):
+    """It was lost in silence at every resume; constants, and caches that grow, are no news."""
+    model = nn.Sequential(Counting())
+    live = LiveState({"model": model, "generator": torch.Generator()})
+    live.capture()
+    model[0].cache = torch.ones(8)
+    model[0].mask.fill_(True)
+    model[0].large += 1
+    model[0].kept += 1
+    live.capture()
+    assert not caplog.messages
+    model[0].n += 1
+    model[0].mean = model[0].mean + 1
+    live.capture()
+    live.capture()
+    (told,) = caplog.messages
+    assert told.startswith("model.0.mean, model.0.n: changed since the run began, but not saved")
+
+
+class Expanded(nn.Module):
+    def __init__(self, value, base):
+        super().__init__()
+        self.frozen = nn.Parameter(torch.full((1,), value).expand(5), requires_grad=False)
+        self.register_buffer("a", torch.tensor([[value], [1.0]]).expand(2, 3))
+        self.register_buffer("tied", self.a)
+        self.register_buffer("base", torch.full((1,), base))
+        self.register_buffer("view", self.base.expand(4))
+
+
+@pytest.mark.parametrize("value", [2.0, float("nan"), 3.0])
+def test_expanded_tensors_come_back_expanded(value):
+    """torch saves them and refuses to write to them: such a run could never go on."""
+    saved = LiveState({"m": Expanded(value, 7.0)}).capture()
+    model = Expanded(3.0, 0.0)
+    before = dict(model.named_buffers(remove_duplicate=False)) | dict(model.named_parameters())
+    LiveState({"m": model}).load(saved)
+    for name, live in (*model.named_buffers(remove_duplicate=False), *model.named_parameters()):
+        assert live is before[name]
+        torch.testing.assert_close(
+            live.data, saved["states"]["m"][name], rtol=0, atol=0, equal_nan=True
+        )
+        assert (0 in live.stride()) == (name != "base")
+    model.base.fill_(8.0)
+    assert model.view.tolist() == [8.0] * 4
+
+
+def test_what_was_not_expanded_when_saved_is_not_when_loaded():
+    """Its values would not fit into one."""
+    model = Expanded(3.0, 0.0)
+    saved = LiveState({"m": model}).capture()
+    saved["states"]["m"]["a"] = saved["states"]["m"]["tied"] = torch.arange(6.0).reshape(2, 3)
+    LiveState({"m": model}).load(saved)
+    assert model.a.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert not model.frozen.requires_grad
+
+
+class Grows(nn.Linear):
+    """Has state that gets longer as it trains."""
+
+    def __init__(self):
+        super().__init__(1, 1)
+        self.seen = []
+
+    def get_extra_state(self):
+        return torch.tensor(self.seen)
+
+    def set_extra_state(self, state):
+        self.seen = state.tolist()
+
+
+class Appears(Grows):
+    """Has none before the first step."""
+
+    def get_extra_state(self):
+        return {"seen": self.seen} if self.seen else None
+
+    def set_extra_state(self, state):
+        self.seen = state["seen"] if state else []
+
+
+class Resizes(nn.Module):
+    """As the observers of torch.ao do: a buffer is as long as there are channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(0))
+
+    def _load_from_state_dict(self, state, prefix, *rest):
+        self.seen.resize_(state[f"{prefix}seen"].shape)
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+class ResizesAll(nn.Linear):
+    def __init__(self):
+        super().__init__(1, 1)
+        self.register_buffer("seen", torch.zeros(0))
+
+    def load_state_dict(self, state, strict=True):
+        self.seen.resize_(state["seen"].shape)
+        super().load_state_dict(state, strict)
+
+
+def quantized():
+    """Fake quantization by channel, which torch's own classes load."""
+    quantization = torch.ao.quantization
+    layer = nn.Linear(2, 3)
+    layer.qconfig = quantization.get_default_qat_qconfig("x86")
+    return quantization.prepare_qat(nn.Sequential(layer).train())
+
+
+def use(module):
+    if "seen" in dict(module.named_buffers()):
+        module.seen.resize_(2).copy_(torch.tensor([1.0, 2.0]))
+    elif hasattr(module, "seen"):
+        module.seen = [1.0, 2.0]
+    else:
+        module(torch.ones(1, 2))
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+@pytest.mark.filterwarnings("ignore:Please use quant_min")
+@pytest.mark.parametrize("kind", [Grows, Appears, Resizes, ResizesAll, quantized])
+def test_a_module_that_loads_what_a_new_one_has_not_is_left_to_it(kind):
+    """It has grown while it trained; `load_state_dict` takes it, so a resume has to."""
+    old, new = kind(), kind()
+    use(old)
+    saved = copy.deepcopy(LiveState({"m": old}).capture())
+    live = LiveState({"m": nn.ModuleDict({"inner": new})})
+    saved["states"]["m"] = {f"inner.{k}": v for k, v in saved["states"]["m"].items()}
+    if kind is ResizesAll:  # torch asks only the outermost one for this
+        live = LiveState({"m": new})
+        saved["states"]["m"] = {k[6:]: v for k, v in saved["states"]["m"].items()}
+    live.load(saved)
+    assert str(new.state_dict()) == str(old.state_dict())
+
+
+class TakesAll(nn.Linear):
+    def load_state_dict(self, state):
+        super().load_state_dict(state, strict=False)
+
+
+def test_what_a_module_left_out_as_it_loaded_is_named_all_the_same():
+    """Left to itself beforehand, compared afterwards: no silent fresh start."""
+    saved = LiveState({"m": nn.Linear(3, 1)}).capture()
+    saved["states"]["m"]["scale"] = torch.ones(1)
+    with pytest.raises(StateMismatch, match=r"m\.scale: expected nothing, found float32\[1\]"):
+        LiveState({"m": TakesAll(3, 1)}).load(saved)

@@ -1,0 +1,214 @@
+"""`forge show` and `forge diff`: what they print, and what differs."""
+
+import collections
+import json
+import math
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+import forge
+from forge.checkpoint import Manifest, named
+from forge.checkpoint.checksums import Checksums
+from forge.checkpoint.leaves import differences, leaves
+from forge.checkpoint.names import STATE, TENSORS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def forge_command(*arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", "forge", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def rewrite(path):
+    """A manifest that fits the files as they are now."""
+    raw = json.loads((path / "manifest.json").read_bytes())
+    del raw["checksum"]
+    for name in raw["files"]:
+        checksums = Checksums()
+        checksums.update(memoryview((path / name).read_bytes()))
+        raw["files"][name] = checksums.entry()
+    (path / "manifest.json").write_bytes(Manifest(**raw).to_bytes())
+
+
+def test_show_prints_facts_and_leaves_in_a_hundred_columns(store):
+    """With what is tied counted once."""
+    weight = torch.randn(16, 4)
+    state = {
+        "step": 7,
+        "model": {"w": weight, "tied": weight, "deep." + "x" * 99: torch.ones(3, dtype=torch.half)},
+        "rows": list(range(1000)),
+        "array": numpy.zeros((2, 2)),
+        "evil": "\x1b[2J\n",
+        "none": None,
+        "empty": {},
+    }
+    store.commit(store.snapshot(7, state, True, copy=False))
+    code, shown, error = forge_command("show", store.directory)
+    assert (code, error) == (0, "")
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "step 7, saved " in shown
+    assert "training had ended" in shown
+    assert f"torch {torch.__version__}" in shown
+    assert re.search(rf"^  {TENSORS} +CRC-32 [0-9a-f]{{8}} ", shown, re.MULTILINE)
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line[:1].isalpha()}
+    assert rows["model.w"] == rows["model.tied"] == "float32[16, 4] 256 bytes"
+    assert rows["rows"] == "list of 1000 int"
+    assert rows["array"] == "float64[2, 2] numpy 32 bytes"
+    assert rows["none"] == "None"
+    assert any(line.startswith("…xxx") and "float16[3]" in line for line in lines)
+    assert "\x1b" not in shown
+    assert lines[-1] == "9 leaves, 294 bytes; what is tied counts once"
+
+
+def test_diff_prints_each_leaf_that_differs(store):
+    """The largest difference says whether it is rounding or another model."""
+    state = {
+        "same": torch.ones(3),
+        "w": torch.tensor([1.0, 2.0, torch.nan]),
+        "inf": torch.tensor([torch.inf, 1.0]),
+        "big": torch.tensor([2**53, 7]),
+        "zero": torch.zeros(2),
+        "dtype": torch.ones(2),
+        "shape": torch.ones(2),
+        "gone": torch.ones(1),
+        "lr": 0.1,
+        "sparse": torch.eye(2).to_sparse(),
+        "nan": float("nan"),
+    }
+    other = {
+        **state,
+        "w": torch.tensor([1.0, 2.5, torch.nan]),
+        "big": torch.tensor([2**53 + 1, 7]),
+        "zero": -torch.zeros(2),
+        "dtype": torch.ones(2, dtype=torch.half),
+        "shape": torch.ones(3),
+        "lr": 0.2,
+        "sparse": 3 * torch.eye(2).to_sparse(),
+        "new": [1],
+    }
+    del other["gone"]
+    store.commit(store.snapshot(1, state, False, copy=False))
+    store.commit(store.snapshot(2, other, False, copy=False))
+    code, shown, error = forge_command(
+        "diff", store.directory / "step_1", store.directory / "step_2", "--verify", "size"
+    )
+    assert (code, error) == (1, "")
+    assert dict(line.split(": ", 1) for line in shown.splitlines()) == {
+        "w": "values differ by at most 0.5, in 1 of 3",
+        "big": "values differ by at most 0, in 1 of 2",
+        "zero": "values are equal, bits are not (a zero's sign, a NaN's payload, or their order)",
+        "dtype": "float32[2] → float16[2]",
+        "shape": "float32[2] → float32[3]",
+        "gone": "only in A: float32[1]",
+        "lr": "float 0.1 → float 0.2",
+        "sparse": "values differ by at most 2, in 2 of 4",
+        "new[0]": "only in B: int 1",
+    }
+    assert forge_command("diff", store.directory / "step_1", store.directory / "step_1") == (
+        0,
+        "",
+        "",
+    )
+
+
+def not_imported(value):
+    return named.NotImported("their.State", value)
+
+
+ROW = list(range(2000))
+ONE = torch.arange(2000.0)
+TWO = torch.arange(2000.0).index_fill(0, torch.tensor(1000), 7)
+DIFFERENT = {
+    "a class that is not imported": (not_imported((ONE,)), not_imported((TWO,)), ["[0]"]),
+    "its name": (not_imported((1,)), named.NotImported("other.State", (1,)), [""]),
+    "an enum": (not_imported("RED"), not_imported("BLUE"), [""]),
+    "a number as a key": ({1: 5, "1": 6}, {1: 7, "1": 6}, ["1"]),
+    "keys with dots": ({"a": {"b": 1}, "a.b": 2}, {"a": {"b": 9}, "a.b": 2}, ["a.b"]),
+    "list and tuple": ([1, ONE], (1, ONE), [""]),
+    "list and tuple, and what they hold": ([1, 2], (1, 3), ["", "[1]"]),
+    "dict and ordered dict": ({"a": 1}, collections.OrderedDict(a=1), [""]),
+    "one and true": ({"a": 1}, {"a": True}, ["a"]),
+    "one and true as keys": ({1: 0}, {True: 0}, ["1", "True"]),
+    "one and true in a row": ([1] * 99, [True] * 99, [""]),
+    "a row": (ROW, [*ROW[:-1], 0], [""]),
+    "sets": ({0, 8}, {0, 9}, [""]),
+    "payloads": (struct.unpack("<d", b"\1\0\0\0\0\0\xf8\x7f"), (math.nan,), ["[0]"]),
+    "zeros": ({"a": 0.0}, {"a": -0.0}, ["a"]),
+    "nothing and something": ({"a": {}}, {"a": {"x": 1, "y": 2}}, ["a.x", "a.y"]),
+    "a value and a container": ({"a": 1}, {"a": {"x": ONE}}, ["a"]),
+    "empty ones": ({"a": {}}, {"a": []}, ["a"]),
+    "bytes": (bytearray(b"x"), b"x", [""]),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_whatever_differs_is_found_where_it_is(case):
+    """Exit code 0 says that two checkpoints are the same, and is believed."""
+    a, b, paths = DIFFERENT[case]
+    assert [path for path, _ in differences(a, b)] == paths
+    assert len(list(differences(b, a))) == len(paths)
+    assert all(said for _, said in differences(a, b))
+
+
+SAME = {
+    "sets in another order": ({0, 8}, {8, 0}),
+    "sets of sets": ({frozenset({0, 8}), (1,)}, {(1,), frozenset({8, 0})}),
+    "keys in another order": ({"a": 1, "b": ONE}, {"b": ONE.clone(), "a": 1}),
+    "NaN": ({math.nan: math.nan}, {float("nan"): float("nan")}),
+    "rows": (ROW, list(ROW)),
+    "arrays": (numpy.arange(3), numpy.arange(3)),
+    "a class that is not imported": (not_imported((ONE, {1})), not_imported((ONE.clone(), {1}))),
+    "nothing": ({"a": {}, "b": []}, {"a": {}, "b": []}),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_what_is_the_same_does_not_differ(case):
+    """A set has no order, and NaN is itself here."""
+    assert list(differences(*SAME[case])) == []
+
+
+def test_what_a_class_holds_that_is_not_imported_is_shown_and_counted():
+    """Optimizers keep whole models in namedtuples."""
+    found = list(leaves({"state": not_imported((ONE, 3))}))
+    assert [(leaf.path, leaf.num_bytes) for leaf in found] == [("state[0]", 8000), ("state[1]", 0)]
+
+
+def test_the_command_says_what_is_wrong_without_a_traceback(tmp_path):
+    """74, as for every checkpoint that cannot be read; 2 for a command that is not understood."""
+    code, shown, error = forge_command("show", tmp_path / "no")
+    assert (code, shown) == (74, "")
+    assert error.startswith(f"{tmp_path / 'no'}: there is nothing here")
+    for wrong in (["show"], ["diff", "a"], ["show", "a", "--verify", "much"], ["shw", "a"]):
+        code, shown, error = forge_command(*wrong)
+        assert (code, shown) == (2, "")
+        assert error.startswith("usage: forge plan")
+
+
+def test_a_value_of_somebody_s_own_class_is_shown_by_name(store):
+    """`forge show` has not imported their program."""
+    state = {"action": forge.ExitCode.HALTED}
+    path = store.commit(store.snapshot(1, state, False, copy=False))
+    text = (path / STATE).read_text().replace("forge.errors", "their.module")
+    assert "their.module" in text
+    (path / STATE).write_text(text)
+    rewrite(path)
+    found = forge.load(path).state["action"]
+    assert found == named.NotImported("their.module.ExitCode", "HALTED")
+    assert "NotImported" in forge_command("show", path)[1]
