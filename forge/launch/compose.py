@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,9 @@ from forge.job_files import STATE, forge_dir
 from forge.launch import payload, plan, remembered
 from forge.launch.hydra_launcher import Request
 from forge.launch.sweep import Place, SweepDir
+
+_SHOWN = 8
+"""Jobs that one problem names."""
 
 
 @dataclass
@@ -84,6 +87,7 @@ def compose(
         finally:
             HydraConfig.instance().cfg = outer
         jobs.append(job)
+    problems += _shared_checkpoints(jobs)
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)), "The sweep")
     return jobs
@@ -96,6 +100,27 @@ def _check_source(job: ComposedJob) -> None:
         problem = job_dir.init_problem(job.policy.checkpoint, job.directory, where)
         if problem:
             raise ConfigError([problem])
+
+
+def _shared_checkpoints(jobs: list[ComposedJob]) -> Iterator[str]:
+    """A sentence for each checkpoint directory that several jobs would save into."""
+    users: dict[str, list[ComposedJob]] = {}
+    for job in jobs:
+        if job.policy is not None and job.policy.enabled:
+            directory = os.path.realpath(job.directory / job.policy.checkpoint.dir)
+            users.setdefault(directory, []).append(job)
+    for directory, sharing in users.items():
+        if len(sharing) > 1:
+            names = [f"{job.place.number} ({job.label})" for job in sharing[:_SHOWN]]
+            names += [f"{len(sharing) - _SHOWN} more"] if len(sharing) > _SHOWN else []
+            policy = sharing[0].policy
+            assert policy is not None
+            yield (
+                f"jobs {', '.join(names[:-1])} and {names[-1]} would all save into {directory}:"
+                f" `resilience.checkpoint.dir={policy.checkpoint.dir}`. Make it relative, so that"
+                " it lies in each job's own directory, or put what differs into it:"
+                " `${hydra:job.num}` or `${hydra:job.override_dirname}`."
+            )
 
 
 def _shown(cfg: DictConfig) -> str:
