@@ -37,7 +37,7 @@ def test_no_file_names_a_place_of_one_machine_or_a_registry():
 
 @pytest.mark.parametrize("module", list(modules()))
 def test_a_long_module_says_why_it_is_one(module):
-    """One idea a module. A rule of lines alone cuts classes in halves that reach into each other."""
+    """One idea a module. Lines alone cut classes in halves that reach into each other."""
     text = modules()[module].read_text()
     opening = ast.get_docstring(ast.parse(text)) or ""
     assert len(text.splitlines()) <= 400 or "One module, since" in opening
