@@ -35,7 +35,7 @@ from typing import Any
 
 from forge import backends, config, job_dir, messages, processes, slurm, stopping
 from forge.backends import ASK_S, AlreadyRequeued, Backend
-from forge.config import Policy, ShutdownConfig, SignalAction
+from forge.config import Policy, SignalAction
 from forge.errors import Exit, ExitCode, JobError
 from forge.job_files import STATE, forge_dir, read_json, saved_step, write_json
 from forge.requeue import Counts, Decision, Outcome, Reason, decide
@@ -301,7 +301,7 @@ class _Attempt:
                 return
         began = time.monotonic()
         limit_s = self._handler.timeout_sec
-        self._has_left.wait((limit_s or ShutdownConfig().timeout_s) * PATIENCE)
+        self._has_left.wait((limit_s or Policy().stop_s) * PATIENCE)
         self._is_late = True
         end = began + limit_s - min(MARGIN_S, limit_s / 4) if limit_s else math.inf
         while not self._has_left.wait(_LOOK_S) and time.monotonic() < end:

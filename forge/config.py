@@ -80,6 +80,10 @@ class OnForeign(Enum):
     refuse = "refuse"
 
 
+STOP_SHARE = 0.75
+"""The forced exit comes this part of the lead after the signal, where nothing else is set."""
+
+
 @dataclass
 class SignalConfig:
     """Which signals stop a job, and how early."""
@@ -103,8 +107,9 @@ class SignalConfig:
 class ShutdownConfig:
     """How long stopping may take."""
 
-    timeout_s: float = 90.0
-    """Seconds from the signal to the forced exit with code 70; 0 never forces."""
+    timeout_s: float | None = None
+    """Seconds from the signal to the forced exit with code 70; 0 never forces; null: three quarters
+    of `signal.lead_s`. What holds is `Policy.stop_s`."""
 
 
 @dataclass
@@ -286,6 +291,12 @@ class Policy:
     health: HealthConfig = field(default_factory=HealthConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
+
+    @property
+    def stop_s(self) -> float:
+        """Seconds from a signal to the forced exit; 0 never forces."""
+        given = self.shutdown.timeout_s
+        return STOP_SHARE * self.signal.lead_s if given is None else given
 
 
 def load(policy: Any, *, time_limit_s: float | None = None, limit_key: str = "") -> Policy:

@@ -36,6 +36,8 @@ _LEAD_SLACK_S = 90.0
 """Slurm announces the time limit up to a minute earlier than it was asked to."""
 _RESTART_S = 60.0
 """A task is not started again where less than this is left before the limit is announced."""
+_GRACE_S = 3600.0
+"""Longer than any grace time of a preemption."""
 _SRUN_FAILED = 1
 """Exit code of srun where there is no step: its nodes do not answer, say."""
 _HERE = (Reason.signalled, Reason.crashed, Reason.forced, Reason.failed)
@@ -311,6 +313,8 @@ class SlurmJob(Job):
         if outcome.reason in _HERE and self._can_stay():
             return None
         code = outcome.code if outcome.code > 0 else 128 - outcome.code
+        if self.plan["requeue"].get("as_site"):
+            return self._leave_it_to_slurm()
         excluded = "" if self._info is None else self._info.excluded
         # Once more: it may have been cancelled while it was saving.
         if not self._ask_controller():
@@ -331,6 +335,17 @@ class SlurmJob(Job):
                 self._tell("excluded", nodes=self._sick)
             except (slurm.NoAnswer, slurm.NoSuchJob) as error:
                 self._print(f"the job may come back to this node: {error}")
+        return int(ExitCode.REQUEUE)
+
+    def _leave_it_to_slurm(self) -> int:
+        """Without a policy: whether the job comes back is the site's to say.
+
+        Whoever ends in the grace time has ended for Slurm, and is not brought back: so we stay.
+        """
+        deadline = time.monotonic() + _GRACE_S
+        while self._why is Why.preempted and time.monotonic() < deadline:
+            select.select([self._reader], [], [], _TICK_S)
+            processes.heard(self._reader)
         return int(ExitCode.REQUEUE)
 
     def _give_up(self, outcome: Outcome, code: int, problem: str) -> int:

@@ -153,7 +153,8 @@ def decide(outcome: Outcome, counts: Counts, limits: dict[str, Any], saved_step:
         outcome: How the attempt ended.
         counts: The budgets used so far.
         limits: The policy's `requeue` section as a plain dict; on a cluster
-            `max_excluded_nodes` as well.
+            `max_excluded_nodes` as well, and `as_site` where there is no policy: Slurm alone
+            decides what becomes of a job that it stops.
         saved_step: Steps done in the newest checkpoint; -1 without one.
     """
     what = str(outcome)
@@ -166,6 +167,9 @@ def decide(outcome: Outcome, counts: Counts, limits: dict[str, Any], saved_step:
     rule = None if counter else _rule_for(outcome.code, limits)
     if not counter and rule is None:
         return Decision(False, what)
+    if limits.get("as_site") and outcome.reason is Reason.preempted:
+        counts.restarts += 1  # where Slurm brings it back; nobody else counts
+        return Decision(True, what)
     if not limits["enabled"]:
         why = "`resilience.requeue.enabled` is false"
         return Decision(False, f"{what}; {limits.get('why_not', why)}")

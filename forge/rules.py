@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from forge.config import NanAction, Policy, RequeueRule, SignalAction, WhenBusy
+from forge.config import STOP_SHARE, NanAction, Policy, RequeueRule, SignalAction, WhenBusy
 
 SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2")
 """Signals a policy may name: those that can be caught and that people send to jobs."""
@@ -279,6 +279,7 @@ def _rule_problems(p: Policy) -> list[str]:
 def _signal_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> list[str]:
     found: list[str] = []
     name, lead_s, timeout_s = signal_name(p.signal.name), p.signal.lead_s, p.shutdown.timeout_s
+    timeout_s = 0.0 if timeout_s is None else timeout_s  # what follows the lead is below it
     lead = f"`resilience.signal.lead_s={lead_s:g}`"
     if name not in SIGNALS:
         found.append(
@@ -304,7 +305,7 @@ def _signal_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> l
         found.append(
             f"`resilience.shutdown.timeout_s={timeout_s:g}`: the forced exit is not shorter than"
             f" {lead}: the job would be killed before its own exit. Raise the lead, or set"
-            f" `resilience.shutdown.timeout_s` to at most {lead_s * 0.75:g}."
+            f" `resilience.shutdown.timeout_s` to at most {lead_s * STOP_SHARE:g}."
         )
     if time_limit_s is not None and lead_s >= time_limit_s:
         found.append(

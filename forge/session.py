@@ -77,7 +77,7 @@ class Session:
             self._release()
             raise
         policy = self._policy
-        self._limit = TimeLimit(os.environ, policy.shutdown.timeout_s or policy.signal.lead_s)
+        self._limit = TimeLimit(os.environ, policy.stop_s or policy.signal.lead_s)
         num_bytes = sum(p.numel() * p.element_size() for _, p in self._live.parameters())
         self._disk.saver.expect(num_bytes)
         self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]

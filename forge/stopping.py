@@ -69,13 +69,13 @@ def install(policy: Policy, stacks_dir: Path | None = None) -> ShutdownHandler:
     """Make this process listen to signals as `policy` says; the one handler is reused."""
     actions = {name: action.value for name, action in policy.signal.actions.items()}
     if _state.handler is None:
-        handler = ShutdownHandler(policy.shutdown.timeout_s, actions, stacks_dir)
+        handler = ShutdownHandler(policy.stop_s, actions, stacks_dir)
         handler.register()
         handler.interrupt_with(_leave_unsaved)
         _state.handler = handler
         atexit.register(_last_breath)
     else:
-        _state.handler.configure(policy.shutdown.timeout_s, actions, stacks_dir)
+        _state.handler.configure(policy.stop_s, actions, stacks_dir)
     return _state.handler
 
 

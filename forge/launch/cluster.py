@@ -99,7 +99,7 @@ class Cluster:
         return None
 
     def _warn(self, name: str | None, policy: Policy) -> None:
-        grace_s, timeout_s = self.grace_s(name), policy.shutdown.timeout_s
+        grace_s, timeout_s = self.grace_s(name), policy.stop_s
         partition = self.partition(name).get("PartitionName", "default")
         total_s = None if grace_s is None else grace_s + self.kill_wait_s
         if total_s is not None and (timeout_s == 0 or timeout_s > total_s):

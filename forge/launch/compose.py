@@ -42,11 +42,18 @@ class ComposedJob:
 
 
 def compose(
-    sweep: SweepDir, request: Request, policy_of: Callable[[DictConfig], Policy | None]
+    sweep: SweepDir,
+    request: Request,
+    policy_of: Callable[[DictConfig], Policy | None],
+    complete: Callable[[DictConfig], None] = lambda cfg: None,
 ) -> list[ComposedJob]:
     """Every job's config and directory; all problems of all jobs at once.
 
-    `policy_of` makes the policy of a job from its config, which it may complete.
+    Args:
+        sweep: Where they lie.
+        request: What Hydra asks for.
+        policy_of: Makes the policy of a job from its config.
+        complete: Puts what the launcher's own options say into a job's config.
     """
     jobs: list[ComposedJob] = []
     problems: list[str] = []
@@ -75,6 +82,7 @@ def compose(
             if problem:  # not looked into any more: what lies there is another job's
                 problems.append(f"job {number} ({label}): {problem}")
                 continue
+            complete(cfg)  # before it is compared with what the job began with
             _settle(job, sweep.path, may_refer="${" in text)
             job.policy = policy_of(cfg)
             _check_source(job)

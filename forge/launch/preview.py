@@ -34,8 +34,8 @@ def timeline(call: Batch, job: ComposedJob, cluster: Cluster) -> str:
     if policy is None or not policy.enabled:
         return f"time limit T={group.options.timeout_min:g} min:  T SIGTERM · {kill_s}"
     parts = [f"T-{policy.signal.lead_s:g} s {policy.signal.name}, saves and requeues"]
-    if policy.shutdown.timeout_s > 0:
-        forced_s = policy.signal.lead_s - policy.shutdown.timeout_s
+    if policy.stop_s > 0:
+        forced_s = policy.signal.lead_s - policy.stop_s
         parts.append(f"T-{forced_s:g} s forced exit, at the latest")
     parts.append(f"T SIGTERM · {kill_s}")
     text = f"time limit T={group.options.timeout_min:g} min:  {' · '.join(parts)}"

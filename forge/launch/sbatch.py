@@ -40,8 +40,8 @@ class Group:
     signal: str | None
     """Signal that announces the time limit; None: nobody listens."""
     lead_s: float
-    is_requeued: bool
-    """Whether the policy may ever start them again."""
+    is_requeued: bool | None
+    """Whether the policy may ever start them again; None: no policy, so it is as the site has it."""
 
 
 @dataclass
@@ -117,7 +117,8 @@ def _script(batch: Batch) -> str:
     parameters |= {name: given[name] for name in _PASSED_ON if given[name] is not None}
     parameters["time"] = math.ceil(options.timeout_min)
     more: dict[str, Any] = dict(options.additional_parameters)
-    more |= {"requeue": True} if group.is_requeued else {"no-requeue": True}
+    if group.is_requeued is not None:
+        more |= {"requeue": True} if group.is_requeued else {"no-requeue": True}
     lead_s = math.ceil(group.lead_s)
     if group.signal is not None:
         more["signal"] = f"{group.signal}@{lead_s}"

@@ -136,6 +136,9 @@ def read(given: dict[str, Any]) -> SlurmOptions:
 def into_policy(options: SlurmOptions, cfg: DictConfig) -> None:
     """Put what the launcher's config says of signals and restarts where the policy has it.
 
+    As an override of the job: it is another name of the same key, so the job is stored, compared
+    and started again with it.
+
     Raises:
         ConfigError: Where the two contradict each other.
     """
@@ -158,5 +161,6 @@ def into_policy(options: SlurmOptions, cfg: DictConfig) -> None:
             continue
         with read_write(cfg), open_dict(cfg):
             OmegaConf.update(cfg, f"resilience.{key}", wanted, force_add=True)
+            cfg.hydra.overrides.task.append(f"++resilience.{key}={wanted}")
     if problems:
         raise ConfigError(problems, "The launcher's configuration")

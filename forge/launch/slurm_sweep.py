@@ -67,7 +67,8 @@ def launch(request: Request) -> list[JobReturn]:
         else:
             sweep = opening.sweep_dir(directory, request)
         try:
-            composed = compose(sweep, request, functools.partial(_policy, options))
+            complete = functools.partial(slurm_options.into_policy, options)
+            composed = compose(sweep, request, functools.partial(_policy, options), complete)
             jobs = [_Job(job, options.of_job(job.policy)) for job in composed]
             cluster.check([(job.options, job.composed.policy) for job in jobs])
             submitted = Submitted(directory)
@@ -125,7 +126,6 @@ def _check_sweeper(options: SlurmOptions, sweep_config: DictConfig) -> None:
 def _policy(options: SlurmOptions, cfg: DictConfig) -> Policy | None:
     if OmegaConf.select(cfg, "resilience") is None:
         return None
-    slurm_options.into_policy(options, cfg)
     own = OmegaConf.select(cfg, "resilience.slurm.timeout_min")
     if isinstance(own, (int, float)):
         limit, key = float(own), f"resilience.slurm.timeout_min={own}"
@@ -186,7 +186,7 @@ def _calls(
                 options=job.options,
                 signal=policy.signal.name if policy is not None and is_active else None,
                 lead_s=policy.signal.lead_s if policy is not None else 0.0,
-                is_requeued=policy is not None and is_active and policy.requeue.enabled,
+                is_requeued=policy.requeue.enabled if policy is not None and is_active else None,
             )
         )
     folder = log_folder(options.submitit_folder, directory)
@@ -259,6 +259,8 @@ def _pack(
         ours = (sys.prefix, sys.base_prefix)
         content["path"] = [entry for entry in made.path if not entry.startswith(ours)]
         content["has_whole_path"] = False
+    is_active = composed.policy is not None and composed.policy.enabled
+    content["requeue"]["as_site"] = not is_active
     if composed.policy is not None:
         content["requeue"]["max_excluded_nodes"] = composed.policy.health.max_excluded_nodes
     return composed.directory, content, data

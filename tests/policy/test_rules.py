@@ -159,6 +159,13 @@ def test_the_forced_exit_has_to_be_shorter_than_the_lead():
     load({"signal": {"lead_s": 60}, "shutdown": {"timeout_s": 0}})
 
 
+@pytest.mark.parametrize("lead_s", [30, 90.0, 600])
+def test_a_lead_alone_is_enough(lead_s):
+    """Nobody who gives a signal less time has said anything of a forced exit."""
+    assert load({"signal": {"lead_s": lead_s}}).stop_s == 0.75 * lead_s
+    assert load({"signal": {"lead_s": lead_s}, "shutdown": {"timeout_s": 0}}).stop_s == 0
+
+
 @pytest.mark.parametrize("limit_s", [60.0, 120.0])
 def test_the_lead_has_to_be_below_the_time_limit(limit_s):
     """The signal would arrive as the job starts, for ever."""

@@ -100,13 +100,19 @@ def test_signal_delay_and_timeouts_are_the_policy_s():
     from omegaconf import OmegaConf
 
     options = read({"signal_delay_s": 77, "max_num_timeout": 5})
-    cfg = OmegaConf.create({"resilience": {"signal": {"name": "USR2"}}})
+    hydra = {"overrides": {"task": ["lr=1"]}}
+    cfg = OmegaConf.create({"resilience": {"signal": {"name": "USR2"}}, "hydra": hydra})
     into_policy(options, cfg)
+    assert cfg.hydra.overrides.task == [
+        "lr=1",
+        "++resilience.signal.lead_s=77",
+        "++resilience.requeue.max_timeouts=5",
+    ]
     assert cfg.resilience.signal.lead_s == 77
     assert cfg.resilience.requeue.max_timeouts == 5
     for section in ({"signal": {"lead_s": 60.0}}, {"requeue": {"max_timeouts": 1}}):
         with pytest.raises(ConfigError, match="say different things"):
-            into_policy(options, OmegaConf.create({"resilience": section}))
+            into_policy(options, OmegaConf.create({"resilience": section, "hydra": hydra}))
 
 
 @pytest.mark.parametrize("key", list(slurm_options._OURS))

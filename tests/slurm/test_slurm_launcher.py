@@ -11,7 +11,8 @@ from jobs import BARE_CONF, SlurmApp
 from launch.sweeps import command_in
 
 from forge import processes
-from forge.job_files import WATCH, forge_dir, read_json
+from forge.job_files import PLAN, WATCH, forge_dir, read_json
+from forge.ledger import read as read_ledger
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -30,6 +31,32 @@ WAITS = """
         while not (gates / "go").exists():
             time.sleep(0.05)
         return cfg.kind
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+TRAINS = """
+    import time
+    from pathlib import Path
+    import hydra
+    import torch
+    import forge
+
+    @hydra.main(version_base=None, config_path=".", config_name="conf")
+    def main(cfg):
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with forge.Run(cfg.resilience, model=model, optimizer=optimizer) as run:
+            for step in run.steps(4):
+                if step == 2:
+                    Path(cfg.gates, "trained").touch()
+                    while not Path(cfg.gates, "go").exists():
+                        time.sleep(0.05)
+                loss = model(torch.randn(3, 2)).square().mean()
+                loss.backward()
+                run.update(loss, optimizer)
 
     if __name__ == "__main__":
         main()
@@ -79,6 +106,26 @@ def test_a_launcher_is_not_needed_and_its_next_start_finds_the_jobs(app):
     assert all(job.attempts == 0 and len(job.told) == 3 for job in app.jobs().values())
     again = app.run(*overrides)
     assert "2 were finished before" in again.stdout
+
+
+def test_a_lead_in_the_launcher_s_own_words_is_no_changed_config(cluster, tmp_path):
+    """And it is all that has to be set: the forced exit follows it."""
+    conf = BARE_CONF + "      checkpoint: {every_steps: 2}\n"
+    with contextlib.closing(SlurmApp(cluster, tmp_path / "app", TRAINS, conf)) as app:
+        command = ["hydra.launcher.signal_delay_s=30", "hydra.launcher.timeout_min=5"]
+        first = app.start(*command)
+        app.wait_for_gate("trained", first)
+        first.signal(signal.SIGINT)
+        assert first.wait() == 130
+        app.cluster.clear()
+        (app.gates / "go").touch()
+        again = app.run(*command)
+        (job,) = app.jobs_by_place()
+        plan = read_json(forge_dir(job.directory) / PLAN)
+    assert again.returncode == 0, again.stdout
+    assert "resumed_from" in str(read_ledger(job.directory).attempts[1].events[0])
+    assert "changed since" not in first.output + again.stdout + job.output
+    assert (plan["lead_s"], plan["timeout_s"]) == (30, 22.5)
 
 
 def test_a_pending_job_that_is_cancelled_is_reported(app):
