@@ -85,10 +85,15 @@ def test_jobs_that_are_alike_are_one_array(app):
     assert "#SBATCH --array=0-2%2\n" in done.stdout
 
 
-def test_a_job_without_a_policy_is_not_requeued_and_gets_no_signal(app):
+@pytest.mark.parametrize("section", ["", "resilience: {enabled: false}\n"])
+def test_a_job_without_a_policy_is_requeued_as_the_site_has_it_and_gets_no_signal(app, section):
     """Nobody in it would know what the signal means; it would die of it."""
-    (app.folder / "conf.yaml").write_text("lr: 1\n")
+    (app.folder / "conf.yaml").write_text(f"{section}lr: 1\n")
     done = plan(app, "lr=1")
+    assert "#SBATCH --time=60\n" in done.stdout
+    assert "#SBATCH --requeue" not in done.stdout
+    assert "#SBATCH --no-requeue" not in done.stdout
+    done = plan(app, "lr=1", "+resilience.requeue.enabled=false", "++resilience.enabled=true")
     assert "#SBATCH --no-requeue\n" in done.stdout
     assert "--signal" not in done.stdout
 
