@@ -41,7 +41,7 @@ class Group:
     """Signal that announces the time limit; None: nobody listens."""
     lead_s: float
     is_requeued: bool | None
-    """Whether the policy may ever start them again; None: no policy, so it is as the site has it."""
+    """Whether the policy may ever start them again; None: no policy, as the site has it."""
 
 
 @dataclass

@@ -93,9 +93,9 @@ def test_a_job_without_a_policy_is_requeued_as_the_site_has_it_and_gets_no_signa
     assert "#SBATCH --time=60\n" in done.stdout
     assert "#SBATCH --requeue" not in done.stdout
     assert "#SBATCH --no-requeue" not in done.stdout
+    assert "--signal" not in done.stdout
     done = plan(app, "lr=1", "+resilience.requeue.enabled=false", "++resilience.enabled=true")
     assert "#SBATCH --no-requeue\n" in done.stdout
-    assert "--signal" not in done.stdout
 
 
 def test_a_plan_is_refused_as_the_sweep_would_be(app):
