@@ -74,7 +74,11 @@ def freeze(cfg: DictConfig, directory: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     overrides = OmegaConf.to_yaml(cfg.hydra.overrides.task)
     write_atomically(forge_dir(directory) / "overrides.yaml", overrides)
-    write_atomically(path, OmegaConf.to_yaml(OmegaConf.create(_task_config(cfg))))
+    _store(OmegaConf.create(_task_config(cfg)), directory)
+
+
+def _store(task_config: DictConfig, directory: Path) -> None:
+    write_atomically(forge_dir(directory) / "config.yaml", OmegaConf.to_yaml(task_config))
 
 
 def is_frozen(directory: Path) -> bool:
@@ -99,8 +103,9 @@ def restore(cfg: DictConfig, directory: Path) -> None:
     first_overrides = _overrides_in(path)
     before = _flat(_as_stored(cfg))
     after = _flat(OmegaConf.to_container(stored, resolve=False))
-    new = [o for o in cfg.hydra.overrides.task if o not in first_overrides]
-    refused = [o for o in new if _contradicts(o, cfg, stored)]
+    new = [o for o in _typed(cfg) if o not in first_overrides]
+    policy = {key: _node(cfg, key) for key in map(_key, new) if _is_policy(key)}
+    refused = [o for o in new if _key(o) not in policy and _contradicts(o, cfg, stored)]
     if refused:
         raise Contradiction(
             f"{directory} holds a job that was started with another config; given now:"
@@ -113,7 +118,7 @@ def restore(cfg: DictConfig, directory: Path) -> None:
         for key in before
         if "${" not in str(before[key])
         and before[key] != after.get(key, "")
-        and not f"{key}.".startswith(tuple(f"{one}." for one in overridden))
+        and not f"{key}.".startswith(tuple(f"{one}." for one in (*overridden, *policy)))
     )
     if changed:
         shown = ", ".join(f"{k}={after.get(k, 'unset')} (now {before[k]})" for k in changed[:5])
@@ -123,6 +128,47 @@ def restore(cfg: DictConfig, directory: Path) -> None:
         )
     with read_write(cfg), open_dict(cfg):
         _overlay(cfg, stored, is_root=True)
+        for key, node in policy.items():
+            if node is not None:
+                OmegaConf.update(cfg, key, node, merge=False, force_add=True)
+            elif _node(cfg, key) is not None:  # `~resilience.…`
+                above, _, last = key.rpartition(".")
+                del OmegaConf.select(cfg, above)[last]
+
+
+def keep_policy(cfg: DictConfig, directory: Path) -> None:
+    """Store what overrides of this start have changed below `resilience`, for the later ones."""
+    path = forge_dir(directory) / "overrides.yaml"
+    before = _overrides_in(path)
+    new = [o for o in _typed(cfg) if _is_policy(_key(o)) and o not in before]
+    if not new:
+        return
+    stored = OmegaConf.load(forge_dir(directory) / "config.yaml")
+    assert isinstance(stored, DictConfig)
+    stored["resilience"] = _task_config(cfg)["resilience"]
+    _store(stored, directory)
+    replaced = set(map(_key, new))
+    kept = [*(o for o in before if _key(o) not in replaced), *new]
+    write_atomically(path, OmegaConf.to_yaml(OmegaConf.create(kept)))
+
+
+def _is_policy(key: str) -> bool:
+    """Whether a key is one of the policy, which may change from start to start."""
+    return f"{key}.".startswith("resilience.")
+
+
+def _typed(cfg: DictConfig) -> list[str]:
+    """The overrides that this start was given, as they were typed."""
+    given: Any = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
+    return [str(one) for one in given]
+
+
+def _node(cfg: DictConfig, key: str) -> Any:
+    """What stands at a key, also where that is null or an interpolation; None: nothing does."""
+    node: Any = cfg
+    for part in key.split("."):
+        node = node._get_node(part) if isinstance(node, DictConfig) else None
+    return node
 
 
 def _overlay(node: Any, stored: Any, is_root: bool = False) -> None:

@@ -53,6 +53,7 @@ class JobConfig(Callback):
         if problem:
             _refuse(str(ConfigError([problem])))
         frozen.freeze(config, directory)
+        frozen.keep_policy(config, directory)
         stopping.install(policy, forge_dir(directory))
         command = job_dir.resume_command(directory)
 

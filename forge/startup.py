@@ -76,8 +76,8 @@ def check_code(directory: Path, action: CodeChange) -> None:
     if action is CodeChange.refuse:
         raise ConfigError(
             [
-                f"`resilience.requeue.on_code_change=refuse`: {text}. Put the code back, or set"
-                " `resilience.requeue.on_code_change` to warn in the job's .forge/config.yaml."
+                f"`resilience.requeue.on_code_change=refuse`: {text}. Put the code back, or"
+                " start it with `resilience.requeue.on_code_change=warn`."
             ]
         )
     messages.warn(text)

@@ -113,6 +113,26 @@ def test_overrides_may_be_left_out_or_repeated_but_not_contradicted(app):
     assert app.seen("job")[0].split()[0] == app.seen("job")[1].split()[0] == "lr=0.3"
 
 
+def test_the_policy_may_be_changed_by_overrides_at_any_start(app):
+    """How a job is kept alive is no part of what it computes; and what is changed stays so."""
+    where = ("hydra.run.dir=job", "signal_in=3")
+    assert app.run(*where, "resilience.requeue.on_code_change=refuse").returncode == 143
+    with (app.folder / "train.py").open("a") as file:
+        file.write("# edited\n")
+    refused = app.run("hydra.run.dir=job")
+    assert refused.returncode == 78
+    assert "start it with `resilience.requeue.on_code_change=warn`" in refused.stdout
+    keep = ("resilience.checkpoint.every_steps=1", "~resilience.signal.actions.USR1")
+    warned = app.run("hydra.run.dir=job", "resilience.requeue.on_code_change=warn", *keep)
+    assert warned.returncode == 0, warned.stdout
+    assert sorted(p.name for p in app.folder.glob("job/checkpoints/step_*"))[0] == "step_6"
+    stored = (app.folder / "job/.forge/config.yaml").read_text()
+    assert "on_code_change: warn" in stored
+    assert "USR1" not in stored
+    assert app.run("hydra.run.dir=job").returncode == 0
+    assert app.run("hydra.run.dir=job", "lr=0.4", *keep).returncode == 78
+
+
 def test_a_signal_before_training_prints_the_command_too(app):
     """Hydra has made a directory by then; a new start should not need another one."""
     stopped = app.run("hydra.run.dir=job", "signal_in=building")
