@@ -69,6 +69,10 @@ class LiveState:
         """Whether this very object is registered."""
         return any(known is one for known in self.objects.values())
 
+    def name_of(self, one: object) -> str:
+        """The name that a registered object was given."""
+        return next(name for name, known in self.objects.items() if known is one)
+
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The registered optimizers."""

@@ -43,6 +43,11 @@ class NanPolicy:
         self.halt_reason: str | None = None
         self.rollback_from: int | None = None
 
+    @property
+    def total(self) -> int:
+        """Bad steps so far."""
+        return self._detector.state.total_nans
+
     def look(
         self, loss: torch.Tensor | float, named: list[tuple[str, torch.Tensor]], needs_norm: bool
     ) -> tuple[float, torch.Tensor | None, str]:

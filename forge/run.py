@@ -13,7 +13,7 @@ between two steps. Leaving without an error saves the finished state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -115,7 +115,7 @@ class Run:
     def update(
         self,
         loss: torch.Tensor | float,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         schedule: Any = None,
         *,
         scaler: Any = None,
@@ -128,10 +128,11 @@ class Run:
 
         Args:
             loss: The loss that `backward` was called on (unscaled, where a scaler is used).
-            optimizer: One that was given to `forge.Run`.
-            schedule: A learning rate schedule given to `forge.Run`, stepped once.
-            scaler: A `torch.amp.GradScaler` given to `forge.Run`; its own infs are no NaNs. One
-                that several optimizers share moves its scale when all gradients are used.
+            optimizer: One that was given to `forge.Run`; or a list of them, for one update under
+                one check: their gradients are clipped together, and all step or none.
+            schedule: A learning rate schedule given to `forge.Run`, stepped once; or a list.
+            scaler: A `torch.amp.GradScaler` given to `forge.Run`; overflows of its own are no NaNs.
+                One that several optimizers share moves its scale when all gradients are used.
             clip_norm: Largest L2 norm of the gradients, as in `clip_grad_norm_`.
         Returns:
             Whether the update was done.

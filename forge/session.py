@@ -82,6 +82,7 @@ class Session:
         self._disk.saver.expect(num_bytes)
         self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]
         self._updater.after_update = self._marker.updated
+        self._updater.note = self._disk.ledger.write
 
     def _resume(self) -> None:
         found = self._disk.newest(self._live)
@@ -94,6 +95,8 @@ class Session:
     def _load(self, state: dict[str, Any], owned: frozenset[int]) -> None:
         self._live.load(state["live"], owned, is_kept=state["replay"] is not None)
         self._nan.load_state_dict(state["nan"])
+        if "overflows" in state:  # not of an older forge
+            self._updater.overflows.load_state_dict(state["overflows"])
         self.metrics.restore(state.get("metrics", {}))
         self.step, self._planned = state["step"], state["planned"]
         self._calls.broken_off = set(state["broken_off"])
@@ -111,6 +114,7 @@ class Session:
             "broken_off": sorted(self._calls.broken_off),
             "live": self._live.capture(),
             "nan": self._nan.state_dict(),
+            "overflows": self._updater.overflows.state_dict(),
             "metrics": self.metrics.latest(),
             "positions": self._calls.states(),
             "rng": self._marker.rng if is_marked else rng.capture(),

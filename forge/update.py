@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from forge import messages
 from forge.errors import ForgeError
 from forge.live_state import LiveState
 from forge.nan_policy import NanPolicy
-from forge.scaling import Scaling
+from forge.scaling import Overflows, Scaling
 
 
 class Updater:
@@ -22,6 +23,7 @@ class Updater:
         self._nan = nan
         self._is_enabled = is_enabled
         self._scaling = Scaling(live)
+        self.overflows = Overflows()
         self._names = {id(p): name for name, p in live.parameters()}
         self._step = 0
         self.has_updated = False
@@ -33,6 +35,8 @@ class Updater:
         self._repeated: list[torch.Tensor | float] = []
         self._restore: Callable[[], None] | None = None
         self.after_update: Callable[[], None] = lambda: None
+        self.note: Callable[..., None] = lambda kind, **values: None
+        """Writes an event into the ledger."""
 
     def begin(self, step: int) -> None:
         """A new iteration."""
@@ -72,19 +76,20 @@ class Updater:
     def update(
         self,
         loss: torch.Tensor | float,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         schedule: Any,
         scaler: Any,
         clip_norm: float | None,
     ) -> bool:
         """See `Run.update`."""
+        optimizers, schedules = _several(optimizer), _several(schedule)
         is_scaled = scaler is not None and scaler.is_enabled()
         if not self._is_enabled:
             if is_scaled:
-                self._scaling.begin(scaler, optimizer)
-            self._apply(optimizer, schedule, scaler, clip_norm, None)
+                self._scaling.begin(scaler, optimizers)
+            self._apply(optimizers, schedules, scaler, clip_norm, None)
             return True
-        self._require_registered(optimizer=optimizer, schedule=schedule, scaler=scaler)
+        self._require_registered(optimizers, schedules, scaler)
         self.has_updated = True
         if self._restore is not None:
             loss = self._put_back(loss)
@@ -95,24 +100,49 @@ class Updater:
                 restore()
             return True
         if is_scaled:
-            self._scaling.begin(scaler, optimizer)
-            scaler.unscale_(optimizer)
-        gradients = self._gradients(optimizer)
+            self._scaling.begin(scaler, optimizers)
+            for one in optimizers:
+                scaler.unscale_(one)
+        gradients = self._gradients(optimizers)
         value, norm, problem = self._nan.look(loss, gradients, clip_norm is not None)
-        if is_scaled and _is_own_inf(scaler, problem):
-            self._apply(optimizer, None, scaler, None, None)
-            self.after_update()
-            return False
-        may_update, message = self._nan.judge(self._step, value, problem)
-        if message:
-            messages.warn(message)
+        if is_scaled:
+            key = "+".join(map(self._live.name_of, (scaler, *optimizers)))
+            is_own, problem = self._is_own(scaler, key, value, problem, has_to_fall=True)
+        may_update = not (is_scaled and is_own) and self._judge(value, problem)
         if may_update:
-            self._apply(optimizer, schedule, scaler, clip_norm, norm)
+            self._apply(optimizers, schedules, scaler, clip_norm, norm)
         else:
             if is_scaled:
-                self._scaling.end(scaler, optimizer)  # forget what unscale_ noted
-            optimizer.zero_grad(set_to_none=True)
+                self._scaling.end(scaler, optimizers)  # the scale moves, and unscale_ is forgotten
+            _clear(optimizers)
         self.after_update()
+        return may_update
+
+    def _is_own(
+        self, scaler: Any, key: str, value: float, problem: str, *, has_to_fall: bool
+    ) -> tuple[bool, str]:
+        """Whether it was the scaler that made the gradients bad; and the problem, explained."""
+        scale = float(scaler.get_scale())
+        if not problem:
+            self.overflows.good(key, scale)
+            return False, ""
+        against = self.overflows.explain(key, scale, has_to_fall=has_to_fall)
+        if not math.isfinite(value):  # the loss is judged before it is scaled
+            return False, problem
+        if against:
+            return False, f"{problem}, though {against}"
+        self.overflows.total += 1
+        self.note("overflow", step=self._step, scale=scale, total=self.overflows.total)
+        if warning := self.overflows.warning(key):
+            messages.warn(f"Step {self._step}: {warning}")
+        return True, problem
+
+    def _judge(self, value: float, problem: str) -> bool:
+        may_update, message = self._nan.judge(self._step, value, problem)
+        if problem:
+            self.note("nan", step=self._step, problem=problem, total=self._nan.total)
+        if message:
+            messages.warn(message)
         return may_update
 
     def _put_back(self, loss: torch.Tensor | float) -> torch.Tensor | float:
@@ -123,30 +153,36 @@ class Updater:
 
     def _apply(
         self,
-        optimizer: torch.optim.Optimizer,
-        schedule: Any,
+        optimizers: Sequence[torch.optim.Optimizer],
+        schedules: Sequence[Any],
         scaler: Any,
         clip_norm: float | None,
         norm: torch.Tensor | None,
     ) -> None:
-        """Clip, step, move the schedule, clear the gradients."""
+        """Clip, step, move the schedules, clear the gradients."""
         is_scaled = scaler is not None and scaler.is_enabled()
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if clip_norm is not None:
+            if is_scaled and norm is None:
+                for one in optimizers:
+                    scaler.unscale_(one)
+            parameters = [
+                p for o in optimizers for group in o.param_groups for p in group["params"]
+            ]
             if norm is None:
-                if is_scaled:
-                    scaler.unscale_(optimizer)
                 torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
             else:
                 torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
+        for one in optimizers:
+            if is_scaled:
+                scaler.step(one)
+            else:
+                one.step()
         if is_scaled:
-            scaler.step(optimizer)
-            self._scaling.end(scaler, optimizer, schedule)
+            self._scaling.end(scaler, optimizers, schedules)
         else:
-            optimizer.step()
-            if schedule is not None:
+            for schedule in schedules:
                 schedule.step()
-        optimizer.zero_grad(set_to_none=True)
+        _clear(optimizers)
 
     def guard(self, loss: torch.Tensor | float) -> bool:
         """See `Run.guard`."""
@@ -155,37 +191,46 @@ class Updater:
         self.has_updated = self.is_guarded = True
         gradients = [(name, p.grad) for name, p in self._live.parameters() if p.grad is not None]
         value, _, problem = self._nan.look(loss, gradients, needs_norm=False)
-        scalers = (o for o in self._live.objects.values() if isinstance(o, torch.amp.GradScaler))
-        if problem and any(one.is_enabled() and _is_own_inf(one, problem) for one in scalers):
-            return True  # the scaler leaves this step out itself
-        may_update, message = self._nan.judge(self._step, value, problem)
-        if message:
-            messages.warn(message)
-        return may_update
+        for name, one in self._live.objects.items():
+            if isinstance(one, torch.amp.GradScaler) and one.is_enabled():
+                is_own, problem = self._is_own(one, name, value, problem, has_to_fall=False)
+                if is_own:
+                    return True  # the scaler leaves this step out itself
+        return self._judge(value, problem)
 
-    def _gradients(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
+    def _gradients(
+        self, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> list[tuple[str, torch.Tensor]]:
         return [
             (self._names.get(id(p), "a parameter"), p.grad)
-            for group in optimizer.param_groups
+            for one in optimizers
+            for group in one.param_groups
             for p in group["params"]
             if p.grad is not None
         ]
 
-    def _require_registered(self, **objects: Any) -> None:
-        if isinstance(objects.get("schedule"), torch.optim.lr_scheduler.ReduceLROnPlateau):
-            raise ForgeError(
-                "Run.update(schedule=…): ReduceLROnPlateau steps on a metric, not on every update."
-                " Leave it out here, call schedule.step(metric) where the metric is known, and"
-                " give it to forge.Run(policy, …, schedule=schedule)."
-            )
-        if isinstance(objects.get("optimizer"), torch.optim.LBFGS):
-            raise ForgeError(
-                "Run.update(optimizer=…): LBFGS computes the loss several times in one step. Call"
-                " optimizer.step(closure) yourself where run.guard(loss) is true, and give it to"
-                " forge.Run(policy, …, optimizer=optimizer)."
-            )
-        for name, one in objects.items():
-            if one is not None and not self._live.holds(one):
+    def _require_registered(
+        self, optimizers: Sequence[Any], schedules: Sequence[Any], scaler: Any
+    ) -> None:
+        for one in schedules:
+            if isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                raise ForgeError(
+                    "Run.update(schedule=…): ReduceLROnPlateau steps on a metric, not on every"
+                    " update. Leave it out here, call schedule.step(metric) where the metric is"
+                    " known, and give it to forge.Run(policy, …, schedule=schedule)."
+                )
+        for one in optimizers:
+            if isinstance(one, torch.optim.LBFGS):
+                raise ForgeError(
+                    "Run.update(optimizer=…): LBFGS computes the loss several times in one step."
+                    " Call optimizer.step(closure) yourself where run.guard(loss) is true, and give"
+                    " it to forge.Run(policy, …, optimizer=optimizer)."
+                )
+        if not optimizers:
+            raise ForgeError("Run.update(optimizer=[]): name the optimizers that are to step.")
+        named = [("optimizer", one) for one in optimizers] + [("schedule", s) for s in schedules]
+        for name, one in [*named, *([("scaler", scaler)] if scaler is not None else [])]:
+            if not self._live.holds(one):
                 raise ForgeError(
                     f"Run.update({name}=…): this {type(one).__name__} was not given to forge.Run,"
                     f" so its state would be lost at every stop. Write"
@@ -193,6 +238,12 @@ class Updater:
                 )
 
 
-def _is_own_inf(scaler: torch.amp.GradScaler, problem: str) -> bool:
-    """Whether the scaler brought it about: it probes for the largest scale without overflow."""
-    return problem.startswith("the gradient") and float(scaler.get_scale()) >= 1.0
+def _several(one: Any) -> list[Any]:
+    if one is None:
+        return []
+    return list(one) if isinstance(one, list | tuple) else [one]
+
+
+def _clear(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    for one in optimizers:
+        one.zero_grad(set_to_none=True)

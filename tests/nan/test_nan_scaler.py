@@ -1,13 +1,18 @@
 """`run.update` with a GradScaler: same bits as by hand, its own infs are no NaNs."""
 
 import itertools
+import random
 
 import pytest
 import torch
-from nan_trainer import assert_same_state, inf_gradient, streak, train
+from nan_trainer import assert_same_state, events, inf_gradient, stop, streak, train
 from updates import OPTIMIZERS, a_run, build, losses
 
 import forge
+from forge.config import Policy
+from forge.live_state import LiveState
+from forge.nan_policy import NanPolicy
+from forge.update import Updater
 
 
 def test_a_scaler_gives_the_very_bits_of_the_loop_written_by_hand(tmp_path):
@@ -118,6 +123,7 @@ def scaled_run(directory, steps, spoil=lambda _, loss: loss, form="update", init
             if form == "update":
                 said.append(run.update(loss, optimizer, schedule, scaler=scaler))
             else:
+                scaler.unscale_(optimizer)
                 said.append(run.guard(loss))
                 if said[-1]:
                     scaler.step(optimizer)
@@ -151,22 +157,144 @@ def test_an_infinite_scale_cannot_hide_a_nan_loss(tmp_path):
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 
 
-def test_gradients_that_stay_nan_count_once_the_scale_is_at_its_floor(tmp_path):
-    """The scaler would halve for ever: below one, no scale is to blame."""
+class _BadGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
 
-    class Bad(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * torch.nan
 
-        @staticmethod
-        def backward(ctx, grad):
-            return grad * torch.nan
 
+def bad_from(first):
+    return lambda step, loss: _BadGradient.apply(loss) if step >= first else loss
+
+
+@pytest.mark.parametrize("form", ["update", "guard"])
+@pytest.mark.parametrize(
+    ("first", "num_overflows", "words"),
+    [
+        (3, 5, "has fallen from 65536 to 2048 since the last good update"),
+        (0, 17, "has fallen from 65536 to 0.5 without a good update"),
+    ],
+)
+def test_gradients_that_stay_bad_are_nans_once_the_scale_explains_them_no_more(
+    tmp_path, form, first, num_overflows, words
+):
+    """From 65536 they were taken for overflows for 17 steps, and no streak saw them."""
     with pytest.raises(forge.Exit) as caught:
-        scaled_run(tmp_path, 40, lambda step, loss: Bad.apply(loss), init_scale=2.0**10)
+        scaled_run(tmp_path, 40, bad_from(first), form, init_scale=2.0**16)
     assert caught.value.code == 65
     assert "the gradient of model." in caught.value.reason
+    last = num_overflows + first
+    assert [e["step"] for e in events(tmp_path, "overflow")] == list(range(first, last))
+    assert [e["total"] for e in events(tmp_path, "overflow")][-1] == num_overflows
+    nans = events(tmp_path, "nan")
+    assert [(e["step"], e["total"]) for e in nans] == [(last + i, 1 + i) for i in range(3)]
+    assert words in nans[0]["problem"]
+
+
+def test_overflows_before_the_first_update_are_logged_from_the_fifth_on(tmp_path, caplog):
+    """A scaler starts too high by design; a run that does nothing for long has to say so."""
+    with caplog.at_level("WARNING", "forge"), pytest.raises(forge.Exit):
+        scaled_run(tmp_path, 40, bad_from(0), init_scale=2.0**16)
+    logged = [r.getMessage() for r in caplog.records if "overflow at a scale of" in r.getMessage()]
+    assert [int(text.split(":")[0].removeprefix("Step ")) for text in logged] == [*range(4, 17)]
+    assert "at a scale of 4096, and no update was done yet after 5 tries" in logged[0]
+
+
+def test_a_scale_that_is_held_from_below_excuses_nothing(tmp_path):
+    """Many loops keep it above a floor: there it would never fall, and NaNs never count."""
+
+    class Floored(torch.amp.GradScaler):
+        def update(self, new_scale=None):
+            super().update(new_scale)
+            super().update(max(self.get_scale(), 8.0))
+
+    scaler = Floored("cpu", init_scale=16.0)
+    bad = lambda visit, step, indices: visit >= 2  # noqa: E731
+    outcome = train(tmp_path, max_consecutive=2, bad=bad, spoil=inf_gradient, scaler=scaler)
+    assert (outcome.code, outcome.steps[-1]) == (65, 5)
+    assert [e["step"] for e in events(tmp_path, "overflow")] == [2, 3]
+    assert "scale stays at 8" in outcome.reason
+
+
+def test_a_good_optimizer_does_not_excuse_a_bad_one_that_shares_its_scaler(tmp_path):
+    """A critic that learns nothing beside a generator that does."""
+    models, optimizers, _, scaler = two_models(2.0**16)
+    objects = {"a": models[0], "b": models[1], "oa": optimizers[0], "ob": optimizers[1]}
+    pairs = zip(*(losses(model, 40) for model in models), strict=True)
+
+    def run_all():
+        with a_run(tmp_path, {"nan": {"max_consecutive": 3}}, **objects, scaler=scaler) as run:
+            for step, (good, bad) in zip(run.steps(40), pairs, strict=False):
+                scaler.scale(good).backward()
+                scaler.scale(bad_from(3)(step, bad)).backward()
+                run.update(good, optimizers[0], scaler=scaler)
+                run.update(bad, optimizers[1], scaler=scaler)
+
+    with pytest.raises(forge.Exit) as caught:
+        run_all()
+    assert caught.value.code == 65
+    assert "the gradient of b." in caught.value.reason
+    # One more than four halvings: after step 2 the scale has grown.
+    assert [e["step"] for e in events(tmp_path, "overflow")] == [3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("action", ["skip", "rollback"])
+@pytest.mark.parametrize("stop_at", [3, 5, 8])
+def test_a_resume_judges_bad_gradients_as_the_run_would_have(tmp_path, action, stop_at):
+    """How far the scale has fallen is part of the state, through stops and rollbacks."""
+
+    def run(directory, first=0, at=None):
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+        return train(
+            directory,
+            action=action,
+            max_consecutive=2,
+            rollback={"skip_data": False},
+            bad=lambda visit, step, indices: 3 <= first + visit < 12,
+            spoil=inf_gradient,
+            scaler=scaler,
+            steps=20,
+            at=at,
+        ), scaler.state_dict()
+
+    whole, scale = run(tmp_path / "whole")
+    assert run(tmp_path / "cut", at={stop_at: stop})[0].code == 143
+    resumed, resumed_scale = run(tmp_path / "cut", first=stop_at + 1)
+    assert (resumed.code, resumed.steps[-1]) == (whole.code, whole.steps[-1])
+    assert_same_state(resumed.state, whole.state)
+    assert resumed_scale == scale
+    for kind in ("overflow", "nan"):
+        seen = [
+            [(e["step"], e["total"]) for e in events(tmp_path / where, kind)]
+            for where in ("whole", "cut")
+        ]
+        assert seen[0] == seen[1]
+        assert seen[0]
+
+
+@pytest.mark.slow
+def test_a_scaler_that_probes_its_scale_for_20000_healthy_steps_has_no_nan():
+    """Losses grow and shrink, and now and then one batch is far from the others."""
+    generator = random.Random(4)
+    live = LiveState({})
+    updater = Updater(live, NanPolicy(Policy().nan), is_enabled=True)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=20)
+    live.objects.update(optimizer=optimizer, scaler=scaler)
+    loss, drift = torch.tensor(1.0), 0.0
+    for _ in range(20_000):
+        drift = min(max(drift + generator.gauss(0, 0.1), -6), 6)
+        size = 2.0 ** (drift + abs(generator.gauss(0, 1)))
+        is_overflow = float(scaler.scale(loss)) * size > 65504  # the largest float16
+        weight.grad = torch.full((1,), torch.inf if is_overflow else 1.0)
+        updater.update(loss, optimizer, None, scaler, None)
+    assert updater._nan.total == 0
+    assert updater.overflows.total > 300
 
 
 def test_an_overflow_in_a_streak_neither_ends_nor_lengthens_it(tmp_path):

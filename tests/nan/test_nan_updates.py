@@ -156,6 +156,84 @@ def two_optimizer_run(directory, bad_one, policy, steps=8, each=lambda run, step
         stopping._state.is_leaving = False
 
 
+def halves(is_scaled):
+    """A model whose two halves have an optimizer and a schedule each, and perhaps a scaler."""
+    model, _, _ = build(OPTIMIZERS["SGD"])
+    optimizers = [
+        torch.optim.SGD(model[:2].parameters(), lr=0.03, momentum=0.9),
+        torch.optim.AdamW(model[2:].parameters(), lr=0.01),
+    ]
+    schedules = [torch.optim.lr_scheduler.LambdaLR(o, lambda n: 0.97**n) for o in optimizers]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, enabled=is_scaled)
+    return model, optimizers, schedules, scaler
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_scaled"),
+    [({}, False), ({}, True), ({"enabled": False}, False)],
+    ids=["enabled", "scaled", "disabled"],
+)
+def test_one_update_of_two_optimizers_gives_the_bits_of_the_loop_written_by_hand(
+    tmp_path, policy, is_scaled
+):
+    """One loss, one clipping over all gradients, both step; at an overflow none does."""
+    by_hand, optimizers, schedules, scaler = halves(is_scaled)
+    for loss in losses(by_hand, 40):
+        scaler.scale(loss).backward()
+        for one in optimizers:
+            scaler.unscale_(one)
+        gradients = [p.grad for p in by_hand.parameters()]
+        torch.nn.utils.clip_grad_norm_(by_hand.parameters(), 0.5)
+        is_good = all(bool(grad.isfinite().all()) for grad in gradients)
+        for one in optimizers if is_good else ():
+            scaler.step(one)
+        scaler.update()
+        for one, schedule in zip(optimizers, schedules, strict=True):
+            if is_good:
+                schedule.step()
+            one.zero_grad()
+    assert (schedules[0].last_epoch < 40) is is_scaled, "there were overflows"
+    ours, our_optimizers, our_schedules, our_scaler = halves(is_scaled)
+    objects = {"model": ours, "a": our_optimizers[0], "b": our_optimizers[1]}
+    objects |= {"sa": our_schedules[0], "sb": our_schedules[1], "scaler": our_scaler}
+    with a_run(tmp_path, policy, **objects) as run:
+        for _, loss in zip(run.steps(40), losses(ours, 40), strict=False):
+            our_scaler.scale(loss).backward()
+            run.update(loss, our_optimizers, our_schedules, scaler=our_scaler, clip_norm=0.5)
+    assert_same_state(ours.state_dict(), by_hand.state_dict())
+    for one, other in zip(
+        (*our_optimizers, *our_schedules, our_scaler),
+        (*optimizers, *schedules, scaler),
+        strict=True,
+    ):
+        assert_same_state(one.state_dict(), other.state_dict())
+
+
+@pytest.mark.parametrize("bad_half", [0, 3])
+def test_one_update_of_two_optimizers_steps_none_where_one_is_bad(tmp_path, bad_half):
+    model, optimizers, _, _ = halves(is_scaled=False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with a_run(tmp_path, model=model, a=optimizers[0], b=optimizers[1]) as run:
+        for _, loss in zip(run.steps(1), losses(model, 1), strict=False):
+            loss.backward()
+            model[bad_half].bias.grad.fill_(torch.nan)
+            assert run.update(loss, tuple(optimizers)) is False
+    assert run._nan.state_dict()["detector"]["total_nans"] == 1
+    assert_same_state(dict(model.state_dict()), before)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_list_of_optimizers_names_the_one_that_the_run_does_not_know(tmp_path):
+    model, optimizers, _, _ = halves(is_scaled=False)
+    with a_run(tmp_path, model=model, a=optimizers[0]) as run:
+        for _, loss in zip(run.steps(1), losses(model, 1), strict=False):
+            loss.backward()
+            with pytest.raises(forge.ForgeError, match="this AdamW was not given"):
+                run.update(loss, optimizers)
+            with pytest.raises(forge.ForgeError, match="name the optimizers"):
+                run.update(loss, [])
+
+
 @pytest.mark.parametrize("bad_one", [0, 1])
 def test_a_step_with_two_updates_is_bad_if_one_of_them_is(tmp_path, bad_one):
     """A generator that is NaN for ever must not be excused by its discriminator."""
