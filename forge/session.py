@@ -1,4 +1,7 @@
-"""The life of an enabled `forge.Run`, from entering to leaving: its step boundaries."""
+"""The life of an enabled `forge.Run`, from entering to leaving: its step boundaries.
+
+One module, since whatever happens at a boundary reads and changes the same few facts.
+"""
 
 from __future__ import annotations
 
