@@ -19,6 +19,7 @@ usage: forge plan <script> [overrides]
        forge plan -m <module> [overrides]
        forge show <path> [--verify full|size|none]
        forge diff <path> <path> [--verify full|size|none]
+       forge rehearse [--times n] [--seed s] -- python <script> [arguments]
        forge pin <checkpoint>...
        forge unpin <checkpoint>...
 
@@ -27,6 +28,9 @@ that `python <script> -m hydra/launcher=slurm [overrides]` would submit. Submits
 
 show: a checkpoint's facts and leaves. diff: the leaves in which two differ (exit code 1 where there
 are any). A path is a checkpoint, a directory of them, or a job's directory. Changes nothing.
+
+rehearse: runs a script undisturbed, then stopped, killed and resumed; compares what it ends with.
+Exit code 0: identical. `forge rehearse --help` has all options.
 
 pin: keeps checkpoints (checkpoints/step_1000, checkpoints/latest) for ever, whatever the policy of
 a running job says. unpin: leaves them to the policy again.
@@ -69,6 +73,10 @@ def main() -> int:
     if name == "plan" and arguments and arguments != ["-m"]:
         command = plan_command(arguments)
         os.execv(command[0], command)
+    if name == "rehearse":
+        from forge import rehearse
+
+        return rehearse.main(arguments)
     if name in _NUM_PATHS:
         verify = "full"
         if "--verify" in arguments[:-1]:

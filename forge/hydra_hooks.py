@@ -8,18 +8,19 @@ it are refused. The policy is checked here too, before the user's main builds an
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from forge import config, frozen, hints, job_dir, messages, stopping
 from forge.errors import ConfigError, ExitCode
-from forge.job_files import forge_dir
+from forge.job_files import REHEARSAL, forge_dir
 
 
 class JobConfig(Callback):
@@ -28,6 +29,9 @@ class JobConfig(Callback):
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before a single job: bring back the config it was first started with."""
         hints.composition_succeeded()
+        if REHEARSAL in os.environ:
+            with read_write(config), open_dict(config):
+                config.hydra.run.dir = os.environ[REHEARSAL]
         directory = _run_dir(config)
         if directory is not None and frozen.is_frozen(directory):
             try:
@@ -37,6 +41,13 @@ class JobConfig(Callback):
         else:
             with read_write(config):
                 frozen.resolve_now(config, is_root=True)
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Before a sweep."""
+        if REHEARSAL in os.environ:
+            _refuse(
+                "A rehearsal is of one job: leave out -m (and hydra/launcher) from its command."
+            )
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """After a sweep: every job was composed, here or where it ran."""

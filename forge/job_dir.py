@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.config import CheckpointConfig
-from forge.job_files import CODE, forge_dir, write_atomically
+from forge.job_files import CODE, REHEARSAL, forge_dir, write_atomically
 
 
 def hydra_config() -> Any | None:
@@ -44,6 +44,9 @@ def place(directory: Path, command: str) -> None:
 
 def current(checkpoint_dir: str) -> tuple[Path, Path]:
     """(job directory, checkpoint directory) of this process; both absolute."""
+    rehearsal = os.environ.get(REHEARSAL)
+    if rehearsal is not None:  # also what has a place of its own lies in there
+        return Path(rehearsal), Path(rehearsal, checkpoint_dir.lstrip(os.sep))
     for directory, _ in _placed:
         return directory, directory / checkpoint_dir
     hydra = hydra_config()

@@ -38,6 +38,8 @@ RANKS = "FORGE_RANKS"
 """Environment variable of a task: how many there are."""
 _STEP_DIR = re.compile(r"step_(\d+)")
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+REHEARSAL = "FORGE_REHEARSAL"
+"""Environment variable of a script that is rehearsed: where its job lies."""
 RANK = "FORGE_RANK"
 """Environment variable of a task among several: its number."""
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from typing import Any, NoReturn
 
-from forge import job_dir, messages, rng, startup, stopping
+from forge import job_dir, messages, rng, startup, stopping, strikes
 from forge.calls import Calls
 from forge.config import NanAction, Policy
 from forge.errors import CheckpointError, DirectoryInUse, Exit, ExitCode
@@ -231,6 +231,7 @@ class Session:
             self._disk.ledger.progress(self.step, self._planned)
             self.metrics.flush_if_due()
             self._disk.saver.check()
+            strikes.arrive()
             if self._handler.should_shutdown():
                 self._stop()
             if self._handler.take_save_request() or self._is_save_requested:

@@ -1,0 +1,45 @@
+"""`forge rehearse` as a process, in a directory of the test's own."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from harness import Process
+
+
+class Rehearsed:
+    """A folder with a script, and rehearsals of it."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.runs = folder / "runs"
+        self.output = ""
+
+    def start(self, script: str, *arguments: str, options: tuple[str, ...] = ()) -> Process:
+        (self.folder / "train.py").write_text(script)
+        return self.start_command([sys.executable, "train.py", *arguments], options)
+
+    def start_command(self, command: list[str], options: tuple[str, ...] = ()) -> Process:
+        rehearse = [sys.executable, "-m", "forge", "rehearse", "--directory", str(self.runs)]
+        return Process(
+            [*rehearse, *options, "--", *command],
+            self.folder / "output.txt",
+            self.folder,
+        )
+
+    def run(self, script: str, *arguments: str, options: tuple[str, ...] = ("--times", "1")) -> int:
+        return self.ended(self.start(script, *arguments, options=options))
+
+    def run_command(self, command: list[str], options: tuple[str, ...] = ("--times", "1")) -> int:
+        return self.ended(self.start_command(command, options))
+
+    def ended(self, process: Process) -> int:
+        code = process.wait()
+        self.output = process.output
+        return code
+
+
+@pytest.fixture
+def rehearsed(tmp_path):
+    """An empty folder for a script."""
+    return Rehearsed(tmp_path)

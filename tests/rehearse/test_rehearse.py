@@ -1,0 +1,259 @@
+"""`forge rehearse`: scripts that survive, that do not, and that cannot be rehearsed."""
+
+import os
+import re
+import signal
+import sys
+import threading
+from math import nan
+from pathlib import Path
+
+import pytest
+from rehearse_all import CASES
+
+from forge import job_dir, ledger, processes, strikes
+from forge.job_files import REHEARSAL
+from forge.rehearsal import Run, Strike
+from forge.rehearse import differing_leaves, differing_values, main, plan
+
+HEADER = "import random, sys, torch, forge\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(2, 1)\n"
+LOOP = """
+with forge.Run({policy}, model=model) as run:
+    for step in run.steps(6):
+        with torch.no_grad():
+            model.weight += torch.rand(1, 2)
+        run.log(weight=model.weight.sum())
+"""
+
+
+# -- whole rehearsals --------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain.py", "gpt.py"])
+def test_a_script_that_registers_all_its_state_is_identical(rehearsed, name):
+    """Without Hydra and with it; one disturbed run is stopped once and killed once."""
+    (case,) = (case for case in CASES if case.command == name)
+    assert rehearsed.run_command(case.argv) == 0, rehearsed.output
+    row = re.search(
+        r"disturbed 1 .*(SIG\w+) (\d+) → (\d+), (SIG\w+) .* identical", rehearsed.output
+    )
+    assert row, rehearsed.output
+    assert "SIGKILL" in row.groups()
+    assert not [path for path in rehearsed.folder.iterdir() if path.name in ("outputs", "multirun")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["numpy_batches.py", "semi_supervised.py"])
+def test_a_script_that_keeps_state_outside_is_caught(rehearsed, name):
+    """And told by the first step that differs, a leaf, and how to see it again."""
+    (case,) = (case for case in CASES if case.command == name)
+    assert rehearsed.run_command(case.argv) == 1, rehearsed.output
+    found = re.search(r"^  step (\d+): loss: float \S+ → float \S+$", rehearsed.output, re.M)
+    assert found, rehearsed.output
+    resumed = re.search(r"disturbed 1 .* → (\d+)", rehearsed.output)
+    assert resumed
+    assert int(found[1]) >= int(resumed[1])
+    assert re.search(r"^  leaf live\.states\.model\..*values differ", rehearsed.output, re.M)
+    assert f"again: forge rehearse --times 1 --seed 0 -- {sys.executable} " in rehearsed.output
+    assert "1 of 1 disturbed runs are not identical" in rehearsed.output
+
+
+def test_two_undisturbed_runs_that_differ_are_told_from_a_resume_that_fails(rehearsed):
+    """A generator that nobody seeded is no fault of a resume."""
+    script = HEADER + "model.weight.data += random.random()\n" + LOOP.format(policy="None")
+    assert rehearsed.run(script) == 1, rehearsed.output
+    assert "Two undisturbed runs differ" in rehearsed.output
+    assert "leaf live.states.model.weight: values differ" in rehearsed.output
+    assert "step 0: weight: float" in rehearsed.output
+    assert "disturbed 1" not in re.sub("undisturbed", "", rehearsed.output)
+
+
+def test_a_script_that_fails_undisturbed_shows_its_last_lines(rehearsed):
+    """There is nothing to compare: 2."""
+    assert rehearsed.run("print('reading')\nraise ValueError('no such data')") == 2
+    assert "The undisturbed script ended with 1. The end of " in rehearsed.output
+    assert "  | ValueError: no such data" in rehearsed.output
+    assert f"The runs are in {rehearsed.runs}" in rehearsed.output
+
+
+def test_a_script_without_a_run_is_told_so(rehearsed):
+    """Else nothing would be called identical to nothing."""
+    assert rehearsed.run("print('done')") == 2
+    assert "no forge.Run finished in it" in rehearsed.output
+
+
+def test_a_script_that_hangs_is_ended_with_all_it_started(rehearsed):
+    """A hang must not hold the rehearsal, nor leave a process."""
+    script = "import subprocess, time\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+    script += "print('waits', flush=True)\ntime.sleep(600)"
+    process = rehearsed.start(script, options=("--timeout-s", "2"))
+    assert rehearsed.ended(process) == 2
+    assert "ran beyond 2 s" in rehearsed.output
+    assert "  | waits" in rehearsed.output
+    assert marked(rehearsed.runs) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_whatever_ends_a_rehearsal_ends_the_script(rehearsed, number):
+    """It runs in a session of its own, which Ctrl+C in the terminal does not reach."""
+    process = rehearsed.start("import time\nprint('waits', flush=True)\ntime.sleep(600)")
+    log = rehearsed.runs / "undisturbed_1" / "output.log"
+    process.wait_for(lambda: log.exists() and "waits" in log.read_text(), "the script")
+    assert len(marked(rehearsed.runs)) == 1
+    process.signal(number)
+    code = rehearsed.ended(process)
+    assert code == (-9 if number == signal.SIGKILL else 130)
+    assert log.exists()
+    assert (f"The runs are in {rehearsed.runs}" in rehearsed.output) == (code == 130)
+    while marked(rehearsed.runs):  # the kernel ends it an instant after a SIGKILL of its parent
+        os.sched_yield()
+
+
+def marked(runs: Path) -> list[int]:
+    """Live processes that a rehearsal in this directory has started."""
+    return processes.marked(REHEARSAL, str(runs / "undisturbed_1"))
+
+
+def test_a_sweep_is_refused(rehearsed):
+    """All its jobs would lie in one directory."""
+    (rehearsed.folder / "train.yaml").write_text("defaults: [resilience: default, _self_]\nx: 1")
+    script = (
+        "import hydra\n@hydra.main(version_base=None, config_path='.', config_name='train')\n"
+        "def main(cfg):\n    print('trains')\nmain()\n"
+    )
+    assert rehearsed.run(script, "-m", "x=1,2") == 2
+    assert "A rehearsal is of one job: leave out -m" in rehearsed.output
+    assert "trains" not in rehearsed.output
+
+
+@pytest.mark.parametrize("arguments", [[], ["--"], ["--times", "0", "--", "true"], ["--x", "true"]])
+def test_what_is_no_command_is_refused(arguments, capsys):
+    """Before a directory is made."""
+    with pytest.raises(SystemExit) as error:
+        main(arguments)
+    assert error.value.code == 2
+    assert "usage: forge rehearse" in capsys.readouterr().err
+
+
+def test_a_directory_that_is_there_is_refused(tmp_path, capsys):
+    """What an earlier rehearsal left would be resumed."""
+    with pytest.raises(SystemExit):
+        main(["--directory", str(tmp_path), "--", "true"])
+    assert f"--directory {tmp_path}: expected to make it: File exists" in capsys.readouterr().err
+
+
+def test_a_command_that_does_not_exist_is_told(rehearsed):
+    assert rehearsed.run_command(["no-such-python", "train.py"]) == 2
+    assert "The undisturbed script cannot be started: " in rehearsed.output
+
+
+# -- its parts ---------------------------------------------------------------------------------
+
+
+def test_a_plan_is_a_stop_and_a_kill_and_the_same_for_the_same_seed():
+    """The command that is printed repeats it; two seeds in a row are two plans."""
+    plans = [plan(40, seed) for seed in range(50)]
+    assert plans == [plan(40, seed) for seed in range(50)]
+    assert plans[0] != plans[1]
+    for planned in plans:
+        assert sorted(one.name == "SIGKILL" for one in planned) == [False, True]
+        assert 2 <= planned[0].count <= 41  # after a step at least
+        assert all(one.count >= 2 for one in planned)
+        assert sum(one.count - 1 for one in planned) <= 40
+        assert all(0 <= one.fraction < 1 for one in planned)
+    assert {one.name for planned in plans for one in planned} == {"SIGKILL", "SIGTERM", "SIGUSR1"}
+    assert [len(plan(steps, 0)) for steps in (0, 1, 2)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "codes"), [("SIGKILL", {-9}), ("SIGTERM", {-15, 143, 75}), ("SIGUSR1", {-10, 75, 138})]
+)
+def test_only_a_code_of_its_own_tells_of_a_strike(name, codes):
+    """A script that fails as it is stopped is not started again as if nothing were wrong."""
+    strike = Strike(name, 1, 0.0)
+    assert {code for code in range(-64, 256) if strike.ends_with(code)} == codes
+    assert not strike.ends_with(None)
+
+
+@pytest.fixture
+def hits(monkeypatch):
+    """Signals that the strike sends, instead of being hit."""
+    found = []
+    monkeypatch.setattr(strikes, "_boundaries", [])
+    monkeypatch.setattr(strikes.os, "kill", lambda pid, number: found.append((pid, number)))
+    return found
+
+
+def test_a_strike_comes_once_at_its_boundary(hits, monkeypatch):
+    """Not again in the same process, nor in its children."""
+    monkeypatch.setenv("FORGE_STRIKE", "SIGTERM 3 0.0")
+    found = [strikes.arrive() or len(hits) for _ in range(6)]
+    assert found == [0, 0, 1, 1, 1, 1]
+    assert hits == [(os.getpid(), signal.SIGTERM)]
+    assert "FORGE_STRIKE" not in os.environ
+
+
+def test_a_strike_within_a_step_comes_later(hits, monkeypatch):
+    """By a fraction of the step before it."""
+    monkeypatch.setenv("FORGE_STRIKE", "SIGKILL 2 0.5")
+    monkeypatch.setattr(strikes.time, "monotonic", iter([0.0, 0.02]).__next__)
+    strikes.arrive()
+    strikes.arrive()
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            assert thread.interval == 0.01
+            thread.join()
+    assert hits == [(os.getpid(), signal.SIGKILL)]
+
+
+def test_nothing_happens_where_nobody_rehearses(hits, monkeypatch):
+    """The hook stands in every step of every training."""
+    monkeypatch.delenv("FORGE_STRIKE", raising=False)
+    strikes.arrive()
+    assert hits == []
+    assert strikes._boundaries == []
+
+
+@pytest.mark.parametrize("configured", ["checkpoints", "/scratch/mine/checkpoints"])
+def test_a_rehearsed_job_lies_in_its_directory(configured, tmp_path, monkeypatch):
+    """An absolute directory is the true job's: it must neither be resumed from nor written to."""
+    monkeypatch.setenv(REHEARSAL, str(tmp_path))
+    job, checkpoints = job_dir.current(configured)
+    assert job == tmp_path
+    assert checkpoints == tmp_path / configured.lstrip("/")
+
+
+def run_of(states, metrics, attempts=()):
+    history = ledger.History(list(attempts), metrics)
+    return Run("one", Path(), states={"checkpoints": states}, histories={".": history})
+
+
+def test_the_first_difference_is_the_first_by_step():
+    """NaN is NaN, and 0 is not -0: bits are compared, not numbers."""
+    one = run_of({}, {2: {"loss": nan, "b": 0.0}, 10: {"loss": 1.0}, 11: {"loss": 2.0}})
+    other = run_of({}, {2: {"loss": nan, "b": -0.0}, 10: {"loss": 1.5}})
+    found = [(key[0], key[2], what) for key, what in differing_values(one, other)]
+    assert found == [
+        (2, "b", "float 0.0 → float -0.0"),
+        (10, "loss", "float 1.0 → float 1.5"),
+        (11, "loss", "float 2.0 → None"),
+    ]
+    assert list(differing_values(one, one)) == []
+
+
+def test_leaves_are_compared_in_the_checkpoints_of_every_run():
+    """A fold that one of them lacks is named."""
+    one, other = run_of({"live": {"w": 1}}, {}), run_of({"live": {"w": 2}}, {})
+    assert list(differing_leaves(one, other)) == [("live.w", "int 1 → int 2")]
+    one.states["fold2"] = {"live": {}}
+    assert list(differing_leaves(one, other)) == [
+        ("live.w of checkpoints", "int 1 → int 2"),
+        ("fold2", "only in one"),
+    ]
+
+
+def test_what_was_logged_last_is_no_leaf():
+    """A time that is logged differs in every run."""
+    one, other = run_of({"metrics": {"s": 1}}, {}), run_of({"metrics": {"s": 2}}, {})
+    assert list(differing_leaves(one, other)) == []
