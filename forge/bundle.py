@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import pickle
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from forge.files import make_trusted_directory, open_trusted
 from forge.job_files import (
     CODE,
     PLAN,
@@ -60,7 +62,7 @@ def write(
         position += len(data) + len(config)
     content = {"common": len(common), "jobs": entries, "code": code}
     head = json.dumps(content).encode() + b"\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_trusted_directory(path.parent)
     write_atomically(path, b"".join([head, *parts]), is_synced=True)
 
 
@@ -72,7 +74,7 @@ def unpack(path: Path, number: int) -> Path:
     Returns:
         The job's directory.
     """
-    with path.open("rb") as file:
+    with os.fdopen(open_trusted(path), "rb") as file:
         head = json.loads(file.readline())
         begin = file.tell()
         name, position, plan_size, config_size = head["jobs"][number]
@@ -85,7 +87,7 @@ def unpack(path: Path, number: int) -> Path:
         common = file.read(head["common"])
         file.seek(begin + position)
         plan, config = json.loads(file.read(plan_size)), file.read(config_size)
-    forge_dir(directory).mkdir(0o775, parents=True, exist_ok=True)
+    make_trusted_directory(forge_dir(directory))
     state = read_json(forge_dir(directory) / STATE) or {}
     if state.get("state") != "finished":
         (forge_dir(directory) / STATE).unlink(missing_ok=True)

@@ -37,6 +37,7 @@ from forge import backends, config, job_dir, messages, processes, slurm, stoppin
 from forge.backends import ASK_S, AlreadyRequeued, Backend
 from forge.config import Policy, SignalAction
 from forge.errors import Exit, ExitCode, JobError
+from forge.files import make_directory
 from forge.job_files import STATE, forge_dir, read_json, saved_step, write_json
 from forge.requeue import Counts, Decision, Outcome, Reason, decide
 
@@ -181,7 +182,7 @@ class _Attempt:
 
     def _begin(self) -> JobError | None:
         """Go on with the counts; an error where the job must not be started any more."""
-        forge_dir(self._directory).mkdir(parents=True, exist_ok=True)
+        make_directory(forge_dir(self._directory))
         # The outcome of an earlier start is none any more; and over the temporary file of a kill
         # in the middle of storing one submitit stumbles.
         result = self._backend.result

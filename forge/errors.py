@@ -6,6 +6,7 @@ ForgeError
 │   ├── DamagedCheckpoint    its bytes are not the ones that were committed
 │   └── StateMismatch        its state does not fit the live objects
 ├── DirectoryInUse       another live job, or a newer attempt, owns the directory
+├── Untrusted            somebody else could have written what would be executed
 └── JobError             a job of a sweep did not finish
 
 JobTraceback             the traceback of a job's own process, as the cause of what it raised
@@ -81,6 +82,12 @@ class DirectoryInUse(ForgeError):
     """Another live job, or a newer attempt of this one, owns the checkpoint directory."""
 
     exit_code = ExitCode.IN_USE
+
+
+class Untrusted(ForgeError):
+    """Somebody else could have written a file that is executed, or that says what is."""
+
+    exit_code = ExitCode.BAD_CONFIG
 
 
 class JobError(ForgeError):

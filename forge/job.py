@@ -28,6 +28,7 @@ from typing import Any
 
 from forge import processes
 from forge.errors import ExitCode
+from forge.files import make_directory, open_file
 from forge.job_files import (
     LOCK,
     OUTPUT,
@@ -118,7 +119,7 @@ class Job(ABC):
 
     def _claim(self) -> None:
         """Take the lock; the processes of a wrapper that was killed have a while to leave."""
-        self._lock = os.open(self.forge / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._lock = open_file(self.forge / LOCK, os.O_RDWR | os.O_CREAT)
         leaving_s = (self.plan["timeout_s"] or ORPHANED_S) + MARGIN_S
         deadline = time.monotonic() + leaving_s + _CLAIM_S
         while not take_lock(self._lock):
@@ -164,8 +165,8 @@ class Job(ABC):
         line = json.dumps({"t": round(time.time(), 3), "kind": kind, **values}) + "\n"
         try:
             folder = self.forge / "ledger"
-            folder.mkdir(exist_ok=True)
-            fd = os.open(folder / "job.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            make_directory(folder)
+            fd = open_file(folder / "job.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
                 os.write(fd, line.encode())
             finally:
@@ -184,9 +185,7 @@ class Job(ABC):
         for path in self.forge.iterdir():
             if path.name.startswith((WATCH, VERDICT, RESULT)):  # of every rank
                 path.unlink(missing_ok=True)
-        output = os.open(
-            self.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
-        )
+        output = open_file(self.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(output, 1)
         os.dup2(output, 2)
         self._tell("attempt", restarts=self.counts.restarts)

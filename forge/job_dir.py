@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from forge.config import CheckpointConfig
-from forge.job_files import CODE, REHEARSAL, forge_dir, write_atomically
+from forge.files import make_directory, read_trusted, write_atomically
+from forge.job_files import CODE, REHEARSAL, forge_dir
 
 
 def hydra_config() -> Any | None:
@@ -190,7 +191,7 @@ def _hydra_quoted(value: str) -> str:
 def write_resume_script(job_dir: Path, command: str) -> None:
     """Leave the command where people and programs find it."""
     path = forge_dir(job_dir) / "resume.sh"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     write_atomically(path, f"#!/bin/sh\n# Goes on with what was begun here.\n{command}\n")
     path.chmod(0o755)
 
@@ -227,9 +228,9 @@ def changed_code(job_dir: Path, now: dict[str, str] | None = None) -> list[str]:
     path = forge_dir(job_dir) / CODE
     now = code_fingerprint() if now is None else now
     try:
-        first: dict[str, str] = dict(json.loads(path.read_text()))
+        first: dict[str, str] = dict(json.loads(read_trusted(path)))
     except (FileNotFoundError, ValueError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         write_atomically(path, json.dumps(now, indent=1))
         return []
     return sorted(file for file, digest in first.items() if now.get(file, digest) != digest)

@@ -22,7 +22,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from forge.errors import ConfigError
+from forge.files import FORGE, open_file
+from forge.files import read_trusted as read_trusted
+from forge.files import write_atomically as write_atomically
 
 OUTPUT = "output.log"
 PLAN = "plan.json"
@@ -56,24 +58,7 @@ def suffix(rank: int | None = None) -> str:
 
 def forge_dir(job_dir: Path | str) -> Path:
     """Where forge keeps what it knows of a job."""
-    return Path(job_dir) / ".forge"
-
-
-def write_atomically(path: Path, text: str | bytes, is_synced: bool = False) -> None:
-    """Replace a small file in one step; `is_synced` also makes it survive a power cut."""
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        # Whatever the umask: what others can write, nobody can trust.
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o664)
-        with os.fdopen(fd, "wb") as file:
-            file.write(text.encode() if isinstance(text, str) else text)
-            if is_synced:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    return Path(job_dir) / FORGE
 
 
 def take_lock(fd: int) -> bool:
@@ -100,7 +85,7 @@ def take_lock(fd: int) -> bool:
 def is_busy(job_dir: Path) -> bool:
     """Whether a process holds the lock of a job's directory."""
     try:
-        fd = os.open(forge_dir(job_dir) / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        fd = open_file(forge_dir(job_dir) / LOCK, os.O_RDWR)
     except FileNotFoundError:
         return False
     try:
@@ -119,33 +104,19 @@ def saved_step(checkpoint_dir: Path) -> int:
     return max((int(match[1]) for match in matches if match), default=-1)
 
 
-def read_trusted(path: Path) -> bytes:
-    """The bytes of a file that will be unpickled: unpickling runs whatever they say.
-
-    Raises:
-        ConfigError: Where somebody else could have written it.
-    """
-    for place in (path.parent, path):
-        status = place.stat()
-        if status.st_uid not in (os.getuid(), 0):
-            problem = f"belongs to user {status.st_uid}, not to you"
-        elif status.st_mode & 0o002:
-            problem = "can be written by everybody (chmod o-w)"
-        else:
-            continue
-        raise ConfigError([f"{place}: {problem}, and what lies there would be executed."], "A job")
-    return path.read_bytes()
-
-
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Replace a file of JSON in one step."""
     write_atomically(path, json.dumps(content) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The content of a file of JSON; None where there is none, or none that makes sense."""
+    """The content of a file of JSON; None where there is none, or none that makes sense.
+
+    Raises:
+        Untrusted: Where somebody else could have written it.
+    """
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_trusted(path))
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None

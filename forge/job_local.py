@@ -16,6 +16,7 @@ from pathlib import Path
 
 from forge import processes, time_limit
 from forge.errors import ExitCode
+from forge.files import refusals
 from forge.job import TOKEN, Job
 from forge.job_files import STATE, WATCH, read_json
 from forge.requeue import Counts, Outcome, Reason
@@ -176,6 +177,7 @@ class LocalJob(Job):
                 processes.send(pid, number)
 
 
+@refusals()
 def main(arguments: list[str]) -> int:
     """`python -m forge.job_local [--parent PID] [--continue] <job directory>`."""
     parent = int(arguments[1]) if arguments[:1] == ["--parent"] else None

@@ -23,6 +23,7 @@ from typing import Any
 
 from forge import bundle, processes, slurm, step, time_limit
 from forge.errors import ExitCode
+from forge.files import refusals
 from forge.job import Job
 from forge.job_files import STATE, WATCH, read_json, suffix
 from forge.requeue import Counts, Decision, Outcome, Reason, signal_name
@@ -364,6 +365,7 @@ class SlurmJob(Job):
         return left_s is None or left_s > self.plan["lead_s"] + _LEAD_SLACK_S + _RESTART_S
 
 
+@refusals()
 def main(arguments: list[str]) -> int:
     """`python -m forge.job_slurm <bundle>`."""
     (path,) = arguments

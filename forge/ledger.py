@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from forge.files import make_directory, open_file, read_plain
 from forge.job_files import forge_dir
 
 _PROGRESS = struct.Struct("<4sIqdq")  # magic, attempt, step, unix time of its begin, planned
@@ -33,14 +34,14 @@ class Ledger:
     def __init__(self, job_dir: Path) -> None:
         """Open a new attempt's file below `job_dir`; its number is one above the last."""
         folder = forge_dir(job_dir) / "ledger"
-        folder.mkdir(parents=True, exist_ok=True)
+        make_directory(folder)
         previous = read_progress(job_dir)
         self.previous_step = previous[1] if previous else None
         number = max(_numbers(folder), default=0) + 1
         while True:
             path = folder / f"attempt_{number:04d}.jsonl"
             try:
-                self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+                self._fd = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL)
                 break
             except FileExistsError:  # another attempt took the number just now
                 number += 1
@@ -82,7 +83,7 @@ class Ledger:
 
 
 def _map_progress(path: Path) -> mmap.mmap:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    fd = open_file(path, os.O_RDWR | os.O_CREAT)
     try:
         # Written, not only made longer: a full disk is an error here, but SIGBUS in a mapping.
         os.pwrite(fd, os.pread(fd, _PROGRESS.size, 0).ljust(_PROGRESS.size, b"\0"), 0)
@@ -111,7 +112,7 @@ class Progress(NamedTuple):
 def read_progress(job_dir: Path | str) -> Progress | None:
     """The step that was last begun, or None before the first."""
     try:
-        raw = (forge_dir(job_dir) / "progress").read_bytes()
+        raw = read_plain(forge_dir(job_dir) / "progress")
     except FileNotFoundError:
         return None
     if len(raw) != _PROGRESS.size:
@@ -148,7 +149,7 @@ def read(job_dir: Path | str) -> History:
     folder = forge_dir(job_dir) / "ledger"
     attempts = []
     for number in sorted(_numbers(folder)) if folder.is_dir() else ():
-        text = (folder / f"attempt_{number:04d}.jsonl").read_text(errors="replace")
+        text = read_plain(folder / f"attempt_{number:04d}.jsonl").decode(errors="replace")
         attempts.append(
             Attempt(number, [event for event in map(_parse, text.split("\n")) if event])
         )

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import queue
+import sys
 import threading
 
 PATIENCE_S = 0.5
@@ -53,6 +54,8 @@ def emit(level: int, text: str) -> None:
     if _logger.hasHandlers() and (_logger.isEnabledFor(level) or is_silenced):
         _logger.log(level, text)
         return
+    if sys.__stderr__ is None or sys.__stderr__.closed:
+        return  # there is nobody to tell, and some file may have its descriptor by now
     # Not sys.stderr: a thread blocked inside its lock would abort the interpreter's exit.
     with contextlib.suppress(OSError):  # stderr is closed: there is nobody to tell
         os.write(2, f"forge: {text}\n".encode(errors="replace"))

@@ -17,7 +17,7 @@ import torch
 
 from forge import config, job_dir, messages
 from forge.config import CodeChange, HealthAction, HealthCheck, HealthConfig, Policy
-from forge.errors import CheckpointError, ConfigError, DirectoryInUse, Exit, ExitCode, ForgeError
+from forge.errors import ConfigError, Exit, ExitCode, ForgeError
 from forge.job_files import RANKS
 from forge.resilience.health import bounded, check_gpu_health
 
@@ -27,7 +27,7 @@ def exits() -> Iterator[None]:
     """Turn errors that end a job into `Exit` with their code, having told people."""
     try:
         yield
-    except (ConfigError, CheckpointError, DirectoryInUse) as error:
+    except ForgeError as error:
         messages.say(str(error), logging.ERROR)
         raise Exit(error.exit_code, str(error)) from error
     except OSError as error:

@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 
+from forge.files import refusals
 from forge.job_files import PLAN, RANK, RANKS, WATCH, forge_dir, read_json, suffix
 from forge.watch import Watch
 
@@ -31,8 +32,10 @@ for name in {_SIGNALS}; do
   trap "echo $name >> \\"\\$early\\"; kill -$name \\$child 2> /dev/null" $name
 done
 trap deaf=yes URG
+mask=$(umask)
+umask 077  # what is written down is for nobody else to change
 while :; do
-  (trap '' {_SIGNALS}; kill -URG $$; exec "$@") &
+  (trap '' {_SIGNALS}; umask "$mask"; kill -URG $$; exec "$@") &
   child=$! tries=0
   while [ -z "$deaf" ] && [ $((tries += 1)) -lt 20000 ]; do :; done
   while :; do
@@ -53,6 +56,7 @@ def command(directory: Path, start: list[str]) -> list[str]:
     return ["/bin/sh", "-c", _SHELL, "forge-step", str(forge_dir(directory) / EARLY), *start]
 
 
+@refusals()
 def main(directory: Path) -> int:
     """The watch of this rank; returns the task's exit code, 128 + N for signal N."""
     plan = read_json(forge_dir(directory) / PLAN)

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from forge import ending
 from forge.errors import ExitCode
+from forge.files import read_trusted, refusals, write_atomically
 from forge.job_files import (
     PLAN,
     RESULT,
@@ -27,14 +28,13 @@ from forge.job_files import (
     VERDICT,
     forge_dir,
     read_json,
-    read_trusted,
     suffix,
-    write_atomically,
     write_json,
 )
 from forge.watch import DUMP_SIGNAL
 
 
+@refusals()
 def main(directory: Path) -> int:
     """Run the job once; returns the exit code."""
     atexit.register(_last_breath)  # the first of all, so it comes after the others

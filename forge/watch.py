@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forge import processes
+from forge.files import read_trusted
 from forge.job_files import write_json
 
 MARGIN_S = 5.0
@@ -94,7 +95,7 @@ class Watch:
     def _early(self) -> list[int]:
         """Signals that somebody wrote down before we could hear them."""
         try:
-            names = self.early.read_text().split() if self.early is not None else []
+            names = read_trusted(self.early).decode().split() if self.early is not None else []
         except OSError:
             return []  # none came
         return [signal.Signals[f"SIG{name}"] for name in dict.fromkeys(names)]

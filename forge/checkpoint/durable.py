@@ -30,7 +30,7 @@ def replace_file(path: Path, content: bytes) -> None:
     """Put `content` at `path` in one step: readers see the old file or the new one."""
     temporary = path.with_name(f".{path.name.lstrip('.')}.tmp-{os.getpid()}-{uuid.uuid4().hex}")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

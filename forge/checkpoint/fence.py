@@ -20,6 +20,7 @@ from forge import messages
 from forge.checkpoint import durable
 from forge.checkpoint.locks import KEPT_FILE, Locks
 from forge.errors import DirectoryInUse
+from forge.files import read_plain
 
 TOKEN_FILE = ".fence.json"
 
@@ -98,7 +99,7 @@ class Fence:
 
     def _read(self) -> dict[str, Any]:
         try:
-            content = json.loads((self._directory / TOKEN_FILE).read_bytes())
+            content = json.loads(read_plain(self._directory / TOKEN_FILE))
         except (FileNotFoundError, ValueError):
             return {}
         is_ours = isinstance(content, dict) and all(

@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 from forge import messages
+from forge.files import open_file
 
 if sys.platform != "win32":
     import fcntl
@@ -56,8 +57,7 @@ class Locks:
         for name in (LOCK_FILE, KEPT_FILE):  # in this order: of two that begin, one gets both
             is_new = name not in self._fds
             if is_new:
-                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-                self._fds[name] = os.open(self._directory / name, flags, 0o644)
+                self._fds[name] = open_file(self._directory / name, os.O_RDWR | os.O_CREAT)
             lock = fcntl.lockf if name == LOCK_FILE else fcntl.flock
             try:
                 lock(self._fds[name], fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -13,6 +13,7 @@ from pathlib import Path
 from forge.checkpoint import durable, manifest
 from forge.checkpoint.names import step_of
 from forge.errors import CheckpointError, DamagedCheckpoint
+from forge.files import open_file
 
 PREFIX = "pinned_"
 
@@ -37,7 +38,8 @@ def is_pinned(path: Path) -> bool:
 
 def place(path: Path) -> None:
     """Put the pin there, whether or not the checkpoint is there already."""
-    pin_file(path).touch()
+    with contextlib.suppress(FileExistsError):  # whatever has the name, a link too, is a pin
+        os.close(open_file(pin_file(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
     durable.sync_directory(path.parent)
 
 

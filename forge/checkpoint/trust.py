@@ -1,13 +1,13 @@
 """Who else could have written a checkpoint: another owner, or somebody with the right to write.
 
 Reading one executes nothing, whoever wrote it, and allocates no more than its files hold; but
-training would go on from weights that others chose. See docs/decisions/0012-trust.md.
+training would go on from weights that others chose. The rule is that of `forge/owners.py`; see
+docs/decisions/0012-trust.md.
 """
 
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
 from forge import messages
@@ -15,6 +15,7 @@ from forge.checkpoint.manifest import Manifest
 from forge.checkpoint.names import STATE
 from forge.config import OnForeign
 from forge.errors import CheckpointError, DamagedCheckpoint
+from forge.owners import foreign
 
 MAX_STATE_BYTES = 1 << 30
 """Bytes of JSON that are read, and written: parsing takes many times as much memory."""
@@ -82,33 +83,6 @@ class Trust:
         return self._action is OnForeign.refuse
 
 
-def foreign(path: Path) -> str | None:
-    """Who other than us and root could have written `path`, in words; None: nobody.
-
-    A directory with the sticky bit lets others add, but not replace: what they add is theirs.
-    """
-    if not hasattr(os, "geteuid"):
-        return None
-    try:
-        statuses = [os.lstat(path), os.stat(path)]
-    except OSError:
-        return None  # gone, or a link to nothing: whoever opens it says so
-    me = os.geteuid()
-    for status in statuses:
-        if status.st_uid not in (me, 0):
-            mode = stat.S_IMODE(status.st_mode)
-            return f"belongs to {_user(status.st_uid)}, not to {_user(me)} (mode {mode:04o})"
-    mode = stat.S_IMODE(statuses[1].st_mode)
-    is_sticky = stat.S_ISDIR(statuses[1].st_mode) and bool(mode & stat.S_ISVTX)
-    owner = f"it belongs to {_user(statuses[1].st_uid)}, mode {mode:04o}"
-    if mode & stat.S_IWOTH and not is_sticky:
-        return f"can be written by everybody ({owner})"
-    group = statuses[1].st_gid
-    if mode & stat.S_IWGRP and not is_sticky and not _is_private(group, me):
-        return f"can be written by the group {_group(group)} ({owner})"
-    return None
-
-
 def check_state_size(described: Manifest) -> None:
     """Raise DamagedCheckpoint where the JSON is too large to be parsed."""
     size = described.files[STATE]["size"]
@@ -125,35 +99,3 @@ def check_writable_size(text: bytes) -> None:
             f"The state without its tensors is {len(text)} bytes of JSON; at most"
             f" {MAX_STATE_BYTES} are kept. Let state_dict() return large lists as tensors."
         )
-
-
-def _user(uid: int) -> str:
-    import pwd
-
-    try:
-        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
-    except KeyError:
-        return f"uid {uid}"
-
-
-def _group(gid: int) -> str:
-    import grp
-
-    try:
-        return f"{grp.getgrgid(gid).gr_name} (gid {gid})"
-    except KeyError:
-        return f"gid {gid}"
-
-
-def _is_private(gid: int, uid: int) -> bool:
-    """Whether a group is the user's own, as many systems make one for each user."""
-    import grp
-    import pwd
-
-    try:
-        user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
-    except KeyError:
-        return False
-    return (
-        user.pw_gid == gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
-    )

@@ -8,6 +8,7 @@ even of a zombie that checked the token an instant before. A check alone would l
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,9 @@ class Workspace:
             if path.name.startswith(_WORK) and path != self._path:
                 if self._fence.is_older_than(path.name.removeprefix(_WORK)):
                     raise DirectoryInUse(f"{self._directory} belongs to a newer attempt: {path}")
+                if path.is_symlink():  # nobody's work: it would be done elsewhere
+                    self._remover.delete_now(path)
+                    continue
                 # One rename: whoever writes there has all of it until then, and nothing after.
                 left = path.with_name(_LEFT + path.name.removeprefix(_WORK))
                 with contextlib.suppress(FileNotFoundError):  # its owner is leaving
@@ -59,6 +63,8 @@ class Workspace:
         self.check()  # before mkdir: an empty directory may be a bare mount point
         try:
             self._path.mkdir(exist_ok=True)
+            if self._path.is_symlink():
+                raise OSError(errno.ELOOP, "is a link: remove it", str(self._path))
             try:
                 self.check()  # after mkdir: a newer attempt that claims from now on finds it
             except BaseException:

@@ -21,6 +21,7 @@ from forge.job_files import STATE, forge_dir
 from forge.launch import payload, plan, remembered
 from forge.launch.hydra_launcher import Request
 from forge.launch.sweep import Place, SweepDir
+from forge.owners import is_ours
 
 _SHOWN = 8
 """Jobs that one problem names."""
@@ -144,6 +145,9 @@ def _place_problem(job: ComposedJob, sweep: SweepDir, batch: dict[str, Place]) -
             f"`hydra.sweep.subdir={job.place.subdir}` puts it into the sweep's own directory. Each"
             " job needs one of its own, `${hydra.job.num}` for example."
         )
+    problem = _way_out(job, sweep)
+    if problem:
+        return problem
     owner = sweep.owner(job.place.subdir)
     owner = owner or batch.setdefault(sweep.key(job.place.subdir), job.place)
     if owner.number == job.place.number:
@@ -153,6 +157,28 @@ def _place_problem(job: ComposedJob, sweep: SweepDir, batch: dict[str, Place]) -
         f" ({' '.join(owner.overrides)}). Put what differs into `hydra.sweep.subdir`,"
         " `${hydra.job.num}` for example."
     )
+
+
+def _way_out(job: ComposedJob, sweep: SweepDir) -> str | None:
+    """Why it is not its own config that has a job lie outside of the sweep."""
+    if Path(sweep.key(job.place.subdir)).is_relative_to(os.path.realpath(sweep.path)):
+        return None
+    asked = _subdir(job.config)
+    if job.place.subdir != asked:
+        return (
+            f"the sweep's list of jobs puts it into {job.directory}, which is outside of the sweep,"
+            f" and `hydra.sweep.subdir={asked}` does not. Remove the line from {sweep.index}, or"
+            " choose another `hydra.sweep.dir`."
+        )
+    for place in (job.directory, *job.directory.parents):
+        if place.is_symlink() and not is_ours(os.lstat(place).st_uid, place.parent):
+            return (
+                f"{place} is a link of somebody else's, to {os.path.realpath(place)}. Remove it, or"
+                " choose another `hydra.sweep.dir`."
+            )
+        if place == sweep.path:
+            break
+    return None
 
 
 def _stranger(job: ComposedJob) -> str | None:

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from forge import config, frozen, job_dir, messages
 from forge.config import Policy
 from forge.errors import Exit, ForgeError
+from forge.files import make_trusted_directory
 from forge.job_files import STATE, TASK, forge_dir, write_atomically
 from forge.launch import opening, orphans, payload, plan, resources
 from forge.launch.compose import ComposedJob, compose, is_stale, start_over
@@ -83,7 +84,7 @@ def _freeze(
             start_over(job)
         HydraConfig.instance().set_config(job.config)
         try:
-            forge_dir(job.directory).mkdir(0o775, parents=True, exist_ok=True)
+            make_trusted_directory(forge_dir(job.directory))
             (forge_dir(job.directory) / STATE).unlink(missing_ok=True)
             if job.policy is not None and job.policy.enabled:
                 frozen.freeze(job.config, job.directory)

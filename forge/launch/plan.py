@@ -12,6 +12,7 @@ from typing import Any
 
 import forge
 from forge.config import Policy
+from forge.files import open_file
 from forge.job_files import OUTPUT, PLAN, STATE, forge_dir, read_json, write_json
 from forge.launch.table import escape
 
@@ -165,7 +166,7 @@ def last_output(directory: Path, lines: int = 20) -> str:
     """The end of what the job printed, for an error's text."""
     path = directory / OUTPUT
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_file(path), "rb") as file:
             file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, 0))
             text = file.read().decode(errors="replace")
     except OSError:

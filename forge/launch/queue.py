@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from forge import processes
+from forge.files import open_file
 from forge.job_files import OUTPUT
 from forge.launch.display import Display
 from forge.launch.observed import ObservedJob
@@ -148,7 +149,8 @@ class Queue:
 
     def _spawn(self, job: QueuedJob, environment: dict[str, str], is_continued: bool) -> None:
         flags = ["--parent", str(os.getpid())] + ["--continue"] * is_continued
-        with (job.directory / OUTPUT).open("ab") as output:
+        output = open_file(job.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        try:
             job.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _START, *flags, str(job.directory)],
                 stdin=subprocess.DEVNULL,
@@ -157,6 +159,8 @@ class Queue:
                 env=environment,
                 start_new_session=True,  # a Ctrl+C reaches us alone, and we pass it on
             )
+        finally:
+            os.close(output)
         job.handle = processes.open_pidfd(job.process.pid)
         job.state = State.starting
 

@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 
 from forge import frozen
 from forge.errors import ExitCode, JobError, JobTraceback
-from forge.job_files import RESULT, forge_dir, read_trusted
+from forge.files import read_trusted
+from forge.job_files import RESULT, forge_dir
 from forge.launch import plan
 from forge.launch.compose import ComposedJob
 from forge.launch.observed import ObservedJob

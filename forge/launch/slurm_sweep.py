@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from forge import bundle, config, job_dir, messages, slurm
 from forge.config import Policy
 from forge.errors import ConfigError, Exit, ExitCode
-from forge.job_files import STATE, forge_dir, read_json
+from forge.job_files import STATE, forge_dir, read_json, write_atomically
 from forge.launch import opening, payload, plan, preview, slurm_options
 from forge.launch.cluster import Cluster
 from forge.launch.compose import ComposedJob, compose, is_stale, start_over
@@ -214,7 +214,7 @@ def _submit(
                 start_over(job.composed)
         call.folder.mkdir(parents=True, exist_ok=True)
         script = call.bundle.with_suffix(".sh")
-        script.write_text(call.script)
+        write_atomically(script, call.script)
         numbers = [job.composed.place.number for job in members]
         submitted.begin(script, numbers, [job.composed.composed for job in members])
         try:

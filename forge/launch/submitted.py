@@ -7,11 +7,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from forge.files import append, read_if_there
 from forge.job_files import forge_dir
 from forge.slurm import Queued
 
@@ -33,7 +33,7 @@ class Submitted:
         self.composed: dict[int, str] = {}
         """Fingerprint of the config that each was submitted with."""
         self._unanswered: dict[str, list[int]] = {}
-        text = self._path.read_text(errors="replace") if self._path.exists() else ""
+        text = read_if_there(self._path)
         for line in text.split("\n"):
             try:
                 self._take(json.loads(line))
@@ -79,8 +79,4 @@ class Submitted:
 
     def _write(self, entry: dict[str, Any]) -> None:
         self._take(entry)
-        with self._path.open("a") as file:
-            # Begins with a newline: the last line may have been torn.
-            file.write("\n" + json.dumps(entry) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append(self._path, json.dumps(entry) + "\n")

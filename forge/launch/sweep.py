@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forge.errors import DirectoryInUse
+from forge.files import append, make_trusted_directory, open_file, read_if_there
 from forge.job_files import LOCK, forge_dir, take_lock
 
 
@@ -38,14 +39,14 @@ class SweepDir:
         One that is only looked at need not be there, and is not claimed.
         """
         self.path = path
-        self._index = forge_dir(path) / "jobs.jsonl"
+        self.index = forge_dir(path) / "jobs.jsonl"
         self._remember(self._read())
         self._taken = taken
         self._lock = -1
         if is_looked_at:
             return
-        forge_dir(path).mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(forge_dir(path) / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        make_trusted_directory(forge_dir(path))
+        self._lock = open_file(forge_dir(path) / LOCK, os.O_RDWR | os.O_CREAT)
         if not take_lock(self._lock):
             pid = os.pread(self._lock, 32, 0).decode() or "another process"
             os.close(self._lock)
@@ -73,7 +74,7 @@ class SweepDir:
 
     def _read(self) -> list[Place]:
         found = {}
-        text = self._index.read_text(errors="replace") if self._index.exists() else ""
+        text = read_if_there(self.index)
         for line in text.split("\n"):
             try:
                 entry = json.loads(line)
@@ -112,13 +113,9 @@ class SweepDir:
         new = [place for place in places if place not in known]
         if not new:
             return
-        # Begins with a newline: the last line may have been torn.
-        text = "\n"
+        text = ""
         for place in new:
             entry = {"number": place.number, "subdir": place.subdir, "overrides": place.overrides}
             text += json.dumps(entry) + "\n"
-        with self._index.open("a") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        append(self.index, text)
         self._remember(self._known + new)

@@ -28,6 +28,7 @@ from typing import Any
 
 from forge import messages, processes
 from forge.errors import ExitCode
+from forge.files import make_directory, open_file
 
 DEFAULT_ACTIONS: Mapping[str, str] = {
     "TERM": "stop",
@@ -313,8 +314,9 @@ class ShutdownHandler:
     def _dump_stacks(self) -> None:
         path = self.stacks_dir / f"stacks_{os.getpid()}.txt"
         try:
-            self.stacks_dir.mkdir(parents=True, exist_ok=True)
-            with path.open("a") as file:
+            make_directory(self.stacks_dir)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            with os.fdopen(open_file(path, flags), "a") as file:
                 file.write(f"Stopping took longer than {self.timeout_sec:g} s. All threads:\n")
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)

@@ -7,6 +7,7 @@ import re
 import resource
 import shutil
 import stat
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,9 +15,10 @@ import torch
 from forge.checkpoint import Manifest, manifest, tensorfile, trust
 from forge.checkpoint.checksums import Checksums, entry_of, num_chunks
 from forge.checkpoint.names import STATE, TENSORS
-from forge.checkpoint.trust import MAX_STATE_BYTES, check_writable_size, foreign
+from forge.checkpoint.trust import MAX_STATE_BYTES, check_writable_size
 from forge.config import OnForeign
 from forge.errors import CheckpointError, DamagedCheckpoint
+from forge.owners import foreign
 
 STRANGER = 4321
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -166,7 +168,7 @@ def _of_others(filled):
     """In a process of the stranger's: its own directory, and a file of root's, are both fine."""
     one, other = os.open(filled, os.O_RDONLY), os.open(filled / "step_1", os.O_RDONLY)
     os.setuid(STRANGER)
-    found = [foreign(f"/proc/self/fd/{fd}") for fd in (one, other)]
+    found = [foreign(Path(f"/proc/self/fd/{fd}")) for fd in (one, other)]
     return sum(text is not None for text in found)
 
 

@@ -1,0 +1,346 @@
+"""What a colleague can try who may write to a shared directory, and what forge says to it.
+
+Each attack has three acts: the victim has used forge there (or not), the attacker prepares
+something, the victim uses forge again. What is the victim's own must be as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from two_users import ATTACKER, GROUP, LIMIT_S, VICTIM, Place, Said, as_user
+
+from forge import bundle, job_slurm, ledger, processes, task, verdict
+from forge.checkpoint import Store, pins
+from forge.config import CheckpointConfig
+from forge.job_files import LOCK, OUTPUT, PLAN, RESULT, STATE, TASK, forge_dir, write_atomically
+from forge.job_local import LocalJob
+from forge.launch import results
+from forge.launch.queue import Queue, QueuedJob
+from forge.launch.resources import Slots
+from forge.launch.submitted import Submitted, submissions
+from forge.launch.sweep import SweepDir
+from forge.resilience.signal_handler import ShutdownHandler
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One of them."""
+
+    name: str
+    attack: Callable[[Place], object]
+    """What the attacker does, in a process of the attacker's."""
+    use: Callable[[Place], object]
+    """What the victim does then."""
+    complaint: str
+    """Found in what the victim, or the attacker, is told."""
+    before: Callable[[Place], object] = lambda place: None
+    """What the victim has done before."""
+
+    def run(self, place: Place) -> tuple[Said, Said]:
+        """What became of the attacker, and of the victim."""
+        begun = as_user(VICTIM, lambda: self.before(place))
+        assert begun.code == 0, begun.text
+        tried = as_user(ATTACKER, lambda: self.attack(place))
+        return tried, as_user(VICTIM, lambda: self.use(place))
+
+
+# -- what the victim does ----------------------------------------------------------------------
+
+
+def plan(place: Place, command: list[str]) -> dict:
+    return {
+        "command": command,
+        "cwd": "/",
+        "environment": {},
+        "token": "token",
+        "actions": {},
+        "timeout_s": 0.0,
+        "time_limit_s": None,
+        "lead_s": 0.0,
+        "signal": "USR1",
+        "checkpoint_dir": "checkpoints",
+        "requeue": {"enabled": False, "max_failures": 0, "no_progress_limit": 0, "max_requeues": 0},
+        "argv": ["train.py"],
+        "orig_argv": ["python", "train.py"],
+        "path": [],
+        "has_whole_path": False,
+        "main": None,
+        "slurm": {"ranks": 1},
+    }
+
+
+def packed(place: Place) -> Path:
+    return submissions(place.shared / "sweep") / "1.bundle"
+
+
+def submit(place: Place) -> None:
+    """What the launcher writes, and what the job's wrapper takes out of it."""
+    config = pickle.dumps(print)
+    job = (place.job, plan(place, ["/bin/true"]), config)
+    bundle.write(packed(place), config, [job], {"train.py": "0"})
+    bundle.unpack(packed(place), 0)
+    write_atomically(forge_dir(place.job) / RESULT, pickle.dumps((None, "")))
+
+
+def submitted_by_an_earlier_version(place: Place) -> None:
+    """Whose files the group could write."""
+    submit(place)
+    for path in (place.shared / "sweep", *(place.shared / "sweep").rglob("*")):
+        path.chmod(0o2775 if path.is_dir() else 0o664)
+
+
+def start(place: Place) -> int:
+    return LocalJob(place.job, is_continued=False).run()
+
+
+def start_by_slurm(place: Place) -> int:
+    os.environ["SLURM_JOB_ID"] = "1"
+    return job_slurm.main([str(packed(place))])
+
+
+def run_task(place: Place) -> int:
+    return task.main(place.job)
+
+
+def collect(place: Place) -> object:
+    found = results._stored(place.job)
+    return found and found._return_value
+
+
+def begin_sweep(place: Place) -> object:
+    return SweepDir(place.shared / "sweep", set()).find(["lr=1"])
+
+
+def resubmit(place: Place) -> object:
+    return Submitted(place.shared / "sweep").ids
+
+
+def begin_ledger(place: Place) -> None:
+    ledger.Ledger(place.job).write("start", step=0)
+
+
+def write_verdict(place: Place) -> None:
+    verdict.write(place.job, "finished", 1, 0)
+
+
+def write_state(place: Place) -> None:
+    write_atomically(forge_dir(place.job) / STATE, "{}", is_synced=True)
+
+
+def open_store(place: Place) -> Store:
+    return Store(place.job / "checkpoints", CheckpointConfig())
+
+
+def save(place: Place) -> None:
+    store = open_store(place)
+    told = place.shared / "name"
+    told.with_suffix(".new").write_text(str(store._workspace._path))
+    told.with_suffix(".new").rename(told)
+    until(lambda: store._workspace._path.is_symlink())
+    store.commit(store.snapshot(5, {"x": 1}, False, copy=False))
+
+
+def pin(place: Place) -> None:
+    (place.job / "checkpoints").mkdir(parents=True, exist_ok=True)
+    pins.place(place.job / "checkpoints" / "step_5")
+
+
+def dump_stacks(place: Place) -> None:
+    ShutdownHandler(1.0, {}, forge_dir(place.job))._dump_stacks()
+
+
+def queue_job(place: Place) -> str:
+    job = QueuedJob(0, "lr=1", place.job)
+    Queue([job], Slots([[]], False), "none")._start(job)
+    return job.because
+
+
+# -- what the attacker does --------------------------------------------------------------------
+
+
+class Payload:
+    """Runs as whoever unpickles it."""
+
+    def __init__(self, trophy: Path) -> None:
+        self._trophy = trophy
+
+    def __reduce__(self) -> tuple:
+        return os.system, (f"touch {self._trophy}",)
+
+
+def payload(place: Place) -> bytes:
+    return pickle.dumps(Payload(place.trophy))
+
+
+def harmful_plan(place: Place) -> str:
+    return json.dumps(plan(place, ["/bin/sh", "-c", f"touch {place.trophy}"]))
+
+
+def own_job(place: Place) -> Path:
+    """A `.forge` of the attacker's own, open to all, in the place of the victim's."""
+    os.umask(0)
+    folder = forge_dir(place.job)
+    if folder.exists():
+        folder.rename(place.job / "before")
+    folder.mkdir(parents=True)
+    return folder
+
+
+def exchange(place: Place) -> None:
+    folder = own_job(place)
+    (folder / PLAN).write_text(harmful_plan(place))
+    (folder / TASK).write_bytes(payload(place))
+    (folder / RESULT).write_bytes(payload(place))
+
+
+def link(name: str, target: str = "precious.txt") -> Callable[[Place], None]:
+    """A link below the job's directory to what is the victim's."""
+
+    def attack(place: Place) -> None:
+        os.umask(0)
+        path = place.job / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(place.home / target)
+
+    return attack
+
+
+def links(name: str) -> Callable[[Place], None]:
+    """Links under every name that a process that starts soon could choose by its number."""
+
+    def attack(place: Place) -> None:
+        folder = own_job(place)
+        for number in range(os.getpid(), os.getpid() + 3000):
+            (folder / name.format(number)).symlink_to(place.precious)
+
+    return attack
+
+
+def pipe(name: str) -> Callable[[Place], None]:
+    """A pipe that nobody writes to, where a file is expected."""
+
+    def attack(place: Place) -> None:
+        os.umask(0)
+        path = place.job / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(path)
+
+    return attack
+
+
+def write(path: Callable[[Place], Path], content: Callable[[Place], str | bytes]):
+    """Into a file of the victim's, as far as that is allowed."""
+
+    def attack(place: Place) -> None:
+        data = content(place)
+        path(place).write_bytes(data if isinstance(data, bytes) else data.encode())
+
+    return attack
+
+
+def sweep_of_links(place: Place) -> None:
+    os.umask(0)
+    folder = forge_dir(place.shared / "sweep")
+    folder.mkdir(parents=True)
+    (folder / LOCK).symlink_to(place.precious)
+
+
+def sweep_that_leads_out(place: Place) -> None:
+    os.umask(0)
+    folder = forge_dir(place.shared / "sweep")
+    folder.mkdir(parents=True)
+    entry = {"number": 0, "subdir": "../../home", "overrides": ["lr=1"]}
+    (folder / "jobs.jsonl").write_text(json.dumps(entry) + "\n")
+
+
+def list_of_submissions(place: Place) -> None:
+    os.umask(0)
+    folder = submissions(place.shared / "sweep")
+    folder.mkdir(parents=True)
+    lines = [{"script": "x", "numbers": [0], "composed": ["y"]}, {"script": "x", "id": "666"}]
+    (folder / "jobs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+
+
+def exchanged_bundle(place: Place) -> None:
+    os.umask(0o022)
+    folder = packed(place).parent
+    folder.parent.rename(place.shared / "sweep" / "before")
+    folder.mkdir(parents=True)
+    bundle_of_mine = (place.job, plan(place, ["/bin/sh", "-c", f"touch {place.trophy}"]), b"")
+    bundle.write(packed(place), payload(place), [bundle_of_mine], {})
+
+
+def link_for_work(place: Place) -> None:
+    """As soon as a store is open, its work directory's name is known: a link there leads out."""
+    if processes.fork():
+        return
+    signal.alarm(LIMIT_S)
+    os.closerange(0, 3)  # nobody waits for what this one prints
+    told = place.shared / "name"
+    until(told.exists)
+    Path(told.read_text()).symlink_to(place.home / "other")
+    os._exit(0)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.01)
+
+
+def job_file(name: str) -> Callable[[Place], Path]:
+    return lambda place: forge_dir(place.job) / name
+
+
+NOT_YOURS = f"belongs to .*uid {ATTACKER}.*, not to .*uid {VICTIM}"
+OF_GROUP = rf"can be written by the group .*gid {GROUP}\b.*chmod -R go-w"
+DENIED = "Permission denied"
+LINK = "is a link"
+
+ATTACKS = [
+    Attack("task.pkl is written to", write(job_file(TASK), payload), run_task, DENIED, submit),
+    Attack("result.pkl is written to", write(job_file(RESULT), payload), collect, DENIED, submit),
+    Attack("plan.json is written to", write(job_file(PLAN), harmful_plan), start, DENIED, submit),
+    Attack("the bundle is written to", write(packed, payload), start_by_slurm, DENIED, submit),
+]
+ATTACKS += [
+    Attack(f"{one.name}, an earlier version's", one.attack, one.use, OF_GROUP, old)
+    for one in ATTACKS
+    for old in [submitted_by_an_earlier_version]
+]
+ATTACKS += [
+    Attack(".forge is exchanged, task.pkl runs", exchange, run_task, NOT_YOURS, submit),
+    Attack(".forge is exchanged, result.pkl is read", exchange, collect, NOT_YOURS, submit),
+    Attack(".forge is exchanged, the plan runs", exchange, start, NOT_YOURS, submit),
+    Attack(
+        ".forge is exchanged, the bundle runs", exchanged_bundle, start_by_slurm, NOT_YOURS, submit
+    ),
+    Attack("a job is there before the first start", exchange, start, NOT_YOURS),
+    Attack("the sweep's lock is a link", sweep_of_links, begin_sweep, NOT_YOURS),
+    Attack("the sweep's list leads out of it", sweep_that_leads_out, begin_sweep, NOT_YOURS),
+    Attack("a list of submitted jobs", list_of_submissions, resubmit, NOT_YOURS),
+    Attack("output.log is a link, wrapper", link(OUTPUT), start, LINK, submit),
+    Attack("output.log is a link, launcher", link(OUTPUT), queue_job, LINK, submit),
+    Attack("output.log is a pipe", pipe(OUTPUT), start, "is a pipe|not a plain file", submit),
+    Attack("progress is a link", link(".forge/progress"), begin_ledger, LINK),
+    Attack("progress is a pipe", pipe(".forge/progress"), begin_ledger, "not a plain file"),
+    Attack("the ledger is a link", link(".forge/ledger", "other"), begin_ledger, LINK),
+    Attack(".forge is a link", link(".forge", "other"), write_state, LINK),
+    Attack("the verdict's .forge is a link", link(".forge", "other"), write_verdict, LINK),
+    Attack("plan.json is a pipe", pipe(f".forge/{PLAN}"), start, NOT_YOURS),
+    Attack("links at temporary names", links(".state.json.tmp-{}"), write_state, "^$"),
+    Attack("links where stacks are dumped", links("stacks_{}.txt"), dump_stacks, LINK),
+    Attack("the checkpoints' lock is a link", link("checkpoints/.lock"), open_store, LINK),
+    Attack(
+        "the fencing token is a pipe", pipe("checkpoints/.fence.json"), open_store, "plain file"
+    ),
+    Attack("the work directory is a link", link_for_work, save, LINK),
+    Attack("a pin is a link", link("checkpoints/pinned_step_5", "new.txt"), pin, "^$"),
+]
