@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -107,6 +108,7 @@ def _act(uid: int, writer: int, act: Callable[[], object]) -> int:
     os.setuid(uid)
     os.umask(0o002)
     os.chdir("/")
+    logging.root.handlers.clear()  # of the test runner: what forge says goes to stderr
     try:
         found = act()
     except SystemExit as error:
