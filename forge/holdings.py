@@ -57,6 +57,7 @@ class Holdings:
         self.command = job_dir.resume_command(job)
         """The shell line that goes on with this job."""
         job_dir.write_resume_script(job, self.command)
+        self._is_supervised = job_dir.is_supervised()
 
     def newest(self, live: LiveState) -> Checkpoint | None:
         """The checkpoint to begin with; says why newer ones were passed over.
@@ -93,7 +94,8 @@ class Holdings:
                 f"This job had finished at step {step}: what is done is not trained again. For"
                 " another training choose another directory."
             )
-        messages.say(f"To go on with this job after a stop:\n  {self.command}")
+        if not self._is_supervised:
+            messages.say(f"To resume this job after a stop:\n  {self.command}")
 
     def rollback_target(self, live: LiveState, at_most: int) -> Checkpoint | None:
         """The newest good checkpoint at a boundary with at most so many steps done.
@@ -127,9 +129,10 @@ class Holdings:
         """Record and tell why this attempt leaves."""
         verdict.write(self.job, reason, step, code)
         self.ledger.write(kind, reason=reason, step=step, code=int(code), **details)
-        messages.say(
-            f"{reason} at step {step}, exit code {int(code)}. To go on:\n  {self.command}", level
-        )
+        text = f"{reason} at step {step}, exit code {int(code)}."
+        if not self._is_supervised:  # else whoever started it decides, and says so
+            text += f" To resume:\n  {self.command}"
+        messages.say(text, level)
 
     def finish(self, step: int) -> None:
         """Record and tell that training is finished."""
@@ -142,10 +145,10 @@ class Holdings:
         with contextlib.suppress(RuntimeError):  # values on a device that has failed stay there
             self.metrics.flush()
         self.ledger.write("error", reason=error, step=step)
-        messages.say(
-            f"{error} (in step {step}). To go on from the last checkpoint:\n  {self.command}",
-            logging.ERROR,
-        )
+        text = f"{error} (in step {step})."
+        if not self._is_supervised:
+            text += f" To resume from the last checkpoint:\n  {self.command}"
+        messages.say(text, logging.ERROR)
 
     def release(self) -> None:
         """Wait for the save that is under way and give everything up."""

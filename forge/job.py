@@ -35,6 +35,7 @@ from forge.job_files import (
     PLAN,
     RESULT,
     STATE,
+    TOKEN,
     VERDICT,
     WATCH,
     forge_dir,
@@ -46,8 +47,6 @@ from forge.job_files import (
 from forge.requeue import Counts, Decision, Outcome, Reason, decide
 from forge.watch import MARGIN_S, ORPHANED_S
 
-TOKEN = "FORGE_JOB_TOKEN"
-"""Environment variable that marks every process of a job."""
 _CLAIM_S = 30.0
 """Seconds beyond the task's deadline that an earlier wrapper's processes have to leave."""
 
@@ -84,6 +83,7 @@ class Job(ABC):
                 return self._end(outcome, decision)
             self._tell("requeue", because=decision.because, restarts=self.counts.restarts)
             self._because = decision.because
+            self._print(f"{decision.because}: starts again (restart {self.counts.restarts})")
             self._write_state("starting", self._because)
             code = self._move_on(outcome)
             if code is not None:
@@ -230,6 +230,8 @@ class Job(ABC):
         else:
             stops = (Reason.interrupted, Reason.cancelled, Reason.orphaned)
             state = "stopped" if outcome.reason in stops else "failed"
+        if state != "finished":
+            self._print(f"{state}: {decision.because}")
         self._tell(state, because=decision.because)
         self._write_state(state, decision.because, code=outcome.code, reason=outcome.reason.name)
         return outcome.code if outcome.code >= 0 else 128 - outcome.code

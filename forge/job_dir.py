@@ -23,7 +23,7 @@ from typing import Any
 
 from forge.config import CheckpointConfig
 from forge.files import make_directory, read_trusted, write_atomically
-from forge.job_files import CODE, REHEARSAL, forge_dir
+from forge.job_files import CODE, REHEARSAL, TOKEN, forge_dir
 
 
 def hydra_config() -> Any | None:
@@ -107,6 +107,11 @@ def resume_command(job_dir: Path) -> str:
         where = Path(hydra.runtime.cwd)
         arguments = _hydra_arguments(hydra, job_dir, arguments)
     return f"cd {shlex.quote(str(where))} && {shlex.join([*program, *arguments])}"
+
+
+def is_supervised() -> bool:
+    """Whether somebody else starts this job again: one of forge's launchers, or submitit."""
+    return bool(_placed) or TOKEN in os.environ
 
 
 def sweep_command(sweep_dir: Path) -> str:

@@ -36,6 +36,8 @@ VERDICT = "verdict.json"
 RESULT = "result.pkl"
 CODE = "code.json"
 
+TOKEN = "FORGE_JOB_TOKEN"
+"""Environment variable that marks every process of a job that one of forge's launchers started."""
 RANKS = "FORGE_RANKS"
 """Environment variable of a task: how many there are."""
 _STEP_DIR = re.compile(r"step_(\d+)")

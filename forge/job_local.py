@@ -17,8 +17,8 @@ from pathlib import Path
 from forge import processes, time_limit
 from forge.errors import ExitCode
 from forge.files import refusals
-from forge.job import TOKEN, Job
-from forge.job_files import STATE, WATCH, read_json
+from forge.job import Job
+from forge.job_files import STATE, TOKEN, WATCH, read_json
 from forge.requeue import Counts, Outcome, Reason
 from forge.watch import Watch
 

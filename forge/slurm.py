@@ -13,13 +13,15 @@ import random
 import re
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 _CALL_S = 10.0
 """One question may take so long; a busy controller answers in seconds."""
+_SUBMIT_S = 300.0
+"""sbatch gives up by itself after 120 s where the queue is full, later where nobody answers."""
 _FIRST_PAUSE_S = 0.2
 
 
@@ -200,9 +202,14 @@ _OURS = ("SIGNAL", "REQUEUE", "NO_REQUEUE", "ARRAY_INX", "OUTPUT", "ERROR", "OPE
 # -- the launcher's side ---------------------------------------------------------------------
 
 
-def submit(script: Path) -> str:
+def submit(script: Path, tell: Callable[[str], None] = lambda text: None) -> str:
     """Submit a batch script; the number of the job, or of the array.
 
+    Where the queue is full sbatch itself tries again, for two minutes.
+
+    Args:
+        script: Its path.
+        tell: Told what sbatch says while it tries.
     Raises:
         Refused: Where sbatch refuses it, with its words.
     """
@@ -211,7 +218,36 @@ def submit(script: Path) -> str:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(inner) or k == "SLURM_CONF"}
     for name in _OURS:  # SBATCH_ACCOUNT and the like are the user's own defaults
         kept.pop(f"SBATCH_{name}", None)
-    return _ask("sbatch", "--parsable", str(script), environment=kept).strip().partition(";")[0]
+    command = ["sbatch", "--parsable", str(script)]
+    try:
+        answer, said, code = _run_telling(command, kept, tell)
+    except OSError as error:
+        raise Refused(f"sbatch: {error}") from error
+    if code != 0:
+        raise Refused(said or f"sbatch: exit code {code}")
+    return answer.strip().partition(";")[0]
+
+
+def _run_telling(
+    command: Sequence[str], environment: Mapping[str, str], tell: Callable[[str], None]
+) -> tuple[str, str, int]:
+    """(stdout, stderr, exit code) of a command, which is ended after `_SUBMIT_S`."""
+    pipe, none = subprocess.PIPE, subprocess.DEVNULL
+    environment = {**environment, "LC_ALL": "C"}
+    deadline, told = time.monotonic() + _SUBMIT_S, ""
+    with subprocess.Popen(command, stdin=none, stdout=pipe, stderr=pipe, env=environment) as one:
+        while True:
+            try:
+                out, err = (text.decode(errors="replace") for text in one.communicate(timeout=1.0))
+                return out, err.strip(), one.returncode
+            except subprocess.TimeoutExpired as error:
+                said = (error.stderr or b"").decode(errors="replace").strip()
+            if said != told:
+                tell(said)
+                told = said
+            if time.monotonic() > deadline:
+                one.kill()
+                return "", f"{said}\n{command[0]}: no answer within {_SUBMIT_S:g} s".strip(), 1
 
 
 def cancel(job: str) -> None:

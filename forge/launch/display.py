@@ -88,6 +88,11 @@ class Display:
                     self._pending.append((f"job {view.number}: {line}", STYLES[view.state]))
         self._show()
 
+    @property
+    def is_live(self) -> bool:
+        """Whether there is a table."""
+        return self._is_live
+
     def say(self, text: str, style: str = "") -> None:
         """Show a line, or several, that stay; `style` is rich's ("bold red"), markup is not."""
         self._pending.extend((escape(line), style) for line in text.split("\n"))
@@ -195,6 +200,10 @@ class Display:
         facts = [f"{done} of {self._total} finished" + (f", {failed} failed" if failed else "")]
         order = (State.running, State.starting, State.stopping, State.stopped, State.queued)
         facts += [f"{counts[state]} {state.value}" for state in order if counts[state]]
+        reasons = Counter(view.waits_for for view in self._views if view.waits_for)
+        if reasons:
+            shown = (f"{count} {escape(reason)}" for reason, count in reasons.most_common(3))
+            facts[-1] += f" ({', '.join(shown)}{', …' if len(reasons) > 3 else ''})"
         facts += [clock(time.monotonic() - self._began_s), self._estimate(counts[State.queued])]
         lines = facts[:1]
         for fact in filter(None, facts[1:]):

@@ -48,13 +48,13 @@ def launch(request: Request) -> list[JobReturn]:
             command = job_dir.sweep_command(directory)
             job_dir.write_resume_script(directory, command)
             log.info(f"Launching {len(jobs)} jobs, {slots.count} at a time, in {directory}")
-            log.info(f"To go on with this sweep after a stop:\n  {command}")
+            log.info(f"To resume this sweep after a stop:\n  {command}")
             queue = Queue(queued, slots, options.progress)
             stopped_by = queue.run()
         finally:
             sweep.close()
     if stopped_by is not None:
-        messages.say(f"The sweep was stopped. To go on with it:\n  {command}")
+        messages.say(f"The sweep was stopped. To resume it:\n  {command}")
         name = signal.Signals(stopped_by).name
         raise Exit(128 + stopped_by, f"the sweep was stopped by {name}")
     results = [result_of(job, one) for job, one in zip(jobs, queued, strict=True)]

@@ -31,6 +31,10 @@ class ObservedJob(ABC):
     """Name of the `forge.requeue.Reason` it ended with."""
     code: int = 0
     restarts: int = 0
+    waits_for: str = ""
+    """On a cluster: why it waits in the queue, in Slurm's word."""
+    taken: float = 0.0
+    """When the wrapper's last word was read, by the monotonic clock."""
     _stamp: tuple[int, int] | None = None
     _since: float = 0.0
     _samples: deque[tuple[float, int]] = field(default_factory=deque)
@@ -59,8 +63,13 @@ class ObservedJob(ABC):
         if content is None or not self.is_own(content):
             return
         self._stamp = stamp
+        self.taken = time.monotonic()
+        self.take(content)
+
+    def take(self, content: dict[str, Any]) -> None:
+        """What the wrapper has said last."""
         self.state = State[content["state"]]
-        self.because = content["because"]
+        self.because, self.waits_for = content["because"], ""
         self.restarts = content["counts"]["restarts"]
         self._since = content["time"]
 
@@ -89,6 +98,7 @@ class ObservedJob(ABC):
             rate,
             left_s,
             "" if state is State.finished else self.because,
+            self.waits_for,
         )
 
     def _rate(self, step: int) -> float | None:

@@ -6,6 +6,7 @@ the options for sbatch. What runs on the cluster reads that and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -30,7 +31,7 @@ from forge.launch.plan import ROOT
 from forge.launch.results import result_of
 from forge.launch.sbatch import Batch, Group, batches, log_folder
 from forge.launch.slurm_options import SlurmOptions
-from forge.launch.slurm_wait import SubmittedJob, Watcher
+from forge.launch.slurm_wait import SubmittedJob, Watcher, numbers
 from forge.launch.submitted import Submitted, submissions
 from forge.launch.sweep import SweepDir
 from forge.launch.view import State
@@ -83,7 +84,7 @@ def launch(request: Request) -> list[JobReturn]:
             job_dir.write_resume_script(directory, command)
             try:
                 shared = payload.Shared(request.function, request.context)
-                _submit(calls, new, shared, submitted, cluster)
+                _submit(calls, new, shared, submitted, cluster, command)
             except KeyboardInterrupt as error:
                 messages.say(
                     "Ctrl+C while jobs were being submitted. Those that the cluster has go on; this"
@@ -96,7 +97,8 @@ def launch(request: Request) -> list[JobReturn]:
                 return [_result_without_waiting(job) for job in jobs]
             logs = log_folder(options.submitit_folder, directory)
             observed = [_observed(job, logs) for job in jobs]
-            stopped_by = Watcher(observed, options.progress).run()
+            anew = functools.partial(_submit_anew, jobs, options, shared, submitted, cluster)
+            stopped_by = Watcher(observed, options.progress, anew).run()
         finally:
             sweep.close()
     if stopped_by is not None:
@@ -155,14 +157,16 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
     submitted.find_lost(queue)
     for job in jobs:
         number = job.composed.place.number
-        known = queue.get(submitted.ids.get(number, ""))
+        slurm_id = submitted.ids.get(number, "")
+        said = read_json(forge_dir(job.composed.directory) / STATE) or {}
+        if slurm_id in numbers(said):
+            slurm_id = numbers(said)[0]
+        known = queue.get(slurm_id)
         if known is None or not known.is_alive or job.is_finished:
             continue
         script = submitted.scripts[number]
         if known.script != script or not Path(script).is_relative_to(directory):
             continue  # of the sweep that this one is a copy of, or of somebody else
-        slurm_id = submitted.ids[number]
-        said = read_json(forge_dir(job.composed.directory) / STATE) or {}
         has_ended = said.get("slurm_job") == slurm_id and said.get("state") in _ENDED
         if has_ended and known.state in ("RUNNING", "COMPLETING"):
             continue  # it is leaving, and is to run again
@@ -202,8 +206,12 @@ def _submit(
     shared: payload.Shared,
     submitted: Submitted,
     cluster: Cluster,
+    command: str,
 ) -> None:
-    """One sbatch for each batch; what was submitted is written down before the next."""
+    """One sbatch for each batch; what was submitted is written down before the next.
+
+    `command`: what starts this sweep again.
+    """
     code = job_dir.code_fingerprint() if calls else {}
     for call in calls:
         members = [jobs[number] for number in call.members]
@@ -218,14 +226,35 @@ def _submit(
         numbers = [job.composed.place.number for job in members]
         submitted.begin(script, numbers, [job.composed.composed for job in members])
         try:
-            submitted.end(script, slurm.submit(script))
+            submitted.end(script, slurm.submit(script, _tell_of_sbatch))
         except slurm.Refused as error:
-            before = " ".join(_arrays(jobs))
-            hint = f" Submitted before it: {before} (`scancel {before}`)." if before else ""
-            problem = f"{error}. The batch script is {script}.{hint}"
-            raise ConfigError([problem], "The submission") from error
+            _find_in_queue(submitted)
+            if submitted.is_lost(script):
+                raise _not_submitted(error, script, _arrays(jobs), command) from error
         for job in members:
             job.slurm_id = submitted.ids[job.composed.place.number]
+
+
+def _tell_of_sbatch(said: str) -> None:
+    messages.warn(f"{said}\nsbatch goes on trying for a while; Ctrl+C ends that.")
+
+
+def _find_in_queue(submitted: Submitted) -> None:
+    """A busy controller may take a job, and lose the answer: else it would be submitted twice."""
+    with contextlib.suppress(slurm.Refused):
+        submitted.find_lost(slurm.queue(with_scripts=True))
+
+
+def _not_submitted(
+    error: slurm.Refused, script: Path, before: list[str], command: str
+) -> ConfigError:
+    ids = " ".join(before)
+    hint = f" What was submitted before it stays in the queue: {ids}." if before else ""
+    problem = (
+        f"{error}. The batch script is {script}.{hint} Once sbatch takes it (there is room in the"
+        f" queue, a limit was raised), this submits what is missing, and collects:\n  {command}"
+    )
+    return ConfigError([problem], "The submission")
 
 
 def _pack(
@@ -264,6 +293,28 @@ def _pack(
     if composed.policy is not None:
         content["requeue"]["max_excluded_nodes"] = composed.policy.health.max_excluded_nodes
     return composed.directory, content, data
+
+
+def _submit_anew(
+    jobs: list[_Job],
+    options: SlurmOptions,
+    shared: payload.Shared,
+    submitted: Submitted,
+    cluster: Cluster,
+    gone: list[SubmittedJob],
+) -> None:
+    """Jobs that are not in the queue any more, though they are to run again."""
+    directory, before = submitted.sweep, dict(submitted.ids)
+    try:
+        _find_in_queue(submitted)  # of an earlier try
+        left = [one.number for one in gone if submitted.ids[one.number] == before[one.number]]
+        again = [job for job in jobs if job.composed.place.number in left]
+        calls = _calls(again, options, directory, cluster.max_array_size)
+        _submit(calls, again, shared, submitted, cluster, job_dir.sweep_command(directory))
+    finally:
+        for one in gone:
+            if submitted.ids[one.number] != before[one.number]:
+                one.slurm_id = submitted.ids[one.number]
 
 
 # -- afterwards ------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ class Submitted:
     """The last submission of each job of a sweep."""
 
     def __init__(self, sweep: Path) -> None:
+        self.sweep = sweep
         self._path = submissions(sweep) / "jobs.jsonl"
         self.ids: dict[int, str] = {}
         """Hydra's number of a job -> Slurm's: `12`, or `12_3` in an array."""
@@ -61,10 +62,12 @@ class Submitted:
     def find_lost(self, queue: Mapping[str, Queued]) -> None:
         """Take in answers that nobody heard: the queue has the scripts of its jobs."""
         for name, queued in queue.items():
-            numbers = self._unanswered.get(queued.script)
-            if numbers is not None:
-                index = int(name.partition("_")[2] or 0)
-                self.ids[numbers[index]] = name
+            if self.is_lost(Path(queued.script)):
+                self.end(Path(queued.script), name.partition("_")[0])
+
+    def is_lost(self, script: Path) -> bool:
+        """Whether it was submitted, and nobody has heard Slurm's answer."""
+        return str(script) in self._unanswered
 
     def _take(self, entry: dict[str, Any]) -> None:
         if "numbers" in entry:

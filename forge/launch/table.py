@@ -46,6 +46,11 @@ def escape(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def waiting(view: JobView) -> str:
+    """Why it waits in a cluster's queue; empty where it does not."""
+    return f"waiting: {view.waits_for}" if view.waits_for else ""
+
+
 def clock(seconds: float | None) -> str:
     """Seconds as `1:02:03`; empty where nobody knows."""
     if seconds is None or not 0 <= seconds < 1e8:
@@ -92,7 +97,7 @@ def _cells(view: JobView) -> dict[str, str]:
         "restarts": str(view.restarts or ""),
         "rate": per_second(view.rate) if is_active else "",
         "left": clock(view.left_s) if is_active else "",
-        "remark": escape(view.remark),
+        "remark": escape(", ".join(filter(None, (view.remark, waiting(view))))),
     }
 
 

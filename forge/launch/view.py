@@ -48,3 +48,5 @@ class JobView:
     """Seconds left at this rate."""
     remark: str = ""
     """Why it failed or was restarted, in a few words; may be empty."""
+    waits_for: str = ""
+    """On a cluster: why it waits in the queue, in Slurm's word."""

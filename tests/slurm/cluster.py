@@ -1,7 +1,7 @@
 """A true Slurm of our own: munged, slurmctld and two slurmd, on loopback, in a folder that goes.
 
     python tests/slurm/cluster.py            a shell in which sbatch, squeue … talk to it
-    python tests/slurm/cluster.py --serve FOLDER
+    python tests/slurm/cluster.py --serve FOLDER [SETTING…]
 
 The daemons are children of one keeper process, which adopts whatever they start and ends all of it
 when its standard input closes: nothing survives a test process that is killed. Partitions:
@@ -86,10 +86,11 @@ def missing() -> str:
 class Cluster:
     """A running cluster, for the process that started it and its children."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *settings: str) -> None:
+        """`settings`: lines of slurm.conf, in place of those above."""
         self.folder = folder
         self._keeper = subprocess.Popen(
-            [sys.executable, __file__, "--serve", str(folder)],
+            [sys.executable, __file__, "--serve", str(folder), *settings],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -178,7 +179,7 @@ def _free_ports(count: int) -> list[int]:
                 one.close()
 
 
-def _write(folder: Path) -> None:
+def _write(folder: Path, settings: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
     (folder / "state").mkdir()
@@ -194,7 +195,9 @@ def _write(folder: Path) -> None:
         last_port=last_port,
         cpus=max(os.cpu_count() or 1, 16),
     )
-    (folder / "slurm.conf").write_text(text)
+    names = tuple(f"{one.partition('=')[0]}=" for one in settings)
+    kept = [line for line in text.splitlines() if not names or not line.startswith(names)]
+    (folder / "slurm.conf").write_text("\n".join([*kept, *settings, ""]))
 
 
 def _start(folder: Path) -> None:
@@ -235,13 +238,13 @@ def _until(condition: Callable[[], bool], what: str) -> None:
         raise RuntimeError(str(error)) from None
 
 
-def _serve(folder: Path) -> int:
+def _serve(folder: Path, settings: list[str]) -> int:
     """Run the daemons until standard input closes."""
     processes.adopt_orphans()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:
-        _write(folder)
+        _write(folder, settings)
         _start(folder)
         print("up", flush=True)
         sys.stdin.read()
@@ -268,4 +271,5 @@ def _shell() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_serve(Path(sys.argv[2])) if sys.argv[1:2] == ["--serve"] else _shell())
+    is_keeper = sys.argv[1:2] == ["--serve"]
+    sys.exit(_serve(Path(sys.argv[2]), sys.argv[3:]) if is_keeper else _shell())

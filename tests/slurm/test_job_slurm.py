@@ -23,6 +23,7 @@ PLANNED = {
     "signal": "USR2",
     "actions": {"TERM": "stop", "INT": "stop", "USR1": "requeue", "USR2": "requeue", "HUP": "save"},
     "slurm": {"ranks": 2, "kill_wait_s": 30.0, "srun_args": [], "start": ["true"]},
+    "requeue": {},
 }
 RUNS = JobInfo("RUNNING", "None", 0, None, left_s=3000.0)
 

@@ -1,0 +1,100 @@
+"""Why a job waits in the queue: Slurm's own word, and what to do where it would wait permanently.
+
+Most reasons pass when other jobs end. Some do not: somebody has to act, and nobody would know.
+Source: squeue(1), "JOB REASON CODES"; the names of 22.05 and later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+_RELEASE = "`scontrol release {jobs}` ends that"
+_ANEW = "`scancel {jobs}`, and start the sweep again"
+_STUCK = {
+    "DependencyNeverSatisfied": "what `hydra.launcher.dependency` waits for has not ended as it"
+    f" asks. {_ANEW} without it, or with another",
+    "JobHeldUser": f"held by hand. {_RELEASE}",
+    "JobHeldAdmin|.*requeued.held": "held by an administrator, or by Slurm itself. Ask them;"
+    f" {_RELEASE} where it was Slurm",
+    "JobHoldMaxRequeue": f"requeued too often, and held by Slurm. {_RELEASE}",
+    "PartitionDown|PartitionInactive": "the partition starts no jobs until an administrator opens"
+    " it. Ask them, or choose another: `scontrol update JobId=<job> Partition=<name>` "
+    " (jobs: {jobs})",
+    "PartitionTimeLimit|PartitionNodeLimit": "more time or nodes than the partition allows."
+    f" {_ANEW} with a lower `hydra.launcher.timeout_min` or `nodes`",
+    "BadConstraints": "no node has what is asked for (`hydra.launcher.constraint`, `gres`,"
+    f" `nodelist`, `exclude`, …). {_ANEW} with other options",
+    "NodeDown|ReqNodeNotAvail(?!.*[Rr]eserved).*": "a node that is needed is down or drained:"
+    f" `sinfo -R` says why. Wait for it, or {_ANEW} with another `hydra.launcher.nodelist`",
+    "ReservationDeleted|ReservationInvalid": f"the reservation is gone. {_ANEW} without it",
+    "Invalid(Account|QOS)|(Account|QOS)NotAllowed": "this account or QOS may not be used here."
+    f" {_ANEW} with another `hydra.launcher.account`, `qos` or `partition`",
+    "(Assoc|QOS)(Max|Min).*(PerJob|PerNode|NotSatisfied).*|MaxMemPerLimit"
+    "|Association(Resource|Time)Limit|QOS(Resource|Time)Limit": "not within what the account or"
+    f" the QOS allows one job. {_ANEW} with other options",
+    "(Assoc|QOS)Grp(Wall|.*(?<!Run)Minutes).*|QOSUsageThreshold": "the budget of the account or"
+    " the QOS is used up. Have it raised, or choose another:"
+    " `scontrol update JobId=<job> Account=<name>` (jobs: {jobs})",
+    "DeadLine": f"the deadline cannot be met any more. {_ANEW} without it",
+}
+"""Reasons, as regular expressions, that do not end by themselves -> why, and what to do."""
+_PASSING = ("Priority", "Resources")
+"""They take turns while a job waits for its place."""
+_SHOWN = 6
+
+
+def advice(reason: str, jobs: Sequence[str]) -> str:
+    """What to do about a reason that does not end by itself; empty where it does.
+
+    Args:
+        reason: As squeue has it.
+        jobs: Slurm's numbers of the jobs that wait for it.
+    """
+    for pattern, text in _STUCK.items():
+        if re.fullmatch(pattern, reason):
+            more = " …" if len(jobs) > _SHOWN else ""
+            return text.replace("{jobs}", " ".join(jobs[:_SHOWN]) + more)
+    return ""
+
+
+@dataclass
+class Told:
+    """What was said of the jobs that wait, so that each change is said once."""
+
+    _last: dict[int, str] = field(default_factory=dict)
+    """Hydra's number of a job -> the reason that was said."""
+
+    def news(self, waiting: Iterable[tuple[int, str, str]]) -> list[tuple[str, bool]]:
+        """Lines for what has changed, one a reason, with whether somebody has to act.
+
+        `waiting`: (number, Slurm's number, reason) of every job; without a reason it waits no more.
+        """
+        changed: dict[str, list[tuple[int, str]]] = {}
+        for number, slurm_id, reason in waiting:
+            last = self._last.get(number, "")
+            self._last[number] = reason
+            is_passing = last in _PASSING and reason in _PASSING
+            if reason and reason not in ("None", last) and not is_passing:
+                changed.setdefault(reason, []).append((number, slurm_id))
+        lines = []
+        for reason, jobs in changed.items():
+            numbers = [number for number, _ in jobs]
+            act = advice(reason, [slurm_id for _, slurm_id in jobs])
+            what = f"job{'s' * (len(jobs) > 1)} {ranges(numbers)} waiting: {reason}"
+            lines.append(
+                (f"{what}, which does not end by itself: {act}." if act else what, bool(act))
+            )
+        return lines
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`0-3, 7` for 0, 1, 2, 3, 7."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts)

@@ -1,0 +1,100 @@
+"""What is said of jobs that wait in a cluster's queue: Slurm's reasons in words."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from forge.launch import pending, table
+from forge.launch.display import Display
+from forge.launch.view import JobView, State
+
+STUCK = {
+    "DependencyNeverSatisfied": ("hydra.launcher.dependency", "scancel 7_0 7_1"),
+    "JobHeldUser": ("scontrol release 7_0 7_1",),
+    "JobHeldAdmin": ("administrator", "scontrol release 7_0 7_1"),
+    "launch_failed_requeued_held": ("scontrol release",),
+    "JobHoldMaxRequeue": ("scontrol release",),
+    "PartitionDown": ("scontrol update JobId=", "Partition="),
+    "PartitionInactive": ("administrator",),
+    "PartitionTimeLimit": ("hydra.launcher.timeout_min",),
+    "PartitionNodeLimit": ("nodes",),
+    "BadConstraints": ("hydra.launcher.constraint", "scancel"),
+    "ReqNodeNotAvail, UnavailableNodes:n1": ("sinfo -R",),
+    "ReservationDeleted": ("scancel",),
+    "InvalidAccount": ("hydra.launcher.account",),
+    "QOSNotAllowed": ("qos",),
+    "AssocMaxCpuPerJobLimit": ("scancel",),
+    "QOSMaxWallDurationPerJobLimit": ("scancel",),
+    "QOSMaxMemoryPerNode": ("scancel",),
+    "QOSMinCpuNotSatisfied": ("scancel",),
+    "AssocGrpCPUMinutesLimit": ("budget", "Account="),
+    "QOSGrpBillingMinutes": ("budget",),
+    "AssocGrpWallLimit": ("budget",),
+}
+PASSING = (
+    *("None", "Priority", "Resources", "BeginTime", "Dependency", "Licenses", "JobArrayTaskLimit"),
+    *("AssocGrpCpuLimit", "AssocGrpCPURunMinutesLimit", "AssocMaxJobsLimit", "QOSGrpNodeLimit"),
+    *("QOSMaxJobsPerUserLimit", "QOSMaxNodePerUserLimit", "Reservation"),
+    "ReqNodeNotAvail, May be reserved for other job",
+)
+
+
+@pytest.mark.parametrize("reason", STUCK)
+def test_a_reason_that_does_not_end_by_itself_comes_with_what_to_do(reason):
+    """A job that waits permanently looks like one that waits for its turn."""
+    text = pending.advice(reason, ["7_0", "7_1"])
+    for part in STUCK[reason]:
+        assert part in text
+    assert "{" not in text
+
+
+@pytest.mark.parametrize("reason", PASSING)
+def test_a_reason_that_ends_when_others_do_needs_no_advice(reason):
+    """Else people would cancel what is only waiting for its turn."""
+    assert pending.advice(reason, ["7"]) == ""
+
+
+def test_each_change_of_a_reason_is_said_once_for_all_jobs_that_share_it():
+    """A thousand lines would say nothing; and two reasons take turns while a job waits."""
+    told = pending.Told()
+
+    def said(*reasons):
+        jobs = [(number, f"7_{number}", reason) for number, reason in enumerate(reasons)]
+        return [line for line, _ in told.news(jobs)]
+
+    assert said("None", "None", "None", "None") == []
+    assert said("Priority", "Priority", "Priority", "Licenses") == [
+        "jobs 0-2 waiting: Priority",
+        "job 3 waiting: Licenses",
+    ]
+    assert said("Resources", "Priority", "Priority", "Licenses") == []
+    (line,) = said("Resources", "JobHeldUser", "Priority", "JobHeldUser")
+    assert line.startswith("jobs 1, 3 waiting: JobHeldUser, which does not end by itself: ")
+    assert "scontrol release 7_1 7_3" in line
+    assert said("Resources", "Priority", "", "JobHeldUser") == ["job 1 waiting: Priority"]
+    (line,) = said("", "JobHeldUser", "", "JobHeldUser")
+    assert line.startswith("job 1 waiting: JobHeldUser")
+
+
+def test_the_numbers_of_many_jobs_are_short():
+    assert pending.ranges([4, 0, 1, 2, 7]) == "0-2, 4, 7"
+    assert "7_5 …`" in pending.advice("JobHeldUser", [f"7_{number}" for number in range(1000)])
+
+
+def test_the_table_and_its_summary_have_the_reasons(monkeypatch):
+    """Where a thousand jobs wait there is no row for each."""
+    place = Path("multirun/0")
+    waits = [
+        JobView(number, "lr=1", place, State.queued, waits_for="Priority") for number in range(9)
+    ]
+    waits.append(
+        JobView(9, "lr=2", place, State.queued, remark="preempted", waits_for="JobHeldUser")
+    )
+    (_, *rows) = (line.plain for line in table.rows(waits, 120))
+    assert all(row.endswith("waiting: Priority") for row in rows[:9])
+    assert rows[9].endswith("preempted, waiting: JobHeldUser")
+    shown = Display(10, 10, mode="plain")
+    shown._views = waits
+    (summary,) = shown._summary(1000)
+    assert re.search(r"10 queued \(9 Priority, 1 JobHeldUser\)", summary)
