@@ -58,29 +58,28 @@ class Run:
     took_s: float = 0.0
     states: dict[str, Any] = field(default_factory=dict)
     """What the newest checkpoint holds, by its directory in ours."""
-    histories: dict[str, ledger.History] = field(default_factory=dict)
-    """What was recorded, by the directory in ours."""
+    history: ledger.History = field(default_factory=lambda: ledger.History([], {}))
 
     @property
     def num_steps(self) -> int:
         """Steps of every `forge.Run`; repeated ones count once."""
-        return sum(_finish(history)["step"] for history in self.histories.values())
+        return sum(end["step"] for end in _ends(self.history).values() if end)
 
     @property
     def logged(self) -> dict[Logged, float]:
         """Every value that was logged."""
         return {
             (step, place, name): value
-            for place, history in self.histories.items()
-            for step, values in history.metrics.items()
+            for place, metrics in [("", self.history.metrics)]
+            for step, values in metrics.items()
             for name, value in values.items()
         }
 
     def trace(self) -> str:
         """Where it was hit and, of a single `forge.Run`, where it resumed."""
-        starts = [one.start_step for history in self.histories.values() for one in history.attempts]
-        resumed = [f" → {start}" for start in starts[1:]] if len(self.histories) == 1 else []
-        resumed += [""] * len(self.hits)
+        is_single = len(_ends(self.history)) == 1
+        starts = [one.start_step for one in self.history.attempts[1:]] if is_single else []
+        resumed = [f" → {start}" for start in starts] + [""] * len(self.hits)
         hits = zip(self.hits, resumed, strict=False)
         return ", ".join(f"{name} {step}{start}" for (name, step), start in hits)
 
@@ -152,30 +151,34 @@ class Rehearsal:
 
 def _last_step(directory: Path) -> int:
     """The step that was begun last."""
-    found = [ledger.read_progress(path.parent) for path in directory.rglob(".forge")]
-    return max(((one.began, one.step) for one in found if one is not None), default=(0, 0))[1]
+    progress = ledger.read_progress(directory)
+    return progress.step if progress is not None else 0
 
 
-def _finish(history: ledger.History) -> dict[str, Any]:
-    """What the last attempt recorded as it finished; nothing where it did not."""
-    return next((one for one in history.attempts[-1].events if one["kind"] == "finish"), {})
+def _ends(history: ledger.History) -> dict[str, dict[str, Any]]:
+    """How the last attempt of each `forge.Run` finished; nothing where it did not."""
+    found = {}
+    for attempt in history.attempts:
+        if attempt.events:  # else it was killed before it could say anything
+            ends = (one for one in attempt.events if one["kind"] == "finish")
+            found[str(attempt.events[0].get("checkpoints", ""))] = next(ends, {})
+    return found
 
 
 def _collect(run: Run) -> None:
-    for path in sorted(run.directory.rglob(".forge")):
-        history = ledger.read(path.parent)
-        if not history.attempts:
-            continue  # Hydra's side alone
-        if not _finish(history):
-            raise Failed(f"ended with 0, but its forge.Run in {path.parent} did not finish")
-        run.histories[str(path.parent.relative_to(run.directory))] = history
+    run.history = ledger.read(run.directory)
     found = {path.parent.parent for path in run.directory.rglob(manifest.NAME)}
     for path in sorted(found):
         try:
             run.states[str(path.relative_to(run.directory))] = inspection.load(path).state
         except CheckpointError as error:
             raise Failed(f"left a checkpoint that cannot be read: {error}") from error
-    if not run.histories or not run.states:
+    open_ones = [place for place, end in _ends(run.history).items() if not end]
+    if open_ones:
+        raise Failed(
+            f"ended with 0, but its forge.Run did not finish {' '.join(open_ones)}".strip()
+        )
+    if not run.states:
         raise Failed(
             "ended with 0, but no forge.Run finished in it. What forge.Run saves and logs is what"
             " is compared; is `resilience.enabled` false?"

@@ -79,8 +79,9 @@ def rehearse(rehearsal: Rehearsal, times: int, seed: int) -> int:
         _say(f"The undisturbed script {error}")
         return 2
     leaves = [path for path, _ in differing_leaves(first, second)]
-    if not all(path.startswith(_INCIDENTAL) for path in leaves):
-        _is_same(first, second, set())
+    free = {path for path in leaves if path.startswith(_INCIDENTAL)}
+    if len(free) < len(leaves):
+        _is_same(first, second, free)
         _say(
             "Two undisturbed runs differ, so nothing can be said of resumes. Seed every generator"
             " of random numbers, and choose deterministic kernels where the device has others."
@@ -91,7 +92,7 @@ def rehearse(rehearsal: Rehearsal, times: int, seed: int) -> int:
     if measured:
         names = ", ".join(sorted(measured))
         _say(f"  not compared, since undisturbed runs differ in them alone: {names}")
-    free = {*leaves, *measured}
+    free |= measured
     if not first.num_steps:
         _say("Its forge.Run took no step: there is nowhere to hit it.")
         return 2
@@ -118,7 +119,7 @@ def _is_same(first: Run, run: Run, free: set[str]) -> bool:
     found = [f"leaf {path}: {what}" for path, what in islice(leaves, 1)]
     values = (one for one in differing_values(first, run) if one[0][2] not in free)
     for (step, place, name), what in islice(values, 1):
-        of_run = f" of {place}" if len(first.histories) > 1 else ""
+        of_run = f" of {place}" if len(first.states) > 1 else ""
         found.append(f"step {step}: {name}{of_run}: {what}")
     _row(run, "differs" if found else "identical", *found)
     return not found

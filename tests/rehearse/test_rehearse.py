@@ -13,7 +13,7 @@ from rehearse_all import CASES
 
 from forge import job_dir, ledger, processes, strikes
 from forge.job_files import REHEARSAL
-from forge.rehearsal import Run, Strike
+from forge.rehearsal import Failed, Rehearsal, Run, Strike
 from forge.rehearse import differing_leaves, differing_values, main, plan
 
 HEADER = "import random, sys, torch, forge\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(2, 1)\n"
@@ -51,7 +51,7 @@ def test_a_script_that_keeps_state_outside_is_caught(rehearsed, name):
     assert rehearsed.run_command(case.argv) == 1, rehearsed.output
     found = re.search(r"^  step (\d+): loss: float \S+ → float \S+$", rehearsed.output, re.M)
     assert found, rehearsed.output
-    resumed = re.search(r"disturbed 1 .* → (\d+)", rehearsed.output)
+    resumed = re.search(r"disturbed 1 .*? → (\d+)", rehearsed.output)
     assert resumed
     assert int(found[1]) >= int(resumed[1])
     assert re.search(r"^  leaf live\.states\.model\..*values differ", rehearsed.output, re.M)
@@ -224,9 +224,25 @@ def test_a_rehearsed_job_lies_in_its_directory(configured, tmp_path, monkeypatch
     assert checkpoints == tmp_path / configured.lstrip("/")
 
 
+def test_a_stop_that_a_script_swallows_is_no_end(tmp_path):
+    """`except SystemExit: pass` ends with 0: what is compared must have finished."""
+    directory = tmp_path / "undisturbed_1"
+    rehearsal = Rehearsal([sys.executable, "-c", "pass"], tmp_path)
+
+    def begin_only(run, strike):
+        opened = ledger.Ledger(directory)
+        opened.write("start", step=0)
+        opened.close()
+        return True
+
+    rehearsal._attempt = begin_only
+    with pytest.raises(Failed, match=r"its forge\.Run did not finish"):
+        rehearsal.run("undisturbed 1", [])
+
+
 def run_of(states, metrics, attempts=()):
     history = ledger.History(list(attempts), metrics)
-    return Run("one", Path(), states={"checkpoints": states}, histories={".": history})
+    return Run("one", Path(), states={"checkpoints": states}, history=history)
 
 
 def test_the_first_difference_is_the_first_by_step():
