@@ -17,7 +17,7 @@ from pathlib import Path
 
 from two_users import ATTACKER, GROUP, LIMIT_S, VICTIM, Place, Said, as_user
 
-from forge import bundle, job_slurm, ledger, processes, task, verdict
+from forge import bundle, job_slurm, ledger, task, verdict
 from forge.checkpoint import Store, pins
 from forge.config import CheckpointConfig
 from forge.job_files import LOCK, OUTPUT, PLAN, RESULT, STATE, TASK, forge_dir, write_atomically
@@ -280,7 +280,7 @@ def exchanged_bundle(place: Place) -> None:
 
 def link_for_work(place: Place) -> None:
     """As soon as a store is open, its work directory's name is known: a link there leads out."""
-    if processes.fork():
+    if os.fork():
         return
     signal.alarm(LIMIT_S)
     os.closerange(0, 3)  # nobody waits for what this one prints

@@ -13,10 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from forge import processes
-
 VICTIM, ATTACKER, GROUP = 65533, 65534, 4321
-LIMIT_S = 20
+LIMIT_S = 10
 PRECIOUS = "what took months\n"
 
 
@@ -83,7 +81,7 @@ def place() -> Iterator[Place]:
 def as_user(uid: int, act: Callable[[], object]) -> Said:
     """Let `act` be done by this user, under umask 002; what the process printed, or raised."""
     reader, writer = os.pipe()
-    child = processes.fork()
+    child = os.fork()
     if not child:
         try:
             os.close(reader)

@@ -1,0 +1,47 @@
+"""Who other than us could have written a file, where its mode and owner do not say so plainly."""
+
+import os
+import struct
+
+import pytest
+from two_users import ATTACKER, as_user, place
+
+from forge import owners
+from forge.files import read_trusted, write_atomically
+from forge.job_files import forge_dir
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play two users")
+
+
+@as_root
+def test_whom_an_acl_lets_write_is_somebody_else(tmp_path):
+    """In the mode of a file with an ACL the group's bits are its mask: the group is harmless."""
+    path = tmp_path / "task.pkl"
+    write_atomically(path, "x")
+    path.chmod(0o664)
+    assert owners.foreign(path) is None  # root's own group
+    entries = [(1, 6, 2**32 - 1), (2, 6, ATTACKER), (4, 4, 2**32 - 1), (16, 6, 2**32 - 1)]
+    acl = b"".join(struct.pack("<HHI", *one) for one in [*entries, (32, 4, 2**32 - 1)])
+    try:
+        os.setxattr(path, "system.posix_acl_access", struct.pack("<I", 2) + acl)
+    except OSError:
+        pytest.skip("no ACLs here")
+    assert "can be written by nobody (uid 65534), whom its ACL names" in owners.foreign(path)
+    path.chmod(0o644)  # which takes the right out of the mask
+    assert owners.foreign(path) is None
+
+
+@as_root
+def test_a_disk_that_gives_every_file_to_one_user_is_no_foreign_one():
+    """Some network disks do; whose a file is there tells by one that we make."""
+    with place() as found:
+        folder = found.shared / "job"
+
+        def use():
+            forge_dir(folder).mkdir(parents=True, mode=0o755)
+            write_atomically(forge_dir(folder) / "plan.json", "{}")
+            os.geteuid = lambda: 12345  # as if this were not who its files belong to
+            assert read_trusted(forge_dir(folder) / "plan.json") == b"{}"
+            return sorted(os.listdir(forge_dir(folder)))
+
+        assert as_user(ATTACKER, use).text == "['plan.json']\n"
