@@ -46,6 +46,7 @@ class Backend(ABC):
             )
         self.folder: Path = environment.paths.folder
         self.result: Path = environment.paths.result_pickle
+        self.submitted: Path = environment.paths.submitted_pickle
         self.own_signal: signal.Signals = environment._usr_sig()
 
     @abstractmethod

@@ -39,6 +39,7 @@ from forge.config import Policy, SignalAction
 from forge.errors import Exit, ExitCode, JobError
 from forge.files import make_directory
 from forge.job_files import STATE, forge_dir, read_json, saved_step, write_json
+from forge.owners import foreign
 from forge.requeue import Counts, Decision, Outcome, Reason, decide
 
 PATIENCE = 1 / 6
@@ -182,6 +183,7 @@ class _Attempt:
 
     def _begin(self) -> JobError | None:
         """Go on with the counts; an error where the job must not be started any more."""
+        self._warn_of_others()
         make_directory(forge_dir(self._directory))
         # The outcome of an earlier start is none any more; and over the temporary file of a kill
         # in the middle of storing one submitit stumbles.
@@ -203,6 +205,18 @@ class _Attempt:
                 return self._give_up(because, 128 + signal.SIGKILL)
         self._write("running")
         return None
+
+    def _warn_of_others(self) -> None:
+        """It is submitit that executes what lies in its folder: too late to refuse."""
+        for path in (self._backend.folder, self._backend.submitted):
+            found = foreign(path)
+            if found:
+                messages.warn(
+                    f"{path} {found}. submitit executes what lies there, as you, at each start of"
+                    " this job: let nobody else write there (`chmod -R go-w`), or choose another"
+                    " folder."
+                )
+                return
 
     def _write(self, state: str, because: str = "", code: int = 0) -> None:
         content = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -23,6 +24,8 @@ def judge(attack: Attack) -> tuple[str, str]:
         said = f"{tried.text}{used.text}".replace(str(found.shared.parent), "")
         if not found.is_intact():
             return "SUCCEEDED", said
+        if -signal.SIGALRM in (tried.code, used.code):
+            return "HUNG", said
     is_told = re.search(attack.complaint, said, re.DOTALL)
     return ("refused" if said.strip() else "harmless") if is_told else "NOT TOLD", said
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from two_users import ATTACKER, GROUP, LIMIT_S, VICTIM, Place, Said, as_user
 
-from forge import bundle, job_slurm, ledger, task, verdict
+from forge import bundle, ledger, task, verdict
 from forge.checkpoint import Store, pins
 from forge.config import CheckpointConfig
 from forge.job_files import LOCK, OUTPUT, PLAN, RESULT, STATE, TASK, forge_dir, write_atomically
@@ -81,20 +81,28 @@ def packed(place: Place) -> Path:
     return submissions(place.shared / "sweep") / "1.bundle"
 
 
-def submit(place: Place) -> None:
-    """What the launcher writes, and what the job's wrapper takes out of it."""
+def queue(place: Place) -> None:
+    """What the launcher writes for Slurm."""
     config = pickle.dumps(print)
-    job = (place.job, plan(place, ["/bin/true"]), config)
-    bundle.write(packed(place), config, [job], {"train.py": "0"})
+    bundle.write(packed(place), config, [(place.job, plan(place, ["/bin/true"]), config)], {})
+
+
+def submit(place: Place) -> None:
+    """And what the job's wrapper takes out of it, and a task leaves."""
+    queue(place)
     bundle.unpack(packed(place), 0)
     write_atomically(forge_dir(place.job) / RESULT, pickle.dumps((None, "")))
 
 
-def submitted_by_an_earlier_version(place: Place) -> None:
-    """Whose files the group could write."""
-    submit(place)
-    for path in (place.shared / "sweep", *(place.shared / "sweep").rglob("*")):
-        path.chmod(0o2775 if path.is_dir() else 0o664)
+def by_an_earlier_version(before: Callable[[Place], object]) -> Callable[[Place], None]:
+    """The same, with files and directories that the group can write."""
+
+    def act(place: Place) -> None:
+        before(place)
+        for path in (place.shared / "sweep", *(place.shared / "sweep").rglob("*")):
+            path.chmod(0o2775 if path.is_dir() else 0o664)
+
+    return act
 
 
 def start(place: Place) -> int:
@@ -102,8 +110,8 @@ def start(place: Place) -> int:
 
 
 def start_by_slurm(place: Place) -> int:
-    os.environ["SLURM_JOB_ID"] = "1"
-    return job_slurm.main([str(packed(place))])
+    """As the batch script does, but for srun."""
+    return task.main(bundle.unpack(packed(place), 0))
 
 
 def run_task(place: Place) -> int:
@@ -269,13 +277,20 @@ def list_of_submissions(place: Place) -> None:
     (folder / "jobs.jsonl").write_text("\n".join(map(json.dumps, lines)))
 
 
+def harmful_bundle(place: Place) -> bytes:
+    common, data = payload(place), json.dumps(plan(place, ["/bin/true"]) | {"launch": "2"}).encode()
+    jobs = [[str(place.job), len(common), len(data), 0]]
+    head = {"common": len(common), "jobs": jobs, "code": {}}
+    return json.dumps(head).encode() + b"\n" + common + data
+
+
 def exchanged_bundle(place: Place) -> None:
     os.umask(0o022)
     folder = packed(place).parent
     folder.parent.rename(place.shared / "sweep" / "before")
     folder.mkdir(parents=True)
-    bundle_of_mine = (place.job, plan(place, ["/bin/sh", "-c", f"touch {place.trophy}"]), b"")
-    bundle.write(packed(place), payload(place), [bundle_of_mine], {})
+    packed(place).with_name("2.bundle").write_bytes(harmful_bundle(place))
+    packed(place).with_name("2.bundle").rename(packed(place))
 
 
 def link_for_work(place: Place) -> None:
@@ -308,19 +323,26 @@ ATTACKS = [
     Attack("task.pkl is written to", write(job_file(TASK), payload), run_task, DENIED, submit),
     Attack("result.pkl is written to", write(job_file(RESULT), payload), collect, DENIED, submit),
     Attack("plan.json is written to", write(job_file(PLAN), harmful_plan), start, DENIED, submit),
-    Attack("the bundle is written to", write(packed, payload), start_by_slurm, DENIED, submit),
+    Attack(
+        "the bundle is written to", write(packed, harmful_bundle), start_by_slurm, DENIED, queue
+    ),
 ]
 ATTACKS += [
-    Attack(f"{one.name}, an earlier version's", one.attack, one.use, OF_GROUP, old)
+    Attack(
+        f"{one.name}, an earlier version's",
+        one.attack,
+        one.use,
+        OF_GROUP,
+        by_an_earlier_version(one.before),
+    )
     for one in ATTACKS
-    for old in [submitted_by_an_earlier_version]
 ]
 ATTACKS += [
     Attack(".forge is exchanged, task.pkl runs", exchange, run_task, NOT_YOURS, submit),
     Attack(".forge is exchanged, result.pkl is read", exchange, collect, NOT_YOURS, submit),
     Attack(".forge is exchanged, the plan runs", exchange, start, NOT_YOURS, submit),
     Attack(
-        ".forge is exchanged, the bundle runs", exchanged_bundle, start_by_slurm, NOT_YOURS, submit
+        ".forge is exchanged, the bundle runs", exchanged_bundle, start_by_slurm, NOT_YOURS, queue
     ),
     Attack("a job is there before the first start", exchange, start, NOT_YOURS),
     Attack("the sweep's lock is a link", sweep_of_links, begin_sweep, NOT_YOURS),
