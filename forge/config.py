@@ -96,11 +96,16 @@ class SignalConfig:
         default_factory=lambda: {
             "TERM": SignalAction.stop,
             "INT": SignalAction.stop,
+            "HUP": SignalAction.stop,
             "USR1": SignalAction.requeue,
             "USR2": SignalAction.requeue,
         }
     )
-    """What each signal leads to: stop | requeue | save | ignore."""
+    """What each signal leads to: stop | requeue | save | ignore.
+
+    A process that ignores SIGHUP or SIGINT as it begins (nohup, the background of a script) keeps
+    ignoring it where the action is stop.
+    """
 
 
 @dataclass

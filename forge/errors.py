@@ -38,6 +38,8 @@ class ExitCode(IntEnum):
     """Checkpointed; run me again."""
     BAD_CONFIG = 78
     """The configuration, or the code that is to go on with it, is refused."""
+    HANGUP = 129
+    """SIGHUP: the terminal, or the connection to it, is gone."""
     INTERRUPTED = 130
     """Ctrl+C."""
     TERMINATED = 143

@@ -45,9 +45,7 @@ def hints_for(keys: Iterable[str]) -> list[str]:
         group, _, name = key.rpartition(".")
         near = nearest_key(key)
         if group == "signal.actions" and signal_name(name) in SIGNALS:
-            right = f"{group}.{signal_name(name)}"
-            plus = "" if right in known else "+"  # Hydra adds a key only where it is told to
-            found.append(f"write `{plus}resilience.{right}=…`")
+            found.append(f"write `resilience.{group}.{signal_name(name)}=…`")
         elif near:
             found.append(
                 f"`resilience.{key}` is no key of forge's policy. Did you mean `resilience.{near}`?"

@@ -43,6 +43,7 @@ _OF_CODE: dict[int, Reason] = {
     ExitCode.IO_ERROR: Reason.io_error,
     ExitCode.REQUEUE: Reason.requested,
     ExitCode.BAD_CONFIG: Reason.bad_config,
+    ExitCode.HANGUP: Reason.cancelled,
     ExitCode.INTERRUPTED: Reason.interrupted,
     ExitCode.TERMINATED: Reason.cancelled,
 }

@@ -256,6 +256,7 @@ def _rule_problems(p: Policy) -> list[str]:
         0: "finished",
         70: "a forced exit, see `requeue.max_failures`",
         75: "asks to be run again",
+        129: "a hangup",
         130: "a Ctrl+C",
         143: "a stop",
     }

@@ -368,15 +368,22 @@ class Session:
                     raise self._leaving  # something swallowed it: a stop still is a stop
             elif error is None:
                 self._finish()
+            elif self._handler.explains(error):
+                self._stop_in_error()
+                self._stop(should_save=False)
             elif not isinstance(error, Exit):
                 self._disk.fail(f"{type(error).__name__}: {error}", self.step)
                 if isinstance(error, Exception) and self._handler.should_shutdown():
-                    step = self._calls.take_break_back()
-                    if step is not None:  # an error that leaves a loop closes it as a break does
-                        self.step, self._is_in_step = step, True
-                    self.poll()  # the signal hit a helper first: save if this state is exact
+                    self._stop_in_error()  # the signal hit a helper first
         finally:
             self._release()
+
+    def _stop_in_error(self) -> None:
+        """A signal brought an error about: save and leave, if this state is exact."""
+        step = self._calls.take_break_back()
+        if step is not None:  # an error that leaves a loop closes it as a break does
+            self.step, self._is_in_step = step, True
+        self.poll()
 
     def _finish(self) -> None:
         """The loop ended: by itself or by break."""

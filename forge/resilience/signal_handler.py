@@ -10,6 +10,7 @@ Source: signal.set_wakeup_fd.
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import mmap
 import os
@@ -33,14 +34,21 @@ from forge.files import make_directory, open_file
 DEFAULT_ACTIONS: Mapping[str, str] = {
     "TERM": "stop",
     "INT": "stop",
+    "HUP": "stop",
     "USR1": "requeue",
     "USR2": "requeue",
 }
 
 _TIME = struct.Struct("<d")
 
+_HANGUP_S = 2.0
+"""Seconds that SIGHUP may come after the first error of a print to a terminal that is gone."""
+
 _LOOK_S = 1.0
 """Seconds after which a deadline is seen though nothing woke the thread that watches it."""
+
+_LEFT_IGNORED = (signal.SIGHUP, signal.SIGINT) if sys.platform != "win32" else ()
+"""Whoever started this process had them ignored (nohup, a script's background): so it stays."""
 
 _registered: weakref.WeakSet[ShutdownHandler] = weakref.WeakSet()
 
@@ -123,7 +131,10 @@ class ShutdownHandler:
         itself interrupted by the next signal: a flood of them would end in a RecursionError.
         """
         python_half = self._trips.__setitem__ if self._interrupt is None else self._on_signal
-        for number in self.actions:
+        for number, action in self.actions.items():
+            is_ignored = signal.getsignal(number) is signal.SIG_IGN
+            if is_ignored and action == "stop" and number in _LEFT_IGNORED:
+                continue
             previous = signal.signal(number, python_half)
             self._originals.setdefault(number, previous)
 
@@ -197,6 +208,18 @@ class ShutdownHandler:
     def should_shutdown(self) -> bool:
         """Whether to stop now; costs about two microseconds, so ask after every step."""
         return self.signal_received is not None
+
+    def explains(self, error: BaseException | None) -> bool:
+        """Whether `error` is that of a print to a terminal that is gone, and SIGHUP says so.
+
+        The kernel fails the prints first and signals an instant later, so this waits for it.
+        """
+        if not (isinstance(error, OSError) and error.errno == errno.EIO):
+            return False
+        end = time.monotonic() + _HANGUP_S if any(map(_is_terminal_gone, (1, 2))) else 0.0
+        while self.signal_received is None and time.monotonic() < end:
+            time.sleep(0.01)
+        return self.signal_received is signal.SIGHUP
 
     def take_save_request(self) -> bool:
         """Whether a signal has asked for a save since the last call."""
@@ -299,6 +322,8 @@ class ShutdownHandler:
         # The first signal decides, but for Ctrl+C: a person at the keyboard wants no requeue.
         if self._decisive is None or received is signal.SIGINT:
             self._decisive = received
+        if received is signal.SIGHUP:
+            _let_go_of_terminal()
         self.begin_deadline()
 
     def _force_exit(self) -> None:
@@ -351,6 +376,24 @@ class ShutdownHandler:
             time.sleep(0.01)  # the parent hears of it within microseconds, or not at all
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _let_go_of_terminal() -> None:
+    """Write to nowhere what would go to a terminal that is gone: each print would be an error."""
+    for fd in filter(_is_terminal_gone, (1, 2)):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, fd)
+        os.close(null)
+
+
+def _is_terminal_gone(fd: int) -> bool:
+    import termios
+
+    try:
+        termios.tcgetattr(fd)
+    except termios.error as error:
+        return bool(error.args[0] == errno.EIO)
+    return False
 
 
 def _before_fork() -> None:

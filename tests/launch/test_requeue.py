@@ -48,6 +48,7 @@ REASONS = [
     (Outcome(78), Reason.bad_config, "bad configuration"),
     (Outcome(130), Reason.interrupted, "Ctrl+C"),
     (Outcome(143), Reason.cancelled, "stopped"),
+    (Outcome(129), Reason.cancelled, "stopped"),
     (KILLED, Reason.crashed, "killed by SIGKILL"),
     (Outcome(-signal.SIGSEGV), Reason.crashed, "killed by SIGSEGV"),
     (Outcome(-99), Reason.crashed, "killed by signal 99"),

@@ -140,11 +140,10 @@ def test_a_mistyped_key_in_a_sweep_gets_the_hint_too(light_app):
     assert "Did you mean `resilience.nan.action`?" in output
 
 
-def test_a_signal_without_an_entry_is_said_to_need_a_plus(light_app):
-    """HUP is a good key, but Hydra adds a key only where it is told to."""
-    _, output = run(light_app, "resilience.signal.actions.HUP=save")
-    assert "write `+resilience.signal.actions.HUP=…`" in output
-    code, output = run(light_app, "+resilience.signal.actions.HUP=save")
+def test_a_signal_in_other_words_is_said_how_to_write(light_app):
+    _, output = run(light_app, "resilience.signal.actions.SIGHUP=save")
+    assert "write `resilience.signal.actions.HUP=…`" in output
+    code, output = run(light_app, "resilience.signal.actions.HUP=save")
     assert (code, "'HUP': 'save'" in output) == (0, True), output
 
 
@@ -191,7 +190,7 @@ def test_an_app_that_uses_the_word_in_a_value_gets_no_hint(bare_app):
         (["nan.actoin", "nan.action"], ["Did you mean `resilience.nan.action`?"]),
         (["nan.actoin", "signal.lead"], ["`resilience.nan.action`", "`resilience.signal.lead_s`"]),
         (["signal.actions.SIGTERM"], ["write `resilience.signal.actions.TERM=…`"]),
-        (["signal.actions.sighup"], ["write `+resilience.signal.actions.HUP=…`"]),
+        (["signal.actions.sighup"], ["write `resilience.signal.actions.HUP=…`"]),
         (["nan.action"], ["add a preset to its defaults list"]),
         (["qqq"], []),
     ],

@@ -184,6 +184,6 @@ def test_a_preset_and_a_value_combine_on_the_command_line(compose_app):
     assert policy.checkpoint.every_steps == 200
 
 
-def test_a_signal_that_no_preset_names_is_added_with_a_plus(compose_app):
-    composed = compose_app("+resilience=default", "+resilience.signal.actions.HUP=save")
+def test_the_action_of_one_signal_is_set_by_itself(compose_app):
+    composed = compose_app("+resilience=default", "resilience.signal.actions.HUP=save")
     assert load(composed.resilience).signal.actions["HUP"] is SignalAction.save

@@ -74,7 +74,6 @@ SINGLE = [
     # signals
     ("signal.name", "KILL", "unknown signal. It can be TERM, INT, HUP, USR1, USR2"),
     ("signal.name", "USR3", "unknown signal"),
-    ("signal.name", "HUP", "`resilience.signal.actions.HUP` is ignore. Set it to requeue"),
     ("signal.actions.KILL", "stop", "unknown signal. A policy can name TERM, INT, HUP"),
     ("signal.actions.TERM", "stopp", "expected stop | requeue | save | ignore, found 'stopp'"),
     ("signal.actions.TERM", None, "expected stop | requeue | save | ignore, found None"),

@@ -11,7 +11,16 @@ import pytest
 
 from forge.resilience import ShutdownHandler
 
-STOPPING = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT]
+STOPPING = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP]
+LEFT_IGNORED = [signal.SIGINT, signal.SIGHUP]
+
+
+@pytest.fixture(autouse=True)
+def _hangups_are_not_ignored():
+    """Tests that run under nohup: what was ignored before stays so."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def send(number):
@@ -45,6 +54,7 @@ def test_a_signal_sets_the_flag(handler, number):
     [
         (signal.SIGTERM, 143, False),
         (signal.SIGINT, 130, False),
+        (signal.SIGHUP, 129, False),
         (signal.SIGUSR1, 75, True),
         (signal.SIGUSR2, 75, True),
     ],
@@ -111,7 +121,8 @@ def test_the_previous_handlers_are_restored(original, end):
         handler = ShutdownHandler(0)
         handler.register()
         handler.register()
-        assert all(signal.getsignal(number) is not original for number in STOPPING)
+        left = LEFT_IGNORED if original is signal.SIG_IGN else []
+        assert [n for n in STOPPING if signal.getsignal(n) is original] == left
         getattr(handler, end)()
         getattr(handler, end)()
         assert [signal.getsignal(number) for number in STOPPING] == [original] * len(STOPPING)
@@ -120,6 +131,18 @@ def test_the_previous_handlers_are_restored(original, end):
         signal.set_wakeup_fd(wakeup)
         for number, one in before.items():
             signal.signal(number, one)
+
+
+def test_an_ignored_hangup_is_heard_where_the_policy_asks_for_more_than_a_stop():
+    """A checkpoint on demand under nohup: somebody has asked for it by name."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    handler = ShutdownHandler(0, {"HUP": "save"})
+    handler.register()
+    try:
+        send(signal.SIGHUP)
+        assert handler.take_save_request()
+    finally:
+        handler.unregister()
 
 
 def test_a_handler_can_be_registered_again():

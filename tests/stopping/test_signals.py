@@ -11,7 +11,15 @@ from harness import Job, assert_same_run, full_pipe, made_once, wait_for
 
 from forge import ledger
 
-CODES = {"TERM": 143, "INT": 130, "USR1": 75, "USR2": 75}
+CODES = {"TERM": 143, "INT": 130, "HUP": 129, "USR1": 75, "USR2": 75}
+
+
+@pytest.fixture(autouse=True)
+def _hangups_are_not_ignored():
+    """Tests that run under nohup: what we start would ignore them, too."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def number(name: str) -> int:

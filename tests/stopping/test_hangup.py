@@ -1,0 +1,85 @@
+"""A connection that drops, and processes that began with signals ignored."""
+
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+
+import pytest
+from harness import Job, Process, wait_for
+
+
+def command(job):
+    return [sys.executable, str(job.script), str(job.directory), json.dumps(job.spec)]
+
+
+def verdict(job):
+    return json.loads((job.checkpoints / ".forge" / "verdict.json").read_text())
+
+
+@pytest.mark.parametrize("prints", ["after", "before"])
+def test_a_terminal_that_is_gone_is_a_stop(tmp_path, prints):
+    """ssh drops: the shell is gone, and from then on each print of the loop is an error.
+
+    Of a print before the update there is no exact state: what was saved before is all there is.
+    """
+    job = Job(tmp_path / "job", "hangup.py", prints=prints)
+    leader, follower = pty.openpty()
+    shell = subprocess.Popen(
+        ["bash", "-c", '"$@"; true', "bash", *command(job)],
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        start_new_session=True,
+        preexec_fn=lambda: (
+            signal.signal(signal.SIGHUP, signal.SIG_DFL),
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        ),
+    )
+    os.close(follower)
+
+    def is_there():
+        if select.select([leader], [], [], 0)[0]:
+            os.read(leader, 65536)  # or its prints would wait for us
+        return (job.directory / "ready").exists()
+
+    wait_for(is_there, shell, "the loop")
+    os.close(leader)
+    pid = int((job.directory / "ready").read_text())
+    handle = os.pidfd_open(pid)
+    assert select.select([handle], [], [], 60)[0], "the job has ended"
+    os.close(handle)
+    assert shell.wait(60) == -signal.SIGHUP
+    assert verdict(job)["exit_code"] == 129
+    job.spec["steps"] = verdict(job)["step"] + 3
+    assert job.run() == 0
+    assert job.steps_repeated[0] <= (1 if prints == "after" else 2)
+
+
+def started(job, shell_line):
+    return Process(["bash", "-c", shell_line, "bash", *command(job)], job.directory / "output.txt")
+
+
+def stage(tmp_path):
+    return Job(tmp_path / "job", "stages.py", stage="loop", linger_s=1)
+
+
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [('exec nohup "$@"', signal.SIGHUP), ('"$@" & wait', signal.SIGINT)],
+    ids=["nohup", "background"],
+)
+def test_what_was_ignored_as_the_process_began_stays_ignored(tmp_path, line, number):
+    """nohup is asked for so that a hangup stops nothing, and `&` so that a Ctrl+C does not."""
+    job = stage(tmp_path)
+    process = started(job, line)
+    process.wait_for((job.directory / "ready").exists, "the stage")
+    os.kill(max(process.session_pids()), number)
+    assert process.wait() == 0
+    assert job.directory.joinpath("events.txt").read_text().splitlines()[-1] == "after"
+    assert not [e for e in job.history.attempts[0].events if e["kind"] == "stop"]
