@@ -26,7 +26,7 @@ import torch
 
 from forge import looks
 from forge.checkpoint import Store
-from forge.errors import CheckpointError, DirectoryInUse
+from forge.errors import CheckpointError, ConfigError, DirectoryInUse
 from forge.session import Session
 
 _FORGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
@@ -62,7 +62,7 @@ class LateSession(Session):
             self.poll()
         try:
             self.save_here()
-        except (CheckpointError, DirectoryInUse) as error:
+        except (CheckpointError, ConfigError, DirectoryInUse) as error:
             self._leave(error.exit_code, str(error), "error")
         self._stop(should_save=False)
 

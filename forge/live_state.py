@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import traceback
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,7 +11,7 @@ import torch
 
 from forge import expanded, messages, module_state, optimizer_state, unregistered
 from forge.checkpoint import Store
-from forge.errors import StateMismatch
+from forge.errors import ConfigError, StateMismatch
 from forge.optimizer_state import Copies
 from forge.unsaved import Unsaved
 
@@ -64,6 +65,7 @@ class LiveState:
                 )
             self.objects[name] = one
         self._unsaved = Unsaved(self.objects)
+        self._groups: list[int] = []
 
     def holds(self, one: object) -> bool:
         """Whether this very object is registered."""
@@ -96,10 +98,36 @@ class LiveState:
                 seen.add(id(parameter))
                 yield name, parameter
 
-    def capture(self) -> dict[str, Any]:
+    def fix_groups(self) -> None:
+        """Refuse parameter groups that are added from now on."""
+        self._groups = [len(one.param_groups) for one in self.optimizers]
+
+    def check_groups(self) -> None:
+        """Find what `add_param_group` has added, before it is saved: no start could load it.
+
+        Raises:
+            ConfigError: Naming the optimizer.
+        """
+        for one, before in zip(self.optimizers, self._groups, strict=False):
+            if len(one.param_groups) != before:
+                name = self.name_of(one)
+                raise ConfigError(
+                    [
+                        f"{name}: expected {before} parameter groups as at the start, found"
+                        f" {len(one.param_groups)}. A checkpoint with a group that was added inside"
+                        " the loop could not be loaded, since the next start builds the optimizer"
+                        " without it. Give the optimizer all parameters at the start: those that"
+                        " are to be trained later with requires_grad_(False), and call"
+                        " requires_grad_(True) where you call add_param_group now."
+                    ],
+                    "The training loop",
+                )
+
+    def capture(self, states: dict[str, Any] | None = None) -> dict[str, Any]:
         """Everything, gradients that are being accumulated included."""
         self._unsaved.look()
-        states = {name: one.state_dict() for name, one in self.objects.items()}
+        if states is None:
+            states = {name: one.state_dict() for name, one in self.objects.items()}
         return {
             "kinds": {name: _kind(one) for name, one in self.objects.items()},
             "states": states,
@@ -112,9 +140,10 @@ class LiveState:
         """Tell of what may be missing in a captured state.
 
         Raises:
+            ConfigError: Naming an object that raises where it is asked for its state.
             CheckpointError: Naming what cannot be saved.
         """
-        captured = self.capture()
+        captured = self.capture({name: asked(name, one) for name, one in self.objects.items()})
         Store.check_savable(captured)
         for sentence in unregistered.nowhere(self.objects, captured["states"]):
             messages.warn(
@@ -261,6 +290,26 @@ class LiveState:
         for name, one in self.objects.items():
             if isinstance(one, torch.nn.Module) and module_state.own_ways(one):
                 yield from module_state.differences(name, one.state_dict(), saved["states"][name])
+
+
+def asked(name: str, one: Any) -> Any:
+    """The state of an object that is asked for the first time.
+
+    Raises:
+        ConfigError: Where it raises: at the stop that would cost all there is.
+    """
+    try:
+        return one.state_dict()
+    except Exception as error:  # the user's own
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            [
+                f"{name}: {_kind(one)}.state_dict() raised {type(error).__name__}: {error}"
+                f" ({place.filename}:{place.lineno}). No save would succeed. Repair it, or leave"
+                " the object out and give forge the one that it wraps."
+            ],
+            "What is to be saved",
+        ) from error
 
 
 def refuse(differences: Iterable[str]) -> None:

@@ -52,7 +52,7 @@ def is_seeded(loader: Any) -> bool:
     """Whether all that workers draw for a batch is a function of its indices."""
     collate = getattr(loader, "collate_fn", None)
     dataset = getattr(loader, "dataset", None)
-    return data.is_seeded(dataset) and not data.draws_for_itself(collate)
+    return data.is_seeded(dataset) and not data.own_generators(collate)
 
 
 def inexact(loader: Iterable[Any]) -> list[str]:
@@ -64,7 +64,7 @@ def _inexact(loader: Any) -> Iterator[str]:
     is_stateful, is_dataloader = has_state(loader), isinstance(loader, DataLoader)
     workers = getattr(loader, "num_workers", 0)
     unseeded = workers > 0 and not is_seeded(loader)
-    seeds = "Wrap the dataset in forge.data.seeded."
+    seeds = _seeds(loader) if unseeded else ""
     goes_there = "Give the loader state_dict and load_state_dict"
     if is_stateful and unseeded:
         yield f"random draws inside its {workers} workers are not saved. {seeds}"
@@ -84,8 +84,8 @@ def _inexact(loader: Any) -> Iterator[str]:
             )
     for one, remedy in _private_generators(loader):
         yield (
-            f"{type(one).__name__} holds a random generator of its own, which is not saved."
-            f" {remedy}"
+            f"{type(one).__name__} holds a random generator of its own"
+            f" ({', '.join(data.own_generators(one))}), which is not saved. {remedy}"
         )
     for one in _unknown_samplers(loader):
         yield (
@@ -103,6 +103,15 @@ def _inexact(loader: Any) -> Iterator[str]:
         )
 
 
+def _seeds(loader: Any) -> str:
+    """What makes the draws of its workers repeatable."""
+    dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
+    own = [n for one in (*data.within(dataset), collate) for n in data.own_generators(one)]
+    wrap = "" if data.is_wrapped(dataset) else "Wrap the dataset in forge.data.seeded."
+    reach = f"forge.data.seeded does not reach {', '.join(own)}: {data.OTHER_GENERATORS}"
+    return " ".join(filter(None, (wrap, reach if own else "")))
+
+
 def _is_named(name: str, sampler: Any, loader: Any) -> bool:
     """Whether a sampler's order follows from what is saved of it, or from the epoch."""
     has_order = has_state(sampler) or hasattr(sampler, "set_epoch")
@@ -111,19 +120,23 @@ def _is_named(name: str, sampler: Any, loader: Any) -> bool:
 
 def _private_generators(loader: Any) -> Iterator[tuple[Any, str]]:
     for name, sampler in samplers(loader).items():
-        if not _is_named(name, sampler, loader) and data.draws_for_itself(sampler):
+        if not _is_named(name, sampler, loader) and _draws_for_itself(sampler):
             yield sampler, "Give it state_dict and load_state_dict, or a `generator`."
     if getattr(loader, "num_workers", 0) == 0:
         collate = getattr(loader, "collate_fn", None)
         for one in (*data.within(getattr(loader, "dataset", None)), collate):
-            if data.draws_for_itself(one):
-                yield one, "Draw from torch's global generator."
+            if data.own_generators(one):
+                yield one, data.OTHER_GENERATORS
+
+
+def _draws_for_itself(sampler: Any) -> bool:
+    return bool(data.own_generators(sampler, max_depth=1))  # one inside is looked at by itself
 
 
 def _unknown_samplers(loader: Any) -> Iterator[Any]:
     for name, sampler in samplers(loader).items():
         package = type(sampler).__module__.partition(".")[0]
         is_known = package in _KNOWN or isinstance(sampler, Sequence)
-        is_told = _is_named(name, sampler, loader) or data.draws_for_itself(sampler)
+        is_told = _is_named(name, sampler, loader) or _draws_for_itself(sampler)
         if not (is_known or is_told):
             yield sampler

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from forge import data, loaders, rng
 from forge.errors import StateMismatch
+from forge.live_state import asked
 from forge.workers import shielded_iter
 
 
@@ -37,6 +38,7 @@ class Position:
         """Batches of this epoch that were taken."""
         self._total = 0
         self._is_stateful = loaders.has_state(loader)
+        self._is_asked = False
         self._is_dataloader = isinstance(loader, DataLoader) and not self._is_stateful
         self._is_one_shot = iter_is_self(loader)
 
@@ -99,6 +101,18 @@ class Position:
     def inexact(self) -> list[str]:
         """What a resume cannot promise to repeat, one sentence each."""
         return loaders.inexact(self._loader)
+
+    def ask(self) -> None:
+        """Ask the loader once for its state, which a save will ask it for.
+
+        Not before its first batch: to be asked earlier might make an iterator, which draws.
+
+        Raises:
+            ConfigError: Where it raises.
+        """
+        if self._is_stateful and not self._is_asked:
+            asked("the loader given to run.steps", self._loader)
+        self._is_asked = True
 
     def close(self) -> None:
         """Drop the iterator, and its workers with it."""

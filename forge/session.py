@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from forge import job_dir, messages, rng, startup, stopping, strikes
 from forge.calls import Calls
 from forge.config import NanAction, Policy
-from forge.errors import CheckpointError, DirectoryInUse, Exit, ExitCode
+from forge.errors import CheckpointError, ConfigError, DirectoryInUse, Exit, ExitCode
 from forge.holdings import Holdings
 from forge.job_files import forge_dir
 from forge.live_state import LiveState
@@ -63,7 +63,8 @@ class Session:
     def open(self) -> None:
         """Claim, check, resume."""
         # What cannot be saved is named now, not at a first save hours later.
-        self._live.check_savable()
+        with startup.exits():
+            self._live.check_savable()
         job, checkpoint_dir = job_dir.current(self._policy.checkpoint.dir)
         self._was_installed = stopping.is_installed()
         with startup.exits():
@@ -76,6 +77,7 @@ class Session:
                 startup.check_code(job, self._policy.requeue.on_code_change)
                 startup.check_health(self._policy.health, checkpoint_dir)
                 self._resume()
+            self._live.fix_groups()
         except BaseException:
             self._release()
             raise
@@ -110,6 +112,7 @@ class Session:
         self, replay: dict[str, Any] | None = None, is_marked: bool = False
     ) -> dict[str, Any]:
         """Everything a checkpoint holds; with the random state of the mark, if asked for."""
+        self._live.check_groups()
         self._updater.settle()
         return {
             "step": self.step,
@@ -192,6 +195,7 @@ class Session:
             if self._marker.is_used:
                 self._marker.mark()  # reading may fail while a stop is pending: see `close`
             batch = position.next() if position is not None else None
+            self._ask(position)
             self.metrics.begin(self.step, set())
         self._batch = HeldBatch(batch)
         self._marker.begin()
@@ -206,6 +210,14 @@ class Session:
             self._updater.settle()
         self._updater.end()
         self.step += 1
+
+    def _ask(self, position: Position | None) -> None:
+        """Find what cannot say where it is before the first step, not at the stop."""
+        try:
+            if position is not None:
+                position.ask()
+        except ConfigError as error:
+            self._leave(error.exit_code, str(error), "error", logging.ERROR)
 
     def _restore_after_update(self) -> None:
         """The repeated step has come to its update: back to the state after it."""
@@ -222,6 +234,7 @@ class Session:
         """Between two steps: roll back, halt, stop or save, whatever is due."""
         self._limit.arrive()
         try:
+            self._live.check_groups()
             if self._nan.halt_reason is not None:
                 self._halt(self._nan.halt_reason)
             if self._nan.rollback_from is not None:
@@ -241,7 +254,7 @@ class Session:
                 self._save("periodic")
             if not self._limit.allows_step(self._disk.saver.cost_s):
                 self._stop()
-        except (CheckpointError, DirectoryInUse) as error:
+        except (CheckpointError, ConfigError, DirectoryInUse) as error:
             self._leave(error.exit_code, str(error), "error", logging.ERROR)
 
     def _save(self, reason: str) -> None:
@@ -300,7 +313,7 @@ class Session:
                 self._disk.saver.save_final(
                     self.step, lambda: self._state(replay, is_marked), False, name
                 )
-            except (CheckpointError, DirectoryInUse) as error:
+            except (CheckpointError, ConfigError, DirectoryInUse) as error:
                 self._leave(error.exit_code, f"{name}, but {error}", "error", logging.ERROR)
         if received is None:
             self._leave(code, name, "stop", left_s=round(self._limit.left_s, 1))

@@ -4,6 +4,7 @@ Python runs signal handlers in the main thread only, between two bytecodes; a ma
 a C call runs none. The C half of every handler, however, writes the signal's number into a file
 descriptor at once. A thread waits at its other end: it sets the flag, arms the deadline, and
 when the deadline passes it dumps every thread's stack into a file and ends the process.
+One module, since handlers, thread and forked children share what a signal may touch at any instant.
 Source: signal.set_wakeup_fd.
 """
 

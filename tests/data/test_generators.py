@@ -16,14 +16,16 @@ def test_a_stateful_loader_with_a_generator(workers, stop_and_compare):
     stop_and_compare("step 13", SCRIPT, loop="stateful", workers=workers)
 
 
-@pytest.mark.parametrize("kind", ["plain", "persistent", "stateful", "own"])
+@pytest.mark.parametrize("kind", ["plain", "persistent", "stateful", "own", "transformed"])
 def test_what_workers_draw_to_collate_a_seeded_batch_is_drawn_again(kind, stop_and_compare):
     """The batches of before the stop are not read again, so nothing may depend on their draws.
 
-    Generators that nobody else knows ("own") are where they were only if all is read again.
+    Generators that nobody else knows ("own", "transformed") are where they were only if all is
+    read again.
     """
     job = stop_and_compare("step 13", SCRIPT, loop="mixes", kind=kind)
     assert "not exact" not in job.output
+    assert ("forge.data.seeded does not reach" in job.output) is (kind in ("own", "transformed"))
 
 
 INEXACT = {

@@ -3,6 +3,7 @@
 import copy
 import random
 
+import numpy as np
 import pytest
 import torch
 from number_datasets import Numbers, Stream
@@ -305,6 +306,34 @@ def test_a_loop_that_has_ended_leaves_its_generator_to_the_next_one():
 
 def sentences(loader):
     return " ".join(Position(loader).inexact())
+
+
+class Jitter:
+    def __init__(self):
+        self.rng = random.Random(1)
+
+
+def test_a_generator_that_seeded_does_not_reach_is_named_and_not_told_to_be_wrapped(caplog):
+    """It is in `seeded` already: to wrap it there, as it was told to, changes nothing."""
+    numbers = Numbers(4)
+    numbers.settings = {"transforms": [Jitter()], "global": np.random.mtrand._rand}
+    with caplog.at_level("WARNING", "forge"):
+        seeded = data.seeded(numbers, 1)
+    name = "Numbers.settings['transforms'][0].rng"
+    (record,) = caplog.records
+    assert f"forge.data.seeded does not reach {name}: " in record.getMessage()
+    assert "global generators" in record.getMessage()
+    workers = {"num_workers": 2}
+    for loader in (
+        StatefulDataLoader(seeded, **workers),
+        DataLoader(seeded, persistent_workers=True, **workers),
+    ):
+        assert f"forge.data.seeded does not reach {name}: " in sentences(loader)
+        assert "Wrap the dataset" not in sentences(loader)
+    assert f"Numbers holds a random generator of its own ({name})" in sentences(DataLoader(seeded))
+    bare = sentences(StatefulDataLoader(numbers, **workers))
+    assert "Wrap the dataset in forge.data.seeded. forge.data.seeded does not reach" in bare
+    assert "does not reach" not in sentences(StatefulDataLoader(Numbers(4), **workers))
 
 
 def test_what_cannot_be_exact_is_named_and_nothing_else_is():

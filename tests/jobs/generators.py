@@ -85,6 +85,24 @@ class GlobalNoise(OwnNoise):
         return POINTS[index] + torch.randn(()), VALUES[index]
 
 
+class Transformed(GlobalNoise):
+    """The same, by a transform that keeps a generator."""
+
+    def __init__(self):
+        self.transforms = [Jitter()]
+
+    def __getitem__(self, index):
+        return self.transforms[0](POINTS[index]), VALUES[index]
+
+
+class Jitter:
+    def __init__(self):
+        self.random = numpy.random.default_rng(0)
+
+    def __call__(self, x):
+        return x + float(self.random.normal())
+
+
 class OwnMix:
     """Mixes a batch's samples, by a generator of its own."""
 
@@ -110,8 +128,9 @@ def mixes(bench):
 
     kind = bench.spec["kind"]
     make = StatefulDataLoader if kind == "stateful" else DataLoader
+    dataset = {"own": OwnNoise, "transformed": Transformed}.get(kind, GlobalNoise)()
     loader = make(
-        forge.data.seeded(OwnNoise() if kind == "own" else GlobalNoise(), 3),
+        forge.data.seeded(dataset, 3),
         5,
         shuffle=True,
         num_workers=2,
