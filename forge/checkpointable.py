@@ -33,12 +33,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from forge import backends, config, job_dir, messages, processes, slurm, stopping
+from forge import backends, config, job_dir, ledger, messages, processes, slurm, stopping
 from forge.backends import ASK_S, AlreadyRequeued, Backend
 from forge.config import Policy, SignalAction
 from forge.errors import Exit, ExitCode, JobError
 from forge.files import make_directory
-from forge.job_files import STATE, forge_dir, read_json, saved_step, write_json
+from forge.job_files import STATE, forge_dir, read_json, write_json
 from forge.owners import foreign
 from forge.requeue import Counts, Decision, Outcome, Reason, decide
 
@@ -136,6 +136,7 @@ class _Attempt:
         signal.signal(signal.SIGCONT, self._on_wake)
         stopping.allow(3 * ASK_S + MARGIN_S)
         job_dir.place(directory, backend.command)
+        stopping.has_job(directory)
         self._policy = policy
         self._directory = directory
         self._backend = backend
@@ -234,8 +235,8 @@ class _Attempt:
             messages.warn(f"state.json cannot be written: {error}")
 
     def _saved_step(self) -> int:
-        """Steps done in the newest checkpoint; -1 without one."""
-        return saved_step(self._directory / self._policy.checkpoint.dir)
+        """How far all Runs of the job have come; -1 before the first checkpoint."""
+        return ledger.saved_steps(self._directory, self._policy.checkpoint.dir)
 
     # -- deciding ------------------------------------------------------------------------------
 

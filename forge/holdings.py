@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
-from forge import init_from, job_dir, messages, startup, verdict
+from forge import init_from, job_dir, ledger, messages, startup, verdict
 from forge.checkpoint import Checkpoint, Store
 from forge.checkpoint.names import step_dirs
 from forge.checkpoint.reading import Place
@@ -31,14 +32,26 @@ class Holdings:
         DirectoryInUse: Where a live job holds them.
     """
 
-    def __init__(self, policy: Policy, nan: NanPolicy, job: Path, checkpoint_dir: Path) -> None:
+    def __init__(
+        self, policy: Policy, name: str | None, nan: NanPolicy, job: Path, checkpoint_dir: Path
+    ) -> None:
         self.job = job
+        began = time.time()
+        self._name = name
+        self._training = f"Training of {name}" if name else "Training"
         self._config = policy.checkpoint
         self.checkpoint_dir = checkpoint_dir
         problem = directory_problem(checkpoint_dir)
         if problem:
             key = f"`resilience.checkpoint.dir={policy.checkpoint.dir}`"
             raise ConfigError([f"{key} ({checkpoint_dir}): {problem}"])
+        if ledger.has_finished(job, checkpoint_dir):
+            problem = (
+                f"this process has finished a training in {checkpoint_dir} already, from whose end"
+                " this one would resume: it would train nothing. Where a script has several Runs"
+                ' (folds, seeds, stages), give each a name: forge.Run(policy, name="fold2", …).'
+            )
+            raise ConfigError([problem], "This Run")
         self._every = policy.checkpoint.every_steps or 1
         can_roll_back = policy.nan.action is _ACTION.rollback
         self.store = Store(
@@ -48,12 +61,12 @@ class Holdings:
             keep_back_steps=policy.nan.rollback.steps_back if can_roll_back else None,
             keep_back_every=self._every,
         )
-        self.ledger = Ledger(job)
+        self.ledger = Ledger(job, checkpoint_dir)
         self.store.attempt = self.ledger.attempt
         self.saver = Saver(self.store, policy.checkpoint, self.ledger, nan)
         self.metrics = Metrics(self.ledger)
         self.store.logged = self.metrics.latest
-        verdict.clear(job)
+        verdict.clear(job, began)
         self.command = job_dir.resume_command(job)
         """The shell line that goes on with this job."""
         job_dir.write_resume_script(job, self.command)
@@ -88,7 +101,10 @@ class Holdings:
             self.saver.tidy()  # a stop leaves that to the next attempt
         self.metrics.begin(step, set())
         begins = f"goes on at step {step}" if resumed_from else "begins at step 0"
-        messages.say(f"Training {begins}; checkpoints in {self.checkpoint_dir}")
+        if is_complete and self._name is not None:
+            messages.say(f"{self._training} had finished at step {step}: it is not trained again")
+            return
+        messages.say(f"{self._training} {begins}; checkpoints in {self.checkpoint_dir}")
         if is_complete:
             messages.warn(
                 f"This job had finished at step {step}: what is done is not trained again. For"
@@ -138,7 +154,7 @@ class Holdings:
         """Record and tell that training is finished."""
         self.ledger.write("finish", step=step)
         verdict.write(self.job, "finished", step, ExitCode.FINISHED)
-        messages.say(f"Training finished at step {step}")
+        messages.say(f"{self._training} finished at step {step}")
 
     def fail(self, error: str, step: int) -> None:
         """Record and tell that the user's code raised."""

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from forge import config, frozen, hints, job_dir, messages, stopping
+from forge import config, frozen, hints, job_dir, messages, spawned, stopping, verdict
 from forge.errors import ConfigError, ExitCode
 from forge.job_files import REHEARSAL, forge_dir
 
@@ -58,6 +59,7 @@ class JobConfig(Callback):
         hints.composition_succeeded()
         directory = Path(config.hydra.runtime.output_dir)
         policy = _checked_policy(config)
+        spawned.hand_on(None)  # what is there is of the process that started us
         if policy is None or not policy.enabled:
             return
         problem = job_dir.init_problem(policy.checkpoint, directory, Path(config.hydra.runtime.cwd))
@@ -66,7 +68,9 @@ class JobConfig(Callback):
         frozen.freeze(config, directory)
         frozen.keep_policy(config, directory)
         stopping.install(policy, forge_dir(directory))
+        stopping.has_job(directory)
         command = job_dir.resume_command(directory)
+        spawned.hand_on(spawned.Inherited(directory, command, Path(config.hydra.runtime.cwd)))
 
         def tell(name: str, code: int) -> None:
             messages.say(
@@ -74,6 +78,12 @@ class JobConfig(Callback):
             )
 
         stopping.on_unsaved_stop(tell)
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        """In the job's process, after the user's main: a child's stop is a stop of the job."""
+        code = verdict.of_child(Path(config.hydra.runtime.output_dir))
+        if code:
+            sys.exit(code)
 
 
 class NotHere(Callback):

@@ -26,7 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from forge import processes
+from forge import ledger, processes
 from forge.errors import ExitCode
 from forge.files import make_directory, open_file
 from forge.job_files import (
@@ -40,7 +40,6 @@ from forge.job_files import (
     WATCH,
     forge_dir,
     read_json,
-    saved_step,
     take_lock,
     write_json,
 )
@@ -143,8 +142,8 @@ class Job(ABC):
             processes.wait_gone(pids, 1.0)
 
     def _saved_step(self) -> int:
-        """Steps done in the newest checkpoint; -1 without one."""
-        return saved_step(self.directory / self.plan["checkpoint_dir"])
+        """How far all Runs of the job have come; -1 before the first checkpoint."""
+        return ledger.saved_steps(self.directory, self.plan["checkpoint_dir"])
 
     def _write_state(self, state: str, because: str = "", **more: Any) -> None:
         content = {

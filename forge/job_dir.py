@@ -21,9 +21,12 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+from forge import spawned
 from forge.config import CheckpointConfig
+from forge.errors import ConfigError
 from forge.files import make_directory, read_trusted, write_atomically
 from forge.job_files import CODE, REHEARSAL, TOKEN, forge_dir
+from forge.spawned import Inherited
 
 
 def hydra_config() -> Any | None:
@@ -41,21 +44,39 @@ _placed: list[tuple[Path, str]] = []
 def place(directory: Path, command: str) -> None:
     """From now on this process's job lies in `directory`, and goes on by `command`."""
     _placed[:] = [(directory.absolute(), command)]
+    spawned.hand_on(Inherited(directory.absolute(), command, Path.cwd()))
 
 
-def current(checkpoint_dir: str) -> tuple[Path, Path]:
-    """(job directory, checkpoint directory) of this process; both absolute."""
+def current(checkpoint_dir: str, name: str | None = None) -> tuple[Path, Path]:
+    """(job directory, checkpoint directory of the Run of this name); both absolute.
+
+    Raises:
+        ConfigError: Where this process cannot tell which job of a sweep it belongs to.
+    """
+    hydra, job_of_parent = hydra_config(), spawned.inherited()
     rehearsal = os.environ.get(REHEARSAL)
     if rehearsal is not None:  # also what has a place of its own lies in there
-        return Path(rehearsal), Path(rehearsal, checkpoint_dir.lstrip(os.sep))
-    for directory, _ in _placed:
-        return directory, directory / checkpoint_dir
-    hydra = hydra_config()
-    output_dir = hydra.runtime.output_dir if hydra is not None else None
-    if output_dir is None:
-        path = Path(checkpoint_dir).absolute()
-        return path, path
-    return Path(output_dir), Path(output_dir, checkpoint_dir)
+        job, checkpoint_dir = Path(rehearsal), checkpoint_dir.lstrip(os.sep)
+    elif _placed:
+        job = _placed[0][0]
+    elif hydra is not None and hydra.runtime.output_dir is not None:
+        job = Path(hydra.runtime.output_dir)
+    elif job_of_parent is not None:
+        job = job_of_parent.directory
+    elif TOKEN in os.environ and not Path(checkpoint_dir).is_absolute():
+        raise ConfigError(
+            [
+                "a job of a sweep has started this program, which has no Hydra config and is no"
+                " child that the job's own script started by multiprocessing. So it cannot tell"
+                f" which job it belongs to, and `checkpoint.dir={checkpoint_dir}` would be the same"
+                " directory for all of them. Give it an absolute `checkpoint.dir`."
+            ],
+            "This Run",
+        )
+    else:
+        job = Path(checkpoint_dir).absolute()
+        checkpoint_dir = "."
+    return job, job / checkpoint_dir / (name or "")
 
 
 def checkpoint_dir(job_dir: Path) -> Path | None:
@@ -73,7 +94,9 @@ def checkpoint_dir(job_dir: Path) -> Path | None:
 
 def started_in() -> Path:
     """The directory in which the command was given: what its relative paths are relative to."""
-    hydra = hydra_config()
+    hydra, job_of_parent = hydra_config(), spawned.inherited()
+    if hydra is None and job_of_parent is not None:
+        return job_of_parent.started_in
     return Path(hydra.runtime.cwd) if hydra is not None else Path.cwd()
 
 
@@ -85,7 +108,7 @@ def init_problem(checkpoint: CheckpointConfig, job: Path, started_in: Path) -> s
     if checkpoint.init_from is None:
         return None
     source, own = started_in / checkpoint.init_from, job / checkpoint.dir
-    if source.exists() or (own.is_dir() and any(own.glob("step_*"))):
+    if source.exists() or any(own.glob("step_*")) or any(own.glob("*/step_*")):  # of a named Run
         return None
     return (
         f"`resilience.checkpoint.init_from={checkpoint.init_from}`: there is nothing at {source}. A"
@@ -100,7 +123,9 @@ def resume_command(job_dir: Path) -> str:
     """One shell line that goes on with this job, from any directory."""
     for _, command in _placed:
         return command
-    hydra = hydra_config()
+    hydra, job_of_parent = hydra_config(), spawned.inherited()
+    if hydra is None and job_of_parent is not None:
+        return job_of_parent.command
     program, arguments = _command_line()
     where = Path.cwd()
     if hydra is not None:
@@ -131,8 +156,9 @@ def _command_line() -> tuple[list[str], list[str]]:
     arguments = sys.argv[1:]
     original = list(sys.orig_argv)
     count = len(arguments)
-    if count and original[-count:] != arguments:
-        return [sys.executable, sys.argv[0]], arguments  # sys.argv was changed by the program
+    is_spawned = spawned.parent() is not None and "-c" in original
+    if is_spawned or (count and original[-count:] != arguments):
+        return [sys.executable, sys.argv[0]], arguments  # sys.argv is not that of this process
     program = original[: len(original) - count]
     if os.sep not in program[0]:
         program[0] = sys.executable or program[0]  # `python` may be another one elsewhere

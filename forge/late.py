@@ -19,12 +19,13 @@ else what is registered is saved as it is. What that means for each place the ru
 from __future__ import annotations
 
 import os
+import signal
 from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 import torch
 
-from forge import looks
+from forge import looks, messages, spawned, startup
 from forge.checkpoint import Store
 from forge.errors import CheckpointError, ConfigError, DirectoryInUse
 from forge.session import Session
@@ -45,14 +46,21 @@ class LateSession(Session):
 
     def open(self) -> None:
         """See `Session.open`."""
+        startup.check_alone(any(one._pid == os.getpid() for one in _active))
         super().open()
         self._opened = self._versions()
         _active.append(self)
+        spawned.once_parent_is_gone(self._stop_as_orphan)
 
     def _release(self) -> None:
         if self in _active:
             _active.remove(self)
         super()._release()
+
+    def _stop_as_orphan(self) -> None:
+        if self in _active:
+            messages.warn("The process that started this one is gone: saving and leaving")
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def stop_here(self) -> NoReturn:
         """Save once what there is to save, and leave through `Exit`."""

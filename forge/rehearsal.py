@@ -70,7 +70,7 @@ class Run:
         """Every value that was logged."""
         return {
             (step, place, name): value
-            for place, metrics in [("", self.history.metrics)]
+            for place, metrics in self.history.runs.items()
             for step, values in metrics.items()
             for name, value in values.items()
         }

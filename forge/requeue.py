@@ -123,7 +123,7 @@ class Counts:
     by_rule: dict[str, int] = field(default_factory=dict)
     """Number of a rule -> restarts it has granted."""
     best_step: int = -1
-    """Steps done in the newest checkpoint of all attempts; -1 before the first."""
+    """The most that `ledger.saved_steps` has said so far; -1 before the first checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def decide(outcome: Outcome, counts: Counts, limits: dict[str, Any], saved_step:
         limits: The policy's `requeue` section as a plain dict; on a cluster
             `max_excluded_nodes` as well, and `as_site` where there is no policy: Slurm alone
             decides what becomes of a job that it stops.
-        saved_step: Steps done in the newest checkpoint; -1 without one.
+        saved_step: How far the job has come, as `ledger.saved_steps` says.
     """
     what = str(outcome)
     counts.no_progress = 0 if saved_step > counts.best_step else counts.no_progress + 1

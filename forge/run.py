@@ -37,22 +37,27 @@ class Run:
 
     Args:
         policy: `cfg.resilience`, a mapping, a `forge.Policy`, or None for the defaults.
+        name: What tells this Run from the others of a script that has several, one after the
+            other (folds, seeds, stages): its checkpoints lie in `<checkpoint.dir>/<name>`.
         stateful: Objects with state_dict and load_state_dict (or `torch.Generator`s), by name.
             Random states of python, numpy, torch and every CUDA device are always saved.
     Raises:
-        Exit: With code 78 for a bad policy; on entering 73 where a running job owns the
-            directory, 69 for a failed health check, 74 where no checkpoint can be used.
+        Exit: With code 78 for a bad policy or name; on entering 78 inside another Run, and where
+            this process has finished the training in the directory, 73 where a running job owns
+            the directory, 69 for a failed health check, 74 where no checkpoint can be used.
         StateMismatch: On entering, where the checkpoint does not fit the objects.
     """
 
-    def __init__(self, policy: Any = None, /, **stateful: Any) -> None:
+    def __init__(self, policy: Any = None, /, *, name: str | None = None, **stateful: Any) -> None:
         self.policy: Policy = startup.checked_policy(policy)
+        self.name = startup.checked_name(name)
         self._live = LiveState(stateful)
         self._nan = NanPolicy(self.policy.nan)
         self._updater = Updater(self._live, self._nan, self.policy.enabled)
         self._session: Session | None = None
         self._is_inside = False
         self._plain_step = 0
+        self._plain_position: Position | None = None
 
     @property
     def step(self) -> int:
@@ -62,7 +67,9 @@ class Run:
     @property
     def epoch(self) -> int:
         """The epoch of the loader that is being read; 0 without one."""
-        return self._session.epoch if self._session is not None else 0
+        if self._session is not None:
+            return self._session.epoch
+        return self._plain_position.epoch if self._plain_position is not None else 0
 
     @property
     def resumed_from(self) -> str | None:
@@ -72,7 +79,9 @@ class Run:
     def __enter__(self) -> Run:
         self._is_inside = True
         if self.policy.enabled:
-            self._session = LateSession(self.policy, self._live, self._nan, self._updater)
+            self._session = LateSession(
+                self.policy, self.name, self._live, self._nan, self._updater
+            )
             self._session.open()
         return self
 
@@ -105,7 +114,7 @@ class Run:
         return self._plain_steps(n, loader)
 
     def _plain_steps(self, n: int, loader: Iterable[Any] | None) -> Iterator[Any]:
-        position = Position(loader) if loader is not None else None
+        self._plain_position = position = Position(loader) if loader is not None else None
         while self._plain_step < n:
             step = self._plain_step
             yield (step, position.next()) if position is not None else step

@@ -31,8 +31,16 @@ _ACTION: Any = NanAction
 class Session:
     """Where one attempt is, and what it does between two steps."""
 
-    def __init__(self, policy: Policy, live: LiveState, nan: NanPolicy, updater: Updater) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        name: str | None,
+        live: LiveState,
+        nan: NanPolicy,
+        updater: Updater,
+    ) -> None:
         self._policy = policy
+        self._name = name
         self._live = live
         self._nan = nan
         self._updater = updater
@@ -45,6 +53,8 @@ class Session:
         self._loaded: dict[str, Any] | None = None
         self._replay: dict[str, Any] | None = None
         self._planned: int | None = None
+        self._ended_rng: dict[str, Any] | None = None
+        """The random state in which the last loop ended."""
         self._is_complete = False
         self._is_in_step = False
         self._has_begun = False
@@ -65,15 +75,16 @@ class Session:
         # What cannot be saved is named now, not at a first save hours later.
         with startup.exits():
             self._live.check_savable()
-        job, checkpoint_dir = job_dir.current(self._policy.checkpoint.dir)
         self._was_installed = stopping.is_installed()
         with startup.exits():
-            self._disk = Holdings(self._policy, self._nan, job, checkpoint_dir)
+            job, checkpoint_dir = job_dir.current(self._policy.checkpoint.dir, self._name)
+        with startup.told_to_parent(job), startup.exits():
+            self._disk = Holdings(self._policy, self._name, self._nan, job, checkpoint_dir)
         self.metrics = self._disk.metrics
         try:
             self._handler = stopping.install(self._policy, forge_dir(job))
             stopping.hold_interrupts(True)
-            with startup.exits():
+            with startup.told_to_parent(job), startup.exits():
                 startup.check_code(job, self._policy.requeue.on_code_change)
                 startup.check_health(self._policy.health, checkpoint_dir)
                 self._resume()
@@ -147,7 +158,8 @@ class Session:
             if loader is not None and saved and saved[0] is not None:
                 Position(loader).load_finished(saved[0])
             if self._loaded is not None:
-                rng.restore(self._loaded["rng"])
+                self._ended_rng = self._loaded.get("ended_rng") or self._loaded["rng"]
+                rng.restore(self._ended_rng)
             return
         position = Position(loader) if loader is not None else None
         self._calls.begin(position)
@@ -162,12 +174,14 @@ class Session:
                 self.metrics.begin(self.step, set())
                 self._updater.begin(self.step)
                 self._marker.mark()
+                self._ended_rng = self._marker.rng
                 return
             step = self.step
             try:
                 yield from self._one_step(position)
             except GeneratorExit:
                 self._calls.break_off(call, step)
+                self._ended_rng = rng.capture()
                 raise
 
     def _go_to(self, position: Position | None, saved: dict[str, Any] | None) -> None:
@@ -407,8 +421,14 @@ class Session:
             self._halt(self._nan.halt_reason)
         self.metrics.flush()
         with startup.exits():
-            self._disk.saver.save_final(self.step, self._state, True, "finished")
+            self._disk.saver.save_final(self.step, self._final_state, True, "finished")
+        if self._is_complete and self._loaded is not None:
+            rng.restore(self._loaded["rng"])  # what follows is to draw as it did at first
         self._disk.finish(self.step)
+
+    def _final_state(self) -> dict[str, Any]:
+        """What follows the loop inside the `with` block runs again at a later start, too."""
+        return self._state() | {"ended_rng": self._ended_rng}
 
     def _release(self) -> None:
         self._calls.close()

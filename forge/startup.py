@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +17,14 @@ from typing import Any
 
 import torch
 
-from forge import config, job_dir, messages
+from forge import config, job_dir, messages, spawned, verdict
 from forge.config import CodeChange, HealthAction, HealthCheck, HealthConfig, Policy
 from forge.errors import ConfigError, Exit, ExitCode, ForgeError
 from forge.job_files import RANKS
 from forge.resilience.health import bounded, check_gpu_health
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.=+,@-]{0,99}", re.ASCII)
+_TAKEN = re.compile(r"latest|step_\d+")
 
 
 @contextmanager
@@ -34,6 +39,17 @@ def exits() -> Iterator[None]:
         text = f"The job's directory cannot be used: {error}"
         messages.say(text, logging.ERROR)
         raise Exit(ExitCode.IO_ERROR, text) from error
+
+
+@contextmanager
+def told_to_parent(job: Path) -> Iterator[None]:
+    """Where a child of the job's main refuses to train, let the job end with its exit code."""
+    try:
+        yield
+    except Exit as error:
+        if spawned.parent() is not None:
+            verdict.write(job, error.reason, 0, int(error.code or 0))
+        raise
 
 
 def checked_policy(policy: Any) -> Policy:
@@ -54,6 +70,43 @@ def checked_policy(policy: Any) -> Policy:
             )
             raise ConfigError([problem], "The job")
         return checked
+
+
+def checked_name(name: Any) -> str | None:
+    """The name of a Run, which is to be that of a directory; a bad one ends the process with 78."""
+    is_text = isinstance(name, str)
+    if name is None or (is_text and _NAME.fullmatch(name) and not _TAKEN.fullmatch(name)):
+        return name  # type: ignore[no-any-return]
+    found = repr(name) if is_text else f"a {type(name).__name__}"
+    problem = (
+        f"`name=` is {found}, and becomes the name of a directory: expected a string of at most 100"
+        " letters, digits and `_ - . = + , @`, which begins with a letter or a digit, and is"
+        " neither `latest` nor `step_<number>`. An object to be saved needs another keyword."
+    )
+    with exits():
+        raise ConfigError([problem], "This Run")
+
+
+def check_alone(is_inside: bool) -> None:
+    """Refuse what would take the signals away from another Run, or never get any.
+
+    Args:
+        is_inside: Whether another Run of this process is open.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise ForgeError(
+            f"forge.Run was entered in the thread {threading.current_thread().name!r}. Python tells"
+            " the main thread alone of signals, so that the Run could be neither stopped nor saved:"
+            " enter it there."
+        )
+    if is_inside:
+        problem = (
+            "it was entered inside another forge.Run, which listens to the signals of this process."
+            " Enter them one after the other, each with a name: forge.Run(policy,"
+            ' name="stage2", …). What belongs to one training goes into one Run.'
+        )
+        with exits():
+            raise ConfigError([problem], "This Run")
 
 
 def whoami() -> dict[str, Any]:

@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from forge import ending, messages, processes
+from forge import ending, ledger, messages, processes, verdict
 from forge.config import Policy
-from forge.errors import Exit, ForgeError
+from forge.errors import Exit, ExitCode, ForgeError
 from forge.resilience.signal_handler import ShutdownHandler
 
 CALLBACK_TIMEOUT_S = 10.0
@@ -39,6 +39,8 @@ class _State:
         self.leave_s = LEAVE_S
         self.on_unsaved_stop: Callable[[str, int], None] | None = None
         """Told (signal, exit code) when a stop found nothing to save."""
+        self.job: Path | None = None
+        """Where the job lies whose main may train in children of this process."""
 
 
 _state = _State()
@@ -68,6 +70,8 @@ def remove_callback(callback: Callable[[], object]) -> None:
 def install(policy: Policy, stacks_dir: Path | None = None) -> ShutdownHandler:
     """Make this process listen to signals as `policy` says; the one handler is reused."""
     actions = {name: action.value for name, action in policy.signal.actions.items()}
+    if _state.handler is not None and _state.handler.is_of_parent:
+        _state.__init__()  # type: ignore[misc]
     if _state.handler is None:
         handler = ShutdownHandler(policy.stop_s, actions, stacks_dir)
         handler.register()
@@ -102,6 +106,11 @@ def on_unsaved_stop(tell: Callable[[str, int], None]) -> None:
     _state.on_unsaved_stop = tell
 
 
+def has_job(directory: Path) -> None:
+    """A stop waits for children of this process that train in a Run of the job there."""
+    _state.job = directory
+
+
 def hold_interrupts(is_held: bool) -> None:
     """While held, a stopping signal only sets the flag: a Run will read it."""
     if _state.handler is not None:
@@ -109,7 +118,7 @@ def hold_interrupts(is_held: bool) -> None:
 
 
 def _leave_unsaved() -> None:
-    """A stopping signal outside a Run: nothing to save, so leave now."""
+    """A stopping signal outside a Run: nothing to save here, so leave once the children have."""
     handler = _state.handler
     assert handler is not None
     if _state.is_leaving:
@@ -118,8 +127,29 @@ def _leave_unsaved() -> None:
     received = handler.signal_received
     assert received is not None
     name, code = received.name, handler.exit_code
+    if _state.job is not None and _stop_trainers(_state.job, received):
+        _state.on_unsaved_stop = None
+        said = verdict.of_child(_state.job)
+        # A signal that came to all of them may have another code there; an error says more.
+        code = said if 0 < said < 128 and said != ExitCode.REQUEUE else code
     threading.Thread(target=_finish_outside, args=(name, code), name="forge-stop").start()
     raise Exit(code, f"stopped by {name}")
+
+
+def _stop_trainers(job: Path, received: signal.Signals) -> bool:
+    """Stop the children that are in a Run, and wait for them; the forced exit is the limit.
+
+    Returns:
+        Whether there are any.
+    """
+    pids = sorted(ledger.trainers(job).intersection(processes.descendants()))
+    # A terminal sends SIGINT to all of them by itself: twice would mean at once.
+    number = signal.SIGTERM if received is signal.SIGINT else received
+    for pid in pids:
+        processes.send(pid, number)
+    while processes.wait_gone(pids, 60.0):
+        pass
+    return bool(pids)
 
 
 def _finish_outside(name: str, code: int) -> None:

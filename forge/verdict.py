@@ -10,17 +10,20 @@ import os
 import time
 from pathlib import Path
 
-from forge import messages
-from forge.job_files import VERDICT, forge_dir, suffix, write_json
+from forge import messages, spawned
+from forge.job_files import VERDICT, forge_dir, read_json, suffix, write_json
 
 
 def write(job_dir: Path, reason: str, step: int, code: int) -> None:
-    """Leave the verdict of this attempt."""
+    """Leave the verdict of this attempt; where another process of it has failed, that stands."""
+    if of_child(job_dir) != 0:
+        return
     content = {
         "reason": reason,
         "step": step,
         "exit_code": int(code),
         "pid": os.getpid(),
+        "owner": spawned.owner(),
         "time": time.time(),
     }
     try:
@@ -29,6 +32,15 @@ def write(job_dir: Path, reason: str, step: int, code: int) -> None:
         messages.warn(f"The verdict ({reason}) could not be written: {error}")
 
 
-def clear(job_dir: Path) -> None:
-    """Remove the verdict of an earlier attempt."""
-    (forge_dir(job_dir) / f"{VERDICT}{suffix()}").unlink(missing_ok=True)
+def of_child(job_dir: Path) -> int:
+    """The exit code that a child of this process, or a sibling, left in this attempt; else 0."""
+    found = read_json(forge_dir(job_dir) / f"{VERDICT}{suffix()}") or {}
+    is_other = found.get("pid") != os.getpid() and found.get("owner") == spawned.owner()
+    return int(found["exit_code"]) if is_other else 0
+
+
+def clear(job_dir: Path, before: float) -> None:
+    """Remove the verdict of an earlier attempt, which is older than that unix time."""
+    path = forge_dir(job_dir) / f"{VERDICT}{suffix()}"
+    if (read_json(path) or {}).get("time", 0.0) < before:
+        path.unlink(missing_ok=True)

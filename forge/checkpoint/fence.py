@@ -16,7 +16,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from forge import messages
+from forge import messages, spawned
 from forge.checkpoint import durable
 from forge.checkpoint.locks import KEPT_FILE, Locks
 from forge.errors import DirectoryInUse
@@ -24,6 +24,10 @@ from forge.files import read_plain
 
 TOKEN_FILE = ".fence.json"
 
+_RANKS = (
+    " Where a script trains in several processes (`torch.multiprocessing.spawn` with nprocs above"
+    " 1), forge.Run can be used in one of them alone: several ranks come later."
+)
 _claimed_here: set[Path] = set()
 """POSIX locks do not keep two Runs of one process apart; this does."""
 
@@ -95,6 +99,7 @@ class Fence:
             f"{self._directory} belongs to a running job: pid {holder.get('pid', 'unknown')} on"
             f" {holder.get('host', 'unknown')}, since {since}. Wait for it or stop it; or choose"
             " another `hydra.run.dir` or `resilience.checkpoint.dir`."
+            + (_RANKS if spawned.parent() is not None else "")
         )
 
     def _read(self) -> dict[str, Any]:

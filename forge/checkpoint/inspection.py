@@ -100,13 +100,14 @@ def _newest(directory: Path, verify: Verify) -> Checkpoint:
 def _checkpoint_dir(where: Path) -> Path:
     """The directory of checkpoints that `where` is, or that the job there has."""
     configured = job_dir.checkpoint_dir(where)
-    below = sorted(path for path in where.iterdir() if path.is_dir())
-    for candidates in ([where], [configured] if configured else [], below):
+    below = _directories(where)
+    own = [configured] if configured else []
+    for candidates in ([where], own, _directories(configured) if configured else [], below):
         found = [path for path in candidates if _has_steps(path)]
         if len(found) == 1:
             return found[0]
         if found:
-            names = ", ".join(path.name for path in found)
+            names = ", ".join(os.path.relpath(path, where) for path in found)
             raise CheckpointError(f"{where}: has several directories of checkpoints: {names}")
     if forge_dir(where).is_dir():
         raise CheckpointError(f"{where}: this job has not saved a checkpoint yet")
@@ -115,6 +116,10 @@ def _checkpoint_dir(where: Path) -> Path:
         shown = ", ".join(jobs[:8]) + (" …" if len(jobs) > 8 else "")
         raise CheckpointError(f"{where}: has several jobs. Name one of them: {shown}")
     raise CheckpointError(f"{where}: has no checkpoint. {_EXPECTED}")
+
+
+def _directories(path: Path) -> list[Path]:
+    return sorted(one for one in path.iterdir() if one.is_dir()) if path.is_dir() else []
 
 
 def _has_steps(path: Path) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import forge
+from forge import ledger
 from forge.config import Policy
 from forge.files import open_file
 from forge.job_files import OUTPUT, PLAN, STATE, forge_dir, read_json, write_json
@@ -158,8 +159,9 @@ def earlier(directory: Path) -> dict[str, Any]:
 
 def has_begun(directory: Path) -> bool:
     """Whether the job has trained: a checkpoint or a step under way belongs to its config."""
-    checkpoints = directory / earlier(directory).get("checkpoint_dir", "checkpoints")
-    return checkpoints.is_dir() and any(checkpoints.glob("step_*"))
+    return (
+        ledger.saved_steps(directory, earlier(directory).get("checkpoint_dir", "checkpoints")) >= 0
+    )
 
 
 def last_output(directory: Path, lines: int = 20) -> str:

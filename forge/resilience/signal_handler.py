@@ -99,6 +99,11 @@ class ShutdownHandler:
         if self._originals:
             self._install()
 
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether this process was forked from the one that registered it."""
+        return bool(self._originals) and self._pid != os.getpid()
+
     # -- registering ---------------------------------------------------------------------------
 
     def register(self) -> None:

@@ -1,11 +1,13 @@
 """Loops of other shapes than one `for` to the end: phases, break, a longer run, an evaluation."""
 
+import itertools
+
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 import forge
-from forge import ledger
+from forge import ledger, spawned
 from forge.errors import StateMismatch
 
 
@@ -55,7 +57,10 @@ class Trainer:
 
 
 @pytest.fixture
-def trainer(tmp_path):
+def trainer(tmp_path, monkeypatch):
+    """Each of its runs counts as a process of its own."""
+    numbers = itertools.count()
+    monkeypatch.setattr(spawned, "owner", lambda: f"process {next(numbers)}")
     names = iter(range(99))
     return lambda: Trainer(tmp_path / f"job_{next(names)}")
 

@@ -6,9 +6,35 @@ A limit of half a minute leaves a loaded machine time to start; who has started 
 import json
 
 import pytest
-from sweeps import App, assert_same_job
+from sweeps import CONF, App, assert_same_job
 
 from forge import ledger
+
+FOLDS = """
+    import os, signal
+    import hydra
+    from omegaconf import OmegaConf
+    import forge, torch
+
+    RESTARTS = int(os.environ.get("FORGE_RESTART_COUNT", 0))
+
+    @hydra.main(version_base=None, config_path=".", config_name="conf")
+    def main(cfg):
+        for fold in range(3):
+            model = torch.nn.Linear(2, 1)
+            named, policy = {"name": f"fold{fold}"}, cfg.resilience
+            if cfg.by == "dir":
+                named, own = {}, {"checkpoint": {"dir": f"fold{fold}"}}
+                policy = OmegaConf.merge(policy, own)
+            with forge.Run(policy, **named, model=model) as run:
+                for step in run.steps(6):
+                    if (fold, step) == (RESTARTS, 4):
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+    if __name__ == "__main__":
+        main()
+"""
+"""Three Runs, and a kill in each of them after its first save."""
 
 
 def events(job, kind):
@@ -178,3 +204,15 @@ def test_a_full_interpreter_lock_is_ended_after_the_deadline(make, undisturbed):
     (held, _) = events(job, "end")
     assert held["reason"] == "forced"
     assert "in misbehave" in job.output
+
+
+def test_a_job_that_makes_progress_in_any_of_its_runs_is_not_given_up(tmp_path):
+    """The wrapper looked into one directory only: "saved nothing new", whatever the others had."""
+    conf = CONF.replace("every_steps: 10", "every_steps: 3")
+    app = App(tmp_path / "app", FOLDS, f"{conf}    by: name\n")
+    app.finish("by=name,dir", "resilience.requeue.no_progress_limit=1")
+    for number in range(2):
+        assert app.job(number).state["counts"]["restarts"] == 3
+    before = app.job(0).attempts
+    app.finish("by=name,dir", "resilience.requeue.no_progress_limit=1")
+    assert app.job(0).attempts == before  # what is finished is not started again

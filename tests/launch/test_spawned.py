@@ -1,0 +1,170 @@
+"""main trains in a process of its own: its job's directory, its stops, its exit code."""
+
+import signal
+import sys
+
+import pytest
+from harness import Process
+from sweeps import CONF, TRAIN, App, SweptJob, assert_same_job, until
+
+from forge import ledger, processes
+
+MAIN = """
+    @hydra.main(version_base=None, config_path=".", config_name="conf")
+    def main(cfg):
+        import torch
+        out = HydraConfig.get().runtime.output_dir
+        if cfg.by == "torch":
+            torch.multiprocessing.spawn(train, (cfg, out), nprocs=cfg.nprocs)
+        elif cfg.by == "program":
+            import subprocess
+            sys.exit(subprocess.run([sys.executable, "other.py"]).returncode)
+        else:
+            import multiprocessing
+            child = multiprocessing.get_context(cfg.by).Process(target=train, args=(0, cfg, out))
+            child.start()
+            child.join()  # its exit code is not looked at
+            print("main goes on", flush=True)
+"""
+OTHER = """
+import torch, forge
+with forge.Run(model=torch.nn.Linear(1, 1)) as run:
+    list(run.steps(3))
+"""
+
+
+def in_a_child(train):
+    """The standard script, whose loop runs in a child of main's process."""
+    head, _, rest = train.partition("    @hydra.main")
+    body, _, tail = rest.partition("    if __name__")
+    body = body.partition("def main(cfg):")[2]
+    body = body.replace("HydraConfig.get().runtime.output_dir", "out")
+    head += f"    def train(rank, cfg, out):\n        import torch{body}"
+    return f"{head}{MAIN}\n    if __name__{tail}"
+
+
+@pytest.fixture
+def make(tmp_path):
+    made = []
+
+    def make(misbehave=""):
+        conf = f"{CONF}    by: torch\n    nprocs: 1\n"
+        made.append(App(tmp_path / "app", in_a_child(TRAIN), conf, misbehave))
+        return made[-1]
+
+    yield make
+    made[-1].close()
+
+
+def alone(app, *overrides):
+    """The script without a launcher, and its job."""
+    command = [sys.executable, "train.py", "hydra.run.dir=sweep/job", *overrides]
+    app.started.append(Process(command, app.folder / "alone.txt", app.folder))
+    return app.started[-1], SweptJob(app.folder / "sweep/job")
+
+
+def test_each_job_of_a_sweep_trains_in_its_own_directory(make, undisturbed):
+    """All of them found `./checkpoints`: one trained, the others took over what it had learned."""
+    app = make(
+        """
+        if RESTARTS == 0 and step == 15:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        """
+    )
+    app.finish("lr=0.1,0.2", "step_s=0")
+    for number, rate in enumerate(("0.1", "0.2")):
+        assert_same_job(app.job(number), undisturbed[rate])
+        assert app.job(number).state["counts"]["preemptions"] == 1
+        assert app.job(number).attempts == 2
+    assert not (app.folder / "checkpoints").exists()
+
+
+LONG_STEP = "time.sleep(2 if step == 20 else 0)"
+"""Longer than children are given that have nothing to save."""
+
+
+def test_a_stop_of_the_sweep_waits_for_the_child_to_save(make, undisturbed):
+    """The process of main ended its children after a second, in the middle of their step."""
+    app = make(LONG_STEP)
+    process, job = app.start("lr=0.1", "by=spawn"), app.job(0)
+    job.wait_for_step(20)
+    process.signal(signal.SIGINT)
+    assert process.wait() == 130
+    assert job.state["state"] == "stopped"
+    assert (job.directory / "checkpoints/step_21").is_dir()
+    assert app.go_on(process.output).returncode == 0
+    assert_same_job(job, undisturbed["0.1"])
+
+
+@pytest.mark.parametrize("by", ["spawn", "fork"])
+def test_a_signal_to_the_process_of_main_saves_in_the_child(by, make, undisturbed):
+    """`kill` of the pid that the shell shows: without a launcher it reaches that process alone."""
+    app = make(LONG_STEP)
+    process, job = alone(app, "lr=0.1", f"by={by}")
+    job.wait_for_step(20)
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 143, process.output
+    assert "main goes on" not in process.output
+    assert "nothing to save" not in process.output
+    assert (job.directory / "checkpoints/step_21").is_dir()
+    assert process.is_session_gone()
+    resumed = app.go_on(process.output)
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same_job(job, undisturbed["0.1"])
+
+
+def test_ctrl_c_in_a_terminal_saves_in_the_child_once(make):
+    """It comes to both processes; a second one means at once, so it must not be passed on."""
+    app = make(LONG_STEP)
+    process, job = alone(app, "lr=0.1", "by=torch")
+    job.wait_for_step(20)
+    process.signal_session(signal.SIGINT)
+    assert process.wait() == 130, process.output
+    assert (job.directory / "checkpoints/step_21").is_dir()
+
+
+def test_a_stop_of_the_child_alone_is_a_stop_of_the_job(make):
+    """main does not look how its child ended: the job was taken for finished."""
+    app = make(LONG_STEP)
+    process, job = alone(app, "lr=0.1", "by=spawn")
+    job.wait_for_step(20)
+    (child,) = ledger.trainers(job.directory)
+    assert processes.send(child, signal.SIGUSR1)
+    assert process.wait() == 75, process.output
+    assert "main goes on" in process.output
+
+
+def test_a_child_whose_parent_is_killed_saves_and_leaves(make):
+    """Nobody would see it train on, and the next start would be refused for as long as it does."""
+    app = make()
+    process, job = alone(app, "lr=0.1", "by=spawn", "step_s=0.2")
+    job.wait_for_step(3)
+    process.signal(signal.SIGKILL)
+    process.wait()
+    until(lambda: not process.session_pids(), "end of the child")
+    assert ledger.read(job.directory).attempts[0].events[-1]["kind"] == "stop"
+
+
+def test_several_children_with_a_run_are_refused(make):
+    """Ranks: they would save into one directory."""
+    app = make()
+    process, _ = alone(app, "lr=0.1", "by=torch", "nprocs=2", "step_s=0.1")
+    assert process.wait() == 73, process.output
+    assert "several ranks come later" in process.output.replace("\n", " ")
+
+
+def test_another_program_that_a_job_starts_is_no_part_of_it(make):
+    """It knows no job's directory, and `./checkpoints` is the same for all."""
+    app = make()
+    (app.folder / "other.py").write_text(OTHER)
+    done = app.run("lr=0.1", "by=program")
+    assert done.returncode == 1
+    assert app.job(0).state["code"] == 78
+    assert "cannot tell which job it belongs to" in app.job(0).output.replace("\n", " ")
+    assert not (app.folder / "checkpoints").exists()
+    text = OTHER.replace(
+        "forge.Run(", f"forge.Run({{'checkpoint': {{'dir': {str(app.folder / 'own')!r}}}}}, "
+    )
+    (app.folder / "other.py").write_text(text)
+    app.finish("lr=0.1", "by=program")
+    assert (app.folder / "own/step_3").is_dir()
