@@ -6,11 +6,16 @@ torch, nor submitit, nor Hydra.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+_imported_in = os.sep
+with contextlib.suppress(FileNotFoundError):  # the directory was removed
+    _imported_in = os.getcwd()
 _HOME_OF = {
     "ConfigError": "forge.errors",
     "CheckpointError": "forge.errors",

@@ -1,50 +1,106 @@
 """A job's config as it was at its first start: stored, compared, brought back.
 
-<job dir>/.forge/config.yaml     the user's part of the config, resolved
-<job dir>/.forge/overrides.yaml  the overrides it was given
+<job dir>/.forge/config.yaml  the user's part of the config
+<job dir>/.forge/start.yaml   the program, and the overrides it was given
+
+What refers to another key of the config stays a reference, so that main sees what it sees without
+forge. What a resolver gives (`${now:…}`, `${oc.env:…}`) is stored as the value that it had.
 """
 
 from __future__ import annotations
 
 import contextlib
-from enum import Enum
+import re
 from pathlib import Path
 from typing import Any
 
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobRuntime
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.grammar.gen.OmegaConfGrammarParser import OmegaConfGrammarParser
+from omegaconf.grammar_parser import parse
 
-from forge import messages
-from forge.errors import ForgeError
-from forge.job_files import forge_dir, write_atomically
+from forge import config_file, messages
+from forge.errors import ExitCode, ForgeError
+from forge.job_files import forge_dir
 
-_STORABLE = (str, bytes, int, float, bool, Enum, Path, DictConfig, ListConfig, type(None))
+_OUTPUT_DIR = "${hydra:runtime.output_dir}"
 
 
 class Contradiction(ForgeError):
-    """Overrides ask for another config than the one the job was started with."""
+    """What is started is another job than the one that the directory holds."""
+
+    exit_code = ExitCode.BAD_CONFIG
 
 
-def resolve_now(node: Any, is_root: bool = False) -> None:
-    """Replace interpolations by their values, so that main and the stored config see the same.
+# -- at the first start ------------------------------------------------------------------------
 
-    `${now:…}` and the like give another value each time somebody asks. What refers to Hydra's own
-    config is left: parts of it are not known yet, and it is the same at every start.
+
+def resolve_now(node: Any, directory: Path, is_root: bool = True) -> None:
+    """Replace what resolvers give by its value, so that main and the stored config see the same.
+
+    `${now:…}` and the like give another value each time somebody asks. Hydra's config has to be
+    set, with its output directory: `${hydra:…}` is another in a job of a sweep that is resumed
+    alone. What lies in `directory`, the job's, is kept relative to that: it may be moved.
     """
-    for key in list(node) if isinstance(node, DictConfig) else range(len(node)):
-        if is_root and key == "hydra":
-            continue
-        child = node._get_node(key)
-        if OmegaConf.is_interpolation(node, key):
-            if "hydra:" not in str(child._value()) and "hydra." not in str(child._value()):
-                with contextlib.suppress(OmegaConfBaseException):  # reported where it is read
-                    value = node[key]
-                    if isinstance(value, _STORABLE):  # an object would come back as its name
-                        node[key] = value
-        elif isinstance(child, (DictConfig, ListConfig)) and not (
-            child._is_none() or child._is_missing()
-        ):
-            resolve_now(child)
+    with contextlib.ExitStack() as stack:
+        if node._get_flag("readonly"):  # a frozen dataclass
+            stack.enter_context(read_write(node))
+        for key in list(node) if isinstance(node, DictConfig) else range(len(node)):
+            child = node._get_node(key)
+            if is_root and key == "hydra":
+                continue
+            if isinstance(child._value(), str) and "${" in child._value():
+                _resolve(node, key, directory)
+            elif isinstance(child, (DictConfig, ListConfig)) and not _is_special(child):
+                resolve_now(child, directory, is_root=False)
+
+
+def _resolve(node: Any, key: Any, directory: Path) -> None:
+    text = node._get_node(key)._value()
+    resolvers = _resolvers(text)
+    # What OmegaConf itself brings along depends on nothing but the config and the environment.
+    if not any(name == "oc.env" or not name.startswith("oc.") for name in resolvers):
+        return
+    try:
+        value = node[key]
+    except Exception:  # noqa: BLE001 - whatever the resolver raises: it does where main reads it
+        return
+    shown = repr(value)
+    is_tree = isinstance(value, (DictConfig, ListConfig))
+    if is_tree and ("${" in shown or OmegaConf.get_type(value) not in (dict, list)):
+        return  # refers to what it was made in, or has a schema: no file could hold it
+    candidates: list[Any] = [_escaped(value) if isinstance(value, str) else value]
+    base = str(directory)
+    if "hydra" in resolvers and f"{value}/".startswith(f"{base}/"):
+        candidates.insert(0, _OUTPUT_DIR + _escaped(str(value)[len(base) :]))
+    for candidate in [*candidates, text]:
+        with contextlib.suppress(Exception):  # an object that no config can hold
+            node[key] = candidate
+            if type(node[key]) is type(value) and repr(node[key]) == shown:
+                return
+
+
+def _resolvers(text: str) -> set[str]:
+    """The names of the resolvers in a value."""
+    found = set()
+    todo: list[Any] = [parse(text)]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, OmegaConfGrammarParser.InterpolationResolverContext):
+            found.add(one.resolverName().getText())  # type: ignore[no-untyped-call]
+        todo.extend(getattr(one, "children", None) or ())
+    return found
+
+
+def _escaped(text: str) -> str:
+    """A text that OmegaConf reads back as this one, interpolations in it and all."""
+    return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", text)
+
+
+def _is_special(node: Any) -> bool:
+    return bool(node._is_none() or node._is_missing() or node._is_interpolation())
 
 
 def task_part(cfg: DictConfig) -> DictConfig:
@@ -53,32 +109,32 @@ def task_part(cfg: DictConfig) -> DictConfig:
         return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
 
 
-def _task_config(cfg: DictConfig) -> dict[str, Any]:
-    """The user's part of the config, resolved."""
-    copied = task_part(cfg)
-    try:
-        container = OmegaConf.to_container(copied, resolve=True)
-    except OmegaConfBaseException as error:
-        # An interpolation that nobody may ever read: left as it is.
-        messages.warn(f"The stored config keeps its interpolations, since one fails: {error}")
-        container = OmegaConf.to_container(copied, resolve=False)
-    assert isinstance(container, dict)
-    return {str(key): value for key, value in container.items()}
-
-
 def freeze(cfg: DictConfig, directory: Path) -> None:
-    """Store the config of a job, unless that was done before."""
+    """Store the config of a job, unless that was done before.
+
+    Raises:
+        Contradiction: Where another program has done it.
+    """
     path = forge_dir(directory) / "config.yaml"
     if path.exists():
+        check_program(cfg, directory)
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    overrides = OmegaConf.to_yaml(cfg.hydra.overrides.task)
-    write_atomically(forge_dir(directory) / "overrides.yaml", overrides)
-    _store(OmegaConf.create(_task_config(cfg)), directory)
+    copied = task_part(cfg)
+    resolve_now(copied, directory)
+    start = {"program": _program(cfg), "overrides": overrides_of(cfg)}
+    config_file.write(_start_path(directory), start)
+    config_file.write(path, OmegaConf.to_container(copied))
 
 
-def _store(task_config: DictConfig, directory: Path) -> None:
-    write_atomically(forge_dir(directory) / "config.yaml", OmegaConf.to_yaml(task_config))
+def _program(cfg: DictConfig) -> str:
+    name = JobRuntime.instance().get("name") if JobRuntime in Singleton._instances else None
+    return f"{name or cfg.hydra.job.name} with config {cfg.hydra.job.config_name}"
+
+
+def overrides_of(cfg: DictConfig) -> list[str]:
+    """The user's overrides as they were typed: iterating them would resolve what is in them."""
+    typed: Any = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
+    return [str(one) for one in typed]
 
 
 def is_frozen(directory: Path) -> bool:
@@ -91,43 +147,54 @@ def forget(directory: Path) -> None:
     (forge_dir(directory) / "config.yaml").unlink(missing_ok=True)
 
 
+def check_program(cfg: DictConfig, directory: Path) -> None:
+    """Raise Contradiction where the job in this directory is that of another program."""
+    first, now = _started(directory)["program"], _program(cfg)
+    if first != now:
+        raise Contradiction(
+            f"{directory} holds a job of {first}, and this is {now}. Give each a directory of its"
+            " own: `hydra.run.dir`."
+        )
+
+
 def restore(cfg: DictConfig, directory: Path) -> None:
     """Make `cfg` the config that the job was first started with; say what has changed since.
 
     Raises:
-        Contradiction: Where an override asks for something else.
+        Contradiction: Where this is another program, or an override asks for something else.
+        DamagedConfig: Where what is stored is not what was written.
     """
-    stored = OmegaConf.load(forge_dir(directory) / "config.yaml")
-    assert isinstance(stored, DictConfig)
-    path = forge_dir(directory) / "overrides.yaml"
-    first_overrides = _overrides_in(path)
-    before = _flat(_as_stored(cfg))
-    after = _flat(OmegaConf.to_container(stored, resolve=False))
-    new = [o for o in _typed(cfg) if o not in first_overrides]
+    check_program(cfg, directory)
+    tree = config_file.read(forge_dir(directory) / "config.yaml")
+    first_overrides = _started(directory)["overrides"]
+    stored = OmegaConf.create(tree)
+    before = _flat(OmegaConf.to_container(task_part(cfg)))
+    after = _flat(tree)
+    new = [o for o in overrides_of(cfg) if o not in first_overrides]
     policy = {key: _node(cfg, key) for key in map(_key, new) if _is_policy(key)}
     refused = [o for o in new if _key(o) not in policy and _contradicts(o, cfg, stored)]
     if refused:
         raise Contradiction(
             f"{directory} holds a job that was started with another config; given now:"
-            f" {' '.join(refused)}.\nTo go on with the job as it is, leave that out:"
+            f" {' '.join(refused)}.\nTo resume the job as it is, leave that out:"
             f" hydra.run.dir={directory}\nTo train with it, start in a new directory."
         )
-    overridden = tuple(_key(override) for override in first_overrides)
+    overridden = tuple(f"{key}." for key in (*map(_key, first_overrides), *policy))
     changed = sorted(
         key
         for key in before
-        if "${" not in str(before[key])
-        and before[key] != after.get(key, "")
-        and not f"{key}.".startswith(tuple(f"{one}." for one in (*overridden, *policy)))
+        if not ("${" in str(before[key]) and ":" in str(before[key]))  # its value is stored
+        and repr(before[key]) != repr(after.get(key, ""))
+        and not f"{key}.".startswith(overridden)
     )
     if changed:
         shown = ", ".join(f"{k}={after.get(k, 'unset')} (now {before[k]})" for k in changed[:5])
         messages.warn(
-            f"This job goes on with the config it was first started with ({directory}); config"
+            f"This job resumes with the config it was first started with ({directory}); config"
             f" files have changed since: {shown}"
         )
+    _overlay(cfg, stored, is_root=True)
     with read_write(cfg), open_dict(cfg):
-        _overlay(cfg, stored, is_root=True)
         for key, node in policy.items():
             if node is not None:
                 OmegaConf.update(cfg, key, node, merge=False, force_add=True)
@@ -138,18 +205,19 @@ def restore(cfg: DictConfig, directory: Path) -> None:
 
 def keep_policy(cfg: DictConfig, directory: Path) -> None:
     """Store what overrides of this start have changed below `resilience`, for the later ones."""
-    path = forge_dir(directory) / "overrides.yaml"
-    before = _overrides_in(path)
-    new = [o for o in _typed(cfg) if _is_policy(_key(o)) and o not in before]
+    start = _started(directory)
+    before = start["overrides"]
+    new = [o for o in overrides_of(cfg) if _is_policy(_key(o)) and o not in before]
     if not new:
         return
-    stored = OmegaConf.load(forge_dir(directory) / "config.yaml")
-    assert isinstance(stored, DictConfig)
-    stored["resilience"] = _task_config(cfg)["resilience"]
-    _store(stored, directory)
+    path = forge_dir(directory) / "config.yaml"
+    copied = task_part(cfg)
+    resolve_now(copied, directory)
+    tree: Any = OmegaConf.to_container(copied)
+    config_file.write(path, config_file.read(path) | {"resilience": tree["resilience"]})
     replaced = set(map(_key, new))
-    kept = [*(o for o in before if _key(o) not in replaced), *new]
-    write_atomically(path, OmegaConf.to_yaml(OmegaConf.create(kept)))
+    start["overrides"] = [*(o for o in before if _key(o) not in replaced), *new]
+    config_file.write(_start_path(directory), start)
 
 
 def _is_policy(key: str) -> bool:
@@ -157,62 +225,63 @@ def _is_policy(key: str) -> bool:
     return f"{key}.".startswith("resilience.")
 
 
-def _typed(cfg: DictConfig) -> list[str]:
-    """The overrides that this start was given, as they were typed."""
-    given: Any = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
-    return [str(one) for one in given]
-
-
 def _node(cfg: DictConfig, key: str) -> Any:
     """What stands at a key, also where that is null or an interpolation; None: nothing does."""
     node: Any = cfg
     for part in key.split("."):
-        node = node._get_node(part) if isinstance(node, DictConfig) else None
+        is_dict = isinstance(node, DictConfig)
+        node = node._get_node(part, validate_access=False) if is_dict else None
     return node
+
+
+def _start_path(directory: Path) -> Path:
+    return forge_dir(directory) / "start.yaml"
+
+
+def _started(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = config_file.read(_start_path(directory))
+    return found
 
 
 def _overlay(node: Any, stored: Any, is_root: bool = False) -> None:
     """Make `node` hold what is stored, keeping the types that its schema gives it."""
-    for key in [key for key in node if key not in stored and not (is_root and key == "hydra")]:
-        del node[key]
-    for key in stored:
-        wanted = stored._get_node(key)
-        present = node._get_node(key)
-        if _is_plain_dict(wanted) and _is_plain_dict(present):
-            _overlay(present, wanted)
-            continue
-        try:
-            # Merged, not assigned: names become enums, and dicts the dataclasses they stand for.
-            node.merge_with(OmegaConf.masked_copy(stored, [key]))
-        except OmegaConfBaseException as error:
-            raise Contradiction(
-                f"The stored `{wanted._get_full_key(None)}` no longer fits the schema that the code"
-                f" gives it ({str(error).splitlines()[0]}). Put the schema back, or start in a new"
-                " directory."
-            ) from error
+    with read_write(node), open_dict(node):
+        for key in [key for key in node if key not in stored and not (is_root and key == "hydra")]:
+            del node[key]
+        for key in stored:
+            _overlay_key(node, stored, key)
+        content = node.__dict__["_content"]
+        for key in stored:  # in the order of then
+            content[key] = content.pop(key)
 
 
-def _is_plain_dict(node: Any) -> bool:
-    return isinstance(node, DictConfig) and not (
-        node._is_none() or node._is_missing() or node._is_interpolation()
-    )
-
-
-def _overrides_in(path: Path) -> list[str]:
-    if not path.exists():
-        return []
-    # Unresolved: an override may hold an interpolation of the config it was given to.
-    typed: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    return [str(one) for one in typed]
+def _overlay_key(node: Any, stored: Any, key: Any) -> None:
+    wanted = stored._get_node(key)
+    present = node._get_node(key)
+    if all(isinstance(one, DictConfig) and not _is_special(one) for one in (wanted, present)):
+        _overlay(present, wanted)
+        return
+    slot = node._metadata.element_type if present is None else present._metadata.ref_type
+    try:
+        if slot is Any:
+            node[key] = wanted
+            return
+        if present is not None and present._is_interpolation():
+            present._set_value("???")  # merged with, it would be what it refers to
+        # Merged, not assigned: dicts become the dataclasses they stand for.
+        node.merge_with(OmegaConf.masked_copy(stored, [key]))
+    except OmegaConfBaseException as error:
+        raise Contradiction(
+            f"The stored `{wanted._get_full_key(None)}` no longer fits the schema that the code"
+            f" gives it ({str(error).splitlines()[0]}). Put the schema back, or start in a new"
+            " directory."
+        ) from error
 
 
 def _contradicts(override: str, cfg: DictConfig, stored: DictConfig) -> bool:
     """Whether a command-line override asks for something else than what is stored."""
     key = _key(override)
-    wanted = OmegaConf.select(cfg, key, throw_on_missing=False)
-    if isinstance(wanted, Enum):
-        wanted = wanted.name  # as it is stored
-    return bool(OmegaConf.create({"v": wanted}) != OmegaConf.create({"v": _select(stored, key)}))
+    return bool(_select(cfg, key) != _select(stored, key))
 
 
 def _key(override: str) -> str:
@@ -222,12 +291,6 @@ def _key(override: str) -> str:
 
 def _select(cfg: DictConfig, key: str) -> Any:
     return OmegaConf.select(cfg, key, throw_on_missing=False)
-
-
-def _as_stored(cfg: DictConfig) -> Any:
-    """The user's part of a config as it would be read back from its file."""
-    copied = task_part(cfg)
-    return OmegaConf.to_container(OmegaConf.create(OmegaConf.to_yaml(copied)), resolve=False)
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -7,9 +7,13 @@ it are refused. The policy is checked here too, before the user's main builds an
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,29 +24,47 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from forge import config, frozen, hints, job_dir, messages, spawned, stopping, verdict
-from forge.errors import ConfigError, ExitCode
+from forge.errors import ConfigError, ExitCode, ForgeError
 from forge.job_files import REHEARSAL, forge_dir
+
+_Hook = Callable[..., None]
+
+
+def _guarded(hook: _Hook) -> _Hook:
+    """End the process where the hook fails: Hydra makes a warning of it, and trains."""
+
+    @functools.wraps(hook)
+    def call(self: Callback, config: DictConfig, **kwargs: Any) -> None:
+        try:
+            hook(self, config, **kwargs)
+        except ForgeError as error:
+            _refuse(str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, nothing was checked or stored
+            shown = "".join(traceback.format_exception(error))
+            _refuse(f"The job's config cannot be checked and stored, so it is not run:\n{shown}")
+
+    return call
 
 
 class JobConfig(Callback):
     """Freezes and restores a job's config. Named by `conf/forge/hooks/hydra.yaml`."""
 
+    @_guarded
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before a single job: bring back the config it was first started with."""
         hints.composition_succeeded()
         if REHEARSAL in os.environ:
             with read_write(config), open_dict(config):
                 config.hydra.run.dir = os.environ[REHEARSAL]
-        directory = _run_dir(config)
-        if directory is not None and frozen.is_frozen(directory):
-            try:
+        with _placed(config) as directory:
+            if directory is None:
+                return
+            if frozen.is_frozen(directory):
                 frozen.restore(config, directory)
-            except frozen.Contradiction as error:
-                _refuse(str(error))
-        else:
             with read_write(config):
-                frozen.resolve_now(config, is_root=True)
+                frozen.resolve_now(config, directory)
 
+    @_guarded
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before a sweep."""
         if REHEARSAL in os.environ:
@@ -50,10 +72,12 @@ class JobConfig(Callback):
                 "A rehearsal is of one job: leave out -m (and hydra/launcher) from its command."
             )
 
+    @_guarded
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """After a sweep: every job was composed, here or where it ran."""
         hints.composition_succeeded()
 
+    @_guarded
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         """In the job's process, before the user's main."""
         hints.composition_succeeded()
@@ -64,7 +88,7 @@ class JobConfig(Callback):
             return
         problem = job_dir.init_problem(policy.checkpoint, directory, Path(config.hydra.runtime.cwd))
         if problem:
-            _refuse(str(ConfigError([problem])))
+            raise ConfigError([problem])
         frozen.freeze(config, directory)
         frozen.keep_policy(config, directory)
         stopping.install(policy, forge_dir(directory))
@@ -89,6 +113,7 @@ class JobConfig(Callback):
 class NotHere(Callback):
     """Refuses a single run where the cluster was chosen; named by the launcher's config."""
 
+    @_guarded
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Hydra ignores the launcher without `-m`: main would train right here."""
         typed: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
@@ -101,14 +126,22 @@ class NotHere(Callback):
         )
 
 
-def _run_dir(cfg: DictConfig) -> Path | None:
-    """Where the job is going to run; Hydra makes the directory later."""
+@contextmanager
+def _placed(cfg: DictConfig) -> Iterator[Path | None]:
+    """Where the job is going to run, as Hydra will know it; None where Hydra cannot tell."""
     outer = HydraConfig.instance().cfg
-    HydraConfig.instance().set_config(cfg)  # `${hydra:…}` in hydra.run.dir reads it
     try:
-        return Path(str(OmegaConf.select(cfg, "hydra.run.dir"))).absolute()
-    except OmegaConfBaseException:
-        return None  # Hydra reports it, in its own words, in a moment
+        HydraConfig.instance().set_config(cfg)  # `${hydra:…}` in hydra.run.dir reads it
+        try:
+            directory = os.path.abspath(str(OmegaConf.select(cfg, "hydra.run.dir")))
+        except OmegaConfBaseException:
+            yield None  # Hydra reports it, in its own words, in a moment
+            return
+        runtimes: list[Any] = [cfg.hydra.runtime, HydraConfig.get().runtime]
+        for runtime in runtimes:
+            with read_write(runtime), open_dict(runtime):
+                runtime.output_dir = directory
+        yield Path(directory)
     finally:
         HydraConfig.instance().cfg = outer
 
@@ -118,14 +151,11 @@ def _checked_policy(cfg: DictConfig) -> config.Policy | None:
     if section is None:
         return None
     limit_min = OmegaConf.select(cfg, "hydra.launcher.timeout_min")
-    try:
-        return config.load(
-            section,
-            time_limit_s=None if limit_min is None else 60.0 * limit_min,
-            limit_key=f"hydra.launcher.timeout_min={limit_min}",
-        )
-    except ConfigError as error:
-        _refuse(str(error))
+    return config.load(
+        section,
+        time_limit_s=None if limit_min is None else 60.0 * limit_min,
+        limit_key=f"hydra.launcher.timeout_min={limit_min}",
+    )
 
 
 def _refuse(text: str) -> NoReturn:

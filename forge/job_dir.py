@@ -1,9 +1,10 @@
 """A job's own directory: its frozen config, its code's fingerprint, and the command to go on.
 
-    <job dir>/.forge/config.yaml     the config the job was first started with, resolved
-    <job dir>/.forge/overrides.yaml  the overrides it was given
+    <job dir>/.forge/config.yaml     the config the job was first started with
+    <job dir>/.forge/start.yaml      its program, and the overrides it was given
     <job dir>/.forge/code.json       sha256 of each source file the job had imported
-    <job dir>/.forge/resume.sh       its last line goes on with the job
+    <job dir>/.forge/threads.json    how many threads torch used at the first start, and who said so
+    <job dir>/.forge/resume.sh       its last line resumes the job, wherever the directory lies now
 
 Under Hydra the job's directory is Hydra's output directory, else the checkpoint directory, unless
 whoever started this process has placed it elsewhere.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shlex
 import site
 import sys
@@ -21,12 +23,15 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+import forge
 from forge import spawned
 from forge.config import CheckpointConfig
-from forge.errors import ConfigError
+from forge.errors import ConfigError, ExitCode, ForgeError
 from forge.files import make_directory, read_trusted, write_atomically
-from forge.job_files import CODE, REHEARSAL, TOKEN, forge_dir
+from forge.job_files import CODE, REHEARSAL, TOKEN, forge_dir, read_json, write_json
 from forge.spawned import Inherited
+
+_THREADS = "threads.json"
 
 
 def hydra_config() -> Any | None:
@@ -84,12 +89,18 @@ def checkpoint_dir(job_dir: Path) -> Path | None:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    from forge import config_file
+
     try:
-        stored = OmegaConf.load(forge_dir(job_dir) / "config.yaml")
-        name = OmegaConf.select(stored, "resilience.checkpoint.dir")
-    except (OSError, ValueError, OmegaConfBaseException):
+        tree = config_file.read(forge_dir(job_dir) / "config.yaml", is_executed=False)
+        stored = OmegaConf.create(tree)
+        section = OmegaConf.select(stored, "resilience.checkpoint")
+        name = section._get_node("dir")._value()
+        # Hydra, whose words these are, does not run here.
+        section["dir"] = name.replace("${hydra:runtime.output_dir}", str(job_dir))
+        return Path(job_dir, section["dir"])
+    except (OSError, ForgeError, AttributeError, TypeError, OmegaConfBaseException):
         return None
-    return job_dir / name if isinstance(name, str) else None
 
 
 def started_in() -> Path:
@@ -127,11 +138,10 @@ def resume_command(job_dir: Path) -> str:
     if hydra is None and job_of_parent is not None:
         return job_of_parent.command
     program, arguments = _command_line()
-    where = Path.cwd()
     if hydra is not None:
-        where = Path(hydra.runtime.cwd)
         arguments = _hydra_arguments(hydra, job_dir, arguments)
-    return f"cd {shlex.quote(str(where))} && {shlex.join([*program, *arguments])}"
+    threads = [f"{name}={value}" for name, value in _thread_variables(job_dir).items()]
+    return _line([*(["env", *threads] if threads else []), *program, *arguments])
 
 
 def is_supervised() -> bool:
@@ -144,11 +154,22 @@ def sweep_command(sweep_dir: Path) -> str:
     program, arguments = _command_line()
     renewed = ("hydra.sweep.dir=", "hydra.launcher.wait=")  # whoever goes on wants to see the end
     kept = [one for one in arguments if not one.lstrip("+~").startswith(renewed)]
-    hydra = hydra_config()
-    where = hydra.runtime.cwd if hydra is not None else Path.cwd()
     # Beside the other overrides: argparse takes no two groups of them with an option between.
     kept.insert(_first_override(kept), f"hydra.sweep.dir={_hydra_quoted(str(sweep_dir))}")
-    return f"cd {shlex.quote(str(where))} && {shlex.join([*program, *kept])}"
+    return _line([*program, *kept])
+
+
+def _line(words: list[str]) -> str:
+    return f"cd {shlex.quote(_start_dir())} && {shlex.join(words)}"
+
+
+def _start_dir() -> str:
+    """Where this process was started, wherever the script has gone since (`os.chdir`)."""
+    script = sys.argv[0].removeprefix("./")
+    path = getattr(sys.modules["__main__"], "__file__", None) or ""
+    if script and not os.path.isabs(script) and path.endswith(os.sep + script):
+        return path.removesuffix(script).rstrip(os.sep) or os.sep  # Python has made it absolute
+    return forge._imported_in
 
 
 def _command_line() -> tuple[list[str], list[str]]:
@@ -215,16 +236,74 @@ def _hydra_quoted(value: str) -> str:
     """A value that Hydra's override grammar reads back as it is."""
     if all((c.isascii() and c.isalnum()) or c in "/-_.+:@%?*" for c in value):
         return value
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+    # A backslash counts only before a quote, an interpolation, or the end.
+    value = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), value)
+    value = re.sub(r"(\\*)\$\{", lambda m: 2 * m[1] + r"\${", value)
+    return f"'{value}'"
+
+
+_QUOTING = r"""quoted=$(printf %s "$here" | sed -e "s/\\(\\\\*\\)'/\\1\\1\\\\'/g" \
+  -e "s/\\(\\\\*\\)\$/\\1\\1/" -e "s/\\(\\\\*\\)\${/\\1\\1\\\\\${/g")"""
+"""`_hydra_quoted` in a shell's words."""
 
 
 def write_resume_script(job_dir: Path, command: str) -> None:
-    """Leave the command where people and programs find it."""
+    """Leave the command where people and programs find it.
+
+    It resumes what lies where the script lies: a directory that was moved, or a copy, by itself.
+    A job that says by itself where it lies cannot be told that, and is refused elsewhere.
+    """
+    for key in ("hydra.run.dir", "hydra.sweep.dir"):
+        placed = shlex.quote(f"{key}={_hydra_quoted(str(job_dir))}")
+        command = command.replace(placed, f"\"{key}='$quoted'\"")
+    if "$quoted" in command:
+        check = _QUOTING
+    else:
+        there = shlex.quote(os.path.realpath(job_dir))
+        check = f"""there={there}
+[ "$here" = "$there" ] || {{
+  echo "forge: this was begun in $there, and lies in $here now: its program says where it lies." >&2
+  echo "Move it back, or start the program there with this as its directory." >&2
+  exit {int(ExitCode.BAD_CONFIG)}
+}}"""
     path = forge_dir(job_dir) / "resume.sh"
     make_directory(path.parent)
-    write_atomically(path, f"#!/bin/sh\n# Goes on with what was begun here.\n{command}\n")
+    write_atomically(
+        path,
+        f"""#!/bin/sh
+# Resumes what was begun here. Started by its path: it resumes what it lies in.
+here=$(cd "$(dirname "$0")/.." && pwd -P) || exit
+[ -e "$here/.forge/resume.sh" ] || {{ echo "forge: start resume.sh by its path" >&2; exit 2; }}
+{check}
+{command}
+""",
+    )
     path.chmod(0o755)
+
+
+# -- the number of threads ---------------------------------------------------------------------
+
+_BY_ENVIRONMENT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def first_threads(job_dir: Path) -> int | None:
+    """The number of torch's threads when the job was first started; None: nobody knows."""
+    number = (read_json(forge_dir(job_dir) / _THREADS) or {}).get("torch")
+    return number if isinstance(number, int) else None
+
+
+def note_threads(job_dir: Path, number: int) -> None:
+    """Remember the number of torch's threads, and what this environment says of it."""
+    made = {name: os.environ[name] for name in _BY_ENVIRONMENT if name in os.environ}
+    write_json(forge_dir(job_dir) / _THREADS, {"torch": number, "environment": made})
+
+
+def _thread_variables(job_dir: Path) -> dict[str, str]:
+    """What the environment said of threads at the first start, which may be this one."""
+    noted = (read_json(forge_dir(job_dir) / _THREADS) or {}).get("environment")
+    if isinstance(noted, dict):
+        return {name: str(noted[name]) for name in _BY_ENVIRONMENT if name in noted}
+    return {name: os.environ[name] for name in _BY_ENVIRONMENT if name in os.environ}
 
 
 # -- the code ----------------------------------------------------------------------------------

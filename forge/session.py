@@ -88,6 +88,7 @@ class Session:
                 startup.check_code(job, self._policy.requeue.on_code_change)
                 startup.check_health(self._policy.health, checkpoint_dir)
                 self._resume()
+                startup.keep_threads(job, self.resumed_from is not None)
             self._live.fix_groups()
         except BaseException:
             self._release()

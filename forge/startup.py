@@ -136,6 +136,21 @@ def check_code(directory: Path, action: CodeChange) -> None:
     messages.warn(text)
 
 
+def keep_threads(directory: Path, is_resumed: bool) -> None:
+    """Let torch use as many threads as at the first start: another number gives other bits."""
+    now = torch.get_num_threads()
+    first = job_dir.first_threads(directory) if is_resumed else None
+    if first is None:
+        job_dir.note_threads(directory, now)
+    elif first != now:
+        torch.set_num_threads(first)
+        messages.warn(
+            f"torch had {now} threads here, and {first} when this job was first started: it has"
+            f" {first} again, since another number of them sums in another order. What ran before"
+            " `forge.Run` had the other number; .forge/resume.sh starts with the same environment."
+        )
+
+
 def check_health(health: HealthConfig, checkpoint_dir: Path) -> None:
     """Run the start-up checks.
 

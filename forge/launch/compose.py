@@ -16,6 +16,7 @@ from omegaconf import DictConfig, flag_override, read_write
 
 from forge import config, frozen, job_dir, messages
 from forge.config import Policy
+from forge.config_file import DamagedConfig
 from forge.errors import ConfigError
 from forge.job_files import STATE, forge_dir
 from forge.launch import payload, plan, remembered
@@ -90,7 +91,7 @@ def compose(
         except ConfigError as error:
             problems += [f"job {number} ({label}): {problem}" for problem in error.problems]
             continue
-        except frozen.Contradiction as error:
+        except (frozen.Contradiction, DamagedConfig) as error:
             problems.append(f"job {number} ({label}): {error}")
             continue
         finally:
@@ -252,7 +253,7 @@ def _settle(job: ComposedJob, sweep_path: Path, may_refer: bool) -> None:
             job_dir.forget_code(job.directory)
     if may_refer:
         with read_write(cfg):
-            frozen.resolve_now(cfg, is_root=True)
+            frozen.resolve_now(cfg, job.directory)
 
 
 def is_stale(job: ComposedJob, code: dict[str, str]) -> bool:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import forge
+from forge import config_file
 from forge.errors import CheckpointError, DamagedCheckpoint
 
 TENSORS, STATE = "tensors_rank00000.safetensors", "state_rank00000.json"
@@ -62,8 +63,8 @@ def test_of_a_job_the_checkpoints_are_found(name, open_store, commit, tmp_path):
     job = tmp_path / "job"
     (job / ".forge").mkdir(parents=True)
     if name:
-        text = f"resilience: {{checkpoint: {{dir: {name}}}}}\n"
-        (job / ".forge" / "config.yaml").write_text(text)
+        content = {"resilience": {"checkpoint": {"dir": name}}}
+        config_file.write(job / ".forge" / "config.yaml", content)
         (job / "other").mkdir()
         (job / "other" / "step_77").mkdir()
     commit(open_store(job / (name or "anything")), 3)

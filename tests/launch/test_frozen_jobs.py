@@ -106,7 +106,7 @@ def test_a_job_that_trained_keeps_its_config_and_one_that_did_not_takes_the_new(
     assert [one["lr"] for one in seen(untrained)] == [0.1, 0.1, 0.2]
     assert seen(trained)[2]["chance"] == seen(trained)[0]["chance"]
     assert seen(untrained)[2]["chance"] != seen(untrained)[0]["chance"]
-    said = [line for line in second.stdout.splitlines() if "goes on with the config" in line]
+    said = [line for line in second.stdout.splitlines() if "resumes with the config" in line]
     assert len(said) == 1, second.stdout
     assert str(trained.directory) in said[0]
     assert "lr=0.1 (now 0.2)" in said[0]

@@ -157,8 +157,9 @@ def test_enum_members_are_named_as_the_word_in_yaml():
             assert member.value == name or (name, member.value) == ("raise", "halt")
 
 
-def test_the_debug_preset_halts_at_the_first_nan_and_refuses_changed_code(compose_app):
+def test_the_debug_preset_starts_once_halts_at_the_first_nan_and_refuses_changed_code(compose_app):
     policy = load(compose_app("+resilience=debug").resilience)
+    assert not policy.requeue.enabled
     assert policy.nan.action is NanAction.halt
     assert policy.requeue.on_code_change.name == "refuse"
 
