@@ -53,8 +53,8 @@ class Run:
 
     name: str
     directory: Path
-    hits: list[tuple[str, int]] = field(default_factory=list)
-    """Signal and step, of each that came."""
+    hits: list[tuple[str, ledger.Progress]] = field(default_factory=list)
+    """Signal, and the step begun last, of each that came."""
     took_s: float = 0.0
     states: dict[str, Any] = field(default_factory=dict)
     """What the newest checkpoint holds, by its directory in ours."""
@@ -76,12 +76,15 @@ class Run:
         }
 
     def trace(self) -> str:
-        """Where it was hit and, of a single `forge.Run`, where it resumed."""
-        is_single = len(_ends(self.history)) == 1
-        starts = [one.start_step for one in self.history.attempts[1:]] if is_single else []
-        resumed = [f" → {start}" for start in starts] + [""] * len(self.hits)
-        hits = zip(self.hits, resumed, strict=False)
-        return ", ".join(f"{name} {step}{start}" for (name, step), start in hits)
+        """Where it was hit, and where it resumed."""
+        attempts = [(one.number, _place(one), one.start_step) for one in self.history.attempts]
+        found = []
+        for name, at in self.hits:
+            place = next((place for number, place, _ in attempts if number == at.attempt), "")
+            later = [start for n, other, start in attempts if n > at.attempt and other == place]
+            of_run = f" of {place}" if len(_ends(self.history)) > 1 else ""
+            found.append(f"{name} {at.step}{of_run}" + "".join(f" → {one}" for one in later[:1]))
+        return ", ".join(found)
 
 
 class Rehearsal:
@@ -139,8 +142,10 @@ class Rehearsal:
             finally:
                 processes.kill_descendants()  # also the workers that a SIGKILL has orphaned
         if strike is not None and strike.ends_with(code):
-            run.hits.append((strike.name, _last_step(run.directory)))
-            return False
+            progress = ledger.read_progress(run.directory)
+            if progress is not None:  # else it was hit by somebody else, before its first step
+                run.hits.append((strike.name, progress))
+                return False
         if code == 0:
             return True
         ended = f"ended with {code}" if code is not None else f"ran beyond {self._timeout_s:.0f} s"
@@ -149,10 +154,9 @@ class Rehearsal:
         raise Failed("\n  | ".join([f"{ended}{hits}. The end of {output}:", *said]))
 
 
-def _last_step(directory: Path) -> int:
-    """The step that was begun last."""
-    progress = ledger.read_progress(directory)
-    return progress.step if progress is not None else 0
+def _place(attempt: ledger.Attempt) -> str:
+    """Of which `forge.Run` it is."""
+    return next((str(one.get("checkpoints", "")) for one in attempt.events), "")
 
 
 def _ends(history: ledger.History) -> dict[str, dict[str, Any]]:
@@ -161,7 +165,7 @@ def _ends(history: ledger.History) -> dict[str, dict[str, Any]]:
     for attempt in history.attempts:
         if attempt.events:  # else it was killed before it could say anything
             ends = (one for one in attempt.events if one["kind"] == "finish")
-            found[str(attempt.events[0].get("checkpoints", ""))] = next(ends, {})
+            found[_place(attempt)] = next(ends, {})
     return found
 
 

@@ -55,7 +55,13 @@ def run(root: Path, python: Path, ids: list[str], timeout_s: float) -> Outcome:
     command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--tb=no", "-rA", *ids]
     try:
         done = subprocess.run(
-            command, cwd=root, capture_output=True, text=True, check=False, timeout=timeout_s
+            command,
+            cwd=root,
+            env=os.environ | {"COLUMNS": "500"},  # of the summary's lines, which are cut there
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
         return Outcome(Counter(ERROR=1), f"no end within {timeout_s:.0f} s")

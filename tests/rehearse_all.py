@@ -8,6 +8,7 @@ Prints a table; exits with 1 where a verdict is not the expected one.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -52,6 +53,7 @@ CASES = (
     Case("semi_supervised.py", "loss", "an iterator over a second loader"),
     Case("swa.py"),
     Case("lora.py"),
+    Case("kfold.py"),
 )
 
 
@@ -60,7 +62,8 @@ def verdict(case: Case, times: int, seed: int) -> tuple[bool, str, float, str]:
     began = time.monotonic()
     options = ["--times", str(times), "--seed", str(seed)]
     command = [sys.executable, "-m", "forge", "rehearse", *options, "--", *case.argv]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    env = os.environ | {"OMP_NUM_THREADS": "1"}  # several run beside each other
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     found = [line.strip() for line in lines if line.startswith(("  step ", "  leaf "))]
     said = {0: "identical", 1: "differs"}.get(done.returncode, f"exit code {done.returncode}")

@@ -25,6 +25,7 @@ class Rehearsed:
             [*rehearse, *options, "--", *command],
             self.folder / "output.txt",
             self.folder,
+            OMP_NUM_THREADS="1",
         )
 
     def run(self, script: str, *arguments: str, options: tuple[str, ...] = ("--times", "1")) -> int:

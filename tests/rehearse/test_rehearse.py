@@ -46,7 +46,7 @@ def test_a_script_that_registers_all_its_state_is_identical(rehearsed, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["numpy_batches.py", "semi_supervised.py"])
 def test_a_script_that_keeps_state_outside_is_caught(rehearsed, name):
-    """And told by the first step that differs, a leaf, and how to see it again."""
+    """By the first step and the first leaf that differ, and the command that repeats it."""
     (case,) = (case for case in CASES if case.command == name)
     assert rehearsed.run_command(case.argv) == 1, rehearsed.output
     found = re.search(r"^  step (\d+): loss: float \S+ → float \S+$", rehearsed.output, re.M)
@@ -59,7 +59,7 @@ def test_a_script_that_keeps_state_outside_is_caught(rehearsed, name):
     assert "1 of 1 disturbed runs are not identical" in rehearsed.output
 
 
-def test_two_undisturbed_runs_that_differ_are_told_from_a_resume_that_fails(rehearsed):
+def test_two_undisturbed_runs_that_differ_are_not_blamed_on_a_resume(rehearsed):
     """A generator that nobody seeded is no fault of a resume."""
     script = HEADER + "model.weight.data += random.random()\n" + LOOP.format(policy="None")
     assert rehearsed.run(script) == 1, rehearsed.output
@@ -77,7 +77,7 @@ def test_a_script_that_fails_undisturbed_shows_its_last_lines(rehearsed):
     assert f"The runs are in {rehearsed.runs}" in rehearsed.output
 
 
-def test_a_script_without_a_run_is_told_so(rehearsed):
+def test_a_script_without_a_run_is_an_error(rehearsed):
     """Else nothing would be called identical to nothing."""
     assert rehearsed.run("print('done')") == 2
     assert "no forge.Run finished in it" in rehearsed.output
@@ -143,7 +143,7 @@ def test_a_directory_that_is_there_is_refused(tmp_path, capsys):
     assert f"--directory {tmp_path}: expected to make it: File exists" in capsys.readouterr().err
 
 
-def test_a_command_that_does_not_exist_is_told(rehearsed):
+def test_a_command_that_does_not_exist_is_an_error(rehearsed):
     assert rehearsed.run_command(["no-such-python", "train.py"]) == 2
     assert "The undisturbed script cannot be started: " in rehearsed.output
 
@@ -240,8 +240,24 @@ def test_a_stop_that_a_script_swallows_is_no_end(tmp_path):
         rehearsal.run("undisturbed 1", [])
 
 
-def run_of(states, metrics, attempts=()):
-    history = ledger.History(list(attempts), metrics)
+def test_a_hit_is_shown_with_the_run_that_it_hit_and_where_that_resumed():
+    """Steps of several runs would be mixed up; between two attempts others may have run."""
+
+    def attempt(number, place, start):
+        events = [{"kind": "run", "checkpoints": place}, {"kind": "start", "step": start}]
+        return ledger.Attempt(number, events)
+
+    run = Run("one", Path(), hits=[("SIGKILL", ledger.Progress(2, 7, 0.0, None))])
+    assert run.trace() == "SIGKILL 7"  # nothing is known of it yet
+    run.history.attempts += [attempt(1, "c", 0), attempt(2, "c", 3), attempt(3, "c", 5)]
+    assert run.trace() == "SIGKILL 7 → 5"
+    run.history.attempts.insert(2, attempt(3, "d", 9))
+    run.history.attempts[3].number = 4
+    assert run.trace() == "SIGKILL 7 of c → 5"
+
+
+def run_of(states, metrics):
+    history = ledger.History([], {"checkpoints": metrics})
     return Run("one", Path(), states={"checkpoints": states}, history=history)
 
 

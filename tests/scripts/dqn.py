@@ -1,4 +1,4 @@
-"""DQN with everything that it needs to go on: the replay buffer, the environment, its state."""
+"""DQN with all that a resume needs: the replay buffer, the environment, the target network."""
 
 import argparse
 import random

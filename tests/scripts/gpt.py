@@ -1,4 +1,4 @@
-"""A character-level GPT with Hydra: warm-up and cosine, weight decay by group, evaluations."""
+"""A character-level GPT with Hydra: warm-up and cosine, decay by group, polled evaluations."""
 
 import math
 from itertools import islice
@@ -70,9 +70,12 @@ def loss_of(model, batch):
 
 
 @torch.no_grad()
-def evaluate(model, loader):
+def evaluate(model, loader, poll):
     model.eval()
-    losses = [loss_of(model, batch) for batch in islice(loader, 4)]
+    losses = []
+    for batch in islice(loader, 4):
+        losses.append(loss_of(model, batch))
+        poll()
     model.train()
     return torch.stack(losses).mean()
 
@@ -104,7 +107,7 @@ def main(cfg):
             run.log(loss=loss, lr=schedule.get_last_lr()[0])
             if (step + 1) % cfg.eval_every == 0:
                 held_out.generator.manual_seed(step)
-                run.log(held_out=evaluate(model, held_out))
+                run.log(held_out=evaluate(model, held_out, run.poll))
 
 
 if __name__ == "__main__":
