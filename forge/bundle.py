@@ -89,7 +89,7 @@ def unpack(path: Path, number: int) -> Path:
         plan, config = json.loads(file.read(plan_size)), file.read(config_size)
     make_trusted_directory(forge_dir(directory))
     state = read_json(forge_dir(directory) / STATE) or {}
-    if state.get("state") != "finished":
+    if state.get("state") != "finished" and "unrequeued" not in state:
         (forge_dir(directory) / STATE).unlink(missing_ok=True)
     if not (forge_dir(directory) / CODE).exists():  # the first start notes it
         write_json(forge_dir(directory) / CODE, head["code"])

@@ -141,6 +141,8 @@ class RequeueConfig:
     """Restarts after a crash, a kill or a forced exit; null: no limit."""
     no_progress_limit: int = 3
     """Give up after this many attempts in a row that saved nothing new."""
+    max_unfair: int = 10
+    """Restarts in a row of attempts that the cluster ended before they could save anything."""
     rules: list[RequeueRule] = field(default_factory=list)
     """Exit codes of the user's code that are worth another start, and how often."""
     on_code_change: CodeChange = CodeChange.warn

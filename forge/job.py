@@ -34,6 +34,7 @@ from forge.job_files import (
     OUTPUT,
     PLAN,
     RESULT,
+    SAVE_WITHIN,
     STATE,
     TOKEN,
     VERDICT,
@@ -63,6 +64,10 @@ class Job(ABC):
         self.counts = Counts()
         self._because = ""
         self._asked: Reason | None = None
+        self._began = time.time()
+        """When the last attempt began; Unix time, since its ledger has that, too."""
+        self._took_s = 0.0
+        """How long it took."""
 
     def run(self) -> int:
         """Every attempt; returns the exit code of the last, 128 + N for signal N."""
@@ -77,14 +82,14 @@ class Job(ABC):
             if self._asked is not None and not is_finished:  # before anything was started
                 outcome = Outcome(128 + signal.SIGTERM, self._asked)
             outcome = outcome or self._attempt()
-            decision = decide(outcome, self.counts, self.plan["requeue"], self._saved_step())
+            decision = self._decide(outcome)
             if not decision.starts_again or self._asked is not None:
                 return self._end(outcome, decision)
             self._tell("requeue", because=decision.because, restarts=self.counts.restarts)
             self._because = decision.because
             self._print(f"{decision.because}: starts again (restart {self.counts.restarts})")
             self._write_state("starting", self._because)
-            code = self._move_on(outcome)
+            code = self._move_on(outcome, decision.pause_s)
             if code is not None:
                 return code
             outcome = None
@@ -107,9 +112,13 @@ class Job(ABC):
     def _outcome(self, status: int) -> Outcome:
         """How the attempt ended."""
 
-    def _move_on(self, outcome: Outcome) -> int | None:
+    def _move_on(self, outcome: Outcome, pause_s: float) -> int | None:
         """Leave the job to be started elsewhere, with this exit code; None: start it here."""
         return None
+
+    def _is_cut_short(self, has_boundary: bool) -> bool:
+        """Whether an attempt that the cluster ended had no fair chance to save anything."""
+        return False
 
     def _look_for_parent(self) -> None:  # noqa: B027 - optional
         """Stop where whoever started us is gone."""
@@ -144,6 +153,27 @@ class Job(ABC):
     def _saved_step(self) -> int:
         """How far all Runs of the job have come; -1 before the first checkpoint."""
         return ledger.saved_steps(self.directory, self.plan["checkpoint_dir"])
+
+    def _decide(self, outcome: Outcome) -> Decision:
+        """Whether it starts again, by what the last attempt has left in the directory."""
+        progress = ledger.read_progress(self.directory)
+        # The boundary before the first step has nothing new to save.
+        has_boundary = (
+            progress is not None
+            and progress.began > self._began
+            and progress.step > max(self.counts.best_step, 0)
+        )
+        decision = decide(
+            outcome,
+            self.counts,
+            self.plan["requeue"],
+            self._saved_step(),
+            has_run=any((self.forge / "ledger").glob("attempt_*")),
+            is_cut_short=self._is_cut_short(has_boundary),
+        )
+        is_unsaved = self.counts.no_progress + self.counts.unfair > 0
+        self.counts.unsaved_s = self._took_s if is_unsaved else 0.0
+        return decision
 
     def _write_state(self, state: str, because: str = "", **more: Any) -> None:
         content = {
@@ -189,12 +219,13 @@ class Job(ABC):
         os.dup2(output, 2)
         self._tell("attempt", restarts=self.counts.restarts)
         self._write_state("running", self._because)
-        began = time.monotonic()
+        self._began, began = time.time(), time.monotonic()
         child = self._start(output)
         os.close(output)
         status = self._wait(child, began)
         processes.kill_descendants()  # orphans of a watch that was killed
         self._end_strays()
+        self._took_s = time.monotonic() - began
         outcome = self._outcome(status)
         self._tell("end", code=outcome.code, reason=outcome.reason.name, text=str(outcome))
         return outcome
@@ -202,6 +233,9 @@ class Job(ABC):
     def _environment(self) -> dict[str, str]:
         """Of the task."""
         environment: dict[str, str] = os.environ | self.plan["environment"]
+        environment.pop(SAVE_WITHIN, None)  # of a job that this one runs in
+        if self.counts.unsaved_s:
+            environment[SAVE_WITHIN] = f"{self.counts.unsaved_s / 2:.3f}"
         return environment | {
             TOKEN: self.plan["token"],
             "FORGE_RESTART_COUNT": str(self.counts.restarts),

@@ -38,6 +38,8 @@ CODE = "code.json"
 
 TOKEN = "FORGE_JOB_TOKEN"
 """Environment variable that marks every process of a job that one of forge's launchers started."""
+SAVE_WITHIN = "FORGE_SAVE_WITHIN_S"
+"""Environment variable of a task: its first save is due then, since the last attempt had none."""
 RANKS = "FORGE_RANKS"
 """Environment variable of a task: how many there are."""
 _STEP_DIR = re.compile(r"step_(\d+)")
@@ -106,9 +108,9 @@ def saved_step(checkpoint_dir: Path) -> int:
     return max((int(match[1]) for match in matches if match), default=-1)
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Replace a file of JSON in one step."""
-    write_atomically(path, json.dumps(content) + "\n")
+def write_json(path: Path, content: dict[str, Any], is_synced: bool = False) -> None:
+    """Replace a file of JSON in one step; `is_synced` also makes it survive a power cut."""
+    write_atomically(path, json.dumps(content) + "\n", is_synced)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

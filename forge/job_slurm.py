@@ -7,6 +7,10 @@ the controller; and this is the only place that requeues the job:
     preempted, time limit, asked to, unhealthy node ─► requeued, within its budget
     crashed, killed, forced exit, SIGTERM by hand   ─► started again right here, the nodes are ours
     cancelled                                       ─► never again
+
+Where Slurm refuses to requeue it, the job is submitted anew; where the controller does not answer
+until the allocation ends, the job's state says so, and the launcher submits it. One module, since
+what is known of an end (by the tasks, by srun, by the controller) decides what becomes of the job.
 """
 
 from __future__ import annotations
@@ -18,10 +22,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from forge import bundle, processes, slurm, step, time_limit
+from forge import bundle, ledger, processes, slurm, step, successor, time_limit
 from forge.errors import ExitCode
 from forge.files import refusals
 from forge.job import Job
@@ -41,6 +46,10 @@ _GRACE_S = 3600.0
 """Longer than any grace time of a preemption."""
 _SRUN_FAILED = 1
 """Exit code of srun where there is no step: its nodes do not answer, say."""
+_END_S = 15.0
+"""Seconds of the allocation that are left for its end: until then a silent controller is asked."""
+_SRUN_S = 15.0
+"""Seconds for srun to end after its tasks have."""
 _HERE = (Reason.signalled, Reason.crashed, Reason.forced, Reason.failed)
 """Reasons to start the task again on the same nodes."""
 
@@ -48,12 +57,16 @@ _HERE = (Reason.signalled, Reason.crashed, Reason.forced, Reason.failed)
 class SlurmJob(Job):
     """The wrapper of a job that was submitted by `hydra/launcher=slurm`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, script: Path) -> None:
+        """`script` is what sbatch was called with."""
         super().__init__(directory)
+        self._script = script
         self._job = slurm.own_job(os.environ)
         self._slurm_restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         self._is_ending = False
         """Whether Slurm has begun to end the job: it told the batch script, too."""
+        self._is_by_hand = False
+        """Whether somebody else has told the batch script to end."""
         self._srun = 0
         self._step = -1
         """Number of the step, as Slurm counts them in each start of the job."""
@@ -66,6 +79,11 @@ class SlurmJob(Job):
         self._why = Why.unknown
         self._end_time: float | None = None
         """When the time limit is, by the monotonic clock; None where there is none."""
+        self._batch_shell = os.getppid()
+        self._ancestors: list[str] = []
+        """Numbers under which the job was submitted before, the oldest first."""
+        self._is_ours = False
+        """Whether the allocation is new, though an attempt has just been accounted for."""
 
     def _take_over(self) -> Outcome | None:
         """Go on with the budgets of this job's earlier starts.
@@ -83,24 +101,35 @@ class SlurmJob(Job):
         if state["state"] == "finished":
             return Outcome(ExitCode.FINISHED)
         before = int(state.get("slurm_restarts", 0))
-        is_same_start = state.get("slurm_job") == self._job and before == self._slurm_restarts
-        if state["state"] in ("failed", "stopped"):
-            if is_same_start:  # it had ended, and then its wrapper was killed
-                sys.exit(state["code"] if state["code"] >= 0 else 128 - state["code"])
+        is_same_job = state.get("slurm_job") == self._job
+        is_same_start = is_same_job and before == self._slurm_restarts
+        self._ancestors = list(state.get("ancestors", ()))
+        self._ancestors += [] if is_same_job else [str(state.get("slurm_job"))]
+        if is_same_start and "successor" in state:
+            sys.exit(int(ExitCode.REQUEUE))
+        has_ended = state["state"] in ("failed", "stopped")
+        if has_ended and is_same_start:  # it had ended, and then its wrapper was killed
+            sys.exit(state["code"] if state["code"] >= 0 else 128 - state["code"])
+        if has_ended and "unrequeued" not in state:
             self.counts.best_step = self._saved_step()
             return None  # requeued by hand: another chance
         self.counts = Counts(**state["counts"])
         self._step = int(state.get("step", -1)) if is_same_start else -1
-        if state["state"] == "starting":
+        # Slurm starts a job that was submitted anew without a requeue.
+        self._account(self._slurm_restarts - (before + 1 if is_same_job else 0))
+        if state["state"] != "running":
             self._because = state["because"]
-            self._account(self._slurm_restarts - before - 1)
             return None
+        progress = ledger.read_progress(self.directory)
+        self._began = state["time"]
+        self._took_s = max(progress.began - self._began, 0.0) if progress is not None else 0.0
         if is_same_start:  # our wrapper was killed, and the batch script has started another
             self._end_step()
             return Outcome(-signal.SIGKILL)
-        # Slurm's own requeue (no grace time, a node that failed) left nobody to say so.
-        self._account(self._slurm_restarts - before - 1)
-        return Outcome(-signal.SIGKILL, Reason.preempted)
+        # Slurm has requeued it by itself: there was no time to say so, or nobody left to.
+        self._is_ours = True
+        is_told = state.get("is_ending", False)
+        return Outcome(-signal.SIGKILL, Reason.preempted if is_told else Reason.node_failed)
 
     def _account(self, unseen: int) -> None:
         """Requeues by Slurm of which no wrapper has seen anything."""
@@ -109,8 +138,13 @@ class SlurmJob(Job):
             self.counts.restarts += unseen
             self._tell("requeued by Slurm", times=unseen)
 
+    def _is_cut_short(self, has_boundary: bool) -> bool:
+        limit_s = self.plan["time_limit_s"]
+        return not has_boundary or (limit_s is not None and self._took_s < limit_s / 2)
+
     def _write_state(self, state: str, because: str = "", **more: Any) -> None:
         start = {"slurm_job": self._job, "slurm_restarts": self._slurm_restarts}
+        start |= {"ancestors": self._ancestors}
         super()._write_state(state, because, **start, step=self._step, **more)
 
     def _end_step(self) -> None:
@@ -126,9 +160,10 @@ class SlurmJob(Job):
         """Start the step; srun is the child to wait for."""
         for path in self.forge.glob(f"{step.EARLY}*"):
             path.unlink()
-        self._why, self._info = Why.unknown, None
+        self._why, self._info, self._is_by_hand = Why.unknown, None, False
         self._reported.clear()
         environment = self._environment()
+        self._is_ours = False
         left_s = self._time_left()
         self._end_time = None if left_s is None else time.monotonic() + left_s
         environment |= time_limit.handed_on(left_s, self.plan, environment)
@@ -163,9 +198,16 @@ class SlurmJob(Job):
             poll.poll(_TICK_S * 1000)
             was_ending = self._is_ending
             self._take_in()
-            is_urgent = self._is_ending and not was_ending
-            if is_urgent or (deadline == math.inf and self._has_failed_rank()):
+            if self._is_ending and not was_ending:
+                self._ask_controller(self._asking_s())
+            if self._is_ending and not was_ending:
+                # If it is killed before it can say why.
+                self._write_state("running", self._because, is_ending=True, time=self._began)
                 deadline = min(deadline, time.monotonic() + self._patience_s())
+            if deadline == math.inf and self._has_failed_rank():
+                deadline = time.monotonic() + self._patience_s()
+            if deadline == math.inf and all(self._reports()):
+                deadline = time.monotonic() + _SRUN_S
             if time.monotonic() > deadline:
                 self._print("tasks are still there: killing them")
                 # By a SIGTERM srun kills its step. Not by scancel, which at this moment may hit a
@@ -218,7 +260,7 @@ class SlurmJob(Job):
         if not all(reports) and not self._is_ending:  # srun is gone, and perhaps the step is not
             self._end_step()
             reports = self._reports()
-        self._has_begun = any(reports)
+        self._has_begun = any(reports) or self._is_by_hand
         ended = []
         for rank, report in enumerate(reports):
             if report is None:
@@ -232,6 +274,8 @@ class SlurmJob(Job):
         asked = self._reason(code, is_held) if code != ExitCode.FINISHED else None
         if asked is None and code == _SRUN_FAILED and not self._has_begun:
             asked, said = Reason.crashed, "the task could not be started by srun"
+        if self._why is Why.script_killed and asked is Reason.crashed:
+            said = self._why.value
         is_lost = code < 0 and not self._has_begun
         return Outcome(code, asked, is_held, is_watch_lost=is_lost, verdict=said)
 
@@ -251,9 +295,11 @@ class SlurmJob(Job):
 
     def _reason(self, code: int, is_held: bool) -> Reason | None:
         """Why Slurm ends the job, if it does; asked once for each stop."""
-        self._ask_controller()
+        self._ask_controller(self._asking_s())
         if self._why is Why.cancelled:
             return Reason.cancelled
+        if self._why is Why.script_killed:
+            return Reason.crashed
         if code in (ExitCode.HALTED, ExitCode.BAD_CONFIG, ExitCode.UNHEALTHY):
             return None
         if self._why in (Why.preempted, Why.requeued):
@@ -265,7 +311,8 @@ class SlurmJob(Job):
         is_stopped = is_held or code in (ExitCode.REQUEUE, ExitCode.FORCED, signalled)
         if is_stopped and self._is_limit_near():
             return Reason.time_limit
-        if code in (ExitCode.TERMINATED, signalled, 128 + signal.SIGHUP):
+        was_told = self._is_by_hand and code < 0
+        if was_told or code in (ExitCode.TERMINATED, signalled, 128 + signal.SIGHUP):
             return Reason.signalled
         return None
 
@@ -274,26 +321,38 @@ class SlurmJob(Job):
         return left_s is not None and left_s <= self.plan["lead_s"] + _LEAD_SLACK_S
 
     def _left_s(self) -> float | None:
-        """Seconds until the time limit: as the controller said, or by our own clock."""
+        """Seconds until the time limit; None where there is none, or nobody knows."""
         if self._why is Why.requeued:
             return None  # what the controller says is the next start's
-        if self._info is not None:
-            return self._info.left_s
         return None if self._end_time is None else self._end_time - time.monotonic()
 
-    def _ask_controller(self) -> bool:
+    def _ask_controller(self, within_s: float) -> bool:
         """Learn why; False where nobody answers: what is known stays, and is said."""
-        is_answered = True
         try:
-            self._info = slurm.show(self._job, self._asking_s())
-            self._why = slurm.why(self._info, self._slurm_restarts)
+            self._learn(within_s)
+        except slurm.NoAnswer as error:
+            self._print(f"the controller does not say why the job is stopped: {error}")
+            self._tell("why", answer=self._why.name, left_s=self._left_s(), is_answered=False)
+            return False
+        return True
+
+    def _learn(self, within_s: float) -> None:
+        """Ask the controller why. Raises NoAnswer."""
+        try:
+            self._info = slurm.show(self._job, within_s)
+            self._why = slurm.why(self._info, self._slurm_restarts, within_s)
         except slurm.NoSuchJob:
             self._why = Why.cancelled  # it is gone: there is nothing to requeue
-        except slurm.NoAnswer as error:
-            is_answered = False
-            self._print(f"the controller does not say why the job is stopped: {error}")
-        self._tell("why", answer=self._why.name, left_s=self._left_s(), is_answered=is_answered)
-        return is_answered
+        else:
+            if self._why is Why.cancelled and os.getppid() != self._batch_shell:
+                self._why = Why.script_killed
+            if self._why in (Why.unknown, Why.preempted) and not self._info.has_ended:
+                # `scancel --full` tells the batch script as well; and srun, which kills the step.
+                self._is_by_hand |= self._is_ending and self._why is Why.unknown
+                self._is_ending = False
+            left_s = self._info.left_s
+            self._end_time = None if left_s is None else time.monotonic() + left_s
+        self._tell("why", answer=self._why.name, left_s=self._left_s(), is_answered=True)
 
     def _asking_s(self) -> float:
         """Seconds that a question may take now."""
@@ -309,33 +368,37 @@ class SlurmJob(Job):
 
     # -- starting again ------------------------------------------------------------------------
 
-    def _move_on(self, outcome: Outcome) -> int | None:
+    def _move_on(self, outcome: Outcome, pause_s: float) -> int | None:
         """Requeue the job and leave; None where its nodes are still ours and it stays."""
-        if outcome.reason in _HERE and self._can_stay():
+        if self._is_ours or (outcome.reason in _HERE and self._can_stay()):
             return None
         code = outcome.code if outcome.code > 0 else 128 - outcome.code
         if self.plan["requeue"].get("as_site"):
             return self._leave_it_to_slurm()
         excluded = "" if self._info is None else self._info.excluded
-        # Once more: it may have been cancelled while it was saving.
-        if not self._ask_controller():
-            return self._give_up(outcome, code, "the controller does not answer")
-        if self._why is Why.cancelled:
-            self._tell("stopped", because="cancelled")
-            self._write_state("stopped", "cancelled", code=code, reason=Reason.cancelled.name)
-            return code
+        sick = self._sick if outcome.reason is Reason.unhealthy else []
         try:
+            # Once more: it may have been cancelled while it was saving.
+            self._insist(self._learn)
+            if self._why is Why.cancelled:
+                self._tell("stopped", because="cancelled")
+                self._write_state("stopped", "cancelled", code=code, reason=Reason.cancelled.name)
+                return code
             if self._why is not Why.requeued:
-                slurm.requeue(self._job, self._asking_s())
+                self._insist(lambda within_s: slurm.requeue(self._job, within_s))
                 self._tell("requeued", job=self._job)
+        except slurm.NotRequeueable as refusal:
+            return self._submit_anew(outcome, code, pause_s, str(refusal))
         except (slurm.NoAnswer, slurm.NoSuchJob) as error:
-            return self._give_up(outcome, code, str(error))
-        if outcome.reason is Reason.unhealthy and self._sick:
-            try:
-                slurm.exclude(self._job, self._sick, excluded, _ASK_S)
-                self._tell("excluded", nodes=self._sick)
-            except (slurm.NoAnswer, slurm.NoSuchJob) as error:
-                self._print(f"the job may come back to this node: {error}")
+            return self._leave_note(outcome, code, str(error))
+        try:
+            if sick:
+                slurm.exclude(self._job, sick, excluded, _ASK_S)
+                self._tell("excluded", nodes=sick)
+            if pause_s:
+                slurm.delay(self._job, pause_s, _ASK_S)
+        except (slurm.NoAnswer, slurm.NoSuchJob) as error:
+            self._print(f"the job may come back too soon, or to this node: {error}")
         return int(ExitCode.REQUEUE)
 
     def _leave_it_to_slurm(self) -> int:
@@ -349,13 +412,48 @@ class SlurmJob(Job):
             processes.heard(self._reader)
         return int(ExitCode.REQUEUE)
 
-    def _give_up(self, outcome: Outcome, code: int, problem: str) -> int:
-        """The job cannot be requeued."""
+    def _insist(self, ask: Callable[[float], None]) -> None:
+        """Ask until there is an answer, or until the rest of the allocation is for its end.
+
+        Raises:
+            NoAnswer: What the last try has raised.
+        """
+        while True:
+            try:
+                return ask(self._asking_s())
+            except slurm.NotRequeueable:
+                raise
+            except slurm.NoAnswer as error:
+                self._take_in()
+                left_s = self._left_s()
+                if self._is_ending or (left_s is not None and left_s < _END_S):
+                    raise
+                self._print(f"asking again until the time limit: {error}")
+
+    def _leave_note(self, outcome: Outcome, code: int, problem: str) -> int:
+        """The job could not be requeued: the launcher submits it anew, or whoever resumes."""
         because = f"{outcome}; could not be requeued: {problem}"
-        self._print(because)
-        self._tell("failed", because=because)
-        self._write_state("failed", because, code=code, reason=outcome.reason.name)
+        self._print(f"{because}; the launcher, or the sweep's command, submits it anew")
+        self._tell("stopped", because=because)
+        self._write_state("stopped", because, code=code, reason="unanswered", unrequeued=problem)
         return code
+
+    def _submit_anew(self, outcome: Outcome, code: int, pause_s: float, refusal: str) -> int:
+        """Slurm ends the job and does not bring it back: the same again, as another job."""
+        options = [f"--begin=now+{math.ceil(pause_s)}"] if pause_s else []
+        try:
+            job = successor.submit(
+                self.forge, self._script, self._job, self._slurm_restarts, options
+            )
+        except (slurm.Refused, OSError) as error:
+            return self._leave_note(outcome, code, f"{refusal}; {error}")
+        self._tell("submitted anew", job=self._job, successor=job)
+        self._print(
+            f"Slurm does not requeue job {self._job} ({refusal}): submitted anew as {job}."
+            f" What depends on {self._job} does not wait for it."
+        )
+        self._write_state("starting", str(outcome), successor=job)
+        return int(ExitCode.REQUEUE)
 
     def _can_stay(self) -> bool:
         """Whether the nodes are ours for long enough."""
@@ -370,7 +468,8 @@ def main(arguments: list[str]) -> int:
     """`python -m forge.job_slurm <bundle>`."""
     (path,) = arguments
     number = int(os.environ.get("SLURM_ARRAY_TASK_ID") or 0)
-    return SlurmJob(bundle.unpack(Path(path), number)).run()
+    directory = bundle.unpack(Path(path), number)
+    return SlurmJob(directory, Path(path).with_suffix(".sh")).run()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ class Reason(Enum):
 
     finished = "finished"
     preempted = "preempted"
+    node_failed = "node failed"
     time_limit = "time limit"
     requested = "asked to requeue"
     signalled = "SIGTERM by hand"
@@ -118,12 +119,16 @@ class Counts:
     failures: int = 0
     no_progress: int = 0
     """Attempts in a row that saved nothing new."""
+    unfair: int = 0
+    """Those among them that the cluster ended before they could have saved anything."""
     excluded: int = 0
     """Restarts on other nodes, since one was unhealthy."""
     by_rule: dict[str, int] = field(default_factory=dict)
     """Number of a rule -> restarts it has granted."""
     best_step: int = -1
     """The most that `ledger.saved_steps` has said so far; -1 before the first checkpoint."""
+    unsaved_s: float = 0.0
+    """How long the last attempt took, if it saved nothing new: the next one saves earlier."""
 
 
 @dataclass(frozen=True)
@@ -133,10 +138,13 @@ class Decision:
     starts_again: bool
     because: str
     """For people: what happened, and the budget that ended it if one did."""
+    pause_s: float = 0.0
+    """Seconds to wait before the next start."""
 
 
 _BUDGETS = {
     Reason.preempted: ("preemptions", "requeue.max_preemptions"),
+    Reason.node_failed: ("preemptions", "requeue.max_preemptions"),
     Reason.requested: ("preemptions", "requeue.max_preemptions"),
     Reason.signalled: ("preemptions", "requeue.max_preemptions"),
     Reason.time_limit: ("timeouts", "requeue.max_timeouts"),
@@ -147,7 +155,20 @@ _ELSEWHERE = {Reason.unhealthy: ("excluded", "health.max_excluded_nodes")}
 """Only where a job can be started on other nodes."""
 
 
-def decide(outcome: Outcome, counts: Counts, limits: dict[str, Any], saved_step: int) -> Decision:
+BY_CLUSTER = (Reason.preempted, Reason.node_failed, Reason.time_limit)
+"""Reasons that are no fault of the job's."""
+_PAUSE_S, _MAX_PAUSE_S = 30.0, 900.0
+
+
+def decide(
+    outcome: Outcome,
+    counts: Counts,
+    limits: dict[str, Any],
+    saved_step: int,
+    *,
+    has_run: bool = True,
+    is_cut_short: bool = False,
+) -> Decision:
     """Decide, and account for it in `counts`.
 
     Args:
@@ -157,9 +178,17 @@ def decide(outcome: Outcome, counts: Counts, limits: dict[str, Any], saved_step:
             `max_excluded_nodes` as well, and `as_site` where there is no policy: Slurm alone
             decides what becomes of a job that it stops.
         saved_step: How far the job has come, as `ledger.saved_steps` says.
+        has_run: Whether the job has a `forge.Run`; without one there is no progress to lack.
+        is_cut_short: Whether the attempt ended before its first boundary, or half its time.
     """
     what = str(outcome)
-    counts.no_progress = 0 if saved_step > counts.best_step else counts.no_progress + 1
+    is_unfair = is_cut_short and outcome.reason in BY_CLUSTER
+    if saved_step > counts.best_step:
+        counts.no_progress = counts.unfair = 0
+    elif is_unfair:
+        counts.unfair += 1
+    else:
+        counts.no_progress += 1
     counts.best_step = max(counts.best_step, saved_step)
     if outcome.reason in (Reason.finished, Reason.interrupted, Reason.cancelled, Reason.orphaned):
         return Decision(False, what)
@@ -168,18 +197,15 @@ def decide(outcome: Outcome, counts: Counts, limits: dict[str, Any], saved_step:
     rule = None if counter else _rule_for(outcome.code, limits)
     if not counter and rule is None:
         return Decision(False, what)
-    if limits.get("as_site") and outcome.reason is Reason.preempted:
+    if limits.get("as_site") and outcome.reason in (Reason.preempted, Reason.node_failed):
         counts.restarts += 1  # where Slurm brings it back; nobody else counts
         return Decision(True, what)
     if not limits["enabled"]:
         why = "`resilience.requeue.enabled` is false"
         return Decision(False, f"{what}; {limits.get('why_not', why)}")
-    if counts.no_progress >= limits["no_progress_limit"]:
-        return Decision(
-            False,
-            f"{what}; given up: {counts.no_progress} attempts in a row saved nothing new"
-            f" (`resilience.requeue.no_progress_limit={limits['no_progress_limit']}`)",
-        )
+    given_up = _without_progress(counts, limits) if has_run else ""
+    if given_up:
+        return Decision(False, f"{what}; given up: {given_up}")
     if rule is not None:
         used = counts.by_rule.get(str(rule), 0)
         most = limits["rules"][rule]["max_restarts"]
@@ -193,7 +219,25 @@ def decide(outcome: Outcome, counts: Counts, limits: dict[str, Any], saved_step:
             return Decision(False, f"{what}; given up: `resilience.{budget}={most}`")
         setattr(counts, counter, used + 1)
     counts.restarts += 1
-    return Decision(True, what)
+    # The first time may be chance. Then a cluster that ends whatever begins is given time.
+    has_pause = is_unfair and counts.unfair > 1
+    pause_s = min(_PAUSE_S * 2.0 ** (counts.unfair - 2), _MAX_PAUSE_S) if has_pause else 0.0
+    return Decision(True, what, pause_s)
+
+
+def _without_progress(counts: Counts, limits: dict[str, Any]) -> str:
+    """Why attempts that saved nothing new end a job; empty where they do not."""
+    if counts.no_progress >= limits["no_progress_limit"]:
+        return (
+            f"{counts.no_progress} attempts in a row saved nothing new"
+            f" (`resilience.requeue.no_progress_limit={limits['no_progress_limit']}`)"
+        )
+    if counts.unfair > limits["max_unfair"]:
+        return (
+            f"the cluster ended {counts.unfair} attempts in a row before they could save anything"
+            f" (`resilience.requeue.max_unfair={limits['max_unfair']}`)"
+        )
+    return ""
 
 
 def _rule_for(code: int, limits: dict[str, Any]) -> int | None:

@@ -245,6 +245,7 @@ def cross_field_problems(p: Policy, time_limit_s: float | None, limit_key: str) 
         if value is not None:
             at_least(f"requeue.{name}", value, 0, "0 never starts it again, null has no limit.")
     at_least("requeue.no_progress_limit", p.requeue.no_progress_limit, 1, "1 gives up at once.")
+    at_least("requeue.max_unfair", p.requeue.max_unfair, 0, "0 gives up at once.")
     found += _rule_problems(p)
     found += _signal_problems(p, time_limit_s, limit_key)
     return found

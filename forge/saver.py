@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -41,11 +42,14 @@ class Saver:
         self._failures = 0
         self._last_step: int | None = None
         self._last_time = time.monotonic()
+        self._first_by = math.inf
+        """When the first save is due at the latest, by the monotonic clock."""
         self.costs = Recent(RECENT_SAVES)
         """Seconds that saves took, from the begin of the snapshot to the commit."""
 
-    def expect(self, num_bytes: int) -> None:
-        """Before the first save: so many bytes of parameters are to be saved."""
+    def expect(self, num_bytes: int, within_s: float = math.inf) -> None:
+        """Before the first save: so many bytes of parameters, within so many seconds."""
+        self._first_by = time.monotonic() + within_s
         self.costs = Recent(RECENT_SAVES, first_save_s(num_bytes))
 
     @property
@@ -65,6 +69,8 @@ class Saver:
             return False
         if self._last_step is None and step == 0:
             return False  # what nothing was done for can be built again
+        if time.monotonic() >= self._first_by:
+            return True
         every_steps, every_s = self._config.every_steps, self._config.every_s
         if every_steps is not None and step % every_steps == 0:
             return True
@@ -79,6 +85,7 @@ class Saver:
         """
         if reason == "periodic" and self._is_skipped(step):
             return
+        self._first_by = math.inf
         self.wait()
         self.begin(step)
         if self._store.holds(step, is_complete=False):

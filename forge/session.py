@@ -6,6 +6,7 @@ One module, since whatever happens at a boundary reads and changes the same few 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -17,7 +18,7 @@ from forge.calls import Calls
 from forge.config import NanAction, Policy
 from forge.errors import CheckpointError, ConfigError, DirectoryInUse, Exit, ExitCode
 from forge.holdings import Holdings
-from forge.job_files import forge_dir
+from forge.job_files import SAVE_WITHIN, forge_dir
 from forge.live_state import LiveState
 from forge.nan_policy import NanPolicy, RateScale
 from forge.position import Position
@@ -96,7 +97,7 @@ class Session:
         policy = self._policy
         self._limit = TimeLimit(os.environ, policy.stop_s or policy.signal.lead_s)
         num_bytes = sum(p.numel() * p.element_size() for _, p in self._live.parameters())
-        self._disk.saver.expect(num_bytes)
+        self._disk.saver.expect(num_bytes, float(os.environ.get(SAVE_WITHIN) or math.inf))
         self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]
         self._updater.after_update = self._marker.updated
         self._updater.note = self._disk.ledger.write

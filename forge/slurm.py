@@ -2,15 +2,18 @@
 
 A signal alone cannot tell a preemption from a cancel: both are SIGCONT and SIGTERM. So the
 controller is asked. Standard library only: this runs in the batch script, outside containers.
+One module, since every call is made in one way: its environment, its patience, what a refusal says.
 Source: scontrol(1); the table of `why` was measured on Slurm 22.05.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import re
+import shlex
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +35,7 @@ class Why(Enum):
     time_limit = "time limit"
     cancelled = "cancelled"
     requeued = "already requeued by Slurm"
+    script_killed = "its batch script was killed"
     unknown = "unknown"
     """Slurm has no reason: somebody sent the signal by hand."""
 
@@ -50,6 +54,11 @@ class JobInfo:
     """Seconds until the time limit, by the controller's clock; None where there is no limit."""
     excluded: str = ""
     """ExcNodeList: the nodes it must not run on."""
+    end_time: str = ""
+    """When it ended; of one that runs, when it will."""
+    partition: str = ""
+    is_requeueable: bool = True
+    """Whether Slurm would requeue it."""
 
     @staticmethod
     def parse(text: str) -> JobInfo:
@@ -71,7 +80,25 @@ class JobInfo:
             preempt_time=None if preempt_time in ("None", "N/A", "") else preempt_time,
             left_s=None if limit_s is None or run_s is None else limit_s - run_s,
             excluded="" if excluded == "(null)" else excluded,
+            end_time=fields.get("EndTime", ""),
+            partition=fields.get("Partition", ""),
+            is_requeueable=fields.get("Requeue", "1") != "0",
         )
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it runs no more; its processes may still."""
+        return self.state in ("COMPLETING", "CANCELLED", "TIMEOUT", "FAILED", "PREEMPTED")
+
+    @property
+    def is_preempted_at_end(self) -> bool:
+        """Whether a preemption ended it, and not a cancel while it was saving after one.
+
+        PreemptTime is when the grace time began and, once Slurm has ended the job, when it did:
+        a cancel in between leaves it before the end.
+        """
+        has_both = bool(self.preempt_time and self.end_time)
+        return has_both and str(self.preempt_time) >= self.end_time
 
 
 def seconds(text: str) -> float | None:
@@ -86,6 +113,10 @@ def seconds(text: str) -> float | None:
 
 class NoAnswer(Exception):
     """The controller did not answer in time."""
+
+
+class NotRequeueable(NoAnswer):
+    """The controller did answer: it will not requeue this job."""
 
 
 class NoSuchJob(Exception):
@@ -118,11 +149,32 @@ def show(job: str, within_s: float) -> JobInfo:
 
 
 def requeue(job: str, within_s: float) -> None:
-    """Put the job back into the queue; it ends now. Raises as `show` does.
+    """Put the job back into the queue; it ends now. Raises as `show` does, and NotRequeueable.
 
     One that is in the queue already stays there: somebody was faster.
     """
-    _scontrol(["requeue", job], within_s, settled="pending execution")
+    said = _scontrol(["requeue", job], within_s, settled=("pending execution", *_NEVER))
+    if any(words in said for words in _NEVER):
+        raise NotRequeueable(said)
+
+
+_NEVER = ("presently disabled", "denied", "already completing or completed")
+
+
+def delay(job: str, seconds: float, within_s: float) -> None:
+    """Keep a job that was just requeued in the queue for a while. Raises as `show` does."""
+    _scontrol(["update", f"JobId={job}", f"StartTime=now+{math.ceil(seconds)}"], within_s)
+
+
+def requeues_preempted(partition: str, within_s: float) -> bool:
+    """Whether Slurm brings back by itself what it preempts in this partition.
+
+    Where quality of service decides that, nobody knows: False. Raises as `show` does.
+    """
+    if re.search(r"PreemptType\s*=.*qos", _scontrol(["show", "config"], within_s)):
+        return False
+    shown = _scontrol(["--oneliner", "show", "partition", partition], within_s)
+    return re.search(r"PreemptMode=\S*REQUEUE", shown) is not None
 
 
 def exclude(job: str, nodes: list[str], before: str, within_s: float) -> None:
@@ -177,22 +229,28 @@ def srun(options: list[str], output: str, command: list[str]) -> list[str]:
     return [*fixed, "--kill-on-bad-exit=0", "--wait=0", *options, *command]
 
 
-def why(info: JobInfo, own_restarts: int) -> Why:
-    """Why the job is being stopped.
+def why(info: JobInfo, own_restarts: int, within_s: float = _CALL_S) -> Why:
+    """Why the job is being stopped. Raises as `show` does: it may have to ask once more.
 
     Args:
         info: What the controller says now.
         own_restarts: SLURM_RESTART_COUNT of this start.
+        within_s: Seconds for that question.
     """
     if info.restarts > own_restarts:
         return Why.requeued  # GraceTime=0: Slurm did it before it told us
-    if info.state == "COMPLETING" or info.state in ("CANCELLED", "TIMEOUT", "FAILED"):
-        # PreemptTime stays set when a job is cancelled in the middle of its preemption's save.
-        is_limit = info.reason == "TimeLimit" or info.state == "TIMEOUT"
-        return Why.time_limit if is_limit else Why.cancelled
-    if info.state == "PREEMPTED" or info.preempt_time is not None:
+    if info.state == "PREEMPTED":
         return Why.preempted
-    return Why.unknown
+    if info.has_ended:
+        if info.reason == "TimeLimit" or info.state == "TIMEOUT":
+            return Why.time_limit
+        # A cancel in the very second of a preemption's notice looks like PreemptMode=CANCEL; but
+        # where Slurm would have requeued the job, it was no preemption that ended it.
+        if not info.is_preempted_at_end:
+            return Why.cancelled
+        is_brought_back = info.is_requeueable and requeues_preempted(info.partition, within_s)
+        return Why.cancelled if is_brought_back else Why.preempted
+    return Why.preempted if info.preempt_time is not None else Why.unknown
 
 
 _OURS = ("SIGNAL", "REQUEUE", "NO_REQUEUE", "ARRAY_INX", "OUTPUT", "ERROR", "OPEN_MODE", "WAIT")
@@ -202,13 +260,14 @@ _OURS = ("SIGNAL", "REQUEUE", "NO_REQUEUE", "ARRAY_INX", "OUTPUT", "ERROR", "OPE
 # -- the launcher's side ---------------------------------------------------------------------
 
 
-def submit(script: Path, tell: Callable[[str], None] = lambda text: None) -> str:
+def submit(script: Path, *options: str, tell: Callable[[str], None] = lambda text: None) -> str:
     """Submit a batch script; the number of the job, or of the array.
 
     Where the queue is full sbatch itself tries again, for two minutes.
 
     Args:
         script: Its path.
+        options: More options for sbatch, which hold before those in the script.
         tell: Told what sbatch says while it tries.
     Raises:
         Refused: Where sbatch refuses it, with its words.
@@ -218,7 +277,7 @@ def submit(script: Path, tell: Callable[[str], None] = lambda text: None) -> str
     kept = {k: v for k, v in os.environ.items() if not k.startswith(inner) or k == "SLURM_CONF"}
     for name in _OURS:  # SBATCH_ACCOUNT and the like are the user's own defaults
         kept.pop(f"SBATCH_{name}", None)
-    command = ["sbatch", "--parsable", str(script)]
+    command = ["sbatch", "--parsable", *options, str(script)]
     try:
         answer, said, code = _run_telling(command, kept, tell)
     except OSError as error:
@@ -248,6 +307,28 @@ def _run_telling(
             if time.monotonic() > deadline:
                 one.kill()
                 return "", f"{said}\n{command[0]}: no answer within {_SUBMIT_S:g} s".strip(), 1
+
+
+def comment_of(script: Path) -> str:
+    """The comment that a batch script asks for; empty where it has none."""
+    for line in script.read_text().splitlines():
+        if line.startswith("#SBATCH --comment="):
+            return " ".join(shlex.split(line.partition("=")[2]))
+    return ""
+
+
+def find_by_comment(comment: str) -> str | None:
+    """The job of this user's that has the comment, alive or not; None where there is none.
+
+    Raises:
+        Refused: Where squeue does not answer.
+    """
+    form = ["--noheader", "--array", "--states=all", "--format=%i|%k"]
+    for line in _ask("squeue", f"--user={os.getuid()}", *form).splitlines():
+        name, _, text = line.strip().partition("|")
+        if text == comment:
+            return name
+    return None
 
 
 def cancel(job: str) -> None:
@@ -343,15 +424,15 @@ def _run(
         encoding="utf-8",
         errors="surrogateescape",
         timeout=within_s,
-        env={**environment, "LC_ALL": "C"},
+        env={**environment, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"},
     )
 
 
 # -- asking again and again ------------------------------------------------------------------
 
 
-def _scontrol(arguments: list[str], within_s: float, settled: str = "\n") -> str:
-    """Ask until there is an answer; a refusal with the words `settled` is one."""
+def _scontrol(arguments: list[str], within_s: float, settled: Sequence[str] = ()) -> str:
+    """Ask until there is an answer; a refusal with any of the words `settled` is one."""
     deadline = time.monotonic() + within_s
     pause_s, said = _FIRST_PAUSE_S, ""
     while (left_s := deadline - time.monotonic()) > 0:
@@ -365,7 +446,7 @@ def _scontrol(arguments: list[str], within_s: float, settled: str = "\n") -> str
             if done.returncode == 0:
                 return done.stdout
             said = (done.stderr or done.stdout).strip()
-            if settled in said:
+            if any(words in said for words in settled):
                 return said
             if "Invalid job id" in said:
                 raise NoSuchJob(said)

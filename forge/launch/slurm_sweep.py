@@ -226,7 +226,7 @@ def _submit(
         numbers = [job.composed.place.number for job in members]
         submitted.begin(script, numbers, [job.composed.composed for job in members])
         try:
-            submitted.end(script, slurm.submit(script, _tell_of_sbatch))
+            submitted.end(script, slurm.submit(script, tell=_tell_of_sbatch))
         except slurm.Refused as error:
             _find_in_queue(submitted)
             if submitted.is_lost(script):

@@ -186,6 +186,54 @@ def test_a_rule_needs_progress_as_well():
     assert [one.starts_again for one in decisions] == [True, True, False]
 
 
+PREEMPTED = Outcome(143, asked=Reason.preempted)
+LOST = Outcome(-9, asked=Reason.node_failed)
+
+
+@pytest.mark.parametrize("outcome", [PREEMPTED, LOST, LIMIT], ids=str)
+def test_attempts_that_the_cluster_cut_short_have_a_limit_of_their_own(outcome):
+    """A limit announced after 16 of 60 s, three times, is no fault of the job's."""
+    counts = Counts()
+    decisions = [
+        decide(outcome, counts, limits(max_unfair=4), -1, is_cut_short=True) for _ in range(5)
+    ]
+    assert [one.starts_again for one in decisions] == [True] * 4 + [False]
+    assert "the cluster ended 5 attempts in a row before they could save" in decisions[4].because
+    assert "`resilience.requeue.max_unfair=4`" in decisions[4].because
+    assert counts.no_progress == 0
+
+
+def test_pauses_grow_while_the_cluster_ends_whatever_begins():
+    """The first time may be chance; a save ends the row."""
+    counts = Counts()
+    pauses = [decide(PREEMPTED, counts, limits(), -1, is_cut_short=True).pause_s for _ in range(9)]
+    assert pauses == [0, 30, 60, 120, 240, 480, 900, 900, 900]
+    assert decide(PREEMPTED, counts, limits(), 4, is_cut_short=True).pause_s == 0
+    assert counts.unfair == 0
+
+
+@pytest.mark.parametrize("outcome", [KILLED, FORCED, REQUESTED], ids=str)
+def test_a_crash_is_the_job_s_own_however_early(outcome):
+    """A script that is killed as it starts is not to be tried eleven times."""
+    counts = Counts()
+    decisions = [decide(outcome, counts, limits(), -1, is_cut_short=True) for _ in range(3)]
+    assert [one.starts_again for one in decisions] == [True, True, False]
+
+
+def test_a_function_without_a_run_has_no_progress_to_lack():
+    """It begins anew each time; only its budgets hold."""
+    counts = Counts()
+    for _ in range(20):
+        assert decide(PREEMPTED, counts, limits(), -1, has_run=False).starts_again
+    assert (
+        "max_failures=1"
+        in [
+            decide(KILLED, counts, limits(max_failures=1), -1, has_run=False).because
+            for _ in range(2)
+        ][1]
+    )
+
+
 # -- the policy's own words --------------------------------------------------------------------
 
 LIST = "expected a list of {exit_codes: [1, …], max_restarts: 2}"
@@ -285,18 +333,23 @@ def test_rules_and_budgets_of_true_jobs(tmp_path):
     """What is written on the command line is what the wrapper keeps to, and it says so."""
     app = App(tmp_path / "app", FLAKY, CONF)
     rule = "resilience.requeue.rules=[{exit_codes:[7],max_restarts:2}]"
-    done = app.run(rule, "how=7,8,kill", "bad_starts=2,3")
+    budget = "resilience.requeue.max_failures=2"
+    done = app.run(rule, budget, "how=7,8,kill", "bad_starts=2,3")
     assert done.returncode == 1
     expected = {
         # 7 is in the rule: two restarts, and then it is finished or given up
         0: ("finished", ["0", "1", "2"], "finished"),
-        1: ("failed", ["0", "1", "2"], "no_progress_limit=3"),
+        1: ("failed", ["0", "1", "2"], "given up: `resilience.requeue.rules[0].max_restarts=2`"),
         # 8 is in none
         2: ("failed", ["0"], "exit code 8"),
         3: ("failed", ["0"], "exit code 8"),
         # a kill has a budget of its own
         4: ("finished", ["0", "1", "2"], "finished"),
-        5: ("failed", ["0", "1", "2"], "killed by SIGKILL; given up: 3 attempts in a row"),
+        5: (
+            "failed",
+            ["0", "1", "2"],
+            "killed by SIGKILL; given up: `resilience.requeue.max_failures=2`",
+        ),
     }
     for number, (state, counts, because) in expected.items():
         job = app.job(number)

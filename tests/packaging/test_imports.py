@@ -65,6 +65,7 @@ def test_the_training_process_knows_nothing_of_slurm_s_commands():
         "forge.launch",
         "forge.slurm",
         "forge.step",
+        "forge.successor",
         "forge.task",
         "forge.watch",
     }

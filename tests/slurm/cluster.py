@@ -7,7 +7,7 @@ The daemons are children of one keeper process, which adopts whatever they start
 when its standard input closes: nothing survives a test process that is killed. Partitions:
 
     low      preemptible, GraceTime=10 s        zero    preemptible, GraceTime=0
-    urgent   preempts both
+    cancel   as zero, but PreemptMode=CANCEL    urgent  preempts all of them
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ NodeName=n[1-2] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{node_port}-{las
 CPUs={cpus} RealMemory=2000
 PartitionName=low Nodes=n[1-2] Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=10
 PartitionName=zero Nodes=n[1-2] PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
+PartitionName=cancel Nodes=n[1-2] PriorityTier=1 PreemptMode=CANCEL GraceTime=0
 PartitionName=urgent Nodes=n[1-2] PriorityTier=10 PreemptMode=OFF
 """
 
@@ -263,7 +264,7 @@ def _shell() -> int:
     with tempfile.TemporaryDirectory(prefix="forge-slurm-") as folder:
         cluster = Cluster(Path(folder) / "slurm")
         try:
-            print("Two nodes, partitions low, zero, urgent. `exit` ends the cluster.")
+            print("Two nodes, partitions low, zero, cancel, urgent. `exit` ends the cluster.")
             shell = os.environ.get("SHELL", "/bin/sh")
             return subprocess.run([shell], env=os.environ | cluster.environment).returncode
         finally:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from forge import slurm
+from forge import slurm, successor
 from forge.job_files import PLAN, RESULT, STATE, WATCH, forge_dir, read_json, write_json
 from forge.job_slurm import SlurmJob
 from forge.requeue import Outcome, Reason
@@ -21,9 +21,9 @@ PLANNED = {
     "time_limit_s": 3600.0,
     "lead_s": 30.0,
     "signal": "USR2",
+    "requeue": {},
     "actions": {"TERM": "stop", "INT": "stop", "USR1": "requeue", "USR2": "requeue", "HUP": "save"},
     "slurm": {"ranks": 2, "kill_wait_s": 30.0, "srun_args": [], "start": ["true"]},
-    "requeue": {},
 }
 RUNS = JobInfo("RUNNING", "None", 0, None, left_s=3000.0)
 
@@ -55,7 +55,17 @@ class Controller:
 
 
 @pytest.fixture
-def wrapper(tmp_path, monkeypatch):
+def silence():
+    """A pipe through which no signal comes."""
+    ends = os.pipe()
+    os.set_blocking(ends[0], False)
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+@pytest.fixture
+def wrapper(tmp_path, monkeypatch, silence):
     """A wrapper whose attempt has just ended, and whose controller gives these answers."""
     forge_dir(tmp_path).mkdir()
     write_json(forge_dir(tmp_path) / PLAN, PLANNED)
@@ -64,7 +74,8 @@ def wrapper(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
 
     def make(*answers, **changes):
-        job = SlurmJob(tmp_path)
+        job = SlurmJob(tmp_path, tmp_path / "script.sh")
+        job._reader, _ = silence
         job.controller = Controller(*answers)
         for name in ("show", "requeue", "exclude", "end_step"):
             monkeypatch.setattr(slurm, name, getattr(job.controller, name))
@@ -115,12 +126,27 @@ def test_a_task_killed_for_not_hearing_of_the_limit_was_ended_by_it(
 
 def test_without_an_answer_nothing_is_requeued(wrapper):
     """It may have been cancelled meanwhile; and what would requeue it does not answer either."""
-    job = wrapper(None)
-    assert job._move_on(Outcome(75, Reason.preempted)) == 75
+    job = wrapper(None, _end_time=time.monotonic() + 10)
+    assert job._move_on(Outcome(75, Reason.preempted), 0.0) == 75
     assert job.controller.did == []
     state = read_json(job.forge / STATE)
-    assert (state["state"], state["reason"]) == ("failed", "preempted")
-    assert "could not be requeued: the controller does not answer" in state["because"]
+    assert (state["state"], state["reason"]) == ("stopped", "unanswered")
+    assert state["unrequeued"] == "busy"
+    assert state["because"] == "preempted; could not be requeued: busy"
+
+
+def test_a_controller_that_is_away_is_asked_until_the_allocation_ends(wrapper):
+    """Two minutes of its absence cost no job that has seven more of its own."""
+    job = wrapper(*[None] * 40, RUNS, _end_time=time.monotonic() + 430)
+    assert job._move_on(Outcome(75, Reason.preempted), 0.0) == 75
+    assert job.controller.did == [("requeue", "7")]
+
+
+def test_a_job_that_is_being_killed_asks_once(wrapper):
+    """Nobody is left after KillWait to write down why the job is gone."""
+    job = wrapper(None, _end_time=time.monotonic() + 430, _is_ending=True)
+    assert job._move_on(Outcome(75, Reason.preempted), 0.0) == 75
+    assert read_json(job.forge / STATE)["unrequeued"] == "busy"
 
 
 def test_a_job_that_is_gone_was_cancelled(wrapper):
@@ -133,7 +159,7 @@ def test_a_job_that_is_gone_was_cancelled(wrapper):
 def test_cancelled_between_the_two_questions(wrapper):
     """While it was saving."""
     job = wrapper(JobInfo("COMPLETING", "None", 0, "2026-01-01T00:00:00"))
-    assert job._move_on(Outcome(143, Reason.preempted)) == 143
+    assert job._move_on(Outcome(143, Reason.preempted), 0.0) == 143
     assert job.controller.did == []
     assert read_json(job.forge / STATE)["reason"] == "cancelled"
 
@@ -146,7 +172,7 @@ def test_what_slurm_has_requeued_is_not_requeued_again(wrapper):
     outcome = job._outcome(exited(75))
     assert outcome.reason is Reason.preempted
     assert job._left_s() is None
-    assert job._move_on(outcome) == 75
+    assert job._move_on(outcome, 0.0) == 75
     assert job.controller.did == []
 
 
@@ -172,7 +198,7 @@ def test_srun_that_cannot_start_the_task_is_no_failure_of_the_task(wrapper):
     outcome = job._outcome(exited(1))
     assert outcome.reason is Reason.crashed
     assert str(outcome) == "the task could not be started by srun"
-    assert job._move_on(outcome) == 75
+    assert job._move_on(outcome, 0.0) == 75
     assert job.controller.did == [("requeue", "7")]
 
 
@@ -210,7 +236,7 @@ def test_the_sick_nodes_are_excluded_beside_those_that_were(wrapper):
     (job.forge / f"{RESULT}.1").touch()
     outcome = job._outcome(exited(69))
     assert outcome.reason is Reason.unhealthy
-    assert job._move_on(outcome) == 75
+    assert job._move_on(outcome, 0.0) == 75
     assert job.controller.did == [("requeue", "7"), ("exclude", ["n1"], "n7")]
 
 
@@ -220,10 +246,10 @@ def test_a_killed_task_stays_on_its_nodes_unless_the_limit_is_near(wrapper):
     report(job, 0, -signal.SIGKILL)
     report(job, 1, -signal.SIGKILL)
     outcome = job._outcome(exited(137))
-    assert job._move_on(outcome) is None
+    assert job._move_on(outcome, 0.0) is None
     late = JobInfo("RUNNING", "None", 0, None, left_s=100.0)
     job = wrapper(late, late)
-    assert job._move_on(job._outcome(exited(137))) == 75
+    assert job._move_on(job._outcome(exited(137)), 0.0) == 75
     assert job.controller.did == [("requeue", "7")]
 
 
@@ -233,7 +259,13 @@ def test_a_killed_task_stays_on_its_nodes_unless_the_limit_is_near(wrapper):
 def state_left(job, state, restarts, **more):
     """As a wrapper that was killed in the start with so many restarts leaves it."""
     content = {"because": "why", "counts": {"preemptions": 2, "restarts": 3}, "pid": 1, "code": 7}
-    content |= {"slurm_job": "7", "slurm_restarts": restarts, "state": state, "step": 4} | more
+    content |= {
+        "slurm_job": "7",
+        "slurm_restarts": restarts,
+        "state": state,
+        "step": 4,
+        "time": 5.0,
+    } | more
     write_json(job.forge / STATE, content)
 
 
@@ -269,8 +301,8 @@ def test_a_job_requeued_by_hand_after_its_end_has_another_chance(wrapper, monkey
     [
         ("starting", 1, None, 2),  # we requeued it, and have accounted for it
         ("starting", 3, None, 4),  # Slurm did it twice more before a wrapper began
-        ("running", 1, Outcome(-9, Reason.preempted), 2),  # accounted for by the decision
-        ("running", 2, Outcome(-9, Reason.preempted), 3),
+        ("running", 1, Outcome(-9, Reason.node_failed), 2),  # accounted for by the decision
+        ("running", 2, Outcome(-9, Reason.node_failed), 3),
     ],
 )
 def test_slurm_s_own_count_of_restarts_is_held_against_ours(
@@ -282,3 +314,136 @@ def test_slurm_s_own_count_of_restarts_is_held_against_ours(
     state_left(job, state, restarts=0)
     assert job._take_over() == outcome
     assert job.counts.preemptions == preemptions
+
+
+def test_a_job_begins_at_once_where_slurm_has_brought_it_back(wrapper, monkeypatch):
+    """The allocation is its own already: to requeue it again is a second wait in a full queue."""
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    job = wrapper()
+    state_left(job, "running", restarts=0)
+    assert job._move_on(job._take_over(), 30.0) is None
+    assert job.controller.did == []
+
+
+def test_a_wrapper_that_slurm_had_told_to_end_was_preempted(wrapper, monkeypatch):
+    """No time to requeue is no lost node."""
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    job = wrapper()
+    state_left(job, "running", restarts=0, is_ending=True)
+    assert job._take_over() == Outcome(-9, Reason.preempted)
+
+
+# -- where Slurm does not bring it back ------------------------------------------------------------
+
+KILLED_BY_PREEMPTION = JobInfo(
+    *("COMPLETING", "None", 0, "2026-01-01T00:00:07"),
+    end_time="2026-01-01T00:00:07",
+    is_requeueable=False,
+)
+
+
+@pytest.fixture
+def sbatch(wrapper, monkeypatch):
+    """A wrapper whose controller refuses to requeue, with what sbatch was asked for."""
+    asked, in_queue = [], {}
+
+    def refuse(job, within_s):
+        raise slurm.NotRequeueable("Requested operation is presently disabled")
+
+    def submit(script, *options):
+        asked.append((script.name, *options))
+        return "99"
+
+    job = wrapper(KILLED_BY_PREEMPTION, KILLED_BY_PREEMPTION)
+    (job.directory / "script.sh").write_text("#!/bin/sh\n#SBATCH --comment='team a'\n")
+    monkeypatch.setattr(slurm, "requeue", refuse)
+    monkeypatch.setattr(slurm, "submit", submit)
+    monkeypatch.setattr(slurm, "find_by_comment", in_queue.get)
+    job.asked, job.in_queue = asked, in_queue
+    return job
+
+
+def test_it_is_submitted_anew_with_its_number_in_the_array(sbatch, monkeypatch):
+    """The comment of the user's stays: sites account by it."""
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    assert sbatch._move_on(Outcome(143, Reason.preempted), 30.0) == 75
+    ((script, begin, comment, array),) = sbatch.asked
+    assert (script, begin, array) == ("script.sh", "--begin=now+30", "--array=3")
+    assert comment.startswith("--comment=team a forge-")
+    state = read_json(sbatch.forge / STATE)
+    assert (state["state"], state["successor"]) == ("starting", "99_3")
+
+
+@pytest.mark.parametrize("was_submitted", [True, False])
+def test_a_kill_between_sbatch_and_the_note_gives_one_successor(sbatch, was_submitted, monkeypatch):
+    """The intent is on disk before sbatch; the queue says whether it came so far."""
+    submit = slurm.submit
+
+    def killed(script, *options):
+        if was_submitted:
+            sbatch.in_queue[options[0].partition("=")[2]] = submit(script, *options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(slurm, "submit", killed)
+    with pytest.raises(KeyboardInterrupt):
+        sbatch._move_on(Outcome(143, Reason.preempted), 0.0)
+    monkeypatch.setattr(slurm, "submit", submit)
+    assert successor.submit(sbatch.forge, sbatch._script, "7", 0, []) == "99"
+    assert len(sbatch.asked) == 1
+
+
+def test_a_wrapper_that_has_submitted_its_job_anew_does_not_run_it(sbatch):
+    """The batch script starts a killed wrapper again, until Slurm ends it as well."""
+    sbatch._move_on(Outcome(143, Reason.preempted), 0.0)
+    with pytest.raises(SystemExit) as ended:
+        sbatch._take_over()
+    assert ended.value.code == 75
+
+
+def test_the_successor_has_the_budgets_of_its_predecessor(sbatch, monkeypatch):
+    """Another number is not another job."""
+    sbatch.counts.preemptions = 5
+    sbatch._move_on(Outcome(143, Reason.preempted), 0.0)
+    monkeypatch.setenv("SLURM_JOB_ID", "99")
+    job = SlurmJob(sbatch.directory, sbatch.directory / "script.sh")
+    assert job._take_over() is None
+    assert (job.counts.preemptions, job._because) == (5, "preempted")
+    assert job._ancestors == ["7"]
+
+
+def test_what_sbatch_refuses_is_left_to_the_launcher(sbatch, monkeypatch):
+    """Sites that do not allow it on their compute nodes."""
+
+    def refuse(script, *options):
+        raise slurm.Refused("sbatch: Access/permission denied")
+
+    monkeypatch.setattr(slurm, "submit", refuse)
+    sbatch._move_on(Outcome(143, Reason.preempted), 0.0)
+    said = read_json(sbatch.forge / STATE)["unrequeued"]
+    assert "presently disabled" in said
+    assert "permission denied" in said
+
+
+# -- signals that are not Slurm's ------------------------------------------------------------------
+
+
+def test_a_signal_by_hand_to_the_batch_script_does_not_end_the_job(wrapper):
+    """`scancel --full`: Slurm says that the job runs, and nobody preempts it."""
+    job = wrapper(RUNS, RUNS, _is_ending=True)
+    job._ask_controller(1.0)
+    assert not job._is_ending
+    outcome = job._outcome(exited(137))  # srun heard it, too, and has killed the tasks
+    assert outcome.reason is Reason.signalled
+    assert job._move_on(outcome, 0.0) is None
+
+
+def test_a_batch_script_that_was_killed_is_no_cancel(wrapper):
+    """COMPLETING in both cases; but its wrapper has lost its parent."""
+    cancelled = JobInfo("COMPLETING", "JobLaunchFailure", 0, None, end_time="2026-01-01T00:00:07")
+    job = wrapper(cancelled, cancelled, _batch_shell=-1, _is_ending=True)
+    report(job, 0, 143)
+    report(job, 1, 143)
+    outcome = job._outcome(exited(143))
+    assert (outcome.reason, str(outcome)) == (Reason.crashed, "its batch script was killed")
+    assert job._move_on(outcome, 0.0) == 75
+    assert job.controller.did == [("requeue", "7")]

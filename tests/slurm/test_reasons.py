@@ -6,7 +6,7 @@ import pytest
 from cluster import submit, wait_for
 
 from forge import slurm
-from forge.slurm import Why
+from forge.slurm import JobInfo, Why
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -75,6 +75,43 @@ def test_a_cancel(ours, tmp_path):
     ours.run("scancel", job)
     wait_for(lambda: told(tmp_path), "SIGTERM")
     assert slurm.why(slurm.show(job, 10), 0) is Why.cancelled
+
+
+def test_a_preemption_by_cancel(ours, tmp_path):
+    """PreemptMode=CANCEL without grace time: COMPLETING, as after a cancel, and not requeued."""
+    job = start(ours, tmp_path, "--partition=cancel", *WHOLE)
+    submit(ours, tmp_path, "sleep 60", "--partition=urgent", *WHOLE)
+    wait_for(lambda: told(tmp_path), "SIGTERM")
+    assert slurm.why(slurm.show(job, 10), 0) is Why.preempted
+    slurm.requeue(job, 10)
+    assert slurm.why(slurm.show(job, 10), 0) is Why.requeued
+
+
+def test_a_cancel_where_preemption_is_a_cancel(ours, tmp_path):
+    """Only the times tell them apart."""
+    job = start(ours, tmp_path, "--partition=cancel", *WHOLE)
+    ours.run("scancel", job)
+    wait_for(lambda: told(tmp_path), "SIGTERM")
+    assert slurm.why(slurm.show(job, 10), 0) is Why.cancelled
+
+
+def test_a_requeue_that_slurm_refuses_is_told_at_once(ours, tmp_path):
+    """No minute of questions while the job is being killed."""
+    job = start(ours, tmp_path)
+    ours.run("scontrol", "update", f"JobId={job}", "Requeue=0")
+    with pytest.raises(slurm.NotRequeueable, match="disabled"):
+        slurm.requeue(job, 10)
+
+
+@pytest.mark.parametrize(
+    ("end_time", "why"),
+    [("2026-01-01T00:00:09", Why.cancelled), ("2026-01-01T00:00:07", Why.preempted)],
+)
+def test_a_cancel_after_the_notice_of_a_preemption_by_cancel(end_time, why, monkeypatch):
+    """Slurm sets PreemptTime once more when it ends the job itself; a cancel leaves it behind."""
+    monkeypatch.setattr(slurm, "requeues_preempted", lambda partition, within_s: False)
+    text = "JobId=7 JobState=COMPLETING Requeue=1 Restarts=0 PreemptTime=2026-01-01T00:00:07"
+    assert slurm.why(JobInfo.parse(f"{text} EndTime={end_time} Partition=low"), 0) is why
 
 
 def test_a_cancel_in_the_middle_of_a_preemption(ours, tmp_path):

@@ -118,7 +118,7 @@ def test_what_sbatch_says_while_it_tries_is_told_at_once_and_is_the_error(tmp_pa
         gate.touch()
 
     with pytest.raises(slurm.Refused) as refused:
-        slurm.submit(tmp_path / "job.sh", tell)
+        slurm.submit(tmp_path / "job.sh", tell=tell)
     first = "sbatch: error: no room, sleeping and retrying"
     assert told == [first]
     assert str(refused.value) == f"{first}\nsbatch: error: Batch job submission failed"

@@ -1,0 +1,188 @@
+"""Jobs that a cluster, or somebody on it, ends in ways that once lost them.
+
+All jobs run at once, as in test_disturbed.py.
+"""
+
+import signal
+from pathlib import Path
+
+import pytest
+from cluster import submit, wait_for
+from jobs import TRAIN, SlurmApp, SlurmJob, table
+from launch.sweeps import assert_same_job
+from test_disturbed import reasons, undisturbed  # noqa: F401 - a fixture
+
+from forge import processes
+from forge.job_files import forge_dir, read_json
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+HELD = TRAIN.replace(
+    "        while RES",
+    '        while not (cfg.kind == "stepd" and Path(cfg.gates, "go").exists()) and RES',
+)
+assert HELD != TRAIN
+ON_N2 = ("removed", "anew", "lost")
+ON_N1 = ("full", "script", "stepd", "withdrawn")
+
+
+def stat_of(pid):
+    """(name, parent) of a process; ("", 0) where it is gone."""
+    try:
+        head, _, tail = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    except OSError:
+        return "", 0
+    return head.partition("(")[2], int(tail.split()[1])
+
+
+def stepd_above(pid):
+    """The daemon of the step that a process belongs to."""
+    name, parent = stat_of(pid)
+    while not name.startswith("slurmstepd"):
+        pid, (name, parent) = parent, stat_of(parent)
+        assert pid
+    return pid
+
+
+class Sweep:
+    """The sweep, and what is done to its jobs."""
+
+    def __init__(self, cluster, folder):
+        self.cluster = cluster
+        self.app = SlurmApp(cluster, folder / "lost", HELD)
+        kinds = (*ON_N2, *ON_N1)
+        cancels = dict.fromkeys(("removed", "anew", "withdrawn"), "cancel")
+        self.sweep = self.app.start(
+            f"kind={','.join(kinds)}",
+            f"++holds={table(**dict.fromkeys(kinds, 1))}",
+            f"++nodes={table(**dict.fromkeys(ON_N2, 'n2'))}",
+            f"++partitions={table(**cancels, lost='urgent')}",
+        )
+        self.first = {}
+
+    def disturb(self):
+        for kind in (*ON_N2, *ON_N1):
+            self.app.wait_for_gate(f"{kind} 0", self.sweep)
+        jobs = self.app.jobs()
+        self.first = {kind: job.slurm_id for kind, job in jobs.items()}
+        jobs["full"].scancel("--full", "--signal=TERM")
+        jobs["withdrawn"].scancel()
+        _, batch_shell = stat_of(jobs["script"].state["pid"])
+        assert processes.send(batch_shell, signal.SIGKILL)
+        assert processes.send(stepd_above(jobs["stepd"].watch), signal.SIGKILL)
+        self.cluster.run("scontrol", "update", f"JobId={self.first['anew']}", "Requeue=0")
+        options = ["--partition=urgent", "--nodelist=n2", "--cpus-per-task=15"]
+        submit(self.cluster, self.app.folder, "sleep 0.1", *options)
+        (self.app.gates / "go").touch()  # for the one whose step Slurm does not see any more
+        for kind in ("removed", "anew"):
+            wait_for(lambda kind=kind: jobs[kind].state["state"] == "finished", f"end of {kind}")
+        self._lose(jobs["lost"])
+
+    def _lose(self, job):
+        """What a node that loses its power loses of a job; then Slurm notices it."""
+        daemons = [pid for pid in processes.descendants() if stat_of(pid)[0] == "slurmd"]
+        (slurmd,) = [pid for pid in daemons if b"n2" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        pids = [stepd_above(job.watch), stepd_above(job.state["pid"])]
+        pids += [stat_of(job.state["pid"])[1], job.state["pid"], *job.marked]
+        processes.send(slurmd, signal.SIGSTOP)
+        for pid in pids:
+            processes.send(pid, signal.SIGKILL)
+        self.cluster.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=lost")
+        processes.send(slurmd, signal.SIGCONT)
+        wait_for(lambda: job.shown["JobState"] == "PENDING", "requeue by Slurm")
+        # Unless it is back by itself, as ReturnToService has it.
+        self.cluster.run("scontrol", "update", "NodeName=n2", "State=RESUME", check=False)
+
+
+@pytest.fixture(scope="module")
+def sweep(cluster, tmp_path_factory):
+    found = Sweep(cluster, tmp_path_factory.mktemp("sweep"))
+    try:
+        found.disturb()
+        yield found
+    finally:
+        if found.sweep.popen.poll() is None:
+            found.sweep.signal(signal.SIGKILL)
+            found.sweep.wait()
+        cluster.clear()
+
+
+@pytest.fixture
+def job(sweep, request) -> SlurmJob:
+    """The job that the test's parameter names, when it has ended."""
+    found = sweep.app.jobs()[request.param]
+    wait_for(lambda: found.state["state"] in ("finished", "failed", "stopped"), "its end", 120)
+    return found
+
+
+def of(*kinds):
+    return pytest.mark.parametrize("job", kinds, indirect=True)
+
+
+@of("removed")
+def test_a_preempted_job_comes_back_where_slurm_would_only_cancel_it(job, undisturbed):  # noqa: F811
+    """PreemptMode=CANCEL without grace time: COMPLETING, as after a scancel."""
+    assert_same_job(job, undisturbed)
+    assert job.restarts == 1
+    assert reasons(job) == ["preempted", "finished"]
+    assert job.counts["preemptions"] == 1
+
+
+@of("anew")
+def test_a_preempted_job_that_slurm_does_not_requeue_is_submitted_anew(sweep, job, undisturbed):  # noqa: F811
+    """Once, with its number in the array; and it says what does not wait for it."""
+    assert_same_job(job, undisturbed)
+    assert reasons(job) == ["preempted", "finished"]
+    first, successor = sweep.first["anew"], job.slurm_id
+    assert successor.partition("_")[0] != first.partition("_")[0]
+    assert successor.partition("_")[2] == first.partition("_")[2]
+    intent = read_json(forge_dir(job.directory) / "successor.json")
+    assert intent["job"] == successor
+    assert job.shown["Comment"] == intent["comment"]
+    listed = sweep.cluster.run("squeue", "--states=all", "--noheader", "--array", "--format=%k")
+    assert listed.split().count(intent["comment"]) == 1
+    assert (
+        f"submitted anew as {successor}. What depends on {first} does not wait for it" in job.output
+    )
+
+
+@of("withdrawn")
+def test_a_cancel_in_such_a_partition_is_one(job):
+    """It must not be taken for a preemption."""
+    assert job.state["reason"] == "cancelled"
+    wait_for(lambda: job.shown["JobState"] == "CANCELLED", "end of the job")
+    assert job.restarts == 0
+
+
+@of("lost")
+def test_after_its_node_was_lost_a_job_begins_at_once(job, undisturbed):  # noqa: F811
+    """Slurm has requeued it: to do so again would be a second wait in a full queue."""
+    assert_same_job(job, undisturbed)
+    assert job.restarts == 1
+    assert [one["because"] for one in job.told if one["kind"] == "requeue"] == ["node failed"]
+
+
+@of("script")
+def test_a_job_whose_batch_script_is_killed_comes_back_as_a_failure(job, undisturbed):  # noqa: F811
+    """By the out-of-memory killer, say: nobody has cancelled it."""
+    assert_same_job(job, undisturbed)
+    assert job.restarts == 1
+    (why,) = [one["because"] for one in job.told if one["kind"] == "requeue"]
+    assert why == "its batch script was killed"
+    assert job.counts["failures"] == 1
+
+
+@of("full")
+def test_sigterm_by_hand_to_the_whole_job_is_no_failure(job, undisturbed):  # noqa: F811
+    """`scancel --full --signal=TERM`: srun hears it, too, and kills the tasks while they save."""
+    assert_same_job(job, undisturbed)
+    assert reasons(job) == ["signalled", "finished"]
+    assert job.counts["failures"] == 0
+    assert job.restarts == 0
+
+
+@of("stepd")
+def test_a_step_that_slurm_has_lost_sight_of_ends_with_its_tasks(job, undisturbed):  # noqa: F811
+    """srun would wait until the time limit."""
+    assert_same_job(job, undisturbed)
+    assert job.restarts == 0
