@@ -156,20 +156,13 @@ class Job(ABC):
 
     def _decide(self, outcome: Outcome) -> Decision:
         """Whether it starts again, by what the last attempt has left in the directory."""
-        progress = ledger.read_progress(self.directory)
-        # The boundary before the first step has nothing new to save.
-        has_boundary = (
-            progress is not None
-            and progress.began > self._began
-            and progress.step > max(self.counts.best_step, 0)
-        )
         decision = decide(
             outcome,
             self.counts,
             self.plan["requeue"],
             self._saved_step(),
             has_run=any((self.forge / "ledger").glob("attempt_*")),
-            is_cut_short=self._is_cut_short(has_boundary),
+            is_cut_short=self._is_cut_short(ledger.has_stepped(self.directory, self._began)),
         )
         is_unsaved = self.counts.no_progress + self.counts.unfair > 0
         self.counts.unsaved_s = self._took_s if is_unsaved else 0.0

@@ -165,6 +165,15 @@ def saved_steps(job_dir: Path, checkpoint_dir: str) -> int:
     return sum(saved_step(Path(one)) + 1 for one in directories) - 1
 
 
+def has_stepped(job_dir: Path, since: float) -> bool:
+    """Whether a Run that began after that time (Unix) has done a step, and could have saved it."""
+    progress = read_progress(job_dir)
+    if progress is None or progress.began <= since:
+        return False
+    starts = [one for one in _events(job_dir, progress.attempt) if one["kind"] == "start"]
+    return bool(starts) and progress.step > starts[0]["step"]
+
+
 def has_finished(job_dir: Path, checkpoint_dir: Path) -> bool:
     """Whether this process, or one of the same owner, has finished the training that lies there."""
     run, owner = _run_in(checkpoint_dir, job_dir), spawned.owner()
