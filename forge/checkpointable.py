@@ -38,8 +38,8 @@ from forge.backends import ASK_S, AlreadyRequeued, Backend
 from forge.config import Policy, SignalAction
 from forge.errors import Exit, ExitCode, JobError
 from forge.files import make_directory
+from forge.foreign import foreign
 from forge.job_files import STATE, forge_dir, read_json, write_json
-from forge.owners import foreign
 from forge.requeue import Counts, Decision, Outcome, Reason, decide
 
 PATIENCE = 1 / 6
@@ -150,6 +150,7 @@ class _Attempt:
     def run(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The value of the task; or raises, or leaves to be started again."""
         value: Any = None
+        refusal: JobError | None = None
         try:
             refusal = self._begin()
             if refusal is None:

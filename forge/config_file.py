@@ -15,7 +15,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from forge.errors import ExitCode, ForgeError
-from forge.files import make_directory, read_plain, read_trusted, write_atomically
+from forge.files import make_trusted_directory, read_plain, read_trusted, write_atomically
 
 _HEAD = "# Written by forge, not to be edited. sha256 of all that follows: "
 
@@ -72,7 +72,7 @@ _Loader.add_constructor("!path", _Loader.path)
 
 def write(path: Path, content: Any) -> None:
     """Replace the file in one step; it survives a power cut."""
-    make_directory(path.parent)
+    make_trusted_directory(path.parent)
     text = yaml.dump(
         content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=sys.maxsize
     )

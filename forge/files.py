@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from forge.errors import Untrusted
-from forge.owners import foreign_file
+from forge.foreign import foreign_file
 
 FORGE = ".forge"
 """Name of forge's own directory in that of a job, or of a sweep."""

@@ -1,7 +1,7 @@
 """Who else could have written a checkpoint: another owner, or somebody with the right to write.
 
 Reading one executes nothing, whoever wrote it, and allocates no more than its files hold; but
-training would go on from weights that others chose. The rule is that of `forge/owners.py`; see
+training would go on from weights that others chose. The rule is that of `forge/foreign.py`; see
 docs/decisions/0012-trust.md.
 """
 
@@ -15,7 +15,7 @@ from forge.checkpoint.manifest import Manifest
 from forge.checkpoint.names import STATE
 from forge.config import OnForeign
 from forge.errors import CheckpointError, DamagedCheckpoint
-from forge.owners import foreign
+from forge.foreign import foreign
 
 MAX_STATE_BYTES = 1 << 30
 """Bytes of JSON that are read, and written: parsing takes many times as much memory."""

@@ -18,11 +18,11 @@ from forge import config, frozen, job_dir, messages
 from forge.config import Policy
 from forge.config_file import DamagedConfig
 from forge.errors import ConfigError
+from forge.foreign import is_ours
 from forge.job_files import STATE, forge_dir
 from forge.launch import payload, plan, remembered
 from forge.launch.hydra_launcher import Request
 from forge.launch.sweep import Place, SweepDir
-from forge.owners import is_ours
 
 _SHOWN = 8
 """Jobs that one problem names."""

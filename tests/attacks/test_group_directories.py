@@ -93,6 +93,29 @@ def test_a_sweep_that_somebody_else_prepared_is_refused(case, in_group):
     assert sorted(path.name for path in other.iterdir()) == ["step_5"]
 
 
+@as_root
+def test_a_config_that_somebody_else_stored_is_refused(in_group):
+    """It can hold a `_target_` of their choice, which main would instantiate."""
+    (in_group.folder / "conf.yaml").write_text("defaults: [{resilience: default}]")
+    text = (in_group.folder / "train.py").read_text()
+    text = text.replace("config_path=None, config_name=None", "config_path='.', config_name='conf'")
+    (in_group.folder / "train.py").write_text(text + "    print('TRAINED')\n")
+    folder = in_group.folder / "run"
+
+    def prepare():
+        os.umask(0)
+        forge_dir(folder).mkdir(parents=True)
+        (forge_dir(folder) / "config.yaml").write_text("mode: theirs\n")
+
+    assert as_user(ATTACKER, prepare).code == 0
+    command = [sys.executable, "train.py", f"hydra.run.dir={folder}"]
+    done = subprocess.run(command, cwd=in_group.folder, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 78, done.stdout + done.stderr
+    assert "/.forge belongs to nobody (uid 65534), not to root" in done.stdout + done.stderr
+    assert "TRAINED" not in done.stdout
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("subdir", ["../..", "/tmp"])
 def test_the_list_of_jobs_leads_nowhere_that_the_config_does_not(subdir, tmp_path):
     """Jobs would write over what lies there."""

@@ -18,7 +18,7 @@ from forge.checkpoint.names import STATE, TENSORS
 from forge.checkpoint.trust import MAX_STATE_BYTES, check_writable_size
 from forge.config import OnForeign
 from forge.errors import CheckpointError, DamagedCheckpoint
-from forge.owners import foreign
+from forge.foreign import foreign
 
 STRANGER = 4321
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

@@ -6,8 +6,8 @@ import struct
 import pytest
 from two_users import ATTACKER, as_user, place
 
-from forge import owners
 from forge.files import read_trusted, write_atomically
+from forge.foreign import foreign
 from forge.job_files import forge_dir
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play two users")
@@ -19,16 +19,16 @@ def test_whom_an_acl_lets_write_is_somebody_else(tmp_path):
     path = tmp_path / "task.pkl"
     write_atomically(path, "x")
     path.chmod(0o664)
-    assert owners.foreign(path) is None  # root's own group
+    assert foreign(path) is None  # root's own group
     entries = [(1, 6, 2**32 - 1), (2, 6, ATTACKER), (4, 4, 2**32 - 1), (16, 6, 2**32 - 1)]
     acl = b"".join(struct.pack("<HHI", *one) for one in [*entries, (32, 4, 2**32 - 1)])
     try:
         os.setxattr(path, "system.posix_acl_access", struct.pack("<I", 2) + acl)
     except OSError:
         pytest.skip("no ACLs here")
-    assert "can be written by nobody (uid 65534), whom its ACL names" in owners.foreign(path)
+    assert "can be written by nobody (uid 65534), whom its ACL names" in foreign(path)
     path.chmod(0o644)  # which takes the right out of the mask
-    assert owners.foreign(path) is None
+    assert foreign(path) is None
 
 
 @as_root
