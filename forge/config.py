@@ -84,6 +84,15 @@ STOP_SHARE = 0.75
 """The forced exit comes this part of the lead after the signal, where nothing else is set."""
 
 
+class Resume(Enum):
+    """Whose checkpoints a job resumes from."""
+
+    same = "same"
+    """Its own: of the same program, Run's name and config."""
+    changed = "changed"
+    """Those that are there; what differs is taken on, and said."""
+
+
 @dataclass
 class SignalConfig:
     """Which signals stop a job, and how early."""
@@ -291,6 +300,8 @@ class Policy:
 
     enabled: bool = True
     """false: a plain loop; nothing is handled, saved or resumed."""
+    resume: Resume = Resume.same
+    """From checkpoints of a job with another config: same (refuse) | changed (take it on)."""
     signal: SignalConfig = field(default_factory=SignalConfig)
     shutdown: ShutdownConfig = field(default_factory=ShutdownConfig)
     requeue: RequeueConfig = field(default_factory=RequeueConfig)

@@ -1,7 +1,7 @@
 """A job's config as it was at its first start: stored, compared, brought back.
 
 <job dir>/.forge/config.yaml  the user's part of the config
-<job dir>/.forge/start.yaml   the program, and the overrides it was given
+<job dir>/.forge/start.yaml   the program, the overrides it was given, the config as it was written
 
 What refers to another key of the config stays a reference, so that main sees what it sees without
 forge. What a resolver gives (`${now:…}`, `${oc.env:…}`) is stored as the value that it had.
@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.grammar.gen.OmegaConfGrammarParser import OmegaConfGrammarParser
 from omegaconf.grammar_parser import parse
 
-from forge import config_file, messages
+from forge import config_file, identity, messages
 from forge.errors import ExitCode, ForgeError
 from forge.job_files import forge_dir
 
@@ -109,21 +109,44 @@ def task_part(cfg: DictConfig) -> DictConfig:
         return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
 
 
-def freeze(cfg: DictConfig, directory: Path) -> None:
+def freeze(cfg: DictConfig, directory: Path, written: dict[str, Any]) -> None:
     """Store the config of a job, unless that was done before.
 
+    One that is to replace another is put aside, until forge.Run has taken it on.
+
+    Args:
+        written: `identity.as_written` of the config, before anything of it was resolved.
     Raises:
         Contradiction: Where another program has done it.
     """
-    path = forge_dir(directory) / "config.yaml"
-    if path.exists():
+    folder = forge_dir(directory)
+    if is_frozen(directory):
         check_program(cfg, directory)
-        return
+        identity.forget_asked(directory)
+        if not wants_change(cfg):
+            return
+        folder = identity.asked(directory)
+    start = {"program": _program(cfg), "overrides": overrides_of(cfg), "written": written}
+    config_file.write(folder / identity.START, start)
+    config_file.write(folder / identity.CONFIG, _task_config(cfg, directory))
+
+
+def _task_config(cfg: DictConfig, directory: Path) -> dict[str, Any]:
+    """The user's part of the config, as it is stored."""
     copied = task_part(cfg)
     resolve_now(copied, directory)
-    start = {"program": _program(cfg), "overrides": overrides_of(cfg)}
-    config_file.write(_start_path(directory), start)
-    config_file.write(path, OmegaConf.to_container(copied))
+    tree: Any = OmegaConf.to_container(copied)
+    policy = tree.get("resilience")
+    if isinstance(policy, dict) and "resume" in policy:
+        policy["resume"] = "same"  # a change is asked for once, not for every later start
+    found: dict[str, Any] = tree
+    return found
+
+
+def wants_change(cfg: DictConfig) -> bool:
+    """Whether this start is to take the job on with the config as it is now."""
+    wanted = OmegaConf.select(cfg, "resilience.resume", throw_on_missing=False)
+    return bool(getattr(wanted, "name", wanted) == "changed")
 
 
 def _program(cfg: DictConfig) -> str:
@@ -176,8 +199,9 @@ def restore(cfg: DictConfig, directory: Path) -> None:
     if refused:
         raise Contradiction(
             f"{directory} holds a job that was started with another config; given now:"
-            f" {' '.join(refused)}.\nTo resume the job as it is, leave that out:"
-            f" hydra.run.dir={directory}\nTo train with it, start in a new directory."
+            f" {' '.join(refused)}.{_differing(cfg, directory)}\nTo resume the job as it is, leave"
+            f" that out: hydra.run.dir={directory}\nTo resume it with the new config, add"
+            " resilience.resume=changed\nTo train both, start in a new directory."
         )
     overridden = tuple(f"{key}." for key in (*map(_key, first_overrides), *policy))
     changed = sorted(
@@ -203,18 +227,21 @@ def restore(cfg: DictConfig, directory: Path) -> None:
                 del OmegaConf.select(cfg, above)[last]
 
 
+def _differing(cfg: DictConfig, directory: Path) -> str:
+    before, now = identity.stored(directory), identity.as_written(cfg)
+    return identity.listed(identity.changes(before, now)) if before is not None else ""
+
+
 def keep_policy(cfg: DictConfig, directory: Path) -> None:
     """Store what overrides of this start have changed below `resilience`, for the later ones."""
     start = _started(directory)
     before = start["overrides"]
     new = [o for o in overrides_of(cfg) if _is_policy(_key(o)) and o not in before]
-    if not new:
+    if not new or wants_change(cfg):
         return
-    path = forge_dir(directory) / "config.yaml"
-    copied = task_part(cfg)
-    resolve_now(copied, directory)
-    tree: Any = OmegaConf.to_container(copied)
-    config_file.write(path, config_file.read(path) | {"resilience": tree["resilience"]})
+    path = forge_dir(directory) / identity.CONFIG
+    policy = {"resilience": _task_config(cfg, directory)["resilience"]}
+    config_file.write(path, config_file.read(path) | policy)
     replaced = set(map(_key, new))
     start["overrides"] = [*(o for o in before if _key(o) not in replaced), *new]
     config_file.write(_start_path(directory), start)
@@ -235,7 +262,7 @@ def _node(cfg: DictConfig, key: str) -> Any:
 
 
 def _start_path(directory: Path) -> Path:
-    return forge_dir(directory) / "start.yaml"
+    return forge_dir(directory) / identity.START
 
 
 def _started(directory: Path) -> dict[str, Any]:

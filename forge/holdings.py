@@ -57,7 +57,6 @@ class Holdings:
         self.store = Store(
             checkpoint_dir,
             policy.checkpoint,
-            config_hash=job_dir.config_hash(job),
             keep_back_steps=policy.nan.rollback.steps_back if can_roll_back else None,
             keep_back_every=self._every,
         )

@@ -23,7 +23,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from forge import config, frozen, hints, job_dir, messages, spawned, stopping, verdict
+from forge import config, frozen, hints, identity, job_dir, messages, spawned, stopping, verdict
 from forge.errors import ConfigError, ExitCode, ForgeError
 from forge.job_files import REHEARSAL, forge_dir
 
@@ -49,6 +49,9 @@ def _guarded(hook: _Hook) -> _Hook:
 class JobConfig(Callback):
     """Freezes and restores a job's config. Named by `conf/forge/hooks/hydra.yaml`."""
 
+    _written: dict[str, Any] | None = None
+    """The config before anything of it was resolved, where this process has composed it."""
+
     @_guarded
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before a single job: bring back the config it was first started with."""
@@ -59,7 +62,8 @@ class JobConfig(Callback):
         with _placed(config) as directory:
             if directory is None:
                 return
-            if frozen.is_frozen(directory):
+            self._written = identity.as_written(config)
+            if frozen.is_frozen(directory) and not frozen.wants_change(config):
                 frozen.restore(config, directory)
             with read_write(config):
                 frozen.resolve_now(config, directory)
@@ -89,7 +93,10 @@ class JobConfig(Callback):
         problem = job_dir.init_problem(policy.checkpoint, directory, Path(config.hydra.runtime.cwd))
         if problem:
             raise ConfigError([problem])
-        frozen.freeze(config, directory)
+        written = self._written
+        if written is None:
+            written = job_dir.launched_with(directory) or identity.as_written(config)
+        frozen.freeze(config, directory, written)
         frozen.keep_policy(config, directory)
         stopping.install(policy, forge_dir(directory))
         stopping.has_job(directory)

@@ -28,7 +28,7 @@ from forge import spawned
 from forge.config import CheckpointConfig
 from forge.errors import ConfigError, ExitCode, ForgeError
 from forge.files import make_directory, read_trusted, write_atomically
-from forge.job_files import CODE, REHEARSAL, TOKEN, forge_dir, read_json, write_json
+from forge.job_files import CODE, PLAN, REHEARSAL, TOKEN, forge_dir, read_json, write_json
 from forge.spawned import Inherited
 
 _THREADS = "threads.json"
@@ -103,6 +103,11 @@ def checkpoint_dir(job_dir: Path) -> Path | None:
         return None
 
 
+def launched_with(job_dir: Path) -> dict[str, Any] | None:
+    """The config of the job as it was written, where a launcher of ours has composed it."""
+    return (read_json(forge_dir(job_dir) / PLAN) or {}).get("written")
+
+
 def started_in() -> Path:
     """The directory in which the command was given: what its relative paths are relative to."""
     hydra, job_of_parent = hydra_config(), spawned.inherited()
@@ -154,6 +159,7 @@ def sweep_command(sweep_dir: Path) -> str:
     program, arguments = _command_line()
     renewed = ("hydra.sweep.dir=", "hydra.launcher.wait=")  # whoever goes on wants to see the end
     kept = [one for one in arguments if not one.lstrip("+~").startswith(renewed)]
+    kept = [one for one in kept if not _is_for_once(one)]
     # Beside the other overrides: argparse takes no two groups of them with an option between.
     kept.insert(_first_override(kept), f"hydra.sweep.dir={_hydra_quoted(str(sweep_dir))}")
     return _line([*program, *kept])
@@ -220,8 +226,13 @@ def _hydra_arguments(hydra: Any, job_dir: Path, arguments: list[str]) -> list[st
     for override in _unresolved(hydra.overrides.hydra):
         if not override.lstrip("+~").startswith(_PLACING):
             kept.append(override)
-    kept.extend(_unresolved(hydra.overrides.task))
+    kept.extend(o for o in _unresolved(hydra.overrides.task) if not _is_for_once(o))
     return [*kept, f"hydra.run.dir={_hydra_quoted(str(job_dir))}"]
+
+
+def _is_for_once(override: str) -> bool:
+    """What has changed was taken on by then; what changes later is not what was meant."""
+    return override.lstrip("+").startswith("resilience.resume=")
 
 
 def _unresolved(overrides: Any) -> list[str]:
@@ -349,11 +360,3 @@ def changed_code(job_dir: Path, now: dict[str, str] | None = None) -> list[str]:
 def forget_code(job_dir: Path) -> None:
     """Let the next start be the first."""
     (forge_dir(job_dir) / CODE).unlink(missing_ok=True)
-
-
-def config_hash(job_dir: Path) -> str:
-    """sha256 of the frozen config; empty where there is none."""
-    try:
-        return hashlib.sha256((forge_dir(job_dir) / "config.yaml").read_bytes()).hexdigest()
-    except FileNotFoundError:
-        return ""

@@ -14,13 +14,16 @@ from functools import partial
 from typing import Any, NoReturn
 
 from forge import job_dir, messages, rng, startup, stopping, strikes
+from forge.built import Built
 from forge.calls import Calls
-from forge.config import NanAction, Policy
+from forge.checkpoint import Checkpoint
+from forge.config import NanAction, Policy, Resume
 from forge.errors import CheckpointError, ConfigError, DirectoryInUse, Exit, ExitCode
 from forge.holdings import Holdings
 from forge.job_files import SAVE_WITHIN, forge_dir
 from forge.live_state import LiveState
 from forge.nan_policy import NanPolicy, RateScale
+from forge.owner import Owner
 from forge.position import Position
 from forge.replay import HeldBatch, Marker, batch_of, replay_of
 from forge.time_limit import REASON, TimeLimit
@@ -76,6 +79,7 @@ class Session:
         # What cannot be saved is named now, not at a first save hours later.
         with startup.exits():
             self._live.check_savable()
+            built = Built(self._live.objects)
         self._was_installed = stopping.is_installed()
         with startup.exits():
             job, checkpoint_dir = job_dir.current(self._policy.checkpoint.dir, self._name)
@@ -86,6 +90,13 @@ class Session:
             self._handler = stopping.install(self._policy, forge_dir(job))
             stopping.hold_interrupts(True)
             with startup.told_to_parent(job), startup.exits():
+                self._owner = Owner(
+                    checkpoint_dir,
+                    job,
+                    name=self._name or "",
+                    built=built,
+                    is_change_wanted=self._policy.resume is Resume.changed,
+                )
                 startup.check_code(job, self._policy.requeue.on_code_change)
                 startup.check_health(self._policy.health, checkpoint_dir)
                 self._resume()
@@ -105,12 +116,16 @@ class Session:
     def _resume(self) -> None:
         found = self._disk.newest(self._live)
         if found is not None:
-            self._load(found.state, found.fill())
+            self._load(found)
             self._is_complete = found.manifest.is_complete
             self.resumed_from = found.path.name
+        self._owner.keep(self._disk.ledger)
+        self._disk.store.job = self._owner.id
         self._disk.begin(self.step, self.resumed_from, self._replay is not None, self._is_complete)
 
-    def _load(self, state: dict[str, Any], owned: frozenset[int]) -> None:
+    def _load(self, found: Checkpoint) -> None:
+        state, owned = found.state, found.fill()
+        self._owner.adapt(state["live"]["states"], found.manifest.job, self._disk.ledger)
         self._live.load(state["live"], owned, is_kept=state["replay"] is not None)
         self._nan.load_state_dict(state["nan"])
         if "overflows" in state:  # not of an older forge
@@ -360,7 +375,7 @@ class Session:
             )
         nan, bad_step = self._nan.state_dict(), self.step
         self.metrics.flush()
-        self._load(found.state, found.fill())
+        self._load(found)
         self._nan.load_state_dict(nan)
         self._nan.rolled_back()
         found.state["nan"] = self._nan.state_dict()  # budgets are not rolled back

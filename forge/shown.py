@@ -20,7 +20,7 @@ def describe(checkpoint: Checkpoint) -> Iterator[str]:
     yield _cut(str(checkpoint.path), WIDTH)
     ended = "training had ended" if about.is_complete else "training goes on from here"
     yield f"step {about.step}, saved {saved} by attempt {about.attempt}; {ended}"
-    yield f"{versions}; {'config ' + about.config_hash[:12] if about.config_hash else 'no config'}"
+    yield f"{versions}; {'job ' + about.job[:12] if about.job else 'no job'}"
     for name, entry in sorted(about.files.items()):
         yield f"  {name:<{_PATH}} CRC-32 {entry['crc32']:08x} {_size(entry['size']):>30}"
     yield ""

@@ -43,7 +43,8 @@ class Manifest:
     """Whether training had ended."""
     chunk_bytes: int = CHUNK
     world_size: int = 1
-    config_hash: str = ""
+    job: str = ""
+    """The id that `job.json` beside it explains; empty in those of other versions."""
     created: float = 0.0
     """Unix time in seconds."""
     versions: dict[str, str] = field(default_factory=dict)
@@ -111,6 +112,7 @@ def read(directory: Path) -> Manifest:
         checksum = content.pop("checksum")
         if checksum != _checksum(content):
             raise DamagedCheckpoint(f"{NAME} does not match its own checksum")
+        content.pop("config_hash", None)  # of earlier versions, which compared it with nothing
         if content["format"] != FORMAT:
             raise DamagedCheckpoint(
                 f"{NAME} has format {content['format']}, this forge reads format {FORMAT}"

@@ -46,7 +46,6 @@ class Store:
         config: CheckpointConfig,
         *,
         attempt: int = 0,
-        config_hash: str = "",
         keep_back_steps: int | None = None,
         keep_back_every: int = 1,
     ) -> None:
@@ -56,7 +55,6 @@ class Store:
             directory: Where the `step_<N>` lie.
             config: Retention and verification.
             attempt: Number of this attempt, for the manifest.
-            config_hash: Hash of the job's config, for the manifest.
             keep_back_steps: Always keep one checkpoint at least this many steps old.
         Raises:
             DirectoryInUse: Where a live job holds it.
@@ -64,7 +62,8 @@ class Store:
         self.directory = directory
         self._config = config
         self.attempt = attempt
-        self._config_hash = config_hash
+        self.job = ""
+        """The id of `job.json`, for the manifest."""
         self._retention = Retention(config, keep_back_steps, keep_back_every)
         self._trust = Trust(config.on_foreign)
         self._copies = Copies()
@@ -214,7 +213,7 @@ class Store:
             attempt=self.attempt,
             files={TENSORS: tensors, STATE: tree},
             is_complete=snapshot.is_complete,
-            config_hash=self._config_hash,
+            job=self.job,
             created=time.time(),
             versions={"forge": forge.__version__, "torch": torch.__version__},
             **manifest.metrics_of(snapshot.logged),

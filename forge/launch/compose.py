@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import filter_overrides
 from omegaconf import DictConfig, flag_override, read_write
 
-from forge import config, frozen, job_dir, messages
+from forge import config, frozen, identity, job_dir, messages
 from forge.config import Policy
 from forge.config_file import DamagedConfig
 from forge.errors import ConfigError
@@ -41,6 +41,8 @@ class ComposedJob:
     program: str
     composed: str
     """sha256 of its config as it was composed."""
+    written: dict[str, Any]
+    """`identity.as_written` of it."""
 
 
 def compose(
@@ -63,7 +65,7 @@ def compose(
     outer = HydraConfig.instance().cfg
     called = _called(request.function)
     job_overrides = request.job_overrides
-    known = [sweep.find(overrides) for overrides in job_overrides]
+    known = sweep.find_all([list(overrides) for overrides in job_overrides])
     # What all of them have is not what anybody wants to see.
     several = len(job_overrides) > 1
     common = set.intersection(*map(set, job_overrides)) if several else set()
@@ -79,7 +81,8 @@ def compose(
             composed = hashlib.sha256(text.encode()).hexdigest()
             directory = sweep.path / place.subdir
             program = f"{called} with config {cfg.hydra.job.config_name}"
-            job = ComposedJob(place, directory, cfg, None, label, program, composed)
+            written = identity.as_written(cfg)
+            job = ComposedJob(place, directory, cfg, None, label, program, composed, written)
             problem = _place_problem(job, sweep, batch)
             if problem:  # not looked into any more: what lies there is another job's
                 problems.append(f"job {number} ({label}): {problem}")
@@ -246,7 +249,8 @@ def _settle(job: ComposedJob, sweep_path: Path, may_refer: bool) -> None:
         hydra.runtime.output_dir = str(job.directory)
     if frozen.is_frozen(job.directory):
         if plan.has_begun(job.directory):
-            frozen.restore(cfg, job.directory)
+            if not frozen.wants_change(cfg):
+                frozen.restore(cfg, job.directory)
             may_refer = True
         elif not plan.is_finished(job.directory):
             frozen.forget(job.directory)  # nothing was trained yet: nothing to be true to

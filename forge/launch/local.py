@@ -87,7 +87,7 @@ def _freeze(
             make_trusted_directory(forge_dir(job.directory))
             (forge_dir(job.directory) / STATE).unlink(missing_ok=True)
             if job.policy is not None and job.policy.enabled:
-                frozen.freeze(job.config, job.directory)
+                frozen.freeze(job.config, job.directory, job.written)
             job_dir.changed_code(job.directory, code)  # the first start notes it
             data, main = shared.with_config(job.config)
             write_atomically(forge_dir(job.directory) / TASK, data)
@@ -101,6 +101,7 @@ def _freeze(
                 dict(os.environ),
                 job.program,
                 job.composed,
+                job.written,
             ).materialize(job.directory)
         finally:
             HydraConfig.instance().cfg = outer

@@ -59,6 +59,8 @@ class JobPlan:
     requeue: dict[str, Any]
     has_whole_path: bool = True
     """Whether `path` is all of sys.path; else what that interpreter has comes after it."""
+    written: dict[str, Any] | None = None
+    """The config as it was written, for the job's identity; None: without a policy."""
     slurm: dict[str, Any] | None = None
     """On a cluster: how the step is started."""
 
@@ -77,6 +79,7 @@ def make(
     environment: dict[str, str],
     program: str,
     composed: str,
+    written: dict[str, Any],
 ) -> JobPlan:
     """The plan of a job in its directory; what must not change is taken from an earlier one.
 
@@ -90,6 +93,7 @@ def make(
         environment: The launcher's.
         program: What the overrides are overrides of.
         composed: sha256 of the config as it was composed.
+        written: `identity.as_written` of it.
     """
     before = earlier(directory)
     place = _place(directory)
@@ -135,6 +139,7 @@ def make(
         if is_active
         else {},
         requeue=requeue,
+        written=written if is_active else None,
     )
 
 

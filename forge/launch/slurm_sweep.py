@@ -272,6 +272,7 @@ def _pack(
         dict(os.environ),
         composed.program,
         composed.composed,
+        composed.written,
     )
     content = asdict(made)
     python = shlex.split(options.python) if options.python else [sys.executable, "-I", "-S"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,12 @@ class Place:
     subdir: str
     overrides: tuple[str, ...]
     """Sorted: their order makes no difference."""
+
+
+def _of_the_user(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Those of them that make it another job."""
+    policy = ("resilience.", "resilience=")
+    return tuple(sorted(o for o in overrides if not o.lstrip("+~").startswith(policy)))
 
 
 class SweepDir:
@@ -91,6 +98,27 @@ class SweepDir:
                 self._taken.add(place.number)
                 return place
         return None
+
+    def find_all(self, jobs: list[list[str]]) -> list[Place | None]:
+        """The places of jobs, each once.
+
+        The policy may change from start to start: where no job has these overrides, it is the one
+        that has them but for those below `resilience`, if there is one of either.
+        """
+        found = [self.find(overrides) for overrides in jobs]
+        alike: dict[tuple[str, ...], tuple[list[int], list[Place]]] = {}
+        for index, place in enumerate(found):
+            if place is None:
+                alike.setdefault(_of_the_user(jobs[index]), ([], []))[0].append(index)
+        for place in self._known:
+            own = _of_the_user(place.overrides)
+            if own in alike and place.number not in self._taken:
+                alike[own][1].append(place)
+        for indices, places in alike.values():
+            if len(indices) == len(places) == 1:
+                found[indices[0]] = places[0]
+                self._taken.add(places[0].number)
+        return found
 
     def free_number(self, number: int) -> int:
         """`number`, or where an earlier start of this sweep has used it the next that is free."""

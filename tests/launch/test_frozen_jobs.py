@@ -243,7 +243,7 @@ def test_changed_code_is_refused_or_told_where_something_was_trained(tmp_path):
 
 
 def make_plan(directory: Path, threads: int = 4, policy: Policy | None = None, **environment):
-    made = plan.make(directory, ["a=1"], policy, None, None, threads, environment, "x", "y")
+    made = plan.make(directory, ["a=1"], policy, None, None, threads, environment, "x", "y", {})
     forge_dir(directory).mkdir(exist_ok=True)
     made.materialize(directory)
     return made
@@ -310,3 +310,16 @@ def test_an_index_that_was_torn_anywhere_is_read_and_written_on(tmp_path, cut):
     assert last.free_number(2) == 3
     assert last.free_number(2) == 4
     last.close()
+
+
+def test_a_job_is_found_with_another_policy_too(tmp_path):
+    """`resilience.resume=changed`, or another budget, is no reason to train it from the start."""
+    old, halts = Place(0, "0", ("lr=1",)), Place(2, "2", ("lr=2", "resilience.nan.action=halt"))
+    first = SweepDir(tmp_path, set())
+    first.add([old, Place(1, "1", ("lr=2", "resilience.nan.action=skip")), halts])
+    first.close()
+    jobs = [["resilience.resume=changed", "lr=1"], ["lr=2"], ["lr=2", "resilience.nan.action=halt"]]
+    again = SweepDir(tmp_path, set(), is_looked_at=True)
+    assert again.find_all(jobs) == [old, Place(1, "1", first._known[1].overrides), halts]
+    again = SweepDir(tmp_path, set(), is_looked_at=True)
+    assert again.find_all([["lr=2"], ["lr=1"], ["lr=3"]]) == [None, old, None]

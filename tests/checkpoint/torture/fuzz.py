@@ -204,7 +204,7 @@ class Bench:
             assert (type(described.step), described.step) == (int, 2)
             assert type(described.is_complete) is bool
             assert type(described.attempt) is int
-            assert type(described.config_hash) is str
+            assert type(described.job) is str
         return "read"
 
 

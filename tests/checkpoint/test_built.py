@@ -1,0 +1,144 @@
+"""What a script builds otherwise than at the first start, put into what a checkpoint holds."""
+
+import copy
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as schedules
+
+from forge.built import Built
+from forge.errors import ConfigError
+
+KINDS = {
+    "cosine": lambda o, n: schedules.CosineAnnealingLR(o, 10 * n),
+    "step": lambda o, n: schedules.StepLR(o, 3 * n),
+    "multi": lambda o, n: schedules.MultiStepLR(o, [2 * n, 5 * n]),
+    "one cycle": lambda o, n: schedules.OneCycleLR(o, 0.3 * n, total_steps=50),
+    "warm-up": lambda o, n: schedules.SequentialLR(
+        o, [schedules.LinearLR(o), schedules.CosineAnnealingLR(o, 9 * n)], [4]
+    ),
+    "chained": lambda o, n: schedules.ChainedScheduler(
+        [schedules.LinearLR(o), schedules.StepLR(o, 2 * n)]
+    ),
+    "function": lambda o, n: schedules.LambdaLR(o, lambda step: 1 / (1 + n * step)),
+}
+
+
+def objects(lr=0.1, kind=None, n=1, **options):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, **options)
+    found = {"model": model, "optimizer": optimizer}
+    if kind is not None:
+        found["schedule"] = kind(optimizer, n)
+    return found
+
+
+def trained(found, steps=6):
+    for _ in range(steps):
+        found["optimizer"].step()
+        if "schedule" in found:
+            found["schedule"].step()
+    return {name: copy.deepcopy(one.state_dict()) for name, one in found.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(("lr", "n"), [(0.1, 2), (0.4, 1)])
+def test_a_changed_schedule_is_where_it_would_be_had_it_always_been_so(kind, lr, n):
+    """The rate, what is cycled with it, and every value of the schedule."""
+    first = objects(kind=kind)
+    record = Built(first).record
+    saved = trained(first)
+    now = Built(objects(lr, kind, n))
+    now.adapt(saved, record)
+    expected = trained(objects(lr, kind, n))
+    assert saved["schedule"] == expected["schedule"]
+    assert saved["optimizer"]["param_groups"] == expected["optimizer"]["param_groups"]
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS.values()], ids=["none", *KINDS])
+def test_where_nothing_is_built_otherwise_nothing_changes(kind):
+    first = objects(kind=kind)
+    saved = trained(first)
+    saved["optimizer"]["param_groups"][0]["eps"] = 0.5  # the loop has done that
+    before = copy.deepcopy(saved)
+    assert Built(objects(kind=kind)).adapt(saved, Built(objects(kind=kind)).record) == []
+    assert str(saved) == str(before)
+
+
+def test_only_what_is_built_otherwise_is_put_in():
+    saved = trained(objects())
+    saved["optimizer"]["param_groups"][0]["lr"] = 0.01  # the loop has done that
+    found = Built(objects(betas=(0.5, 0.9))).adapt(saved, Built(objects()).record)
+    assert [str(one) for one in found] == [
+        "optimizer.param_groups[0].betas: [0.9, 0.999] before, [0.5, 0.9] now"
+    ]
+    assert saved["optimizer"]["param_groups"][0]["lr"] == 0.01
+    assert saved["optimizer"]["param_groups"][0]["betas"] == (0.5, 0.9)
+
+
+def test_a_rate_that_is_a_tensor_is_put_in_as_one():
+    saved = trained(objects(torch.tensor(0.1)))
+    found = Built(objects(torch.tensor(0.5))).adapt(saved, Built(objects(torch.tensor(0.1))).record)
+    assert len(found) == 1
+    assert torch.equal(saved["optimizer"]["param_groups"][0]["lr"], torch.tensor(0.5))
+
+
+def test_a_scaler_takes_its_interval_and_keeps_its_scale():
+    one = torch.amp.GradScaler("cpu", init_scale=8.0)
+    saved = {"scaler": one.state_dict() | {"scale": 2.0}}
+    now = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=7)
+    Built({"scaler": now}).adapt(saved, Built({"scaler": one}).record)
+    assert (saved["scaler"]["scale"], saved["scaler"]["growth_interval"]) == (2.0, 7)
+
+
+class Odd:
+    """A user's own object."""
+
+    def __init__(self, seed):
+        self.seed = seed
+
+    def state_dict(self):
+        return {"seed": self.seed}
+
+    def load_state_dict(self, state):
+        self.seed = state["seed"]
+
+
+def plateau(optimizer, n):
+    return schedules.ReduceLROnPlateau(optimizer, patience=n)
+
+
+def with_hand_on_it(optimizer, n):
+    found = schedules.StepLR(optimizer, 3)
+    optimizer.param_groups[0]["lr"] = 0.1 * n
+    return found
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "named"),
+    [
+        (objects(), {"optimizer": torch.optim.SGD([torch.ones(1)])}, "(class): AdamW before"),
+        (
+            objects(),
+            {"optimizer": torch.optim.AdamW([{"params": [torch.ones(1)]} for _ in "ab"], lr=0.1)},
+            "(groups): 1 before, 2 now",
+        ),
+        (objects(kind=plateau), objects(kind=plateau, n=2), "schedule.patience: 1 before, 2 now"),
+        (objects(kind=plateau), objects(lr=0.5, kind=plateau), "`schedule` has moved it"),
+        (objects(kind=with_hand_on_it), objects(kind=with_hand_on_it, n=2), "has moved it since"),
+        ({"odd": Odd(1)}, {"odd": Odd(2)}, "odd.seed: 1 before, 2 now"),
+    ],
+)
+def test_what_cannot_be_decided_is_refused_by_name(before, now, named):
+    saved = {name: copy.deepcopy(one.state_dict()) for name, one in before.items()}
+    with pytest.raises(ConfigError) as caught:
+        Built(now).adapt(saved, Built(before).record)
+    assert named in str(caught.value)
+
+
+def test_a_schedule_that_is_too_short_now_is_refused():
+    kind = lambda o, n: schedules.OneCycleLR(o, 0.3, total_steps=n)  # noqa: E731
+    first = objects(kind=kind, n=50)
+    record = Built(first).record
+    with pytest.raises(ConfigError, match=r"schedule: cannot come to step 6"):
+        Built(objects(kind=kind, n=4)).adapt(trained(first), record)
