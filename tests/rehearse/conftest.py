@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import Process
+from harness import PATIENCE_S, Process
 
 
 class Rehearsed:
@@ -31,11 +31,11 @@ class Rehearsed:
     def run(self, script: str, *arguments: str, options: tuple[str, ...] = ("--times", "1")) -> int:
         return self.ended(self.start(script, *arguments, options=options))
 
-    def run_command(self, command: list[str], options: tuple[str, ...] = ("--times", "1")) -> int:
-        return self.ended(self.start_command(command, options))
+    def run_command(self, command: list[str], timeout_s: float = PATIENCE_S) -> int:
+        return self.ended(self.start_command(command, ("--times", "1")), timeout_s)
 
-    def ended(self, process: Process) -> int:
-        code = process.wait()
+    def ended(self, process: Process, timeout_s: float = PATIENCE_S) -> int:
+        code = process.wait(timeout_s)
         self.output = process.output
         return code
 

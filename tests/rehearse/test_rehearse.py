@@ -28,13 +28,17 @@ with forge.Run({policy}, model=model) as run:
 
 # -- whole rehearsals --------------------------------------------------------------------------
 
+PATIENCE_S = 900
+"""Seconds for a whole rehearsal beside other tests: five starts of a script."""
+
 
 @pytest.mark.slow
+@pytest.mark.timeout(PATIENCE_S + 30)
 @pytest.mark.parametrize("name", ["plain.py", "gpt.py"])
 def test_a_script_that_registers_all_its_state_is_identical(rehearsed, name):
     """Without Hydra and with it; one disturbed run is stopped once and killed once."""
     (case,) = (case for case in CASES if case.command == name)
-    assert rehearsed.run_command(case.argv) == 0, rehearsed.output
+    assert rehearsed.run_command(case.argv, timeout_s=PATIENCE_S) == 0, rehearsed.output
     row = re.search(
         r"disturbed 1 .*(SIG\w+) (\d+) → (\d+), (SIG\w+) .* identical", rehearsed.output
     )
@@ -44,11 +48,12 @@ def test_a_script_that_registers_all_its_state_is_identical(rehearsed, name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(PATIENCE_S + 30)
 @pytest.mark.parametrize("name", ["numpy_batches.py", "semi_supervised.py"])
 def test_a_script_that_keeps_state_outside_is_caught(rehearsed, name):
     """By the first step and the first leaf that differ, and the command that repeats it."""
     (case,) = (case for case in CASES if case.command == name)
-    assert rehearsed.run_command(case.argv) == 1, rehearsed.output
+    assert rehearsed.run_command(case.argv, timeout_s=PATIENCE_S) == 1, rehearsed.output
     found = re.search(r"^  step (\d+): loss: float \S+ → float \S+$", rehearsed.output, re.M)
     assert found, rehearsed.output
     resumed = re.search(r"disturbed 1 .*? → (\d+)", rehearsed.output)
