@@ -9,7 +9,7 @@ ForgeError
 ├── Untrusted            somebody else could have written what would be executed
 └── JobError             a job of a sweep did not finish
 
-JobTraceback             the traceback of a job's own process, as the cause of what it raised
+JobTraceback             what an exception of a job was raised from, in the job's own process
 
 Exit (a SystemExit)      ends the process with one of the codes below
 """
@@ -105,7 +105,7 @@ class JobError(ForgeError):
 
 
 class JobTraceback(Exception):
-    """The traceback of an exception, as it was in the job's own process."""
+    """What an exception was raised from, as it was in the job's own process."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

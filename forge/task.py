@@ -75,8 +75,7 @@ def main(directory: Path) -> int:
             raise
         result = JobReturn(status=JobStatus.COMPLETED, overrides=plan["overrides"])
     is_failed = result.status is JobStatus.FAILED
-    shown = _show(result._return_value) if is_failed else ""
-    _store(result, shown, directory)
+    _store(result, _show(result._return_value) if is_failed else None, directory)
     if is_failed:
         _tell(result._return_value, directory)
     return 1 if is_failed else int(ExitCode.FINISHED)
@@ -113,12 +112,14 @@ def _listen_early(actions: dict[str, str], end: Callable[[int], NoReturn]) -> No
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
 
 
-def _show(error: BaseException) -> str:
-    """The traceback into the job's log; returns it for whoever started the sweep."""
-    text = "".join(traceback.format_exception(error))
-    sys.stderr.write(text)
+def _show(error: BaseException) -> tuple[Any, str]:
+    """The traceback into the job's log; returns what the launcher makes it of again."""
+    from forge.launch import tracebacks
+
+    frames = tracebacks.shorten(error)
+    sys.stderr.write(tracebacks.shown(error))
     sys.stderr.flush()
-    return text
+    return frames, tracebacks.origin(error)
 
 
 def _tell(error: BaseException, directory: Path) -> None:
@@ -132,7 +133,7 @@ def _tell(error: BaseException, directory: Path) -> None:
         sys.stderr.write(f"forge: the verdict could not be written: {problem}\n")
 
 
-def _store(result: Any, shown: str, directory: Path) -> None:
+def _store(result: Any, shown: tuple[Any, str] | None, directory: Path) -> None:
     import cloudpickle
 
     try:

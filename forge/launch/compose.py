@@ -27,6 +27,9 @@ from forge.launch.sweep import Place, SweepDir
 _SHOWN = 8
 """Jobs that one problem names."""
 
+_LONGEST_NAME = 255
+"""Bytes of a file's name, on every file system that clusters have."""
+
 
 @dataclass
 class ComposedJob:
@@ -144,6 +147,13 @@ def _shown(cfg: DictConfig) -> str:
 
 def _place_problem(job: ComposedJob, sweep: SweepDir, batch: dict[str, Place]) -> str | None:
     """Why a job cannot lie where it would; `batch` has those before it by directory."""
+    longest = max(len(os.fsencode(part)) for part in job.directory.parts)
+    if longest > _LONGEST_NAME:
+        return (
+            f"`hydra.sweep.subdir={job.place.subdir}` has a name of {longest} bytes, and that of a"
+            f" directory can have {_LONGEST_NAME}. Use `${{hydra.job.num}}`, or leave keys out by"
+            " `hydra.job.config.override_dirname.exclude_keys`."
+        )
     if os.path.normpath(job.directory) == os.path.normpath(sweep.path):
         return (
             f"`hydra.sweep.subdir={job.place.subdir}` puts it into the sweep's own directory. Each"

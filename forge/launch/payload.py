@@ -27,6 +27,8 @@ from hydra.core.singleton import Singleton
 from omegaconf import DictConfig
 from omegaconf.basecontainer import BaseContainer
 
+from forge.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class _Reference:
@@ -128,9 +130,11 @@ class Shared:
 
     def __init__(self, function: Callable[[Any], Any], context: Any) -> None:
         reference = _refer_to(function)
-        self.common, needs_main = _dump(
-            {"function": reference, "context": context, "singletons": Singleton.get_state()}
-        )
+        common = {"function": reference, "context": context, "singletons": Singleton.get_state()}
+        try:
+            self.common, needs_main = _dump(common)
+        except Exception as error:
+            raise ConfigError([_culprit(reference, error)], "The sweep") from error
         in_main = isinstance(reference, _Reference) and reference.module == "__main__"
         self._needs_main = needs_main or in_main
         self._main = main_module()
@@ -144,6 +148,23 @@ class Shared:
         """(the payload of one job, how to import `__main__` before it is read or None)."""
         data, main = self.dump(config)
         return pickle.dumps({"common": self.common, "config": data}), main
+
+
+def _culprit(function: Any, error: Exception) -> str:
+    """A sentence on what no other process can be handed."""
+    name = "what Hydra hands to its launcher"
+    resolvers = {f"the resolver `{one}`": it for one, it in BaseContainer._resolvers.items()}
+    for one, part in {**resolvers, "main": function}.items():
+        try:
+            _dump(part)
+        except Exception as problem:  # noqa: BLE001 - whatever the user's object raises
+            name, error = one, problem
+            break
+    return (
+        f"{name} cannot be handed to the process of a job ({type(error).__name__}: {error}). It"
+        " holds something that belongs to this process, such as a lock or an open file: make that"
+        " at the top level of a module, and use it from there by its name."
+    )
 
 
 def _dump_plain(content: Any) -> tuple[bytes, bool]:

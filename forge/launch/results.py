@@ -7,16 +7,23 @@ import sys
 from pathlib import Path
 
 from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import CompactHydraException
 from omegaconf import OmegaConf
 
-from forge import frozen
-from forge.errors import ExitCode, JobError, JobTraceback
+from forge import errors, frozen
+from forge.errors import ExitCode, JobTraceback
 from forge.files import read_trusted
 from forge.job_files import RESULT, forge_dir
-from forge.launch import plan
+from forge.launch import plan, tracebacks
 from forge.launch.compose import ComposedJob
 from forge.launch.observed import ObservedJob
 from forge.launch.view import State
+
+
+class JobError(errors.JobError, CompactHydraException):
+    """Hydra shows its text alone: its own frames would say nothing of the job."""
+
+    __module__ = errors.__name__  # by that it is caught, and comes out of a pickle
 
 
 def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
@@ -55,5 +62,7 @@ def _stored(directory: Path) -> JobReturn | None:
         )
     assert isinstance(found, JobReturn)
     if shown:
-        found._return_value.__cause__ = JobTraceback(shown)  # no pickle of an error keeps one
+        frames, origin = shown  # no pickle of an error keeps them
+        raised = found._return_value.with_traceback(tracebacks.made_again(frames))
+        raised.__cause__ = JobTraceback(origin) if origin else None
     return found

@@ -111,3 +111,13 @@ def test_a_custom_subdirectory_is_resolved_with_the_number(app):
     (app.folder / "is_well").touch()
     app.finish("i=4,5", "hydra.sweep.subdir='j${hydra.job.num}_${i}'")
     assert "old 5 1 1 j1_5" in printed(app, "j1_5")
+
+
+def test_a_subdirectory_with_too_long_a_name_is_named_before_anything_starts(app):
+    """A job of a sweep with many overrides; on a cluster it failed on its node."""
+    long = "x" * 300
+    done = app.run("i=4,5", f"+word={long}", "hydra.sweep.subdir=${hydra.job.override_dirname}")
+    assert done.returncode == 78, done.stdout
+    assert "job 1 (i=5): `hydra.sweep.subdir=+word=xxx" in done.stdout
+    assert "has a name of 310 bytes, and that of a directory can have 255" in done.stdout
+    assert not list(app.sweep_dir.glob("*/output.log"))

@@ -1,5 +1,8 @@
 """What the process of a job is handed, and what comes back: what a script defines is itself."""
 
+import subprocess
+import sys
+
 from scripts import make, run, seen
 
 RICH = """
@@ -201,3 +204,75 @@ def test_the_traceback_of_the_jobs_own_process_comes_with_the_error(tmp_path):
     assert done.returncode == 1
     assert "ValueError: the reason" in done.stdout
     assert "THIS LINE" in done.stdout
+
+
+RAISES = """
+    import hydra
+
+    def deeper(cfg):
+        try:
+            {}["missing"]
+        except KeyError as error:
+            raise ValueError("the reason") from error  # THIS LINE
+
+    @hydra.main(version_base=None, config_path=".", config_name="conf")
+    def main(cfg):
+        deeper(cfg)
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+def frames_in(text: str) -> str:
+    """The tracebacks, without carets and what only heads another process's text."""
+    shown = text[text.index("Traceback (most") :].partition("\nSet the env")[0]
+    kept = [line for line in shown.splitlines() if line.strip(" ^~")]
+    return "\n".join(line for line in kept if not line.startswith("forge"))
+
+
+def test_an_exception_is_shown_as_hydra_shows_one(tmp_path):
+    """Below 25 lines of Hydra's own frames nobody looks for those of the script."""
+    app = make(tmp_path / "app", RAISES)
+    alone = subprocess.run(
+        [sys.executable, "train.py"], cwd=app.folder, text=True, stderr=subprocess.PIPE
+    )
+    raised = frames_in(alone.stderr)
+    assert raised.count("  File ") == 3
+    done = app.run("what=a")
+    assert done.returncode == 1
+    assert frames_in(done.stdout) == raised
+    assert frames_in(app.job(0).output) == raised
+    full = app.run("what=b", HYDRA_FULL_ERROR="1")
+    assert full.stdout.count("THIS LINE") == 1
+    assert "in run_job" in full.stdout
+    assert "in run_job" in app.job(1).output
+
+
+LOCKED = """
+    import threading
+    import hydra
+    from omegaconf import OmegaConf
+
+    def resolver():
+        lock = threading.Lock()
+        return lambda: lock.locked()
+
+    OmegaConf.register_new_resolver("locked", resolver())
+
+    @hydra.main(version_base=None, config_path=".", config_name="conf")
+    def main(cfg):
+        pass
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+def test_a_resolver_that_no_other_process_can_have_is_named(tmp_path):
+    """A traceback through the pickler names everything else."""
+    app = make(tmp_path / "app", LOCKED)
+    done = app.run("what=a")
+    assert done.returncode == 78, done.stdout
+    assert "the resolver `locked` cannot be handed to the process of a job" in done.stdout
+    assert "Traceback" not in done.stdout

@@ -20,7 +20,7 @@ ON_N2 = ("preempted", "zero", "stuck", "slow")
 ON_N1 = ("killed", "wrapper", "srun", "cancelled", "asked", "termed", "plain")
 
 EXITS = """
-    import os, sys, time
+    import os, sys, time, traceback
     from pathlib import Path
     import hydra
 
@@ -54,8 +54,8 @@ EXITS = """
                 value = one._return_value
                 kind = next(text for text in one.overrides if text.startswith("kind="))
                 print("RETURNED", kind, type(value).__name__, value)
-                if getattr(value, "__cause__", None):
-                    print(value.__cause__)
+                if isinstance(value, Exception):
+                    traceback.print_exception(value, file=sys.stdout)
             return []
 
         slurm_sweep.launch = spy
