@@ -149,12 +149,13 @@ def _reached(path: Path, is_trusted: bool = False) -> Iterator[tuple[int | None,
     folder = None
     try:
         for end in range(begin + 1, len(names)):
-            place = Path(*names[:end])
-            inner = _open_folder(path, place if folder is None else Path(place.name), folder)
+            name = os.path.join(*names[:end]) if folder is None else names[end - 1]
+            inner = _open_folder(path, name, folder)
             if folder is not None:
                 os.close(folder)
             folder = inner
             if is_trusted:
+                place = Path(*names[:end])
                 _check(folder, place, place)
         yield folder, path.name
     finally:
@@ -162,8 +163,7 @@ def _reached(path: Path, is_trusted: bool = False) -> Iterator[tuple[int | None,
             os.close(folder)
 
 
-def _open_folder(path: Path, name: Path, folder: int | None) -> int:
-    reserve_standard()
+def _open_folder(path: Path, name: str, folder: int | None) -> int:
     try:
         return os.open(name, _FOLDER, dir_fd=folder)
     except OSError as error:

@@ -1,11 +1,16 @@
 """Who other than us could have written a file, where its mode and owner do not say so plainly."""
 
 import os
+import re
 import struct
+import subprocess
 
 import pytest
-from two_users import ATTACKER, as_user, place
+from attempts import begin_ledger, by_an_earlier_version, collect, open_store, submit
+from two_users import ATTACKER, VICTIM, as_user, place
 
+from forge import ledger
+from forge.checkpoint.inspection import load
 from forge.files import read_trusted, write_atomically
 from forge.foreign import foreign
 from forge.job_files import forge_dir
@@ -45,3 +50,34 @@ def test_a_disk_that_gives_every_file_to_one_user_is_no_foreign_one():
             return sorted(os.listdir(forge_dir(folder)))
 
         assert as_user(ATTACKER, use).text == "['plan.json']\n"
+
+
+@as_root
+def test_a_colleague_can_look_at_what_was_saved_and_logged():
+    """Groups share results on purpose: to read them executes nothing."""
+    with place() as found:
+
+        def save():
+            store = open_store(found)
+            store.commit(store.snapshot(1, {"x": 1}, False, copy=False))
+            store.close()
+            begin_ledger(found)
+
+        def look():
+            (attempt,) = ledger.read(found.job).attempts
+            return attempt.start_step, load(found.job / "checkpoints").state
+
+        assert as_user(VICTIM, save).code == 0
+        said = as_user(ATTACKER, look)
+        assert said.text == "(0, {'x': 1})\n"
+
+
+@as_root
+def test_the_command_in_the_message_is_all_that_a_job_of_an_earlier_version_needs():
+    """Whose directories the group could write to."""
+    with place() as found:
+        as_user(VICTIM, lambda: by_an_earlier_version(submit)(found))
+        said = as_user(VICTIM, lambda: collect(found)).text
+        command = re.search(r"`(chmod -R go-w [^`]+)`", said)[1]
+        subprocess.run(command, shell=True, check=True)
+        assert "Untrusted" not in as_user(VICTIM, lambda: collect(found)).text
