@@ -185,8 +185,9 @@ def has_finished(job_dir: Path, checkpoint_dir: Path) -> bool:
 
 
 def trainers(job_dir: Path) -> set[int]:
-    """The process of every Run there was; most are gone."""
-    return {one.pid for one in _shares(job_dir)}
+    """This process and its children, as far as they have entered a Run; some may be gone."""
+    owner = spawned.owner()
+    return {one.pid for one in _shares(job_dir) if one.owner == owner}
 
 
 class _Share(NamedTuple):

@@ -128,7 +128,7 @@ def test_a_stop_of_the_child_alone_is_a_stop_of_the_job(make):
     app = make(LONG_STEP)
     process, job = alone(app, "lr=0.1", "by=spawn")
     job.wait_for_step(20)
-    (child,) = ledger.trainers(job.directory)
+    child = ledger.read(job.directory).attempts[0].events[0]["pid"]
     assert processes.send(child, signal.SIGUSR1)
     assert process.wait() == 75, process.output
     assert "main goes on" in process.output

