@@ -76,6 +76,7 @@ class LocalJob(Job):
                 self.forge / WATCH,
                 parent,
                 self.plan["cwd"],
+                self.plan["signal"],
             ).run()
         except BaseException as error:  # noqa: BLE001 - the process ends here, come what may
             self._print(f"the watch failed: {error!r}")

@@ -15,6 +15,7 @@ what is known of an end (by the tasks, by srun, by the controller) decides what 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import select
@@ -22,7 +23,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from forge import bundle, ledger, processes, slurm, step, successor, time_limit
 from forge.errors import ExitCode
 from forge.files import refusals
 from forge.job import Job
-from forge.job_files import STATE, WATCH, read_json, suffix
+from forge.job_files import STATE, WATCH, read_json, suffix, write_atomically
 from forge.requeue import Counts, Decision, Outcome, Reason, signal_name
 from forge.slurm import JobInfo, Why
 from forge.watch import MARGIN_S, ORPHANED_S
@@ -46,6 +47,8 @@ _GRACE_S = 3600.0
 """Longer than any grace time of a preemption."""
 _SRUN_FAILED = 1
 """Exit code of srun where there is no step: its nodes do not answer, say."""
+_LOOK_S = (10.0, 600.0)
+"""Seconds between two looks at the time limit, which may be moved."""
 _END_S = 15.0
 """Seconds of the allocation that are left for its end: until then a silent controller is asked."""
 _SRUN_S = 15.0
@@ -166,7 +169,8 @@ class SlurmJob(Job):
         self._is_ours = False
         left_s = self._time_left()
         self._end_time = None if left_s is None else time.monotonic() + left_s
-        environment |= time_limit.handed_on(left_s, self.plan, environment)
+        (self.forge / time_limit.MOVED).unlink(missing_ok=True)
+        environment |= self._end_told(environment)
         options = self.plan["slurm"]
         command = slurm.srun(
             options["srun_args"],
@@ -179,6 +183,29 @@ class SlurmJob(Job):
         self._popen = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         self._srun = self._popen.pid
         return self._srun
+
+    def _end_told(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """The end for the task; what Slurm has put into the environment may be an earlier one."""
+        others = {k: v for k, v in environment.items() if k != time_limit.SLURM_END_TIME}
+        return time_limit.handed_on(self._left_s(), self.plan, others)
+
+    def _look_at_limit(self) -> None:
+        """Now and then, and more often near the end: somebody may have moved the time limit."""
+        before = self._left_s()
+        if before is None or time.monotonic() < self._next_look:
+            return
+        with contextlib.suppress(slurm.NoAnswer, slurm.NoSuchJob):
+            info = slurm.show(self._job, _TICK_S)
+            if info.left_s is not None and not info.has_ended and abs(info.left_s - before) > 5:
+                self._end_time = time.monotonic() + info.left_s
+                (end,) = self._end_told(os.environ).values()
+                write_atomically(self.forge / time_limit.MOVED, end)
+                self._tell("time limit moved", left_s=info.left_s, before_s=round(before, 1))
+        self._look_next()
+
+    def _look_next(self) -> None:
+        until_s = (self._left_s() or 0.0) - self.plan["lead_s"]
+        self._next_look = time.monotonic() + min(max(until_s / 4, _LOOK_S[0]), _LOOK_S[1])
 
     def _time_left(self) -> float | None:
         """Seconds until the time limit; None where there is none."""
@@ -194,9 +221,11 @@ class SlurmJob(Job):
         poll = select.poll()
         poll.register(self._reader, select.POLLIN)
         deadline, is_killed = math.inf, False
+        self._look_next()
         while (status := processes.reap(child)) is None:
             poll.poll(_TICK_S * 1000)
             was_ending = self._is_ending
+            self._look_at_limit()
             self._take_in()
             if self._is_ending and not was_ending:
                 self._ask_controller(self._asking_s())
@@ -304,11 +333,12 @@ class SlurmJob(Job):
             return None
         if self._why in (Why.preempted, Why.requeued):
             return Reason.preempted
-        signalled = 128 + signal.Signals[f"SIG{self.plan['signal']}"]
+        number = signal.Signals[f"SIG{self.plan['signal']}"]
+        signalled = 128 + number
         if self._why is Why.time_limit:
             return Reason.time_limit
-        # One that was still importing, say, when the limit was announced, and was killed for it.
-        is_stopped = is_held or code in (ExitCode.REQUEUE, ExitCode.FORCED, signalled)
+        # One that was still importing, or just ending, when the limit was announced.
+        is_stopped = is_held or code in (ExitCode.REQUEUE, ExitCode.FORCED, signalled, -number)
         if is_stopped and self._is_limit_near():
             return Reason.time_limit
         was_told = self._is_by_hand and code < 0

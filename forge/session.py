@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
@@ -106,7 +107,13 @@ class Session:
             self._release()
             raise
         policy = self._policy
-        self._limit = TimeLimit(os.environ, policy.stop_s or policy.signal.lead_s)
+        stop_s = policy.stop_s or policy.signal.lead_s
+        self._limit = TimeLimit(os.environ, stop_s, folder=forge_dir(job))
+        announcement = signal.Signals[f"SIG{policy.signal.name}"]
+        due_s = min(stop_s, policy.signal.lead_s)
+        self._handler.pass_over = lambda number: (
+            number == announcement and self._limit.is_too_soon(due_s)
+        )
         num_bytes = sum(p.numel() * p.element_size() for _, p in self._live.parameters())
         self._disk.saver.expect(num_bytes, float(os.environ.get(SAVE_WITHIN) or math.inf))
         self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]

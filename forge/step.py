@@ -74,6 +74,7 @@ def main(directory: Path) -> int:
         forge_dir(directory) / f"{WATCH}{suffix()}",
         os.getppid(),
         plan["cwd"],
+        plan["signal"],
         forge_dir(directory) / f"{EARLY}{suffix()}",
     ).run()
 

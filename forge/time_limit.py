@@ -11,6 +11,10 @@ read against the wall clock once, as the run is entered, and from then on the mo
 counts: a clock that is set while training must neither stop a job nor make it miss its end.
 
 Time in which the process is suspended counts, for the limit as for the step that it falls into.
+
+A wrapper may learn of another end (an administrator extends the limit): it writes
+that down, and the run reads it before it stops. And it makes an early announcement superfluous:
+Slurm's comes up to a minute before its time, of which a run can make use.
 """
 
 from __future__ import annotations
@@ -18,12 +22,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from forge import messages
 
 END_TIME = "FORGE_END_TIME"
 """Environment variable of the job's wrapper: Unix time at which the job will be killed."""
+MOVED = "end_time"
+"""`<job dir>/.forge/end_time`: the end as it is now, where it was moved since the task began."""
 SLURM_END_TIME = "SLURM_JOB_END_TIME"
 """The same from Slurm, where no wrapper says better. Source: sbatch(1), output environment."""
 REASON = "time limit"
@@ -34,6 +41,8 @@ RECENT_SAVES = 3
 PROBE_S = 1.0
 """Polls this long after the last place to stop are asked whether they are one."""
 _MARGIN_S = (0.5, 10.0)  # callbacks, children, the interpreter's own end
+_EARLY_S = (1.0, 90.0)
+"""An announcement may come so much before its time; one that is earlier is no announcement."""
 _FIRST_SAVE_S = 1.0
 _FIRST_SAVE_BYTES_PER_S = 200e6  # a slow network disk
 _COPIES = 3  # the weights, and the two moments that Adam keeps of each
@@ -76,6 +85,7 @@ class TimeLimit:
         stop_s: What the policy gives to a stop; the margin is a quarter of it, 0.5 s to 10 s.
         clock: Monotonic seconds.
         wall: Unix time.
+        folder: Where a wrapper writes down that the end was moved.
     """
 
     def __init__(
@@ -84,8 +94,11 @@ class TimeLimit:
         stop_s: float,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        folder: Path | None = None,
     ) -> None:
         self._clock = clock
+        self._wall = wall
+        self._moved = folder / MOVED if folder is not None and END_TIME in environment else None
         self._margin_s = min(max(stop_s / 4, _MARGIN_S[0]), _MARGIN_S[1])
         self._end = math.inf
         self._ways = Recent(RECENT_STEPS)
@@ -117,9 +130,16 @@ class TimeLimit:
         Args:
             save_s: What a save takes.
         """
-        if self._end - self._clock() <= self._ways.longest + save_s + self._margin_s:
-            self._is_over = True
+        needed_s = self._ways.longest + save_s + self._margin_s
+        if not self._is_over and self.left_s <= needed_s:
+            self._end = self._clock() + moved_left_s(self._moved, self.left_s, self._wall())
+            self._is_over = self.left_s <= needed_s
         return self._is_over
+
+    def is_too_soon(self, due_s: float) -> bool:
+        """Whether the limit's announcement, due so many seconds before the end, is early now."""
+        early_s = self.left_s - due_s
+        return self._moved is not None and _EARLY_S[0] < early_s <= _EARLY_S[1]
 
     def arrive(self) -> None:
         """Here the run could stop."""
@@ -163,6 +183,20 @@ def told_end(
         if text:
             warn(f"`{name}={text}` is no Unix time in seconds: it is not heeded")
     return None
+
+
+def moved_left_s(path: Path | None, left_s: float, now: float) -> float:
+    """Seconds left where the end was moved, by the file that says so; else `left_s`.
+
+    Args:
+        path: That file.
+        left_s: What is left as far as is known.
+        now: Unix time.
+    """
+    try:
+        return float(path.read_text()) - now if path is not None else left_s
+    except (OSError, ValueError):
+        return left_s  # it was not moved
 
 
 def handed_on(

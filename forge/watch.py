@@ -16,6 +16,7 @@ Source: prctl(2), PR_SET_CHILD_SUBREAPER and PR_SET_PDEATHSIG.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -23,7 +24,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from forge import processes
+from forge import processes, time_limit
 from forge.files import read_trusted
 from forge.job_files import write_json
 
@@ -60,11 +61,15 @@ class Watch:
     parent: int
     """pid of the process that started the watch."""
     cwd: str = "."
+    announcement: str = ""
+    """Name of the signal that announces the time limit; it may come early."""
     early: Path | None = None
     """File with the names of signals that came before the watch could hear them."""
     is_held: bool = False
     """Whether the task did not react, and was killed."""
     _deadline: float | None = None
+    _is_announced: bool = False
+    """Whether it is the time limit's announcement that began the deadline."""
 
     def run(self) -> int:
         """The whole life of the task; returns its exit code, 128 + N for signal N."""
@@ -157,15 +162,29 @@ class Watch:
                 self._pass_on(number, [self._task])
             name = signal.Signals(number).name.removeprefix("SIG")
             if self.actions.get(name, "ignore" if self.actions else "stop") in ("stop", "requeue"):
-                self._begin_deadline(self.timeout_s)
+                self._begin_deadline(self.timeout_s, name == self.announcement)
 
     def _pass_on(self, number: int, pids: list[int]) -> None:
         for pid in pids:
             processes.send(pid, number)
 
-    def _begin_deadline(self, timeout_s: float) -> None:
-        if self._deadline is None and timeout_s > 0:
-            self._deadline = timeout_s + MARGIN_S
+    def _begin_deadline(self, timeout_s: float, is_announced: bool = False) -> None:
+        if timeout_s <= 0:
+            return
+        if is_announced:  # a task may train on until the end that it was told
+            timeout_s = max(timeout_s, self._until_end_s())
+        if self._deadline is None or not is_announced:
+            left_s = math.inf if self._deadline is None else self._deadline
+            self._deadline = min(left_s, timeout_s + MARGIN_S)
+            self._is_announced = is_announced
+
+    def _until_end_s(self) -> float:
+        """Seconds until the time limit ends the task, as it was told; 0.0 where it was not."""
+        end, now = time_limit.told_end(self.environment) or 0.0, time.time()
+        if time_limit.END_TIME not in self.environment:
+            return 0.0
+        left_s = time_limit.moved_left_s(self.report.parent / time_limit.MOVED, end - now, now)
+        return max(left_s, 0.0)
 
     def _keep_deadline(self, passed_s: float) -> None:
         """Count the seconds, but those in which the task, or we, could not run."""
@@ -173,6 +192,9 @@ class Watch:
         if not processes.is_suspended(self._task):
             self._deadline -= min(passed_s, 2 * _TICK_S)
         if self._deadline > 0:
+            return
+        if self._is_announced and self._until_end_s() > 0:  # the limit was extended meanwhile
+            self._deadline = self._until_end_s() + MARGIN_S
             return
         self.is_held = True
         if DUMP_SIGNAL is not None and processes.catches(self._task, DUMP_SIGNAL):

@@ -74,6 +74,8 @@ class ShutdownHandler:
         self._is_save_requested = False
         self._interrupt: Callable[[], None] | None = None
         self._trips: dict[int, FrameType | None] = {}
+        self.pass_over: Callable[[signal.Signals], bool] | None = None
+        """Whether a stopping signal that arrives now changes nothing; called from any thread."""
         self.deadline: float | None = None
         """`time.monotonic()` of the forced exit, or None."""
         self._interrupts = 0
@@ -318,7 +320,7 @@ class ShutdownHandler:
         _TIME.pack_into(self._heard, 0, time.monotonic())
         if action == "save":
             self._is_save_requested = True
-        if action not in ("stop", "requeue"):
+        if action not in ("stop", "requeue") or (self.pass_over and self.pass_over(received)):
             return
         if received is signal.SIGINT:
             self._interrupts += 1

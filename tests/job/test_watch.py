@@ -15,6 +15,7 @@ import pytest
 from harness import wait_for
 
 from forge import processes
+from forge.watch import Watch
 
 MARK = "FORGE_TEST_MARK"
 STARTER = """
@@ -295,3 +296,29 @@ def test_an_ignored_signal_starts_no_deadline(watched):
         one.parent.wait(6)
     (one.folder / "go").touch()
     assert one.end()["code"] == 0
+
+
+@pytest.fixture
+def announced(tmp_path):
+    """A watch that has just passed on an announcement of the limit, 60 s too soon."""
+    environment = {"FORGE_END_TIME": str(time.time() + 70)}
+    watch = Watch([], environment, 1, {}, 10.0, tmp_path / "watch.json", 1, announcement="USR2")
+    watch._task = os.getpid()
+    watch._begin_deadline(10.0, is_announced=True)
+    return watch
+
+
+def test_a_task_that_is_told_early_is_not_held(announced):
+    """It trains on until its save just fits; a preemption in between is at once."""
+    assert 70 < announced._deadline <= 75
+    announced._begin_deadline(10.0)
+    assert announced._deadline == 15
+
+
+def test_a_limit_that_was_extended_moves_the_deadline(announced, tmp_path):
+    """The task has read it as well."""
+    (tmp_path / "end_time").write_text(str(time.time() + 500))
+    announced._deadline = 0.1
+    announced._keep_deadline(1.0)
+    assert not announced.is_held
+    assert 500 < announced._deadline <= 505

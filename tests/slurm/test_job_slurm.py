@@ -124,6 +124,19 @@ def test_a_task_killed_for_not_hearing_of_the_limit_was_ended_by_it(
     assert job._outcome(exited(137)).reason is reason
 
 
+@pytest.mark.parametrize(
+    ("left_s", "reason"), [(100.0, Reason.time_limit), (1000.0, Reason.crashed)]
+)
+def test_a_task_that_dies_of_the_limit_s_announcement_was_ended_by_the_limit(
+    wrapper, left_s, reason
+):
+    """An interpreter that is just ending has no handlers any more."""
+    job = wrapper(JobInfo("RUNNING", "None", 0, None, left_s=left_s))
+    report(job, 0, -signal.SIGUSR2)
+    report(job, 1, -signal.SIGUSR2)
+    assert job._outcome(exited(140)).reason is reason
+
+
 def test_without_an_answer_nothing_is_requeued(wrapper):
     """It may have been cancelled meanwhile; and what would requeue it does not answer either."""
     job = wrapper(None, _end_time=time.monotonic() + 10)

@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 from cluster import submit, wait_for
 from jobs import TRAIN, SlurmApp, SlurmJob, table
-from launch.sweeps import assert_same_job
+from launch.sweeps import assert_same_job, until
 from test_disturbed import reasons, undisturbed  # noqa: F401 - a fixture
 
-from forge import processes
+from forge import processes, slurm
 from forge.job_files import forge_dir, read_json
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
+# Two of them wait for a file instead of a signal.
 HELD = TRAIN.replace(
-    "        while RES",
-    '        while not (cfg.kind == "stepd" and Path(cfg.gates, "go").exists()) and RES',
+    "        while RES", '        while not Path(cfg.gates, f"go {cfg.kind}").exists() and RES'
 )
 assert HELD != TRAIN
 ON_N2 = ("removed", "anew", "lost")
-ON_N1 = ("full", "script", "stepd", "withdrawn")
+ON_N1 = ("full", "script", "stepd", "withdrawn", "extended")
 
 
 def stat_of(pid):
@@ -44,6 +44,10 @@ def stepd_above(pid):
     return pid
 
 
+def has_ended(job):
+    return job.state["state"] in ("finished", "failed", "stopped")
+
+
 class Sweep:
     """The sweep, and what is done to its jobs."""
 
@@ -57,10 +61,15 @@ class Sweep:
             f"++holds={table(**dict.fromkeys(kinds, 1))}",
             f"++nodes={table(**dict.fromkeys(ON_N2, 'n2'))}",
             f"++partitions={table(**cancels, lost='urgent')}",
+            f"++minutes={table(extended=1)}",
         )
         self.first = {}
 
     def disturb(self):
+        extended = self._submitted()["extended"]
+        until(lambda: extended.state.get("step") == 0, "its first attempt")
+        # Now: Slurm may announce the end after 16 s, when the task has not even started.
+        self.cluster.run("scontrol", "update", f"JobId={extended.slurm_id}", "TimeLimit=10")
         for kind in (*ON_N2, *ON_N1):
             self.app.wait_for_gate(f"{kind} 0", self.sweep)
         jobs = self.app.jobs()
@@ -73,10 +82,18 @@ class Sweep:
         self.cluster.run("scontrol", "update", f"JobId={self.first['anew']}", "Requeue=0")
         options = ["--partition=urgent", "--nodelist=n2", "--cpus-per-task=15"]
         submit(self.cluster, self.app.folder, "sleep 0.1", *options)
-        (self.app.gates / "go").touch()  # for the one whose step Slurm does not see any more
+        (self.app.gates / "go stepd").touch()  # Slurm does not see it any more
         for kind in ("removed", "anew"):
-            wait_for(lambda kind=kind: jobs[kind].state["state"] == "finished", f"end of {kind}")
+            wait_for(lambda kind=kind: has_ended(jobs[kind]), f"end of {kind}")
         self._lose(jobs["lost"])
+        run_s = lambda: slurm.seconds(jobs["extended"].shown["RunTime"])  # noqa: E731
+        wait_for(lambda: run_s() > 65, "the end as it was at first", 100)
+        (self.app.gates / "go extended").touch()
+
+    def _submitted(self):
+        jobs = forge_dir(self.app.sweep_dir) / "jobs.jsonl"
+        until(jobs.exists, "sweep")
+        return self.app.jobs()
 
     def _lose(self, job):
         """What a node that loses its power loses of a job; then Slurm notices it."""
@@ -111,7 +128,7 @@ def sweep(cluster, tmp_path_factory):
 def job(sweep, request) -> SlurmJob:
     """The job that the test's parameter names, when it has ended."""
     found = sweep.app.jobs()[request.param]
-    wait_for(lambda: found.state["state"] in ("finished", "failed", "stopped"), "its end", 120)
+    wait_for(lambda: has_ended(found), "its end", 120)
     return found
 
 
@@ -179,6 +196,14 @@ def test_sigterm_by_hand_to_the_whole_job_is_no_failure(job, undisturbed):  # no
     assert reasons(job) == ["signalled", "finished"]
     assert job.counts["failures"] == 0
     assert job.restarts == 0
+
+
+@of("extended")
+def test_a_time_limit_that_was_extended_while_the_job_ran(job, undisturbed):  # noqa: F811
+    """The administrator did so for the job not to be interrupted."""
+    assert_same_job(job, undisturbed)
+    assert reasons(job) == ["finished"]
+    assert "time limit moved" in [one["kind"] for one in job.told]
 
 
 @of("stepd")

@@ -46,6 +46,7 @@ def watched(shell, directory):
         "command": [sys.executable, "-I", "-S", "-c", TASK],
         "actions": {"TERM": "stop", "INT": "stop", "USR1": "requeue", "USR2": "requeue"},
         "timeout_s": 20.0,
+        "signal": "USR2",
         "cwd": str(directory),
         "slurm": {"ranks": 1},
     }

@@ -23,9 +23,9 @@ class Clock:
         self.monotonic_s += seconds
         self.unix_s += seconds
 
-    def limit(self, left_s=100.0, stop_s=40.0, **environment):
+    def limit(self, left_s=100.0, stop_s=40.0, folder=None, **environment):
         environment = environment or {"FORGE_END_TIME": str(self.unix_s + left_s)}
-        return TimeLimit(environment, stop_s, lambda: self.monotonic_s, lambda: self.unix_s)
+        return TimeLimit(environment, stop_s, lambda: self.monotonic_s, lambda: self.unix_s, folder)
 
     def step(self, limit, seconds, save_s=2.0):
         """One step, after a boundary; whether another may follow."""
@@ -152,6 +152,41 @@ def test_a_save_within_a_boundary_is_no_part_of_the_step(clock):
     assert clock.step(limit, 1, save_s=30)
     assert clock.step(limit, 20, save_s=18)
     assert not clock.step(limit, 1, save_s=18)
+
+
+@pytest.mark.parametrize(("extended_s", "more_s"), [(600, 600), (-30, 0), (0, 0)])
+def test_an_end_that_was_moved_is_heeded_before_a_stop(extended_s, more_s, clock, tmp_path):
+    """An administrator extends the limit for a job that has nearly finished."""
+    limit = clock.limit(100, folder=tmp_path)
+    assert clock.step(limit, 0)
+    (tmp_path / time_limit.MOVED).write_text(f"{clock.unix_s + 100 + extended_s:.3f}\n")
+    clock.pass_s(95)
+    assert limit.is_near(2) == (more_s == 0)
+    clock.pass_s(more_s)
+    assert limit.is_near(2)
+
+
+@pytest.mark.parametrize("content", ["", "nonsense", None])
+def test_a_file_that_says_nothing_of_the_end_moves_nothing(content, clock, tmp_path):
+    """A full disk cuts it."""
+    if content is not None:
+        (tmp_path / time_limit.MOVED).write_text(content)
+    limit = clock.limit(100, folder=tmp_path)
+    assert clock.step(limit, 0)
+    assert not clock.step(limit, 95)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "is_too_soon"),
+    [(3600, False), (131, False), (129, True), (42, True), (40.5, False), (30, False)],
+)
+def test_an_announcement_that_comes_early_is_told_from_one_by_hand(
+    left_s, is_too_soon, clock, tmp_path
+):
+    """Slurm's may come a minute before its time, of which the run makes use."""
+    assert clock.limit(left_s, folder=tmp_path).is_too_soon(40) == is_too_soon
+    slurm_s = {"SLURM_JOB_END_TIME": str(clock.unix_s + left_s)}
+    assert not clock.limit(folder=tmp_path, **slurm_s).is_too_soon(40)
 
 
 def test_polls_that_could_stop_make_the_way_short_and_others_do_not(clock):

@@ -1,6 +1,7 @@
 """What a stop for the time limit leaves behind, in true runs with an injected clock."""
 
 import json
+import signal
 import subprocess
 import sys
 import textwrap
@@ -49,6 +50,8 @@ def train(run, model, optimizer, step, spec):
     run.update(loss, optimizer)
     run.log(loss=loss)
     now += 10
+    if step == 2 and "signal" in spec and not run.resumed_from:
+        os.kill(os.getpid(), spec["signal"])
     if "evaluates_at" in spec:
         run.poll()  # from the first poll on, every step is marked
     if step == spec.get("evaluates_at"):
@@ -84,6 +87,9 @@ ATTEMPTS = [
     ("evaluation", {"evaluates_at": 5}, [ENOUGH]),
     ("stopped evaluation", {"evaluates_at": 5}, [200, ENOUGH]),
     ("spoilt", {"evaluates_at": 5, "spoils": True}, [200]),
+    ("told early", {"signal": signal.SIGUSR2}, [200]),
+    ("told in time", {"signal": signal.SIGUSR2}, [115, ENOUGH]),
+    ("preempted", {"signal": signal.SIGTERM}, [200, ENOUGH]),
 ]
 
 
@@ -156,3 +162,13 @@ def test_an_evaluation_that_cannot_be_left_is_asked_to_end_and_the_boundary_stop
     (stop,) = stops(directory / "spoilt")
     assert (stop["reason"], stop["step"]) == ("time limit", 6)
     assert step_dirs(directory / "spoilt")[0].name == "step_6"
+
+
+def test_a_run_that_is_told_early_trains_on(played):
+    """Slurm announces the limit up to a minute too soon; 75 would give that minute away."""
+    directory, codes, _ = played
+    assert codes["told early"] == [0]
+    assert codes["told in time"] == [75, 0]
+    assert codes["preempted"] == [143, 0]
+    for name in ("told early", "told in time", "preempted"):
+        assert_same(directory / name, directory / "undisturbed")
