@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rehearse_all import CASES
 
-from forge import job_dir, ledger, processes, strikes
+from forge import job_dir, ledger, processes, rehearse, strikes
 from forge.job_files import REHEARSAL
 from forge.rehearsal import Failed, Rehearsal, Run, Strike
 from forge.rehearse import differing_leaves, differing_values, main, plan
@@ -151,6 +151,21 @@ def test_a_directory_that_is_there_is_refused(tmp_path, capsys):
 def test_a_command_that_does_not_exist_is_an_error(rehearsed):
     assert rehearsed.run_command(["no-such-python", "train.py"]) == 2
     assert "The undisturbed script cannot be started: " in rehearsed.output
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_runs_in_a_temporary_directory_are_kept_only_where_they_differ(
+    code, tmp_path, monkeypatch, capsys
+):
+    """Whoever is shown a difference wants to look at it; the rest would fill the disk."""
+    monkeypatch.setattr(rehearse, "rehearse", lambda *arguments: code)
+    monkeypatch.setattr(rehearse.processes, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(rehearse.signal, "signal", lambda *arguments: None)
+    monkeypatch.setattr(rehearse.tempfile, "tempdir", str(tmp_path))
+    assert main(["--", "true"]) == code
+    kept = list(tmp_path.iterdir())
+    assert len(kept) == code
+    assert capsys.readouterr().out == "".join(f"The runs are in {path}\n" for path in kept)
 
 
 # -- its parts ---------------------------------------------------------------------------------
