@@ -136,14 +136,23 @@ class LiveState:
             "grads": {name: p.grad for name, p in self.parameters() if p.grad is not None},
         }
 
-    def check_savable(self) -> None:
-        """Tell of what may be missing in a captured state.
+    def ask(self) -> dict[str, Any]:
+        """Every object's state, asked for before the first step.
 
         Raises:
-            ConfigError: Naming an object that raises where it is asked for its state.
+            ConfigError: Naming an object that raises.
+        """
+        return {name: asked(name, one) for name, one in self.objects.items()}
+
+    def check_savable(self, states: dict[str, Any] | None = None) -> None:
+        """Tell of what may be missing in a captured state.
+
+        Args:
+            states: What `ask` returned.
+        Raises:
             CheckpointError: Naming what cannot be saved.
         """
-        captured = self.capture({name: asked(name, one) for name, one in self.objects.items()})
+        captured = self.capture(states)
         Store.check_savable(captured)
         for sentence in unregistered.nowhere(self.objects, captured["states"]):
             messages.warn(

@@ -79,8 +79,9 @@ class Session:
         """Claim, check, resume."""
         # What cannot be saved is named now, not at a first save hours later.
         with startup.exits():
-            self._live.check_savable()
+            states = self._live.ask()
             built = Built(self._live.objects)
+        self._live.check_savable(states)
         self._was_installed = stopping.is_installed()
         with startup.exits():
             job, checkpoint_dir = job_dir.current(self._policy.checkpoint.dir, self._name)
