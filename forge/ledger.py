@@ -88,6 +88,7 @@ class Ledger:
     def close(self) -> None:
         """Close the files."""
         os.close(self._fd)
+        self._fd = -1  # the number may be another file's soon
         self._progress.close()
 
     def _map_progress(self, job_dir: Path) -> None:

@@ -43,7 +43,7 @@ DEFAULT_ACTIONS: Mapping[str, str] = {
 _TIME = struct.Struct("<d")
 
 _HANGUP_S = 2.0
-"""Seconds that SIGHUP may come after the first error of a print to a terminal that is gone."""
+"""Seconds that SIGHUP may come after the first error of a print to where nobody reads."""
 
 _LOOK_S = 1.0
 """Seconds after which a deadline is seen though nothing woke the thread that watches it."""
@@ -218,13 +218,13 @@ class ShutdownHandler:
         return self.signal_received is not None
 
     def explains(self, error: BaseException | None) -> bool:
-        """Whether `error` is that of a print to a terminal that is gone, and SIGHUP says so.
+        """Whether `error` is that of a print that nobody reads any more, and SIGHUP says so.
 
         The kernel fails the prints first and signals an instant later, so this waits for it.
         """
-        if not (isinstance(error, OSError) and error.errno == errno.EIO):
+        if not (isinstance(error, OSError) and error.errno in (errno.EIO, errno.EPIPE)):
             return False
-        end = time.monotonic() + _HANGUP_S if any(map(_is_terminal_gone, (1, 2))) else 0.0
+        end = time.monotonic() + _HANGUP_S if _outputs_gone() else 0.0
         while self.signal_received is None and time.monotonic() < end:
             time.sleep(0.01)
         return self.signal_received is signal.SIGHUP
@@ -331,7 +331,7 @@ class ShutdownHandler:
         if self._decisive is None or received is signal.SIGINT:
             self._decisive = received
         if received is signal.SIGHUP:
-            _let_go_of_terminal()
+            _let_go_of_outputs()
         self.begin_deadline()
 
     def _force_exit(self) -> None:
@@ -386,22 +386,20 @@ class ShutdownHandler:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _let_go_of_terminal() -> None:
-    """Write to nowhere what would go to a terminal that is gone: each print would be an error."""
-    for fd in filter(_is_terminal_gone, (1, 2)):
+def _let_go_of_outputs() -> None:
+    """Write to nowhere what nobody reads any more: each print would be an error."""
+    for fd in _outputs_gone():
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, fd)
         os.close(null)
 
 
-def _is_terminal_gone(fd: int) -> bool:
-    import termios
-
-    try:
-        termios.tcgetattr(fd)
-    except termios.error as error:
-        return bool(error.args[0] == errno.EIO)
-    return False
+def _outputs_gone() -> list[int]:
+    """Which of stdout and stderr are a terminal, or a pipe, whose other end is gone."""
+    poll = select.poll()
+    for fd in (1, 2):
+        poll.register(fd, 0)
+    return [fd for fd, events in poll.poll(0) if events & select.POLLERR]
 
 
 def _before_fork() -> None:

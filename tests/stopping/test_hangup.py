@@ -22,8 +22,12 @@ def verdict(job):
     return json.loads((job.checkpoints / ".forge" / "verdict.json").read_text())
 
 
-@pytest.mark.parametrize("prints", ["after", "before"])
-def test_a_terminal_that_is_gone_is_a_stop(tmp_path, prints):
+@pytest.mark.parametrize(
+    ("prints", "line"),
+    [("after", '"$@"; true'), ("before", '"$@"; true'), ("after", '"$@" | tee "$3/tee"; true')],
+    ids=["after", "before", "tee"],
+)
+def test_a_terminal_that_is_gone_is_a_stop(tmp_path, prints, line):
     """ssh drops: the shell is gone, and from then on each print of the loop is an error.
 
     Of a print before the update there is no exact state: what was saved before is all there is.
@@ -31,7 +35,7 @@ def test_a_terminal_that_is_gone_is_a_stop(tmp_path, prints):
     job = Job(tmp_path / "job", "hangup.py", prints=prints)
     leader, follower = pty.openpty()
     shell = subprocess.Popen(
-        ["bash", "-c", '"$@"; true', "bash", *command(job)],
+        ["bash", "-c", line, "bash", *command(job)],
         stdin=follower,
         stdout=follower,
         stderr=follower,
