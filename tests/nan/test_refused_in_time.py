@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from nan_trainer import checkpoints, events
+from nan_trainer import checkpoints, events, stop
 from torch.utils.data import DataLoader
 from updates import a_run
 
@@ -15,7 +15,7 @@ def halves():
     return model, torch.optim.Adam(model[0].parameters(), lr=0.1)
 
 
-def unfreeze_at(directory, at, steps=6, **where):
+def unfreeze_at(directory, at, steps=6, stops=False):
     """A run that gives the optimizer more to train before, in, or after its loop."""
     model, optimizer = halves()
 
@@ -32,6 +32,8 @@ def unfreeze_at(directory, at, steps=6, **where):
             loss = model(torch.randn(3, 2)).square().sum()
             loss.backward()
             run.update(loss, optimizer)
+            if stops:
+                stop()
         if at == "after":
             add()
     return run
@@ -53,8 +55,9 @@ def test_a_parameter_group_that_is_added_in_the_loop_is_refused_before_it_is_sav
 
 
 def test_a_parameter_group_that_is_added_before_the_run_resumes(tmp_path):
-    unfreeze_at(tmp_path, at="before")
-    assert unfreeze_at(tmp_path, at="before", steps=8).resumed_from == "step_6"
+    with pytest.raises(forge.Exit):
+        unfreeze_at(tmp_path, at="before", stops=True)
+    assert unfreeze_at(tmp_path, at="before").resumed_from == "step_1"
 
 
 class Forgetful:
