@@ -3,6 +3,7 @@
 ForgeError
 ├── ConfigError          a policy that cannot work; lists every problem at once
 ├── CheckpointError      a checkpoint cannot be written or read
+│   ├── DiskFull             the disk, or the quota, has no room for it
 │   ├── DamagedCheckpoint    its bytes are not the ones that were committed
 │   └── StateMismatch        its state does not fit the live objects
 ├── DirectoryInUse       another live job, or a newer attempt, owns the directory
@@ -16,6 +17,7 @@ Exit (a SystemExit)      ends the process with one of the codes below
 
 from __future__ import annotations
 
+import errno
 from enum import IntEnum
 from typing import Any
 
@@ -30,6 +32,8 @@ class ExitCode(IntEnum):
     """This node failed a health check."""
     FORCED = 70
     """Stopping took longer than `shutdown.timeout_s`; all stacks were dumped to a file."""
+    DISK_FULL = 71
+    """No room for a checkpoint, on the disk or in the quota; the last good one is in place."""
     IN_USE = 73
     """The directory belongs to a running job."""
     IO_ERROR = 74
@@ -72,12 +76,31 @@ class CheckpointError(ForgeError):
     """A checkpoint cannot be written or read."""
 
 
+class DiskFull(CheckpointError):
+    """The disk, or the quota, has no room: worth another try, once there is some."""
+
+    exit_code = ExitCode.DISK_FULL
+
+
 class DamagedCheckpoint(CheckpointError):
     """The bytes of a checkpoint are not the ones that were committed."""
 
 
 class StateMismatch(CheckpointError):
     """The state in a checkpoint does not fit the objects it should go into."""
+
+
+_NO_ROOM = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether there was no room, on the disk or in the quota."""
+    return isinstance(error, OSError) and error.errno in _NO_ROOM
+
+
+def unwritable(text: str, error: OSError) -> CheckpointError:
+    """What to raise where a checkpoint cannot be written."""
+    return DiskFull(text) if is_disk_full(error) else CheckpointError(text)
 
 
 class DirectoryInUse(ForgeError):

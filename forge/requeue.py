@@ -28,6 +28,7 @@ class Reason(Enum):
     halted = "halted by the NaN policy"
     unhealthy = "this node is unhealthy"
     in_use = "another run uses its directory"
+    disk_full = "the disk is full"
     io_error = "checkpoints cannot be written or read"
     bad_config = "bad configuration"
     forced = "forced exit"
@@ -41,6 +42,7 @@ _OF_CODE: dict[int, Reason] = {
     ExitCode.UNHEALTHY: Reason.unhealthy,
     ExitCode.FORCED: Reason.forced,
     ExitCode.IN_USE: Reason.in_use,
+    ExitCode.DISK_FULL: Reason.disk_full,
     ExitCode.IO_ERROR: Reason.io_error,
     ExitCode.REQUEUE: Reason.requested,
     ExitCode.BAD_CONFIG: Reason.bad_config,
@@ -150,6 +152,7 @@ _BUDGETS = {
     Reason.time_limit: ("timeouts", "requeue.max_timeouts"),
     Reason.forced: ("failures", "requeue.max_failures"),
     Reason.crashed: ("failures", "requeue.max_failures"),
+    Reason.disk_full: ("failures", "requeue.max_failures"),
 }
 _ELSEWHERE = {Reason.unhealthy: ("excluded", "health.max_excluded_nodes")}
 """Only where a job can be started on other nodes."""

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from forge.config import STOP_SHARE, NanAction, Policy, RequeueRule, SignalAction, WhenBusy
+from forge.errors import is_disk_full
 
 SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2")
 """Signals a policy may name: those that can be caught and that people send to jobs."""
@@ -256,6 +257,7 @@ def _rule_problems(p: Policy) -> list[str]:
     decided = {
         0: "finished",
         70: "a forced exit, see `requeue.max_failures`",
+        71: "a full disk, see `requeue.max_failures`",
         75: "asks to be run again",
         129: "a hangup",
         130: "a Ctrl+C",
@@ -330,6 +332,8 @@ def directory_problem(path: Path) -> str | None:
         with tempfile.TemporaryFile(dir=existing):
             return None
     except OSError as error:
+        if is_disk_full(error):
+            return None  # the configuration is right; whoever writes there will say so
         return (
             f"{existing} cannot be written ({error.strerror}). Change its permissions, or choose"
             " another directory."

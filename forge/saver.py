@@ -12,7 +12,7 @@ from forge import messages
 from forge.checkpoint import Store
 from forge.checkpoint.copies import Snapshot
 from forge.config import CheckpointConfig, WhenBusy
-from forge.errors import CheckpointError
+from forge.errors import CheckpointError, unwritable
 from forge.ledger import Ledger
 from forge.nan_policy import NanPolicy
 from forge.time_limit import RECENT_SAVES, Recent, first_save_s
@@ -144,9 +144,10 @@ class Saver:
                 messages.warn(f"The save at step {step} failed: {error}")
                 self._ledger.write("save_failed", step=step, error=str(error))
                 if not tries_left:
-                    raise CheckpointError(
+                    raise unwritable(
                         f"The state at step {step} could not be saved to {self._store.directory}:"
-                        f" {error}. The last good checkpoint is in place."
+                        f" {error}. The last good checkpoint is in place.",
+                        error,
                     ) from error
                 self._store.wait(ROOM_WAIT_S)  # what is being deleted makes room
 
@@ -208,8 +209,9 @@ class Saver:
         self._ledger.write("save_failed", step=step, error=str(error))
         text = f"The save at step {step} failed ({self._failures} of {MAX_FAILURES}): {error}"
         if self._failures >= MAX_FAILURES:
-            raise CheckpointError(
+            raise unwritable(
                 f"{text}. The run ends here, because nothing it learns from now on could be kept."
-                f" Make room or repair {self._store.directory}, then start it again."
+                f" Make room or repair {self._store.directory}, then start it again.",
+                error,
             ) from error
         messages.warn(f"{text}. Training goes on; the next save tries again.")

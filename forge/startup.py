@@ -19,7 +19,15 @@ import torch
 
 from forge import config, job_dir, messages, spawned, verdict
 from forge.config import CodeChange, HealthAction, HealthCheck, HealthConfig, Policy
-from forge.errors import ConfigError, Exit, ExitCode, ForgeError
+from forge.errors import (
+    ConfigError,
+    DiskFull,
+    Exit,
+    ExitCode,
+    ForgeError,
+    is_disk_full,
+    unwritable,
+)
 from forge.job_files import RANKS
 from forge.resilience.health import bounded, check_gpu_health
 
@@ -38,7 +46,7 @@ def exits() -> Iterator[None]:
     except OSError as error:
         text = f"The job's directory cannot be used: {error}"
         messages.say(text, logging.ERROR)
-        raise Exit(ExitCode.IO_ERROR, text) from error
+        raise Exit(unwritable(text, error).exit_code, text) from error
 
 
 @contextmanager
@@ -156,14 +164,17 @@ def check_health(health: HealthConfig, checkpoint_dir: Path) -> None:
 
     Raises:
         Exit: With code 69, where one fails and the policy says refuse.
+        DiskFull: Where the disk is full, which is no fault of this node's.
     """
-    checks: dict[HealthCheck, Callable[[], str]] = {
+    checks: dict[HealthCheck, Callable[[], str | DiskFull]] = {
         HealthCheck.disk: lambda: _disk_problem(checkpoint_dir, health.min_free_gib),
         HealthCheck.gpu: _gpu_problem,
     }
     for check in health.checks:
         late = f"no answer within {health.timeout_s:g} s"
         problem = bounded(checks[check], health.timeout_s, default=late)
+        if isinstance(problem, DiskFull):
+            raise problem
         if not problem:
             continue
         text = f"Health check `{check.name}` failed on {socket.gethostname()}: {problem}"
@@ -173,7 +184,7 @@ def check_health(health: HealthConfig, checkpoint_dir: Path) -> None:
         messages.warn(text)
 
 
-def _disk_problem(directory: Path, min_free_gib: float) -> str:
+def _disk_problem(directory: Path, min_free_gib: float) -> str | DiskFull:
     try:
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".step_health_") as file:
             file.write(b"\0" * 4096)
@@ -181,7 +192,8 @@ def _disk_problem(directory: Path, min_free_gib: float) -> str:
             os.fsync(file.fileno())
         free_gib = shutil.disk_usage(directory).free / 2**30
     except OSError as error:
-        return f"{directory} cannot be written: {error}"
+        text = f"{directory} cannot be written: {error}"
+        return DiskFull(text) if is_disk_full(error) else text
     if free_gib < min_free_gib:
         return (
             f"{directory} has {free_gib:.1f} GiB free,"

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from forge import ending
-from forge.errors import ExitCode
+from forge.errors import ExitCode, is_disk_full
 from forge.files import read_trusted, refusals, write_atomically
 from forge.job_files import (
     PLAN,
@@ -70,15 +70,28 @@ def main(directory: Path) -> int:
     except KeyboardInterrupt:
         traceback.print_exc()
         return int(ExitCode.INTERRUPTED)
+    except OSError as error:  # of Hydra's own files: what main raises is in the result
+        return _disk_full(error)
     except SystemExit as error:
         if error.code not in (None, 0):
             raise
         result = JobReturn(status=JobStatus.COMPLETED, overrides=plan["overrides"])
     is_failed = result.status is JobStatus.FAILED
-    _store(result, _show(result._return_value) if is_failed else None, directory)
+    try:
+        _store(result, _show(result._return_value) if is_failed else None, directory)
+    except OSError as error:
+        return _disk_full(error)
     if is_failed:
         _tell(result._return_value, directory)
     return 1 if is_failed else int(ExitCode.FINISHED)
+
+
+def _disk_full(error: OSError) -> int:
+    """The exit code that has the job started again once there is room; else the error."""
+    if not is_disk_full(error):
+        raise error
+    traceback.print_exc()
+    return int(ExitCode.DISK_FULL)
 
 
 def _last_breath() -> None:

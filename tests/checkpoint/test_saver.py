@@ -166,7 +166,7 @@ def test_a_save_beside_training_is_the_state_of_its_own_step(make_saver, monkeyp
     assert store.newest().state["w"].tolist() == [0, 0, 0]
 
 
-def test_a_full_disk_under_a_whole_run_ends_it_with_74(tmp_path, monkeypatch):
+def test_a_full_disk_under_a_whole_run_ends_it_with_71(tmp_path, monkeypatch):
     """Seen from outside: five failures, one code, the last good checkpoint in place."""
     model = torch.nn.Linear(2, 1)
     policy = {"checkpoint": {"dir": str(tmp_path), "every_steps": 2}}
@@ -194,6 +194,6 @@ def test_a_full_disk_under_a_whole_run_ends_it_with_74(tmp_path, monkeypatch):
             train()
     finally:
         stopping.uninstall()
-    assert exit_.value.code == 74
+    assert exit_.value.code == 71
     assert seen[-1] == 13  # saves at 6, 8, 10, 12 and 14 failed
     assert (tmp_path / "latest").resolve().name == "step_4"

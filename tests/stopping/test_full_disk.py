@@ -58,7 +58,7 @@ def disk(tmp_path):
 
 
 @pytest.mark.parametrize("left", [0, 16384], ids=["not a byte", "room for a verdict"])
-def test_a_stop_that_cannot_be_saved_ends_with_74_and_says_why(left, disk, tmp_path):
+def test_a_stop_that_cannot_be_saved_ends_with_71_and_says_why(left, disk, tmp_path):
     """With 143 it would look saved; the checkpoint before it is whole, and the next start uses it.
 
     Only the step since then is done again: the final bits are those of an undisturbed run.
@@ -67,7 +67,7 @@ def test_a_stop_that_cannot_be_saved_ends_with_74_and_says_why(left, disk, tmp_p
     done = subprocess.run(
         [*command, str(left), tmp_path / "cut.pt"], capture_output=True, text=True, timeout=200
     )
-    first, second = done.stdout.split("code 74\n")
+    first, second = done.stdout.split("code 71\n")
     assert first == "callback\n", done.stderr
     assert second.endswith("code 0\n"), done.stderr
     assert "The state at step 5 could not be saved" in done.stderr
@@ -77,7 +77,7 @@ def test_a_stop_that_cannot_be_saved_ends_with_74_and_says_why(left, disk, tmp_p
     assert not [name for name in names if "tmp" in name]
     if left:
         found = json.loads(verdict)
-        assert (found["exit_code"], found["step"]) == (74, 5)
+        assert (found["exit_code"], found["step"]) == (71, 5)
         assert found["reason"].startswith("SIGTERM, but The state at step 5 could not be saved")
     else:
         assert "could not be written: [Errno 28]" in done.stderr
