@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import sys
 import time
@@ -27,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from forge import ledger, processes
-from forge.errors import ExitCode
-from forge.files import make_directory, open_file
+from forge.errors import ExitCode, is_disk_full
+from forge.files import make_directory, open_file, write_atomically
 from forge.job_files import (
     LOCK,
     OUTPUT,
@@ -42,11 +43,13 @@ from forge.job_files import (
     forge_dir,
     read_json,
     take_lock,
-    write_json,
 )
 from forge.requeue import Counts, Decision, Outcome, Reason, decide
 from forge.watch import MARGIN_S, ORPHANED_S
 
+_STATE_BYTES = 2048
+_LOOK_S = 1.0
+"""Between two looks whether a full disk has room again."""
 _CLAIM_S = 30.0
 """Seconds beyond the task's deadline that an earlier wrapper's processes have to leave."""
 
@@ -114,7 +117,33 @@ class Job(ABC):
 
     def _move_on(self, outcome: Outcome, pause_s: float) -> int | None:
         """Leave the job to be started elsewhere, with this exit code; None: start it here."""
+        self._pause(pause_s)
         return None
+
+    @abstractmethod
+    def _take_in(self) -> None:
+        """Act on the signals that have come."""
+
+    def _pause(self, seconds: float) -> None:
+        """Before the next start; until somebody stops the job, or a full disk has room again."""
+        deadline = time.monotonic() + seconds
+        had_room = self._has_room()
+        while self._asked is None and (left_s := deadline - time.monotonic()) > 0:
+            if not had_room and self._has_room():
+                break
+            select.select([self._reader], [], [], min(left_s, _LOOK_S))
+            self._take_in()
+            self._look_for_parent()
+
+    def _has_room(self) -> bool:
+        """Whether the disk has room for two of the largest checkpoint; a quota may have none."""
+        directory = self.directory / self.plan["checkpoint_dir"]
+        steps = [*directory.glob("step_*"), *directory.glob("*/step_*")]  # of a named Run
+        try:
+            sizes = [sum(one.stat().st_size for one in step.iterdir()) for step in steps]
+            return bool(shutil.disk_usage(directory).free >= 2 * max(sizes, default=0))
+        except OSError:  # one that is being removed
+            return False
 
     def _is_cut_short(self, has_boundary: bool) -> bool:
         """Whether an attempt that the cluster ended had no fair chance to save anything."""
@@ -177,10 +206,25 @@ class Job(ABC):
             "counts": asdict(self.counts),
             **more,
         }
+        text = json.dumps(content) + "\n"
         try:
-            write_json(self.forge / STATE, content)
+            # Longer than it needs to be: a full disk has room for the next in its place.
+            write_atomically(self.forge / STATE, text.ljust(_STATE_BYTES))
         except OSError as error:  # a full disk ends no job
-            self._print(f"state.json cannot be written: {error}")
+            if not (is_disk_full(error) and self._overwrite_state(text)):
+                self._print(f"state.json cannot be written: {error}")
+
+    def _overwrite_state(self, text: str) -> bool:
+        """Where there is no room for another file: in the place of the one that is there."""
+        try:
+            fd = open_file(self.forge / STATE, os.O_WRONLY)
+            try:
+                size = os.fstat(fd).st_size
+                return len(text) <= size and os.pwrite(fd, text.ljust(size).encode(), 0) == size
+            finally:
+                os.close(fd)
+        except OSError:
+            return False
 
     def _tell(self, kind: str, **values: Any) -> None:
         """Account for it in the job's own ledger."""

@@ -190,7 +190,7 @@ def decide(
         counts.no_progress = counts.unfair = 0
     elif is_unfair:
         counts.unfair += 1
-    else:
+    elif outcome.reason is not Reason.disk_full:  # where nobody could have saved anything
         counts.no_progress += 1
     counts.best_step = max(counts.best_step, saved_step)
     if outcome.reason in (Reason.finished, Reason.interrupted, Reason.cancelled, Reason.orphaned):
@@ -223,9 +223,11 @@ def decide(
         setattr(counts, counter, used + 1)
     counts.restarts += 1
     # The first time may be chance. Then a cluster that ends whatever begins is given time.
-    has_pause = is_unfair and counts.unfair > 1
-    pause_s = min(_PAUSE_S * 2.0 ** (counts.unfair - 2), _MAX_PAUSE_S) if has_pause else 0.0
-    return Decision(True, what, pause_s)
+    pauses = counts.unfair - 1 if is_unfair else 0
+    if outcome.reason is Reason.disk_full:
+        pauses = counts.failures
+    pause_s = _PAUSE_S * 2.0 ** min(pauses - 1, 10) if pauses > 0 else 0.0
+    return Decision(True, what, min(pause_s, _MAX_PAUSE_S))
 
 
 def _without_progress(counts: Counts, limits: dict[str, Any]) -> str:

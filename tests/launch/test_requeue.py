@@ -43,6 +43,7 @@ REASONS = [
     (Outcome(69), Reason.unhealthy, "this node is unhealthy"),
     (FORCED, Reason.forced, "forced exit"),
     (HELD, Reason.forced, "did not react to a signal, and was killed"),
+    (Outcome(71), Reason.disk_full, "the disk is full"),
     (Outcome(73), Reason.in_use, "another run uses its directory"),
     (Outcome(74), Reason.io_error, "checkpoints cannot be written or read"),
     (Outcome(78), Reason.bad_config, "bad configuration"),
@@ -64,13 +65,24 @@ def test_an_attempt_has_one_reason_and_a_text(outcome, reason, text):
     assert str(outcome) == text
 
 
-AGAIN = {Reason.requested, Reason.time_limit, Reason.forced, Reason.crashed}
+def test_a_full_disk_is_worth_a_pause_that_grows_within_max_failures():
+    """Room returns, and nothing that was saved before is lost; damage stays what it is."""
+    counts, given = Counts(), limits(max_failures=6, no_progress_limit=1)
+    found = [decide(Outcome(71), counts, given, 4) for _ in range(7)]
+    assert [one.starts_again for one in found] == [True] * 6 + [False]
+    assert [one.pause_s for one in found] == [30, 60, 120, 240, 480, 900, 0]
+    assert found[-1].because == "the disk is full; given up: `resilience.requeue.max_failures=6`"
+    assert not decide(Outcome(74), Counts(), given, 4).starts_again
+
+
 COUNTER = {
     Reason.requested: "preemptions",
     Reason.time_limit: "timeouts",
     Reason.forced: "failures",
     Reason.crashed: "failures",
+    Reason.disk_full: "failures",
 }
+AGAIN = set(COUNTER)
 
 
 @pytest.mark.parametrize("outcome", [row[0] for row in REASONS], ids=str)
