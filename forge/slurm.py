@@ -363,21 +363,36 @@ _ALIVE = (
 _JOB_LINE = re.compile(r"(\d+(?:_\S+?)?)\|([A-Z_]+)\|([^|]*)\|(.*)")
 
 
-def queue(with_scripts: bool = False) -> dict[str, Queued]:
+def queue() -> dict[str, Queued]:
     """All of this user's jobs that the controller remembers, by number or `<array>_<task>`.
 
     Raises:
         Refused: Where squeue does not answer.
     """
-    form = f"--format=%i|%T|%r|{'%o' if with_scripts else ''}"
     user = f"--user={os.getuid()}"
     found = {}
-    for line in _ask("squeue", user, "--noheader", "--array", "--states=all", form).splitlines():
+    for line in _ask(
+        "squeue", user, "--noheader", "--array", "--states=all", "--format=%i|%T|%r|%o"
+    ).splitlines():
         # %o is the script with its arguments; those of other jobs may hold newlines, anything.
         if match := _JOB_LINE.fullmatch(line.strip()):
             name, state, reason, script = match.groups()
             found[name] = Queued(state, reason, script)
     return found
+
+
+def submitted_anew(job: str, script: str, queue: Mapping[str, Queued]) -> str | None:
+    """Another number of a job that is gone: that of a live one with its script and array task."""
+    task = job.partition("_")[2]
+    for name, queued in queue.items():
+        if (
+            script
+            and queued.script == script
+            and queued.is_alive
+            and name.partition("_")[2] == task
+        ):
+            return name
+    return None
 
 
 def settings() -> dict[str, str]:

@@ -97,6 +97,8 @@ def launch(request: Request) -> list[JobReturn]:
                 return [_result_without_waiting(job) for job in jobs]
             logs = log_folder(options.submitit_folder, directory)
             observed = [_observed(job, logs) for job in jobs]
+            for one in observed:
+                one.script = submitted.scripts.get(one.number, "")
             anew = functools.partial(_submit_anew, jobs, options, shared, submitted, cluster)
             stopped_by = Watcher(observed, options.progress, anew).run()
         finally:
@@ -147,7 +149,7 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
     if submitted.is_empty:
         return
     try:
-        queue = slurm.queue(with_scripts=True)
+        queue = slurm.queue()
     except slurm.Refused as error:
         problem = (
             f"this sweep has jobs on the cluster, but it does not say how they are: {error}. Start"
@@ -161,10 +163,12 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
         said = read_json(forge_dir(job.composed.directory) / STATE) or {}
         if slurm_id in numbers(said):
             slurm_id = numbers(said)[0]
-        known = queue.get(slurm_id)
-        if known is None or not known.is_alive or job.is_finished:
+        known, script = queue.get(slurm_id), submitted.scripts.get(number, "")
+        if known is None or not known.is_alive:  # its wrapper may not have lived to say so
+            slurm_id = slurm.submitted_anew(slurm_id, script, queue) or ""
+            known = queue.get(slurm_id)
+        if known is None or job.is_finished:
             continue
-        script = submitted.scripts[number]
         if known.script != script or not Path(script).is_relative_to(directory):
             continue  # of the sweep that this one is a copy of, or of somebody else
         has_ended = said.get("slurm_job") == slurm_id and said.get("state") in _ENDED
@@ -242,7 +246,7 @@ def _tell_of_sbatch(said: str) -> None:
 def _find_in_queue(submitted: Submitted) -> None:
     """A busy controller may take a job, and lose the answer: else it would be submitted twice."""
     with contextlib.suppress(slurm.Refused):
-        submitted.find_lost(slurm.queue(with_scripts=True))
+        submitted.find_lost(slurm.queue())
 
 
 def _not_submitted(
@@ -316,6 +320,7 @@ def _submit_anew(
         for one in gone:
             if submitted.ids[one.number] != before[one.number]:
                 one.slurm_id = submitted.ids[one.number]
+                one.script = submitted.scripts[one.number]
 
 
 # -- afterwards ------------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ class SubmittedJob(ObservedJob):
     slurm_id: str = ""
     logs: Path | None = None
     """Folder of what the batch scripts print."""
+    script: str = ""
+    """Its batch script."""
     unrequeued: str = ""
     """Why its wrapper could not requeue it, and left that to us."""
     _gone: float | None = None
@@ -193,6 +195,10 @@ class Watcher:
             left = []
             for job in waiting:
                 queued = answer.get(job.slurm_id)
+                if queued is None or not queued.is_alive:
+                    anew = slurm.submitted_anew(job.slurm_id, job.script, answer)
+                    job.slurm_id = anew or job.slurm_id
+                    queued = answer.get(job.slurm_id)
                 if job.taken > self._asked:
                     continue  # the wrapper has said something since
                 if job.unrequeued and (queued is None or not queued.is_alive):

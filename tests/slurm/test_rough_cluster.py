@@ -235,7 +235,7 @@ def test_what_squeue_says_of_a_reason_is_kept(monkeypatch):
     """The script is everything that follows it."""
     text = "7_1|PENDING|Priority|/a b|c.sh x\nrest|of|it\n8|RUNNING|None|(null)\n"
     monkeypatch.setattr(slurm, "_ask", lambda *command, **more: text)
-    found = slurm.queue(with_scripts=True)
+    found = slurm.queue()
     assert set(found) == {"7_1", "8"}
     assert found["7_1"].script == "/a b|c.sh x"
     assert found["7_1"].reason == "Priority"

@@ -254,6 +254,29 @@ def test_a_job_that_its_wrapper_submitted_anew_is_followed(tmp_path, monkeypatch
     assert (job.state.name, job.slurm_id) == ("finished", "12")
 
 
+def test_a_successor_that_nobody_has_told_of_is_found_by_its_batch_script(
+    tmp_path, monkeypatch, at_once
+):
+    """The wrapper was killed between sbatch and its note: else the job would be submitted twice."""
+    job = submitted(tmp_path, slurm_id="7_3")
+    job.script = "/sweep/1.sh"
+    say(job, "running", "7_3")
+    others = {
+        "7_3": Queued("PREEMPTED", "None", "/sweep/1.sh"),
+        "7_4": Queued("RUNNING", "None", "/sweep/1.sh"),
+        "8_3": Queued("RUNNING", "None", "/sweep/2.sh"),
+    }
+
+    def queue():
+        if job.slurm_id == "9_3":
+            say(job, "finished", "9_3", ancestors=["7_3"], reason="finished", code=0)
+        return others | {"9_3": Queued("PENDING", "Priority", "/sweep/1.sh")}
+
+    monkeypatch.setattr(slurm, "queue", queue)
+    assert Watcher([job], "none").run() is None
+    assert (job.state.name, job.slurm_id) == ("finished", "9_3")
+
+
 def test_what_a_wrapper_could_not_requeue_is_submitted_anew_once(tmp_path, monkeypatch, at_once):
     """The controller was away for longer than the allocation; now it answers."""
     job, calls = submitted(tmp_path), []
