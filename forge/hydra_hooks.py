@@ -104,9 +104,10 @@ class JobConfig(Callback):
         spawned.hand_on(spawned.Inherited(directory, command, Path(config.hydra.runtime.cwd)))
 
         def tell(name: str, code: int) -> None:
-            messages.say(
-                f"{name} before training began: nothing to save. To start again:\n  {command}"
-            )
+            text = f"{name} before training began: nothing to save."
+            if not job_dir.is_supervised():
+                text += f" To start again:\n  {command}"
+            messages.say(text)
 
         stopping.on_unsaved_stop(tell)
 
