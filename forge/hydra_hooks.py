@@ -39,9 +39,9 @@ def _guarded(hook: _Hook) -> _Hook:
             hook(self, config, **kwargs)
         except ForgeError as error:
             _refuse(str(error))
-        except Exception as error:  # noqa: BLE001 - whatever it is, nothing was checked or stored
+        except Exception as error:  # noqa: BLE001 - whatever it is, something was not checked
             shown = "".join(traceback.format_exception(error))
-            _refuse(f"The job's config cannot be checked and stored, so it is not run:\n{shown}")
+            _refuse(f"forge's {hook.__name__} failed, and without it the job is not run:\n{shown}")
 
     return call
 
@@ -111,6 +111,7 @@ class JobConfig(Callback):
 
         stopping.on_unsaved_stop(tell)
 
+    @_guarded
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         """In the job's process, after the user's main: a child's stop is a stop of the job."""
         code = verdict.of_child(Path(config.hydra.runtime.output_dir))

@@ -271,10 +271,11 @@ def test_any_value_is_what_hydra_shows_at_the_first_and_at_every_later_start(
             directory = tmp_path / str(seed)
             plain = as_main_sees_it(composed(a_tree(seed), directory), directory)
             first_cfg = composed(a_tree(seed), directory)
-            JobConfig().on_run_start(first_cfg)
+            hook = JobConfig()
+            hook.on_run_start(first_cfg)
             first = as_main_sees_it(first_cfg, directory)
             assert without_ticks(first) == without_ticks(plain), seed
-            frozen.freeze(first_cfg, directory)
+            frozen.freeze(first_cfg, directory, hook._written)
             # Again as it was, or with files that were edited since.
             later = composed(a_tree(seed + 1000 * (seed % 3 > 0)), directory)
             JobConfig().on_run_start(later)
