@@ -194,7 +194,8 @@ class SlurmJob(Job):
         before = self._left_s()
         if before is None or time.monotonic() < self._next_look:
             return
-        with contextlib.suppress(slurm.NoAnswer, slurm.NoSuchJob):
+        # A full disk ends no job, and the end is asked for again.
+        with contextlib.suppress(slurm.NoAnswer, slurm.NoSuchJob, OSError):
             info = slurm.show(self._job, _TICK_S)
             if info.left_s is not None and not info.has_ended and abs(info.left_s - before) > 5:
                 self._end_time = time.monotonic() + info.left_s

@@ -266,6 +266,27 @@ def test_a_killed_task_stays_on_its_nodes_unless_the_limit_is_near(wrapper):
     assert job.controller.did == [("requeue", "7")]
 
 
+@pytest.mark.parametrize("left_s", [3000.0, 20.0])
+def test_a_time_limit_that_was_moved_is_written_down_for_the_task(wrapper, left_s):
+    """Less what its watch needs to end it."""
+    job = wrapper(JobInfo("RUNNING", "None", 0, None, left_s=left_s), _next_look=0.0)
+    job._end_time = time.monotonic() + 400
+    job._look_at_limit()
+    end = float((job.forge / "end_time").read_text())
+    assert end == pytest.approx(time.time() + left_s - 20, abs=5)
+    assert job._left_s() == pytest.approx(left_s, abs=5)
+    job._look_at_limit()  # not at once again: there is no other answer
+
+
+@pytest.mark.parametrize("answer", [None, slurm.NoSuchJob("gone"), RUNS])
+def test_a_look_at_the_time_limit_ends_no_job(wrapper, answer):
+    """Nobody answers, or the disk is full."""
+    job = wrapper(answer, _end_time=time.monotonic() + 400, _next_look=0.0)
+    (job.forge / "end_time").mkdir()
+    job._look_at_limit()
+    assert job._next_look > time.monotonic()
+
+
 # -- what an earlier wrapper has left --------------------------------------------------------------
 
 
