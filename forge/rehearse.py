@@ -98,11 +98,12 @@ def rehearse(rehearsal: Rehearsal, times: int, seed: int) -> int:
     if not first.num_steps:
         _say("Its forge.Run took no step: there is nowhere to hit it.")
         return 2
-    num_bad = 0
+    num_bad = num_hits = 0
     for number in range(times):
         name = f"disturbed {number + 1}"
         try:
             run = rehearsal.run(name, plan(first.num_steps, seed + number))
+            num_hits += len(run.hits)
             is_same = _is_same(first, run, free)
         except Failed as error:
             _say(f"{name:<14} {error}")
@@ -111,8 +112,14 @@ def rehearse(rehearsal: Rehearsal, times: int, seed: int) -> int:
             num_bad += 1
             repeated = ["--times", "1", "--seed", str(seed + number), "--", *rehearsal.command]
             _say(f"  again: forge rehearse {shlex.join(repeated)}")
-    _say("identical" if not num_bad else f"{num_bad} of {times} disturbed runs are not identical")
-    return 1 if num_bad else 0
+    if num_bad:
+        _say(f"{num_bad} of {times} disturbed runs are not identical")
+        return 1
+    if not num_hits:
+        _say("No run was hit: does `resilience.signal.actions` ignore SIGTERM and SIGUSR1?")
+        return 2
+    _say(f"identical, hit {num_hits} times")
+    return 0
 
 
 def _is_same(first: Run, run: Run, free: set[str]) -> bool:

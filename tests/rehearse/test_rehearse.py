@@ -305,6 +305,38 @@ def test_leaves_are_compared_in_the_checkpoints_of_every_run():
     ]
 
 
+class Ended:
+    """A rehearsal whose runs have all ended alike, but for the seconds that they log."""
+
+    command = ("python", "train.py")
+
+    def __init__(self, *hits):
+        self.hits, self.num_runs = hits, 0
+
+    def run(self, name, planned):
+        self.num_runs += 1
+        run = run_of({"live": {"w": 1}}, {0: {"loss": 1.0, "seconds": float(self.num_runs)}})
+        events = [{"kind": "run", "checkpoints": "checkpoints"}, {"kind": "finish", "step": 4}]
+        run.history.attempts.append(ledger.Attempt(1, events))
+        run.hits = list(self.hits) if planned else []
+        return run
+
+
+def test_what_is_measured_of_the_machine_is_left_out_by_name(capsys):
+    """Times differ in every run; a loss that does not is compared."""
+    hit = ("SIGKILL", ledger.Progress(1, 2, 0.0, None))
+    assert rehearse.rehearse(Ended(hit), 2, 0) == 0
+    said = capsys.readouterr().out
+    assert "not compared, since undisturbed runs differ in them alone: seconds\n" in said
+    assert said.endswith("identical, hit 2 times\n")
+
+
+def test_runs_that_nothing_hit_are_not_called_identical(capsys):
+    """A policy may ignore the signals: then nothing was rehearsed."""
+    assert rehearse.rehearse(Ended(), 2, 0) == 2
+    assert "No run was hit" in capsys.readouterr().out
+
+
 def test_what_was_logged_last_is_no_leaf():
     """A time that is logged differs in every run."""
     one, other = run_of({"metrics": {"s": 1}}, {}), run_of({"metrics": {"s": 2}}, {})
