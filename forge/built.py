@@ -22,6 +22,7 @@ from forge.identity import Change, changes
 
 _Path = tuple[Any, ...]
 _SCALARS = (bool, int, float, str, type(None))
+_MOST = 100
 _CYCLED = ("momentum", "betas")
 """What a schedule with `cycle_momentum` moves beside the rate."""
 
@@ -170,11 +171,22 @@ class Built:
 
 
 def _hyperparameters(one: Any) -> Any:
-    if not isinstance(one, torch.optim.Optimizer):
+    if isinstance(one, LRScheduler):
         return one.state_dict()
+    if not isinstance(one, torch.optim.Optimizer):
+        return _without_data(one.state_dict())
     left_out = ("params", "param_names")
     groups = [{k: v for k, v in group.items() if k not in left_out} for group in one.param_groups]
     return {"param_groups": groups}
+
+
+def _without_data(tree: Any) -> Any:
+    """A state of the user's own may hold an order or a history: too long to be a setting."""
+    if isinstance(tree, dict | list | tuple) and len(tree) > _MOST:
+        return {}
+    if isinstance(tree, dict):
+        return {key: _without_data(one) for key, one in tree.items()}
+    return list(map(_without_data, tree)) if isinstance(tree, list | tuple) else tree
 
 
 def _steps_alone(schedule: Any) -> bool:

@@ -104,6 +104,13 @@ class Odd:
         self.seed = state["seed"]
 
 
+def test_what_a_user_s_object_has_drawn_is_no_setting():
+    """An order of a million indices belongs to the checkpoint, not into a record."""
+    drawn = Odd(list(range(101)))
+    assert Built({"odd": drawn}).record == {"odd": {"(class)": "Odd"}}
+    Built({"odd": Odd(list(range(7, 200)))}).check(Built({"odd": drawn}).record)
+
+
 def plateau(optimizer, n):
     return schedules.ReduceLROnPlateau(optimizer, patience=n)
 
