@@ -28,14 +28,14 @@ _PLAIN = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CL
 _FOLDER = os.O_RDONLY | sum(getattr(os, n, 0) for n in ("O_NOFOLLOW", "O_DIRECTORY", "O_CLOEXEC"))
 
 
-def open_file(path: Path, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
+def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
     """The descriptor of a plain file, never one of those of stdin, stdout and stderr.
 
     Raises:
         OSError: Also where it is a link, a pipe or anything else that is no file.
     """
     with _reached(path) as (folder, name):
-        return _open_plain(path, name, flags, mode, folder)
+        return _open_plain(path, name, flags, folder)
 
 
 def read_plain(path: Path) -> bytes:
@@ -51,7 +51,7 @@ def open_trusted(path: Path) -> int:
         Untrusted: Where somebody else could have written it, or put it there.
     """
     with _reached(path, is_trusted=True) as (folder, name):
-        fd = _open_plain(path, name, os.O_RDONLY, 0, folder)
+        fd = _open_plain(path, name, os.O_RDONLY, folder)
     try:
         _check(fd, path, path.parent)
     except BaseException:
@@ -89,7 +89,7 @@ def write_atomically(path: Path, text: str | bytes, is_synced: bool = False) -> 
             os.path.dirname(name), f".{path.name.lstrip('.')}.tmp-{secrets.token_hex(8)}"
         )
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        fd = _open_plain(path, temporary, flags, 0o644, folder)
+        fd = _open_plain(path, temporary, flags, folder)
         try:
             with os.fdopen(fd, "wb") as file:
                 file.write(text.encode() if isinstance(text, str) else text)
@@ -173,10 +173,10 @@ def _open_folder(path: Path, name: str, folder: int | None) -> int:
         raise OSError(error.errno, problem, str(path)) from error
 
 
-def _open_plain(path: Path, name: str, flags: int, mode: int, folder: int | None) -> int:
+def _open_plain(path: Path, name: str, flags: int, folder: int | None) -> int:
     reserve_standard()
     try:
-        fd = os.open(name, flags | _PLAIN, mode, dir_fd=folder)
+        fd = os.open(name, flags | _PLAIN, 0o644, dir_fd=folder)
     except OSError as error:
         problem = error.strerror
         if error.errno == errno.ELOOP:
