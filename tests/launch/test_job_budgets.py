@@ -216,3 +216,25 @@ def test_a_job_that_makes_progress_in_any_of_its_runs_is_not_given_up(tmp_path):
     before = app.job(0).attempts
     app.finish("by=name,dir", "resilience.requeue.no_progress_limit=1")
     assert app.job(0).attempts == before  # what is finished is not started again
+
+
+PLAIN = """
+    import os, signal, time
+    import hydra
+
+    @hydra.main(version_base=None, config_path=".", config_name="conf")
+    def main(cfg):
+        if int(os.environ["FORGE_RESTART_COUNT"]) < 4:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(60)
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+def test_a_function_without_a_run_has_no_progress_to_lack(tmp_path):
+    """It was asked to requeue four times: no fault of a main that saves nothing, and need not."""
+    app = App(tmp_path / "app", PLAIN)
+    app.finish("lr=0.1")
+    assert app.job(0).state["counts"]["preemptions"] == 4
