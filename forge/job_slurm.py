@@ -117,6 +117,9 @@ class SlurmJob(Job):
             self.counts.best_step = self._saved_step()
             return None  # requeued by hand: another chance
         self.counts = Counts(**state["counts"])
+        if is_same_start and successor.is_noted(self.forge, self._job, before):
+            refusal = "a wrapper that was submitting it anew was killed"
+            sys.exit(self._submit_anew(state["because"], int(ExitCode.REQUEUE), 0.0, refusal))
         self._step = int(state.get("step", -1)) if is_same_start else -1
         # Slurm starts a job that was submitted anew without a requeue.
         self._account(self._slurm_restarts - (before + 1 if is_same_job else 0))
@@ -419,9 +422,9 @@ class SlurmJob(Job):
                 self._insist(lambda within_s: slurm.requeue(self._job, within_s))
                 self._tell("requeued", job=self._job)
         except slurm.NotRequeueable as refusal:
-            return self._submit_anew(outcome, code, pause_s, str(refusal))
+            return self._submit_anew(str(outcome), code, pause_s, str(refusal))
         except (slurm.NoAnswer, slurm.NoSuchJob) as error:
-            return self._leave_note(outcome, code, str(error))
+            return self._leave_note(str(outcome), code, str(error))
         try:
             if sick:
                 slurm.exclude(self._job, sick, excluded, _ASK_S)
@@ -461,15 +464,15 @@ class SlurmJob(Job):
                     raise
                 self._print(f"asking again until the time limit: {error}")
 
-    def _leave_note(self, outcome: Outcome, code: int, problem: str) -> int:
+    def _leave_note(self, what: str, code: int, problem: str) -> int:
         """The job could not be requeued: the launcher submits it anew, or whoever resumes."""
-        because = f"{outcome}; could not be requeued: {problem}"
+        because = f"{what}; could not be requeued: {problem}"
         self._print(f"{because}; the launcher, or the sweep's command, submits it anew")
         self._tell("stopped", because=because)
         self._write_state("stopped", because, code=code, reason="unanswered", unrequeued=problem)
         return code
 
-    def _submit_anew(self, outcome: Outcome, code: int, pause_s: float, refusal: str) -> int:
+    def _submit_anew(self, what: str, code: int, pause_s: float, refusal: str) -> int:
         """Slurm ends the job and does not bring it back: the same again, as another job."""
         options = [f"--begin=now+{math.ceil(pause_s)}"] if pause_s else []
         try:
@@ -477,13 +480,13 @@ class SlurmJob(Job):
                 self.forge, self._script, self._job, self._slurm_restarts, options
             )
         except (slurm.Refused, OSError) as error:
-            return self._leave_note(outcome, code, f"{refusal}; {error}")
+            return self._leave_note(what, code, f"{refusal}; {error}")
         self._tell("submitted anew", job=self._job, successor=job)
         self._print(
             f"Slurm does not requeue job {self._job} ({refusal}): submitted anew as {job}."
             f" What depends on {self._job} does not wait for it."
         )
-        self._write_state("starting", str(outcome), successor=job)
+        self._write_state("starting", what, successor=job)
         return int(ExitCode.REQUEUE)
 
     def _can_stay(self) -> bool:

@@ -17,6 +17,11 @@ NOTE = "successor.json"
 """`<job dir>/.forge/successor.json`."""
 
 
+def is_noted(folder: Path, job: str, restarts: int) -> bool:
+    """Whether this start of the job was to have a successor."""
+    return (read_json(folder / NOTE) or {}).get("of") == [job, restarts]
+
+
 def submit(folder: Path, script: Path, job: str, restarts: int, options: list[str]) -> str:
     """Submit a job's batch script once more, for this job alone; its new number.
 
@@ -33,7 +38,7 @@ def submit(folder: Path, script: Path, job: str, restarts: int, options: list[st
     path, start = folder / NOTE, [job, restarts]
     note = read_json(path) or {}
     found = None
-    if note.get("of") == start:
+    if is_noted(folder, job, restarts):
         found = note["job"] or slurm.find_by_comment(note["comment"])
     else:
         comment = f"{slurm.comment_of(script)} forge-{secrets.token_hex(8)}".strip()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from forge import slurm, successor
+from forge import slurm
 from forge.job_files import PLAN, RESULT, STATE, WATCH, forge_dir, read_json, write_json
 from forge.job_slurm import SlurmJob
 from forge.requeue import Outcome, Reason
@@ -422,8 +422,13 @@ def test_a_kill_between_sbatch_and_the_note_gives_one_successor(sbatch, was_subm
     with pytest.raises(KeyboardInterrupt):
         sbatch._move_on(Outcome(143, Reason.preempted), 0.0)
     monkeypatch.setattr(slurm, "submit", submit)
-    assert successor.submit(sbatch.forge, sbatch._script, "7", 0, []) == "99"
+    state_left(sbatch, "starting", restarts=0)
+    with pytest.raises(SystemExit) as ended:
+        sbatch._take_over()
+    assert ended.value.code == 75
     assert len(sbatch.asked) == 1
+    state = read_json(sbatch.forge / STATE)
+    assert (state["successor"], state["counts"]["preemptions"]) == ("99", 2)
 
 
 def test_a_wrapper_that_has_submitted_its_job_anew_does_not_run_it(sbatch):
