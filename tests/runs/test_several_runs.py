@@ -7,7 +7,7 @@ import torch
 from harness import Job, assert_same_bits
 
 import forge
-from forge import ledger
+from forge import config_file, ledger
 
 
 def folds(directory, **spec):
@@ -141,8 +141,8 @@ def test_epochs_count_in_a_plain_loop_too(enabled, tmp_path):
 
 def test_a_job_with_named_runs_can_be_shown(tmp_path):
     """One of several has to be named; the only one is found."""
-    (tmp_path / ".forge").mkdir()
-    (tmp_path / ".forge/config.yaml").write_text("resilience: {checkpoint: {dir: saves}}")
+    content = {"resilience": {"checkpoint": {"dir": "saves"}}}
+    config_file.write(tmp_path / ".forge/config.yaml", content)
     for name in ("fold0", "fold1"):
         model = torch.nn.Linear(1, 1)
         with forge.Run(policy(tmp_path / "saves"), name=name, model=model) as run:
