@@ -44,12 +44,8 @@ def test_the_readme_app_runs_is_stopped_and_resumes_from_the_wheel(with_wheel, t
     disturbed.wait_for(trains, "step 50")
     disturbed.signal(signal.SIGTERM)
     assert disturbed.wait() == 143, disturbed.output
-    script = (out / ".forge" / "resume.sh").read_text()
-    command = script.splitlines()[-1]
-    assert command in disturbed.output
-    resumed = Process(
-        ["sh", "-c", command], folders["disturbed"] / "resumed.txt", tmp_path, **clean()
-    )
+    script = str(out / ".forge" / "resume.sh")
+    resumed = Process(["sh", script], folders["disturbed"] / "resumed.txt", tmp_path, **clean())
     assert resumed.wait() == 0, resumed.output
     assert started["undisturbed"].wait() == 0, started["undisturbed"].output
     last_lines = [p.output.splitlines()[-1] for p in (resumed, started["undisturbed"])]
