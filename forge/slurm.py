@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from forge.files import read_trusted
+
 _CALL_S = 10.0
 """One question may take so long; a busy controller answers in seconds."""
 _SUBMIT_S = 300.0
@@ -311,7 +313,7 @@ def _run_telling(
 
 def comment_of(script: Path) -> str:
     """The comment that a batch script asks for; empty where it has none."""
-    for line in script.read_text().splitlines():
+    for line in read_trusted(script).decode(errors="replace").splitlines():
         if line.startswith("#SBATCH --comment="):
             return " ".join(shlex.split(line.partition("=")[2]))
     return ""
