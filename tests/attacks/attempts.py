@@ -226,7 +226,7 @@ def links(name: str) -> Callable[[Place], None]:
 
     def attack(place: Place) -> None:
         folder = own_job(place)
-        for number in range(os.getpid(), os.getpid() + 3000):
+        for number in range(os.getpid(), os.getpid() + 1000):
             (folder / name.format(number)).symlink_to(place.precious)
 
     return attack

@@ -16,7 +16,7 @@ from pathlib import Path
 from forge import messages
 
 VICTIM, ATTACKER, GROUP = 65533, 65534, 4321
-LIMIT_S = 10
+LIMIT_S = 60
 PRECIOUS = "what took months\n"
 
 
