@@ -233,7 +233,7 @@ def as_main_sees_it(cfg: DictConfig, directory: Path) -> Any:
 
 
 def without_ticks(shown: Any) -> str:
-    return re.sub(r"tick \d+", "tick", repr(shown))
+    return re.sub(r"tick \d+", "tick", ascii(shown))
 
 
 @pytest.fixture(scope="module")
@@ -279,6 +279,6 @@ def test_any_value_is_what_hydra_shows_at_the_first_and_at_every_later_start(
             # Again as it was, or with files that were edited since.
             later = composed(a_tree(seed + 1000 * (seed % 3 > 0)), directory)
             JobConfig().on_run_start(later)
-            assert repr(as_main_sees_it(later, directory)) == repr(first), seed
+            assert ascii(as_main_sees_it(later, directory)) == ascii(first), seed
     finally:
         HydraConfig.instance().cfg = outer
