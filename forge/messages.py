@@ -50,6 +50,7 @@ class _Writer:
 
 def emit(level: int, text: str) -> None:
     """Write one message in this thread; may block."""
+    text = text.encode(errors="backslashreplace").decode()  # log files take no lone surrogates
     is_silenced = logging.root.manager.disable >= level or _logger.disabled
     if _logger.hasHandlers() and (_logger.isEnabledFor(level) or is_silenced):
         _logger.log(level, text)
@@ -58,7 +59,7 @@ def emit(level: int, text: str) -> None:
         return  # there is nobody to tell, and some file may have its descriptor by now
     # Not sys.stderr: a thread blocked inside its lock would abort the interpreter's exit.
     with contextlib.suppress(OSError):  # stderr is closed: there is nobody to tell
-        os.write(2, f"forge: {text}\n".encode(errors="replace"))
+        os.write(2, f"forge: {text}\n".encode())
 
 
 _writer = _Writer()
