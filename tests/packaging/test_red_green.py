@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import red_green
+from repository import ROOT
 
 TOOL = Path(red_green.__file__)
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -91,3 +92,14 @@ def test_a_skipped_test_is_not_green():
     assert red_green.parse("PASSED tests/test_a.py::test_b\n").is_green
     assert red_green.parse("ERROR tests/test_a.py - ImportError: x\n").reason == "ImportError: x"
     assert not red_green.parse("").is_green
+
+
+def test_the_list_of_fixes_names_tests_that_exist():
+    """`tests/fixes.tsv` is what the tool is run with; a test that was renamed is left out of it."""
+    lines = (ROOT / "tests/fixes.tsv").read_text().splitlines()
+    for label, ids in (line.split("\t") for line in lines):
+        for one in ids.split():
+            file, _, name = one.partition("::")
+            wanted = f"def {name.partition('[')[0]}(" if name else "def test_"
+            assert wanted in (ROOT / file).read_text(), (label, one)
+    assert len(lines) == len({line.partition("\t")[0] for line in lines}) > 0
