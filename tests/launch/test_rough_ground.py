@@ -204,13 +204,13 @@ def test_damaged_files_are_no_tracebacks(place, content, plain):
     assert "Traceback" not in done.stdout
 
 
-@pytest.mark.parametrize("subdir", ["../file/0", "x" * 300])
-def test_an_unusable_directory_is_named(subdir, plain):
+@pytest.mark.parametrize(("subdir", "key"), [("../file/0", "dir"), ("x" * 300, "subdir")])
+def test_an_unusable_directory_is_named(subdir, key, plain):
     """Before the first job, and without a traceback."""
     (plain.folder / "file").touch()
     done = plain.run("+mode=a", f"hydra.sweep.subdir={subdir}")
     assert done.returncode == 78
-    assert "hydra.sweep.dir=" in done.stdout
+    assert f"hydra.sweep.{key}=" in done.stdout
     assert "Traceback" not in done.stdout
 
 
@@ -268,7 +268,8 @@ def test_a_disk_that_is_full_does_not_end_the_wrapper(tmp_path):
         """,
     )
     checkpoints = tmp_path / "checkpoints"
-    command = app.command("lr=0.1", "step_s=0", f"resilience.checkpoint.dir={checkpoints}")
+    policy = [f"resilience.checkpoint.dir={checkpoints}", "resilience.requeue.max_failures=1"]
+    command = app.command("lr=0.1", "step_s=0", *policy)
     app.sweep_dir.mkdir()
     script = 'mount -t tmpfs -o size=2m none sweep && exec "$@"'
     done = subprocess.run(
@@ -283,6 +284,7 @@ def test_a_disk_that_is_full_does_not_end_the_wrapper(tmp_path):
     assert "Traceback" not in done.stdout.replace(
         'Traceback (most recent call last):\n  File "/', "", 1
     )
+    assert "restart 1" in done.stdout
     assert "job 0: failed" in done.stdout
 
 
