@@ -2,14 +2,24 @@
 
 import pytest
 from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
 from hydra.test_utils.launcher_common_tests import (
     BatchedSweeperTestSuite,
     IntegrationTestSuite,
     LauncherTestSuite,
 )
+from hydra.version import VersionBase
 
 # Each test restores the singletons that it found: found too early, there are no plugins ever after.
 Plugins.instance()
+
+
+class _WithoutVersionBase:
+    """As Hydra runs them: whether a job changes its directory depends on it."""
+
+    @pytest.fixture(autouse=True)
+    def _forget_that_of_other_tests(self, monkeypatch):
+        monkeypatch.delitem(Singleton._instances, VersionBase, raising=False)
 
 
 def suites(launcher, *overrides):
@@ -19,15 +29,15 @@ def suites(launcher, *overrides):
     flags = ["-m", f"hydra/launcher={launcher}", *overrides]
 
     @pytest.mark.parametrize(names, [(launcher, list(overrides))])
-    class Jobs(LauncherTestSuite):
+    class Jobs(_WithoutVersionBase, LauncherTestSuite):
         pass
 
     @pytest.mark.parametrize(names, [(launcher, [*overrides, *batched])])
-    class Batches(BatchedSweeperTestSuite):
+    class Batches(_WithoutVersionBase, BatchedSweeperTestSuite):
         pass
 
     @pytest.mark.parametrize(("task_launcher_cfg", "extra_flags"), [({}, flags)])
-    class Integration(IntegrationTestSuite):
+    class Integration(_WithoutVersionBase, IntegrationTestSuite):
         pass
 
     return Jobs, Batches, Integration
