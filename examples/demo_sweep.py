@@ -16,7 +16,7 @@ from demo_screen import Screen
 from forge import ledger, processes
 from forge.job_files import OUTPUT, STATE, forge_dir, read_json
 
-PRINTED = re.compile(r"To go on with it:\n +(.+)")
+PRINTED = re.compile(r"To resume it:\n +(.+)")
 
 
 @dataclass
