@@ -26,7 +26,7 @@ from pathlib import Path
 
 from demo_report import compare, print_sample, print_table
 from demo_screen import Screen, clock, paint
-from demo_sweep import Attempt, Blow, Job, Sweep, printed_command
+from demo_sweep import Attempt, Blow, Job, Sweep
 
 from forge import processes
 
@@ -41,12 +41,13 @@ INTRODUCTION = (
     "One sweep, twice, on two cores: a small GPT learns to write Python from the source of Python's"
     " standard library, in {steps} steps, with two learning rates side by side. The first sweep is"
     " left undisturbed. The second is struck five times: what happens to single jobs the launcher"
-    " mends by itself; after Ctrl+C, and after its own death, the command that it printed goes on."
+    " mends by itself; after Ctrl+C, and after its own death, it is resumed by the command that it"
+    " printed."
 )
 
 
 class Unexpected(Exception):
-    """The demo cannot go on."""
+    """The demo cannot continue."""
 
 
 def plan(seed: int, steps: int, every_steps: int) -> list[Blow]:
@@ -76,12 +77,12 @@ class Demo:
     problems: list[str]
 
     def run(self, blows: list[Blow], overrides: list[str]) -> None:
-        """The whole story; raises Unexpected where it cannot go on."""
+        """The whole story; raises Unexpected where it cannot continue."""
         train = [sys.executable, str(TRAIN), "-m", "hydra/launcher=local", *overrides]
         for sweep in (self.undisturbed, self.disturbed):
             print(f"\n{paint(f'The {sweep.name} sweep', 'bold')}")
-            command = shlex.join([*train, f"hydra.sweep.dir={sweep.directory}"])
-            print(paint(f"$ {command}", "dim"), flush=True)
+            command = [*train, f"hydra.sweep.dir={sweep.directory}"]
+            print(paint(f"$ {shlex.join(command)}", "dim"), flush=True)
             sweep.start(command, self.screen)
             for blow in blows if sweep is self.disturbed else ():
                 self._strike(blow, blows)
@@ -104,13 +105,13 @@ class Demo:
             )
         self._hit(blow, hit[0])
         if blow.target == "launcher":
-            self._go_on(blow)
+            self._resume(blow)
         for job in hit:
             trains = partial(job.trains_after, before[job.number])
-            self._wait_until(sweep, trains, f"job {job.number} to go on")
+            self._wait_until(sweep, trains, f"job {job.number} to resume")
             attempts = job.attempts(blows)
             struck = next(one for one in attempts if one.blow is blow)
-            self._see_it_go_on(blow, job, struck, attempts[struck.number])
+            self._see_it_resume(blow, job, struck, attempts[struck.number])
 
     def _is_time(self, blow: Blow, hit: list[Job]) -> bool:
         """Whether the jobs train, in the step that was chosen or after it."""
@@ -134,28 +135,24 @@ class Demo:
             flipped = f"one bit of its newest checkpoint, {blow.damaged}, is flipped"
             self.screen.tell("", flipped, "bad")
 
-    def _go_on(self, blow: Blow) -> None:
-        """See the launcher end, and start the command that it printed."""
+    def _resume(self, blow: Blow) -> None:
+        """See the launcher end, and resume the sweep."""
         sweep = self.disturbed
         self._wait_until(sweep, sweep.has_ended, f"the end of the launcher after {blow.name}")
         self.screen.drain()
         assert sweep.launcher is not None
         code = sweep.launcher.returncode
-        if blow.name == "Ctrl+C":
-            self.command = printed_command(self.screen)
-            if not self.command:
-                raise Unexpected("the launcher has not printed how to go on")
-            self._expect(code == 130, f"the launcher ended with exit code {code}, not 130")
-        printed = "printed" if blow.name == "Ctrl+C" else "printed before"
-        self.screen.tell("→", f"started again by the command that was {printed}", "good")
-        sweep.start(self.command, self.screen)
+        expected = 130 if blow.name == "Ctrl+C" else -signal.SIGKILL
+        self._expect(code == expected, f"the launcher ended with exit code {code}, not {expected}")
+        self.screen.tell("→", "resumed by the command that it has printed, its resume.sh", "good")
+        sweep.resume(self.screen)
 
-    def _see_it_go_on(self, blow: Blow, job: Job, before: Attempt, after: Attempt) -> None:
+    def _see_it_resume(self, blow: Blow, job: Job, before: Attempt, after: Attempt) -> None:
         for reason in after.passed_over:
             self.screen.tell("", f"job {job.number} passed over {reason}", "note")
         lost = f"{after.repeated} steps are repeated" if after.repeated else "nothing is repeated"
         self.screen.tell(
-            "→", f"job {job.number} goes on at step {after.first_step}, {lost}", "good"
+            "→", f"job {job.number} resumes at step {after.first_step}, {lost}", "good"
         )
         what = f"job {job.number}, {blow.name}"
         code = before.code
@@ -184,7 +181,7 @@ class Demo:
                 raise Unexpected(f"nothing happens; waited for {what}")
 
     def _expect(self, is_fine: bool, otherwise: str) -> None:
-        """Note a problem, and go on: the rest is still worth seeing."""
+        """Note a problem, and continue: the rest is still worth seeing."""
         if not is_fine:
             self.problems.append(otherwise)
             self.screen.tell("!", f"UNEXPECTED: {otherwise}", "bad")

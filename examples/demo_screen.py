@@ -19,6 +19,8 @@ import termios
 import textwrap
 import time
 import tty
+from collections.abc import Sequence
+from pathlib import Path
 
 COLOURS = {"bad": "31", "good": "32", "note": "33", "dim": "2", "bold": "1"}
 INDENT = 10
@@ -26,7 +28,6 @@ POLL_S, PATIENCE_S = 0.1, 5.0
 # How rich begins to redraw; what follows belongs to the new table.
 ERASE = re.compile(rb"\r\x1b\[2K(?:\x1b\[1A\x1b\[2K)*(?!\x1b\[1A|\r|$)")
 SHOW_CURSOR, HIDE_CURSOR = b"\x1b[?25h", b"\x1b[?25l"
-CODES = re.compile(rb"\x1b\[[?0-9;]*[A-Za-z]")
 
 
 def clock(seconds: float) -> str:
@@ -48,25 +49,22 @@ class Screen:
         self.t0 = time.time()
         self._is_terminal = sys.stdout.isatty()
         self._source = -1
-        self._shown = b""
         self._has_table = False
         self._size = (0, 0)
         self._waiting: list[str] = []
 
-    def start(self, command: str) -> subprocess.Popen[bytes]:
-        """Run a shell command whose output is seen here."""
+    def start(self, command: Sequence[str | Path]) -> subprocess.Popen[bytes]:
+        """Run a command whose output is seen here."""
         self.drain()
         if self._is_terminal:
             self._source, theirs = os.openpty()
             tty.setraw(theirs)  # what is passed on twice must not be translated twice
         else:
             self._source, theirs = os.pipe()
-        self._shown, self._size = b"", (0, 0)
+        self._size = (0, 0)
         self._fit()
-        # With `exec` the shell becomes the launcher: its pid and exit code are ours to see.
-        where, joint, program = command.rpartition(" && ")
         process = subprocess.Popen(
-            ["sh", "-c", f"{where}{joint}exec {program}"],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=theirs,
             stderr=theirs,
@@ -74,10 +72,6 @@ class Screen:
         )
         os.close(theirs)
         return process
-
-    def shown(self) -> str:
-        """All that the newest command has written, without colours."""
-        return CODES.sub(b"", self._shown).decode(errors="replace").replace("\r", "")
 
     def tell(self, label: str, text: str, style: str = "") -> None:
         """One event; without a label it belongs to the event before."""
@@ -110,7 +104,6 @@ class Screen:
         except OSError:  # a pseudo-terminal ends like this
             data = b""
         if data:
-            self._shown += data
             self._pass_on(data)
             return True
         os.close(self._source)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import time
 from collections.abc import Sequence
@@ -15,8 +14,6 @@ from demo_screen import Screen
 
 from forge import ledger, processes
 from forge.job_files import OUTPUT, STATE, forge_dir, read_json
-
-PRINTED = re.compile(r"To resume it:\n +(.+)")
 
 
 @dataclass
@@ -161,10 +158,14 @@ class Sweep:
     started: float = 0.0
     ended: float = 0.0
 
-    def start(self, command: str, screen: Screen) -> None:
-        """Begin the sweep, or go on with it."""
+    def start(self, command: Sequence[str | Path], screen: Screen) -> None:
+        """Start the sweep, or resume it."""
         self.started = self.started or time.time()
         self.launcher = screen.start(command)
+
+    def resume(self, screen: Screen) -> None:
+        """Resume it by the script that its launcher has left, which is the command it printed."""
+        self.start(["sh", forge_dir(self.directory) / "resume.sh"], screen)
 
     def has_ended(self) -> bool:
         """Whether its launcher is gone."""
@@ -179,9 +180,3 @@ class Sweep:
         if self.launcher is None or wrapper not in processes.descendants(self.launcher.pid):
             return {}
         return dict(zip(("watch", "task"), processes.descendants(wrapper), strict=False))
-
-
-def printed_command(screen: Screen) -> str:
-    """The command that goes on with the sweep, as its launcher printed it; empty if it did not."""
-    found = PRINTED.findall(screen.shown())
-    return found[-1].strip() if found else ""

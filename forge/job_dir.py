@@ -262,8 +262,12 @@ def write_resume_script(job_dir: Path, command: str) -> None:
     """Leave the command where people and programs find it.
 
     It resumes what lies where the script lies: a directory that was moved, or a copy, by itself.
-    A job that says by itself where it lies cannot be told that, and is refused elsewhere.
+    A job that says by itself where it lies cannot be told that, and is refused elsewhere. The
+    script becomes the program: a signal to its process reaches training, and not a shell.
     """
+    there = f"cd {shlex.quote(shlex.split(command)[1])} && "
+    assert command.startswith(there), command
+    command = f"{there}exec {command.removeprefix(there)}"
     for key in ("hydra.run.dir", "hydra.sweep.dir"):
         placed = shlex.quote(f"{key}={_hydra_quoted(str(job_dir))}")
         command = command.replace(placed, f"\"{key}='$quoted'\"")

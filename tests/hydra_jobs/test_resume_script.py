@@ -35,6 +35,7 @@ with forge.Run(policy, model=model, optimizer=optimizer) as run:
         if step == 2 and run.resumed_from is None:
             os.kill(os.getpid(), signal.SIGTERM)
 open("threads.txt", "w").write(f"{torch.get_num_threads()} {os.environ.get('OMP_NUM_THREADS')}")
+open("parent.txt", "w").write(str(os.getppid()))
 """
 
 
@@ -84,6 +85,8 @@ def test_a_script_that_goes_elsewhere_is_resumed_from_where_it_was_started(tmp_p
     resumed = resume(job, OMP_NUM_THREADS="2")
     assert resumed.returncode == 0, resumed.stdout
     assert (tmp_path / "there/threads.txt").read_text() == "1 1", "the order of sums"
+    parent = int((tmp_path / "there/parent.txt").read_text())
+    assert parent == os.getpid(), "a shell in between, which would keep a signal to itself"
     shutil.copytree(job, tmp_path / "copy", symlinks=True)
     refused = resume(tmp_path / "copy")
     assert refused.returncode == 78, refused.stdout
