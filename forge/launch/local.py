@@ -31,7 +31,7 @@ def launch(request: Request) -> list[JobReturn]:
 
     Raises:
         SystemExit: 78 where something is wrong before the first job starts, 73 where another
-            launcher runs this sweep, 130 or 143 after a stop.
+            launcher runs this sweep, 129, 130 or 143 after a stop.
     """
     if sys.platform == "win32":
         raise ForgeError("hydra/launcher=local needs POSIX signals and locks. Use WSL, or Linux.")

@@ -94,7 +94,9 @@ class Queue:
         return before
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._received.append(number)
+        # A connection that drops hangs up twice, by kernel and shell: that is nobody who insists.
+        if number != signal.SIGHUP or not self._received:
+            self._received.append(number)
 
     def _loop(self) -> None:
         while True:

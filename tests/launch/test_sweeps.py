@@ -1,11 +1,12 @@
 """A sweep on this machine, from its command line to its exit code."""
 
 import json
+import select
 import signal
 
 from sweeps import App, assert_same_job, command_in, until
 
-from forge import processes
+from forge import ledger, processes
 
 
 def test_jobs_that_are_killed_finish_with_the_same_bits(app, undisturbed):
@@ -50,6 +51,18 @@ def test_sigterm_to_the_launcher_stops_in_the_same_way(app):
     assert sweep.wait() == 143
     assert command_in(sweep.output)[:2] == ["cd", str(app.folder)]
     assert app.job(0).state["state"] == "stopped"
+
+
+def test_a_connection_that_drops_has_the_jobs_save_though_it_hangs_up_twice(app):
+    """The kernel sends SIGHUP, and so does the shell: that is nobody who asks twice."""
+    sweep = app.start("lr=0.1", "step_s=0.1", "steps=400", "resilience.checkpoint.every_steps=400")
+    app.job(0).wait_for_step(2)
+    for _ in range(3):
+        sweep.signal(signal.SIGHUP)
+        select.select([], [], [], 0.02)  # two that come together are one
+    assert sweep.wait() == 129
+    assert app.job(0).state["code"] == 143
+    assert ledger.saved_steps(app.job(0).directory, "checkpoints") >= 2
 
 
 def test_jobs_of_a_launcher_that_was_killed_save_and_leave(app, undisturbed):
