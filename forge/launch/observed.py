@@ -98,7 +98,7 @@ class ObservedJob(ABC):
             rate,
             left_s,
             "" if state is State.finished else self.because,
-            self.waits_for,
+            self.waits_for if state is State.queued else "",
         )
 
     def _rate(self, step: int) -> float | None:

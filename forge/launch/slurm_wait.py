@@ -104,10 +104,13 @@ class SubmittedJob(ObservedJob):
         if content is not None and content["state"] == "finished":  # under another number
             self.state, self.because, self.code = State.finished, "finished", 0
             return
+        if is_cancelled:  # in the queue, where it has no wrapper
+            self.because = "cancelled"
+            return
         self.because = f"Slurm {said}, and its wrapper has not said how it ended"
         found = self.logs.glob(f"{self.slurm_id}_0_log.*") if self.logs is not None else ()
         logs = [str(path) for path in sorted(found)]
-        if logs and not is_cancelled:
+        if logs:
             what = "the batch script's output" if content is not None else "did its setup fail?"
             self.because += f"; {what} {' '.join(logs)}"
 
