@@ -389,8 +389,11 @@ class SlurmJob(Job):
         self._tell("why", answer=self._why.name, left_s=self._left_s(), is_answered=True)
 
     def _asking_s(self) -> float:
-        """Seconds that a question may take now."""
-        return self._patience_s() / 2 if self._is_ending else 6 * _ASK_S
+        """Seconds that a question may take now: what the end needs is not for questions."""
+        if self._is_ending:
+            return self._patience_s() / 2
+        left_s = self._left_s()
+        return 6 * _ASK_S if left_s is None else min(max(left_s - _END_S, _ASK_S), 6 * _ASK_S)
 
     def _end(self, outcome: Outcome, decision: Decision) -> int:
         if outcome.reason is Reason.cancelled:

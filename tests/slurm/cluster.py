@@ -22,7 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -133,6 +134,21 @@ class Cluster:
         self.run("scancel", f"--user={os.getuid()}", check=False)
         wait_for(lambda: not self.run("squeue", "--noheader").strip(), "empty queue")
 
+    @contextmanager
+    def controller_away(self) -> Iterator[None]:
+        """Without slurmctld: nobody answers, and what runs goes on running."""
+        assert self._keeper.stdin is not None
+        pid = int((self.folder / "slurmctld.pid").read_text())
+        assert processes.send(pid, signal.SIGTERM)  # it keeps its state
+        assert not processes.wait_gone([pid], START_S)
+        try:
+            yield
+        finally:
+            self._keeper.stdin.write("slurmctld again\n")
+            self._keeper.stdin.flush()
+            is_up = lambda: "is UP" in self.run("scontrol", "ping", check=False)  # noqa: E731
+            wait_for(is_up, "controller", START_S)
+
     def stop(self) -> None:
         """End everything; nothing is left of it but the folder."""
         assert self._keeper.stdin is not None
@@ -201,19 +217,26 @@ def _write(folder: Path, settings: list[str]) -> None:
     (folder / "slurm.conf").write_text("\n".join([*kept, *settings, ""]))
 
 
-def _start(folder: Path) -> None:
+def _environment(folder: Path) -> dict[str, str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")}
-    environment |= {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": SBIN}
+    return environment | {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": SBIN}
+
+
+def _start_daemon(folder: Path, command: list[str]) -> None:
+    none, environment = subprocess.DEVNULL, _environment(folder)
+    with (folder / "daemons.log").open("ab") as log:
+        subprocess.Popen(command, env=environment, stdin=none, stdout=log, stderr=log)
+
+
+def _start(folder: Path) -> None:
+    environment = _environment(folder)
     munge = [f"--{name}={folder}/munge.{end}" for name, end in MUNGE_FILES]
     commands = [["munged", "--foreground", "--force", *munge], ["slurmctld", "-D", "-c"]]
     commands += [["slurmd", "-D", "-c", "-N", f"n{number}"] for number in (1, 2)]
-    with (folder / "daemons.log").open("ab") as log:
-        for command in commands:
-            subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-            if command[0] == "munged":
-                _until(lambda: (folder / "munge.sock").exists(), "munge")
+    for command in commands:
+        _start_daemon(folder, command)
+        if command[0] == "munged":
+            _until(lambda: (folder / "munge.sock").exists(), "munge")
     sinfo = ["sinfo", "--noheader", "--partition=urgent", "--format=%T %D"]
 
     def is_up() -> bool:
@@ -240,7 +263,7 @@ def _until(condition: Callable[[], bool], what: str) -> None:
 
 
 def _serve(folder: Path, settings: list[str]) -> int:
-    """Run the daemons until standard input closes."""
+    """Run the daemons until standard input closes; each line there starts slurmctld again."""
     processes.adopt_orphans()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -248,7 +271,8 @@ def _serve(folder: Path, settings: list[str]) -> int:
         _write(folder, settings)
         _start(folder)
         print("up", flush=True)
-        sys.stdin.read()
+        for _ in sys.stdin:
+            _start_daemon(folder, ["slurmctld", "-D"])
     except RuntimeError as error:
         print(f"{error}; the logs are in {folder}", flush=True)
         return 1

@@ -17,13 +17,14 @@ from forge.job_files import forge_dir, read_json
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
-# Two of them wait for a file instead of a signal.
+# Some of them wait for a file instead of a signal.
 HELD = TRAIN.replace(
     "        while RES", '        while not Path(cfg.gates, f"go {cfg.kind}").exists() and RES'
-)
-assert HELD != TRAIN
+).replace("received and hears", 'received and hears and cfg.kind != "left"')
+assert HELD.count(" cfg.kind != ") == HELD.count("go {cfg.kind}") == 1
 ON_N2 = ("removed", "anew", "lost")
 ON_N1 = ("full", "script", "stepd", "withdrawn", "extended")
+AWAY = ("patient", "left")
 
 
 def stat_of(pid):
@@ -48,6 +49,11 @@ def has_ended(job):
     return job.state["state"] in ("finished", "failed", "stopped")
 
 
+def when(job, kind):
+    """The first time that its wrapper has told of something."""
+    return next(one["t"] for one in job.told if one["kind"] == kind)
+
+
 class Sweep:
     """The sweep, and what is done to its jobs."""
 
@@ -63,6 +69,7 @@ class Sweep:
             f"++partitions={table(**cancels, lost='urgent')}",
             f"++minutes={table(extended=1)}",
         )
+        self.away = SlurmApp(cluster, folder / "away", HELD)
         self.first = {}
 
     def disturb(self):
@@ -86,9 +93,26 @@ class Sweep:
         for kind in ("removed", "anew"):
             wait_for(lambda kind=kind: has_ended(jobs[kind]), f"end of {kind}")
         self._lose(jobs["lost"])
+        self._take_controller_away()
         run_s = lambda: slurm.seconds(jobs["extended"].shown["RunTime"])  # noqa: E731
         wait_for(lambda: run_s() > 65, "the end as it was at first", 100)
         (self.app.gates / "go extended").touch()
+
+    def _take_controller_away(self):
+        """As both want their requeue: one has the time to wait for it, the other has not."""
+        self.follower = self.away.start(
+            f"kind={','.join(AWAY)}",
+            f"++holds={table(**dict.fromkeys(AWAY, 1))}",
+            f"++minutes={table(left=1)}",
+        )
+        for kind in AWAY:
+            self.away.wait_for_gate(f"{kind} 0", self.follower)
+        jobs = self.away.jobs()
+        with self.cluster.controller_away():
+            for kind in AWAY:
+                assert processes.send(jobs[kind].task, signal.SIGUSR1)
+            (self.away.gates / "go left").touch()
+            wait_for(lambda: has_ended(jobs["left"]), "end of left", 180)
 
     def _submitted(self):
         jobs = forge_dir(self.app.sweep_dir) / "jobs.jsonl"
@@ -118,17 +142,15 @@ def sweep(cluster, tmp_path_factory):
         found.disturb()
         yield found
     finally:
-        if found.sweep.popen.poll() is None:
-            found.sweep.signal(signal.SIGKILL)
-            found.sweep.wait()
-        cluster.clear()
+        for app in (found.app, found.away):
+            app.close()
 
 
 @pytest.fixture
 def job(sweep, request) -> SlurmJob:
     """The job that the test's parameter names, when it has ended."""
-    found = sweep.app.jobs()[request.param]
-    wait_for(lambda: has_ended(found), "its end", 120)
+    found = (sweep.app.jobs() | sweep.away.jobs())[request.param]
+    wait_for(lambda: has_ended(found) and "unrequeued" not in found.state, "its end", 120)
     return found
 
 
@@ -211,3 +233,30 @@ def test_a_step_that_slurm_has_lost_sight_of_ends_with_its_tasks(job, undisturbe
     """srun would wait until the time limit."""
     assert_same_job(job, undisturbed)
     assert job.restarts == 0
+
+
+@of("patient")
+def test_a_job_asks_a_controller_that_is_away_until_it_is_back(sweep, job, undisturbed):  # noqa: F811
+    """It is requeued once; it has the rest of its allocation to wait for that."""
+    assert_same_job(job, undisturbed)
+    assert reasons(job) == ["requested", "finished"]
+    assert job.repeated == [0]
+    assert job.restarts == 1
+    assert when(job, "requeued") > when(sweep.away.jobs()["left"], "stopped")
+
+
+@of("left")
+def test_a_job_whose_controller_stays_away_leaves_a_note_and_is_submitted_anew_once(
+    sweep,
+    job,
+    undisturbed,  # noqa: F811
+):
+    """The launcher acts on it; and the note comes before the allocation ends."""
+    assert_same_job(job, undisturbed)
+    assert job.repeated == [0]
+    assert when(job, "stopped") - when(job, "attempt") < 60
+    assert job.restarts == 0
+    assert sweep.follower.wait() == 0, sweep.follower.output
+    assert sweep.follower.output.count(f"submitted anew as {job.slurm_id}") == 1
+    listed = sweep.cluster.run("squeue", "--states=all", "--noheader", "--array", "--format=%o")
+    assert listed.count(str(sweep.away.sweep_dir)) == len(AWAY) + 1
