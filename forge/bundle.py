@@ -66,6 +66,15 @@ def write(
     write_atomically(path, b"".join([head, *parts]), is_synced=True)
 
 
+def read_plan(path: Path, number: int) -> dict[str, Any]:
+    """A job's plan."""
+    with os.fdopen(open_trusted(path), "rb") as file:
+        _, position, size, _ = json.loads(file.readline())["jobs"][number]
+        file.seek(position, os.SEEK_CUR)
+        plan: dict[str, Any] = json.loads(file.read(size))
+        return plan
+
+
 def unpack(path: Path, number: int) -> Path:
     """Put a job's plan and task where its wrapper looks for them, unless that was done.
 

@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from forge import bundle, ledger, processes, slurm, step, successor, time_limit
-from forge.errors import ExitCode
+from forge.errors import ExitCode, is_disk_full
 from forge.files import refusals
 from forge.job import Job
 from forge.job_files import STATE, WATCH, read_json, suffix, write_atomically
-from forge.requeue import Counts, Decision, Outcome, Reason, signal_name
+from forge.requeue import Counts, Decision, Outcome, Reason, decide, signal_name
 from forge.slurm import JobInfo, Why
 from forge.watch import MARGIN_S, ORPHANED_S
 
@@ -500,12 +500,31 @@ class SlurmJob(Job):
         return left_s is None or left_s > self.plan["lead_s"] + _LEAD_SLACK_S + _RESTART_S
 
 
+def _wait_for_room(path: Path, number: int, error: OSError) -> int:
+    """No room for the job's first files: it goes back into the queue for a while, within budget."""
+    job, limits = slurm.own_job(os.environ), bundle.read_plan(path, number)["requeue"]
+    counts = Counts(failures=int(os.environ.get("SLURM_RESTART_COUNT") or 0))
+    decision = decide(Outcome(ExitCode.DISK_FULL), counts, limits, -1, has_run=False)
+    with contextlib.suppress(slurm.NoAnswer, slurm.NoSuchJob):
+        if decision.starts_again:
+            slurm.requeue(job, 6 * _ASK_S)
+            slurm.delay(job, decision.pause_s, _ASK_S)
+    with contextlib.suppress(OSError):  # it may lie there as well
+        os.write(2, f"forge: {decision.because} ({error})\n".encode())
+    return int(ExitCode.DISK_FULL)
+
+
 @refusals()
 def main(arguments: list[str]) -> int:
     """`python -m forge.job_slurm <bundle>`."""
     (path,) = arguments
     number = int(os.environ.get("SLURM_ARRAY_TASK_ID") or 0)
-    directory = bundle.unpack(Path(path), number)
+    try:
+        directory = bundle.unpack(Path(path), number)
+    except OSError as error:
+        if is_disk_full(error):
+            return _wait_for_room(Path(path), number, error)
+        raise
     return SlurmJob(directory, Path(path).with_suffix(".sh")).run()
 
 

@@ -1,6 +1,7 @@
 """A cluster that is shared, set up by others, and worked on by hand while a sweep runs."""
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -10,7 +11,7 @@ import pytest
 from cluster import wait_for
 from jobs import BARE_CONF, SlurmApp
 
-from forge import bundle, slurm
+from forge import bundle, job_slurm, slurm
 from forge.job_files import PLAN, STATE, forge_dir, is_busy, read_json, take_lock, write_json
 from forge.launch import slurm_wait
 from forge.launch.slurm_wait import SubmittedJob, Watcher
@@ -265,3 +266,29 @@ def test_a_cluster_that_is_gone_is_told_once(tmp_path, monkeypatch):
     (line,) = said
     assert line.startswith("The cluster does not answer: squeue: error: nobody is there.")
     assert job.state.name == "finished"
+
+
+@pytest.mark.parametrize(
+    ("restarts", "did"), [("0", ["requeue", 30.0]), ("1", ["requeue", 60.0]), ("2", [])]
+)
+def test_a_job_that_begins_on_a_full_disk_waits_in_the_queue(restarts, did, tmp_path, monkeypatch):
+    """All that wait for a node would begin, and die, in the minutes until there is room again."""
+    path, asked = tmp_path / "1.bundle", []
+    limits = {"enabled": True, "max_failures": 2, "rules": []}
+    bundle.write(path, b"", [(tmp_path / "job", {"requeue": limits}, b"")] * 2, {})
+
+    def full(*args, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(bundle, "write_atomically", full)
+    monkeypatch.setattr(os, "write", full)  # the batch script's output lies there as well
+    monkeypatch.setattr(slurm, "requeue", lambda job, within_s: asked.append("requeue"))
+    monkeypatch.setattr(slurm, "delay", lambda job, pause_s, within_s: asked.append(pause_s))
+    for name, value in {
+        "ARRAY_JOB_ID": "7",
+        "ARRAY_TASK_ID": "1",
+        "RESTART_COUNT": restarts,
+    }.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert job_slurm.main([str(path)]) == 71
+    assert asked == did
