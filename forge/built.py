@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -139,10 +140,9 @@ class Built:
 
     def _has_functions(self, name: str) -> bool:
         """Whether the rate comes from functions of the script, which no state shows."""
-        functions = self._fresh[name].get("lr_lambdas")
         one = self._objects[name]
         is_alone = len(self._schedules_of(one.optimizer)) == 1 and self._name_of(one.optimizer)
-        return bool(functions) and None in functions and bool(is_alone) and _steps_alone(one)
+        return _holds_functions(self._fresh[name]) and bool(is_alone) and _steps_alone(one)
 
     def _replay(self, name: str, schedule: LRScheduler, states: dict[str, Any]) -> None:
         """Step the schedule, as it was built now, as often as the saved one was."""
@@ -195,6 +195,12 @@ def _steps_alone(schedule: Any) -> bool:
     return all(one.default is not one.empty for one in parameters)
 
 
+def _holds_functions(state: dict[str, Any]) -> bool:
+    """Whether a schedule, or one that it is made of, is a LambdaLR or the like."""
+    inner = state.get("_schedulers", ())
+    return None in state.get("lr_lambdas", ()) or any(map(_holds_functions, inner))
+
+
 def _steps(state: dict[str, Any]) -> int:
     return int(state["last_epoch"] if "last_epoch" in state else _steps(state["_schedulers"][0]))
 
@@ -229,7 +235,9 @@ def _leaves(tree: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.item() if value.dim() == 0 and not value.is_meta else NotImplemented
+        return _plain(value.item()) if value.dim() == 0 and not value.is_meta else NotImplemented
+    if isinstance(value, np.generic) and not isinstance(value, _SCALARS):  # np.float32(0.1)
+        return _plain(value.item())
     if isinstance(value, _SCALARS):
         return value
     if isinstance(value, list | tuple) and value:

@@ -195,11 +195,13 @@ def restore(cfg: DictConfig, directory: Path) -> None:
     after = _flat(tree)
     new = [o for o in overrides_of(cfg) if o not in first_overrides]
     policy = {key: _node(cfg, key) for key in map(_key, new) if _is_policy(key)}
-    refused = [o for o in new if _key(o) not in policy and _contradicts(o, cfg, stored)]
+    asked = [o for o in new if _key(o) not in policy]
+    differing = _differing(cfg, directory) if asked else ""
+    refused = [o for o in asked if _contradicts(o, cfg, stored, bool(differing))]
     if refused:
         raise Contradiction(
             f"{directory} holds a job that was started with another config; given now:"
-            f" {' '.join(refused)}.{_differing(cfg, directory)}\nTo resume the job as it is, leave"
+            f" {' '.join(refused)}.{differing}\nTo resume the job as it is, leave"
             f" that out: hydra.run.dir={directory}\nTo resume it with the new config, add"
             " resilience.resume=changed\nTo train both, start in a new directory."
         )
@@ -305,15 +307,23 @@ def _overlay_key(node: Any, stored: Any, key: Any) -> None:
         ) from error
 
 
-def _contradicts(override: str, cfg: DictConfig, stored: DictConfig) -> bool:
-    """Whether a command-line override asks for something else than what is stored."""
+def _contradicts(override: str, cfg: DictConfig, stored: DictConfig, is_other: bool) -> bool:
+    """Whether a command-line override asks for something else than what is stored.
+
+    Args:
+        is_other: Whether the whole config is another one, for a choice whose content lies
+            wherever its file says (`experiment=big`).
+    """
     key = _key(override)
+    if _node(cfg, key) is None and _node(stored, key) is None:
+        return is_other
     return bool(_select(cfg, key) != _select(stored, key))
 
 
 def _key(override: str) -> str:
-    """The key that a command-line override sets; a group's name for a choice of a group."""
-    return override.lstrip("+~").partition("=")[0].partition("@")[0].replace("/", ".")
+    """The key that a command-line override sets; for a choice of a group, where that goes."""
+    group, _, package = override.lstrip("+~").partition("=")[0].partition("@")
+    return (package or group).replace("/", ".")
 
 
 def _select(cfg: DictConfig, key: str) -> Any:

@@ -65,7 +65,7 @@ class Holdings:
         self.saver = Saver(self.store, policy.checkpoint, self.ledger, nan)
         self.metrics = Metrics(self.ledger)
         self.store.logged = self.metrics.latest
-        verdict.clear(job, began)
+        verdict.clear(job, checkpoint_dir, began)
         self.command = job_dir.resume_command(job)
         """The shell line that goes on with this job."""
         job_dir.write_resume_script(job, self.command)
@@ -142,7 +142,7 @@ class Holdings:
 
     def end(self, kind: str, reason: str, step: int, code: int, level: int, **details: Any) -> None:
         """Record and tell why this attempt leaves."""
-        verdict.write(self.job, reason, step, code)
+        verdict.write(self.job, self.checkpoint_dir, reason, step, code)
         self.ledger.write(kind, reason=reason, step=step, code=int(code), **details)
         text = f"{reason} at step {step}, exit code {int(code)}."
         if not self._is_supervised:  # else whoever started it decides, and says so
@@ -152,7 +152,7 @@ class Holdings:
     def finish(self, step: int) -> None:
         """Record and tell that training is finished."""
         self.ledger.write("finish", step=step)
-        verdict.write(self.job, "finished", step, ExitCode.FINISHED)
+        verdict.write(self.job, self.checkpoint_dir, "finished", step, ExitCode.FINISHED)
         messages.say(f"{self._training} finished at step {step}")
 
     def fail(self, error: str, step: int) -> None:

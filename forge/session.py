@@ -85,13 +85,13 @@ class Session:
         self._was_installed = stopping.is_installed()
         with startup.exits():
             job, checkpoint_dir = job_dir.current(self._policy.checkpoint.dir, self._name)
-        with startup.told_to_parent(job), startup.exits():
+        with startup.told_to_parent(job, checkpoint_dir), startup.exits():
             self._disk = Holdings(self._policy, self._name, self._nan, job, checkpoint_dir)
         self.metrics = self._disk.metrics
         try:
             self._handler = stopping.install(self._policy, forge_dir(job))
             stopping.hold_interrupts(True)
-            with startup.told_to_parent(job), startup.exits():
+            with startup.told_to_parent(job, checkpoint_dir), startup.exits():
                 self._owner = Owner(
                     checkpoint_dir,
                     job,

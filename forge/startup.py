@@ -50,13 +50,13 @@ def exits() -> Iterator[None]:
 
 
 @contextmanager
-def told_to_parent(job: Path) -> Iterator[None]:
+def told_to_parent(job: Path, checkpoint_dir: Path) -> Iterator[None]:
     """Where a child of the job's main refuses to train, let the job end with its exit code."""
     try:
         yield
     except Exit as error:
         if spawned.parent() is not None:
-            verdict.write(job, error.reason, 0, int(error.code or 0))
+            verdict.write(job, checkpoint_dir, error.reason, 0, int(error.code or 0))
         raise
 
 

@@ -14,7 +14,7 @@ from forge import messages, spawned
 from forge.job_files import VERDICT, forge_dir, read_json, suffix, write_json
 
 
-def write(job_dir: Path, reason: str, step: int, code: int) -> None:
+def write(job_dir: Path, checkpoint_dir: Path, reason: str, step: int, code: int) -> None:
     """Leave the verdict of this attempt; where another process of it has failed, that stands."""
     if of_child(job_dir) != 0:
         return
@@ -22,6 +22,7 @@ def write(job_dir: Path, reason: str, step: int, code: int) -> None:
         "reason": reason,
         "step": step,
         "exit_code": int(code),
+        "checkpoints": str(checkpoint_dir),
         "pid": os.getpid(),
         "owner": spawned.owner(),
         "time": time.time(),
@@ -39,8 +40,13 @@ def of_child(job_dir: Path) -> int:
     return int(found["exit_code"]) if is_other else 0
 
 
-def clear(job_dir: Path, before: float) -> None:
-    """Remove the verdict of an earlier attempt, which is older than that unix time."""
+def clear(job_dir: Path, checkpoint_dir: Path, before: float) -> None:
+    """Remove the verdict of an earlier attempt, which is older than that unix time.
+
+    That of another Run of this attempt stays: one that failed in a process of its own.
+    """
     path = forge_dir(job_dir) / f"{VERDICT}{suffix()}"
-    if (read_json(path) or {}).get("time", 0.0) < before:
+    found = read_json(path) or {}
+    is_of_another_run = of_child(job_dir) != 0 and found["checkpoints"] != str(checkpoint_dir)
+    if found.get("time", 0.0) < before and not is_of_another_run:
         path.unlink(missing_ok=True)

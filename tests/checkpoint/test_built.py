@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler as schedules
@@ -21,6 +22,12 @@ KINDS = {
         [schedules.LinearLR(o), schedules.StepLR(o, 2 * n)]
     ),
     "function": lambda o, n: schedules.LambdaLR(o, lambda step: 1 / (1 + n * step)),
+    "functions in a row": lambda o, n: schedules.SequentialLR(
+        o, [schedules.LinearLR(o), schedules.MultiplicativeLR(o, lambda step: 1 - 1 / (9 * n))], [4]
+    ),
+    "chained functions": lambda o, n: schedules.ChainedScheduler(
+        [schedules.LinearLR(o), schedules.MultiplicativeLR(o, lambda step: 1 - 1 / (9 * n))]
+    ),
 }
 
 
@@ -81,6 +88,17 @@ def test_a_rate_that_is_a_tensor_is_put_in_as_one():
     found = Built(objects(torch.tensor(0.5))).adapt(saved, Built(objects(torch.tensor(0.1))).record)
     assert len(found) == 1
     assert torch.equal(saved["optimizer"]["param_groups"][0]["lr"], torch.tensor(0.5))
+
+
+def test_a_rate_of_numpy_s_is_put_in_as_well():
+    saved = trained(objects(np.float32(0.1)))
+    found = Built(objects(np.float32(0.5))).adapt(saved, Built(objects(np.float32(0.1))).record)
+    assert len(found) == 1
+    assert saved["optimizer"]["param_groups"][0]["lr"] == 0.5
+
+
+def test_what_json_does_not_have_is_left_out_of_the_record():
+    assert Built({"odd": Odd(torch.tensor(1j))}).record == {"odd": {"(class)": "Odd"}}
 
 
 def test_a_scaler_takes_its_interval_and_keeps_its_scale():

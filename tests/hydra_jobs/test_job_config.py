@@ -113,6 +113,23 @@ def test_overrides_may_be_left_out_or_repeated_but_not_contradicted(app):
     assert app.seen("job")[0].split()[0] == app.seen("job")[1].split()[0] == "lr=0.3"
 
 
+def test_another_choice_of_a_group_is_a_contradiction_wherever_its_content_goes(app):
+    """An experiment is a file of values for many keys: it was ignored, as if it were edited."""
+    for name, rate in (("small", 0.2), ("large", 0.4)):
+        for group, head in (("experiment", "# @package _global_\n"), ("model", "")):
+            (app.folder / group).mkdir(exist_ok=True)
+            (app.folder / group / f"{name}.yaml").write_text(f"{head}lr: {rate}\n")
+    first = ("+experiment=small", "+model@net=small")
+    assert app.run("hydra.run.dir=job", "signal_in=3", *first).returncode == 143
+    for other in (("+experiment=large", first[1]), (first[0], "+model@net=large")):
+        refused = app.run("hydra.run.dir=job", *other)
+        assert refused.returncode == 78, refused.stdout
+        assert "lr: 0.2 before, 0.4 now" in refused.stdout
+    again = app.run("hydra.run.dir=job", "resilience.nan.action=halt", *first)
+    assert again.returncode == 0, again.stdout
+    assert "have changed" not in again.stdout
+
+
 def test_the_policy_may_be_changed_by_overrides_at_any_start(app):
     """How a job is kept alive is no part of what it computes; and what is changed stays so."""
     where = ("hydra.run.dir=job", "signal_in=3")

@@ -19,6 +19,13 @@ MAIN = """
         elif cfg.by == "program":
             import subprocess
             sys.exit(subprocess.run([sys.executable, "other.py"]).returncode)
+        elif cfg.by == "names":
+            import multiprocessing
+            for cfg.name in cfg.names:
+                context = multiprocessing.get_context("spawn")
+                child = context.Process(target=train, args=(0, cfg, out))
+                child.start()
+                child.join()
         else:
             import multiprocessing
             child = multiprocessing.get_context(cfg.by).Process(target=train, args=(0, cfg, out))
@@ -39,6 +46,7 @@ def in_a_child(train):
     body, _, tail = rest.partition("    if __name__")
     body = body.partition("def main(cfg):")[2]
     body = body.replace("HydraConfig.get().runtime.output_dir", "out")
+    body = body.replace("cfg.resilience, ", "cfg.resilience, name=cfg.name, ")
     head += f"    def train(rank, cfg, out):\n        import torch{body}"
     return f"{head}{MAIN}\n    if __name__{tail}"
 
@@ -48,7 +56,7 @@ def make(tmp_path):
     made = []
 
     def make(misbehave=""):
-        conf = f"{CONF}    by: torch\n    nprocs: 1\n"
+        conf = f"{CONF}    by: torch\n    nprocs: 1\n    name: null\n    names: []\n"
         made.append(App(tmp_path / "app", in_a_child(TRAIN), conf, misbehave))
         return made[-1]
 
@@ -132,6 +140,23 @@ def test_a_stop_of_the_child_alone_is_a_stop_of_the_job(make):
     assert processes.send(child, signal.SIGUSR1)
     assert process.wait() == 75, process.output
     assert "main goes on" in process.output
+
+
+@pytest.mark.parametrize(("names", "code"), [("a,b", 75), ("a,a", 0)])
+def test_the_stop_of_a_child_is_forgotten_only_where_its_own_run_is_taken_up(names, code, make):
+    """The next fold's child took the first one's word away: the job was taken for finished."""
+    app = make(
+        """
+        if step == 15 and not Path("was_hit").exists():
+            Path("was_hit").touch()
+            os.kill(os.getpid(), signal.SIGUSR1)
+        """
+    )
+    process, job = alone(app, "by=names", f"names=[{names}]", "step_s=0")
+    assert process.wait() == code, process.output
+    assert (job.directory / f"checkpoints/{names[-1]}/step_40").is_dir()
+    if code:
+        assert app.go_on(process.output).returncode == 0
 
 
 def test_a_child_whose_parent_is_killed_saves_and_leaves(make):
