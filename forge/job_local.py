@@ -6,7 +6,6 @@ time limit is kept here: announced by a signal, a kill at its end.
 
 from __future__ import annotations
 
-import math
 import os
 import select
 import signal
@@ -29,7 +28,6 @@ class LocalJob(Job):
     def __init__(self, directory: Path, is_continued: bool, parent: int | None = None) -> None:
         super().__init__(directory)
         self._is_continued = is_continued
-        self._interrupted = -math.inf
         # Given by whoever starts us: who was killed before we look is not our parent any more.
         self._parent = os.getppid() if parent is None else parent
 
@@ -146,11 +144,6 @@ class LocalJob(Job):
                 self._ask(Reason.interrupted, signal.SIGINT)
                 processes.kill_descendants()
             elif number == signal.SIGINT:
-                # Inside another job's sweep it comes from that job's wrapper and from our launcher.
-                is_second = time.monotonic() - self._interrupted > 1.0
-                if self._asked is Reason.interrupted and is_second:
-                    processes.kill_descendants()
-                self._interrupted = time.monotonic()
                 self._ask(Reason.interrupted, signal.SIGINT)
             elif number in (signal.SIGTERM, signal.SIGHUP):
                 self._ask(Reason.cancelled, signal.SIGTERM)

@@ -15,6 +15,9 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from forge.job_files import TOKEN
+
+_GRACE_S = 1.0
 _SET_CHILD_SUBREAPER = 36  # prctl(2)
 _SET_PDEATHSIG = 1
 
@@ -253,17 +256,21 @@ def _is_alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def end_descendants(grace_s: float = 1.0) -> int:
-    """End every descendant: SIGTERM, then after `grace_s` seconds SIGKILL.
+def end_descendants(job: str | None, save_s: float) -> int:
+    """End every descendant: SIGTERM, and SIGKILL where that has not ended them in a second.
 
+    Args:
+        job: The mark of the job that they belong to; None: they belong to none.
+        save_s: Seconds for those with the mark of another job: a sweep that main has started in
+            this one, whose jobs save first.
     Returns:
         How many processes were ended by SIGKILL.
     """
     first = descendants()
     for pid in first:
         send(pid, signal.SIGTERM)
-    if first and grace_s > 0:
-        wait_gone(first, grace_s)
+    left = wait_gone(first, _GRACE_S)
+    wait_gone([pid for pid in left if variable(pid, TOKEN) not in (None, job)], save_s)
     return kill_descendants()
 
 

@@ -22,11 +22,15 @@ from typing import TypeVar
 from forge import ending, ledger, messages, processes, verdict
 from forge.config import Policy
 from forge.errors import Exit, ExitCode, ForgeError
+from forge.job_files import TOKEN
 from forge.resilience.signal_handler import ShutdownHandler
 
 CALLBACK_TIMEOUT_S = 10.0
 LEAVE_S = 10.0
 """Seconds that atexit handlers, `finally` blocks and threads have after everything is saved."""
+
+UNFORCED_S = 90.0
+"""Seconds for the jobs of a sweep that main has started, where no deadline forces an exit."""
 
 _Callback = TypeVar("_Callback", bound=Callable[[], object])
 
@@ -162,7 +166,7 @@ def _finish_outside(name: str, code: int) -> None:
     threading.main_thread().join(timeout=_state.leave_s / 2)
     if _state.on_unsaved_stop is not None:
         _state.on_unsaved_stop(name, code)
-    clean_up()
+    clean_up(_left_s())
     _start_guard(code)
 
 
@@ -174,22 +178,35 @@ def leave(code: int, reason: str) -> Exit:
         that never ends, an executor, a logger's atexit), the process is ended all the same.
     """
     _state.is_leaving = True
+    left_s = _left_s()
     if _state.handler is not None:
         _state.handler.cancel_forced_exit()
-    clean_up()
+    clean_up(left_s)
     _start_guard(code)
     return Exit(code, reason)
 
 
-def clean_up() -> None:
-    """Run the callbacks, then end every child process."""
+def _left_s() -> float:
+    """Seconds until the forced exit, or those it would allow: jobs of a sweep inside may save."""
+    handler = _state.handler
+    if handler is not None and handler.deadline is not None:
+        return max(handler.deadline - time.monotonic(), 0.0)
+    return (handler.timeout_sec if handler is not None else 0.0) or UNFORCED_S
+
+
+def clean_up(save_s: float) -> None:
+    """Run the callbacks, then end every child process.
+
+    Args:
+        save_s: Seconds for the jobs of a sweep that this process has started.
+    """
     callbacks, _state.callbacks = _state.callbacks[::-1], []
     for callback, timeout_s in callbacks:
         _run_bounded(callback, timeout_s)
     if threading.current_thread() is threading.main_thread():
         # DataLoader's handler would raise here because its workers ended.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    processes.end_descendants()
+    processes.end_descendants(os.environ.get(TOKEN), save_s)
 
 
 def _run_bounded(callback: Callable[[], object], timeout_s: float) -> None:

@@ -5,7 +5,8 @@ killed cannot end what it started. The watch has no torch and no threads. It
 
   - passes on the signals it gets, and from a stopping one counts the seconds: a task that is
     still there after its own deadline shows its stacks, and is killed;
-  - ends whatever the task leaves behind, daemons too, since orphans become its children;
+  - ends whatever the task leaves behind, daemons too, since orphans become its children; jobs of
+    a sweep inside this one have what is left of the deadline to save;
   - stops the task when its own parent is gone; when it is itself killed, the kernel kills the
     task, and the next parent that adopts orphans ends the rest.
 
@@ -26,7 +27,7 @@ from pathlib import Path
 
 from forge import processes, time_limit
 from forge.files import read_trusted
-from forge.job_files import write_json
+from forge.job_files import TOKEN, write_json
 
 MARGIN_S = 5.0
 """Seconds after the task's own deadline: it ends itself with more to say than we have."""
@@ -83,7 +84,8 @@ class Watch:
             if number == signal.SIGINT:  # which is not passed on: it comes to the task by itself
                 self._pass_on(number, [self._task])
         status = self._wait()
-        processes.end_descendants()
+        save_s = self.timeout_s or ORPHANED_S if self._deadline is None else self._deadline
+        processes.end_descendants(self.environment.get(TOKEN), max(save_s, 0.0))
         code = os.waitstatus_to_exitcode(status)
         with contextlib.suppress(OSError):  # a full disk: our exit code says most of it
             write_json(

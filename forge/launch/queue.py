@@ -14,7 +14,7 @@ from typing import Any
 
 from forge import processes
 from forge.files import open_file
-from forge.job_files import OUTPUT
+from forge.job_files import OUTPUT, PLAN, TOKEN, forge_dir, read_json
 from forge.launch.display import Display
 from forge.launch.observed import ObservedJob
 from forge.launch.plan import ROOT
@@ -94,8 +94,9 @@ class Queue:
         return before
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # A connection that drops hangs up twice, by kernel and shell: that is nobody who insists.
-        if number != signal.SIGHUP or not self._received:
+        # A connection that drops hangs up twice, by kernel and shell, and the end of a job that we
+        # run in signals all below it more than once: that is nobody who insists.
+        if not self._received or (number != signal.SIGHUP and TOKEN not in os.environ):
             self._received.append(number)
 
     def _loop(self) -> None:
@@ -150,6 +151,8 @@ class Queue:
             job.slot = None
 
     def _spawn(self, job: QueuedJob, environment: dict[str, str], is_continued: bool) -> None:
+        plan = read_json(forge_dir(job.directory) / PLAN) or {}
+        environment[TOKEN] = plan.get("token", "")  # the job's own, also where we are a job's
         flags = ["--parent", str(os.getpid())] + ["--continue"] * is_continued
         output = open_file(job.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -214,18 +215,41 @@ def test_an_unusable_directory_is_named(subdir, key, plain):
     assert "Traceback" not in done.stdout
 
 
-def test_a_sweep_inside_a_job_saves_too(plain, app):
-    """Both the job's wrapper and the inner launcher pass a Ctrl+C on: twice means at once."""
-    inner = [one for one in app.command("lr=0.1", "step_s=0.2") if one]
-    run = f"__import__('subprocess').run({inner!r}, cwd={str(app.folder)!r})"
-    (plain.folder / "inner.py").write_text(run)
-    outer = plain.start("+mode=a", code("exec(open('inner.py').read())"))
-    app.job(0).wait_for_step(3)
+@pytest.mark.parametrize("policy", [False, True], ids=["plain", "policy"])
+def test_a_sweep_inside_a_job_saves_too(policy, plain, app, tmp_path):
+    """However long it takes: what a job leaves behind was killed a second after it had ended."""
+    inner = App(tmp_path / "inner", misbehave="step or forge.on_stop(lambda: time.sleep(2))")
+    command = inner.command("lr=0.1", "step_s=0.2")
+    # subprocess.run kills the inner launcher where main is interrupted; here it is left alone.
+    run = f"__import__('subprocess').{{}}({command!r}, cwd={str(inner.folder)!r})"
+    if policy:
+        script = app.folder / "train.py"
+        held = "    process = " + run.format("Popen") + "\n    process.wait()\n"
+        script.write_text(
+            script.read_text().replace("    torch.set_num", f"{held}    torch.set_num")
+        )
+    (plain.folder / "inner.py").write_text(run.format("run"))
+    args = ("lr=0.1",) if policy else ("+mode=a", code("exec(open('inner.py').read())"))
+    outer = (app if policy else plain).start(*args)
+    inner.job(0).wait_for_step(3)
     outer.signal(signal.SIGINT)
     assert outer.wait() == 130
-    until(lambda: app.job(0).state.get("state") == "stopped", "the inner job's end")
+    assert inner.job(0).state["state"] == "stopped"
+    assert inner.job(0).state["code"] in (130, 143)  # by its launcher, or by the end of that
+    assert (inner.job(0).directory / "checkpoints/latest").exists()
+
+
+def test_a_ctrl_c_that_comes_twice_to_a_wrapper_is_one(app):
+    """What signals whole trees, and the launcher: the second killed the job while it saved."""
+    app = App(app.folder.parent / "app", misbehave="step or forge.on_stop(lambda: time.sleep(3))")
+    sweep = app.start("lr=0.1", "step_s=0.1")
+    app.job(0).wait_for_step(3)
+    app.job(0).kill("wrapper", signal.SIGINT)
+    until((app.job(0).directory / "checkpoints/latest").exists, "save")
+    time.sleep(1.1)  # only so is it a second one, for whoever tells them apart by the clock
+    app.job(0).kill("wrapper", signal.SIGINT)
+    sweep.wait()
     assert app.job(0).state["code"] == 130
-    assert (app.job(0).directory / "checkpoints/latest").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGRTMIN + 3, signal.SIGKILL])

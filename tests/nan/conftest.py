@@ -12,7 +12,7 @@ def _a_stop_does_not_end_the_tests(monkeypatch):
     """A halt starts a guard that ends the process ten seconds later; here it goes on."""
     on_child = signal.getsignal(signal.SIGCHLD)
     monkeypatch.setattr(stopping, "_start_guard", lambda code: None)
-    monkeypatch.setattr(processes, "end_descendants", lambda grace_s=0.0: 0)
+    monkeypatch.setattr(processes, "end_descendants", lambda job, save_s: 0)
     yield
     stopping.uninstall()
     stopping._state.is_leaving = False
