@@ -133,7 +133,7 @@ class Watcher:
         progress: Any,
         submit: Callable[[list[SubmittedJob]], None] | None = None,
     ) -> None:
-        """`submit`: submits jobs anew, and gives them their numbers; raises ForgeError."""
+        """`submit`: submits jobs anew, gives them their numbers; raises ForgeError, OSError."""
         self._jobs = jobs
         self._submit = submit
         self._problem = ""
@@ -231,7 +231,7 @@ class Watcher:
         before = [job.slurm_id for job in jobs]
         try:
             self._submit(jobs)
-        except ForgeError as error:
+        except (ForgeError, OSError) as error:  # a full disk, say
             if str(error) != self._problem:  # it is tried again at the next answer
                 messages.warn(str(error))
             self._problem = str(error)

@@ -281,7 +281,8 @@ def test_what_a_wrapper_could_not_requeue_is_submitted_anew_once(tmp_path, monke
     """The controller was away for longer than the allocation; now it answers."""
     job, calls = submitted(tmp_path), []
     say(job, "stopped", "7", unrequeued="nobody answered", reason="unanswered", code=75)
-    states = ["RUNNING", "COMPLETING", "COMPLETED", "COMPLETED"]
+    states = ["RUNNING", "COMPLETING", "COMPLETED", "COMPLETED", "COMPLETED"]
+    problems = [ConfigError(["sbatch: not now"], "The submission"), OSError(28, "no space left")]
 
     def queue():
         if job.slurm_id == "9":
@@ -291,13 +292,13 @@ def test_what_a_wrapper_could_not_requeue_is_submitted_anew_once(tmp_path, monke
 
     def anew(jobs):
         calls.append((len(states), *(one.slurm_id for one in jobs)))
-        if len(calls) == 1:
-            raise ConfigError(["sbatch: not now"], "The submission")
+        if problems:
+            raise problems.pop(0)
         job.slurm_id = "9"
 
     monkeypatch.setattr(slurm, "queue", queue)
     assert Watcher([job], "none", anew).run() is None
-    assert calls == [(1, "7"), (0, "7")]  # not while it was leaving
+    assert calls == [(2, "7"), (1, "7"), (0, "7")]  # not while it was leaving
     assert (job.state.name, job.slurm_id) == ("finished", "9")
 
 
