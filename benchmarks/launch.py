@@ -110,7 +110,7 @@ def median(found: list[Cost], field: str) -> float:
 
 
 def run(command: list[str], cwd: Path) -> Cost:
-    """Run a command, wait for all that it leaves behind, and tell what it took."""
+    """Run a command, wait for all that it leaves behind, and report what it took."""
     mark = uuid.uuid4().hex
     before = _children_cpu_s()
     begin = time.perf_counter()

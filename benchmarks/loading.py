@@ -2,8 +2,8 @@
 
     python benchmarks/loading.py [--mib N] [--rounds N] [--threads N] [--dir FOLDER] [--json]
 
-The state is a model and its AdamW. «rollback» puts a checkpoint back into objects that have
-trained; «resume» into a model whose AdamW is new, so that its averages need memory first. «cold»
+The state is a model and its AdamW. "rollback" puts a checkpoint back into objects that have
+trained; "resume" into a model whose AdamW is new, so that its averages need memory first. "cold"
 begins without the file in the page cache. Ratios are to torch.load and load_state_dict. Limits:
 
     read once          the bytes, into memory that is there, or two thirds of them into new memory

@@ -3,7 +3,7 @@
     python benchmarks/saving.py --mib N --threads N --rounds N --dir FOLDER
 
 The state is a model of 100 matrices and its AdamW, which is what the steps train, too. In each
-round every variant saves once while training goes on, in another order each time; what the same
+round every variant saves once while training continues, in another order each time; what the same
 number of steps takes alone, measured just before, is subtracted. Prints medians as JSON.
 """
 
@@ -36,7 +36,7 @@ BLOCK = 16 << 20
 
 State = dict[str, Any]
 Save = Callable[[int], Callable[[], bool]]
-"""Begins the save of a step; returns what tells whether it is finished."""
+"""Begins the save of a step; returns a check for whether it is finished."""
 
 
 class Training:

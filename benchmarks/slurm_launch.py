@@ -33,7 +33,7 @@ from cluster import Cluster, missing
 
 MOST_JOBS = 1000  # submitit makes one array, and MaxArraySize is 1001
 CLOCK = '''
-"""Imported by the app: tells what its sweep took, and ends it once all is submitted."""
+"""Imported by the app: reports what its sweep took, and ends it once all is submitted."""
 
 import json, os, time
 from pathlib import Path

@@ -3,8 +3,8 @@
     python benchmarks/startup.py [--rounds N]
 
 Each round starts every variant once, in an order of its own, so that what else the machine does
-meanwhile hits them alike. All run in one environment, with everything but forge installed; «with
-forge» and «without» differ in one folder on PYTHONPATH.
+meanwhile hits them alike. All run in one environment, with everything but forge installed; "with
+forge" and "without" differ in one folder on PYTHONPATH.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class _Local(Backend):
 
     def refusal(self, restarts: int) -> str:
         """submitit's controller would give up without a word."""
-        text = f"submitit's LocalExecutor starts a job {self._most} times at most"
+        text = f"submitit's LocalExecutor starts a job at most {self._most} times"
         return text if restarts >= self._most else ""
 
 

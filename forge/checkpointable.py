@@ -57,7 +57,7 @@ class Checkpointable:
     task returns is `job.result()`, what it raises fails the job, as ever. A job that is stopped
     for good (cancelled, or a budget of `requeue` is used up) raises with the reason.
 
-    A stop comes at the next step boundary, and a job goes on with the same bits. Where no boundary
+    A stop comes at the next step boundary, and a job resumes with the same bits. Where no boundary
     comes within a sixth of `shutdown.timeout_s` (a step that is very long, a loop without
     `run.steps`), what was given to `forge.Run` is saved once as it is, in the main thread, between
     two bytecodes, and never inside an update of `run.update` or of an optimizer. Such a save is
@@ -79,7 +79,7 @@ class Checkpointable:
         policy: `cfg.resilience`, a mapping, a `forge.Policy`, or None for the defaults.
         directory: The job's own; `%j` stands for its number (`<array>_<task>` in arrays). By
             default `<job>_forge_<id of this object>` in submitit's folder. A later submission with
-            the same directory goes on with what lies there, on budgets of its own.
+            the same directory resumes from what lies there, on budgets of its own.
     Raises:
         ConfigError: For a policy that cannot work.
     """
@@ -179,7 +179,7 @@ class _Attempt:
             # What follows must not be interrupted: a result that is being stored, a requeue.
             stopping.hold_interrupts(True)
             self._has_left.set()
-            self._decider.acquire()  # for ever, where the other thread ends this process
+            self._decider.acquire()  # forever, where the other thread ends this process
 
     # -- the job's own record ------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class _Attempt:
         if state == "running":
             decision = self._decide(Outcome(-signal.SIGKILL))
             if not decision.starts_again:
-                because = f"an earlier start ended without a word, as if {decision.because}"
+                because = f"an earlier start ended without a verdict, as if {decision.because}"
                 return self._give_up(because, 128 + signal.SIGKILL)
         self._write("running")
         return None
@@ -301,7 +301,7 @@ class _Attempt:
         # A job that is requeued by hand after its end has new budgets.
         self._write("given up" if is_back else "stopped", because, code)
         return JobError(
-            f"{because}. Its checkpoints are in {self._directory}; to go on:\n"
+            f"{because}. Its checkpoints are in {self._directory}; to resume:\n"
             f"  {self._backend.command}",
             code,
         )

@@ -2,7 +2,7 @@
 
 `forge plan train.py lr=1e-3,3e-4` is the app's own command with `hydra.launcher.dry_run=true`, so
 what it shows is the very value that would be submitted. No cluster is needed. `forge pin` and
-`forge unpin` say which checkpoints are kept for ever.
+`forge unpin` say which checkpoints are kept permanently.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ are any). A path is a checkpoint, a directory of them, or a job's directory. Cha
 rehearse: runs a script undisturbed, then stopped, killed and resumed; compares what it ends with.
 Exit code 0: identical. `forge rehearse --help` has all options.
 
-pin: keeps checkpoints (checkpoints/step_1000, checkpoints/latest) for ever, whatever the policy of
-a running job says. unpin: leaves them to the policy again.
+pin: keeps checkpoints (checkpoints/step_1000, checkpoints/latest) permanently, whatever the policy
+of a running job says. unpin: leaves them to the policy again.
 """
 _DRY = "hydra.launcher.dry_run=true"
 _NUM_PATHS = {"show": 1, "diff": 2}

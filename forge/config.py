@@ -22,7 +22,7 @@ class SignalAction(Enum):
     requeue = "requeue"
     """Save, run the callbacks, end with 75: run me again."""
     save = "save"
-    """Save and go on training."""
+    """Save and keep training."""
     ignore = "ignore"
     """Nothing."""
 
@@ -233,7 +233,7 @@ class CheckpointConfig:
     keep_last: int = 3
     """Keep this many of the newest checkpoints."""
     keep_every_steps: int | None = None
-    """Keep for ever those at multiples of this many steps."""
+    """Keep those at multiples of this many steps permanently."""
     best: BestConfig = field(default_factory=BestConfig)
     async_save: bool = False
     """Copy the state to host memory and write it beside training."""

@@ -94,16 +94,16 @@ def read(path: Path, is_executed: bool = True) -> Any:
     expected = head.removeprefix(_HEAD.encode()).decode(errors="replace")
     if expected != _sum(data):
         raise DamagedConfig(
-            f"{path} is damaged, or was edited: by its first line its sha256 is"
-            f" {expected[:80]!r}, found {_sum(data)!r}. Put back the file as it was, or start anew"
-            " in another directory."
+            f"{path} is damaged, or was edited: its first line gives the sha256"
+            f" {expected[:80]!r}, found {_sum(data)!r}. Restore the file, or start in a new"
+            " directory."
         )
     try:
         return yaml.load(data, Loader=_Loader)
     except yaml.YAMLError as error:
         raise DamagedConfig(
-            f"{path}: {getattr(error, 'problem', error)}. Put the code back as it was, or start"
-            " anew in another directory."
+            f"{path}: {getattr(error, 'problem', error)}. Restore the code as it was, or start"
+            " in a new directory."
         ) from error
 
 

@@ -43,7 +43,7 @@ class SeededDataset(Dataset[Any]):
         if own:
             messages.warn(
                 f"forge.data.seeded does not reach {', '.join(own)}: what a dataset draws from a"
-                " generator of its own is no function of (seed, epoch, index)."
+                " generator of its own is not a function of (seed, epoch, index)."
                 f" {OTHER_GENERATORS}"
             )
         self.dataset = dataset

@@ -48,7 +48,8 @@ def hints_for(keys: Iterable[str]) -> list[str]:
             found.append(f"write `resilience.{group}.{signal_name(name)}=…`")
         elif near:
             found.append(
-                f"`resilience.{key}` is no key of forge's policy. Did you mean `resilience.{near}`?"
+                f"`resilience.{key}` is not a key of forge's policy. Did you mean"
+                f" `resilience.{near}`?"
             )
         # What resembles none of our keys may be the app's own, and Hydra said what is wrong.
     return found

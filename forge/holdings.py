@@ -99,15 +99,17 @@ class Holdings:
         if resumed_from:
             self.saver.tidy()  # a stop leaves that to the next attempt
         self.metrics.begin(step, set())
-        begins = f"goes on at step {step}" if resumed_from else "begins at step 0"
+        begins = f"resumes at step {step}" if resumed_from else "starts at step 0"
         if is_complete and self._name is not None:
-            messages.say(f"{self._training} had finished at step {step}: it is not trained again")
+            messages.say(
+                f"{self._training} already finished at step {step}: it is not trained again"
+            )
             return
         messages.say(f"{self._training} {begins}; checkpoints in {self.checkpoint_dir}")
         if is_complete:
             messages.warn(
-                f"This job had finished at step {step}: what is done is not trained again. For"
-                " another training choose another directory."
+                f"This job already finished at step {step}: nothing is left to train."
+                " To train anew, choose another directory."
             )
         if not self._is_supervised:
             messages.say(f"To resume this job after a stop:\n  {self.command}")

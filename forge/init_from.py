@@ -76,9 +76,9 @@ def load(config: CheckpointConfig, live: LiveState) -> dict[str, Any]:
         raise CheckpointError(f"{key}: {error}") from error
     kept = [name for name in live.objects if name not in found.states]
     messages.say(
-        f"Training begins with {', '.join(found.states)} of {path} ({found.what}), at step 0."
-        + (f" Not taken: {'; '.join(found.left_out)}." if found.left_out else "")
-        + (f" As the script made them: {', '.join(kept)}." if kept else "")
+        f"Training starts from {', '.join(found.states)} of {path} ({found.what}), at step 0."
+        + (f" Not loaded: {'; '.join(found.left_out)}." if found.left_out else "")
+        + (f" As the script built them: {', '.join(kept)}." if kept else "")
     )
     return {
         "source": str(path),
@@ -111,12 +111,12 @@ def _read_file(path: Path, is_trusted: bool) -> Any:
         return torch.load(path, map_location="cpu", weights_only=not is_trusted)
     except pickle.UnpicklingError as error:
         if is_trusted:
-            raise CheckpointError(f"{path}: is no file of torch.save: {error}") from error
+            raise CheckpointError(f"{path}: is not a torch.save file: {error}") from error
         reason = (
             str(error).strip().splitlines()[-1].strip() if "global" in str(error).lower() else ""
         )
         raise CheckpointError(
-            f"{path}: holds more than tensors and plain values, or is no file of torch.save"
+            f"{path}: holds more than tensors and plain values, or is not a torch.save file"
             f" ({reason or str(error).splitlines()[0]}). Reading such a file executes what it says."
             " If you trust whoever wrote it, set `resilience.checkpoint.init_trust_pickle` to true;"
             " else save its state_dict alone."

@@ -90,7 +90,7 @@ class Job(ABC):
                 return self._end(outcome, decision)
             self._tell("requeue", because=decision.because, restarts=self.counts.restarts)
             self._because = decision.because
-            self._print(f"{decision.because}: starts again (restart {self.counts.restarts})")
+            self._print(f"{decision.because}: restarting (restart {self.counts.restarts})")
             self._write_state("starting", self._because)
             code = self._move_on(outcome, decision.pause_s)
             if code is not None:

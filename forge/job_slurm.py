@@ -118,7 +118,7 @@ class SlurmJob(Job):
             return None  # requeued by hand: another chance
         self.counts = Counts(**state["counts"])
         if is_same_start and successor.is_noted(self.forge, self._job, before):
-            refusal = "a wrapper that was submitting it anew was killed"
+            refusal = "a wrapper that was resubmitting it was killed"
             sys.exit(self._submit_anew(state["because"], int(ExitCode.REQUEUE), 0.0, refusal))
         self._step = int(state.get("step", -1)) if is_same_start else -1
         # Slurm starts a job that was submitted anew without a requeue.
@@ -470,7 +470,7 @@ class SlurmJob(Job):
     def _leave_note(self, what: str, code: int, problem: str) -> int:
         """The job could not be requeued: the launcher submits it anew, or whoever resumes."""
         because = f"{what}; could not be requeued: {problem}"
-        self._print(f"{because}; the launcher, or the sweep's command, submits it anew")
+        self._print(f"{because}; the launcher, or the sweep's command, resubmits it")
         self._tell("stopped", because=because)
         self._write_state("stopped", because, code=code, reason="unanswered", unrequeued=problem)
         return code
@@ -486,8 +486,8 @@ class SlurmJob(Job):
             return self._leave_note(what, code, f"{refusal}; {error}")
         self._tell("submitted anew", job=self._job, successor=job)
         self._print(
-            f"Slurm does not requeue job {self._job} ({refusal}): submitted anew as {job}."
-            f" What depends on {self._job} does not wait for it."
+            f"Slurm does not requeue job {self._job} ({refusal}): resubmitted as {job}."
+            f" Jobs that depend on {self._job} do not wait for it."
         )
         self._write_state("starting", what, successor=job)
         return int(ExitCode.REQUEUE)

@@ -156,9 +156,9 @@ class LiveState:
         Store.check_savable(captured)
         for sentence in unregistered.nowhere(self.objects, captured["states"]):
             messages.warn(
-                f"{sentence}. Their values are saved with it; if they are of a module, all else of"
-                " it (averages of a BatchNorm, other buffers) begins anew at a resume: give the"
-                " module to forge.Run, too."
+                f"{sentence}. Their values are saved with it; if they belong to a module, nothing"
+                " else of it (averages of a BatchNorm, other buffers) is saved: give the module to"
+                " forge.Run, too."
             )
 
     def places(self, saved: dict[str, Any]) -> list[tuple[Any, torch.Tensor]]:
@@ -219,8 +219,8 @@ class LiveState:
             states = {name: one.state_dict() for name, one in self.objects.items()}
             for sentence in unregistered.nowhere(self.objects, states):
                 messages.warn(
-                    f"{sentence}. This checkpoint is of an older forge, which did not save them:"
-                    " they begin anew."
+                    f"{sentence}. An older forge wrote this checkpoint and did not save them: they"
+                    " keep the values that the script gave them."
                 )
         self._load_gradients(saved, copies)
         refuse(self._late_differences(saved))
@@ -334,8 +334,8 @@ def refuse(differences: Iterable[str]) -> None:
         raise StateMismatch(
             "The checkpoint does not fit the objects given to forge.Run:"
             + "".join(f"\n  - {line}" for line in lines)
-            + "\nBuild them as they were when this was saved (with what the loop had added to"
-            " them by then), or start a new directory."
+            + "\nBuild them as they were at that save (with what the loop had added to them by"
+            " then), or start in a new directory."
         )
 
 

@@ -95,7 +95,7 @@ def _inexact(loader: Any) -> Iterator[str]:
             " to make the order from, or draw from a `generator` of its own."
         )
     if is_dataloader and not is_stateful and workers > 1 and not getattr(loader, "in_order", True):
-        yield "with in_order=False batches come as its workers finish them."
+        yield "with in_order=False batches come in the order its workers finish them."
     if not (is_stateful or is_dataloader or isinstance(loader, Sequence)):
         yield (
             "has no state_dict, so a resume iterates it again from the epoch's start, which"

@@ -103,7 +103,7 @@ class NanPolicy:
         streak = f"{count} of {self._config.max_consecutive} in a row"
         action = self._config.action
         if action is _ACTION.warn:
-            return True, f"{what}; the update goes on (`resilience.nan.action=warn`)"
+            return True, f"{what}; the update is applied (`resilience.nan.action=warn`)"
         if action is _ACTION.halt:
             self.halt_reason = f"{what}; `resilience.nan.action=halt`"
             return False, ""
@@ -113,7 +113,7 @@ class NanPolicy:
             self.halt_reason = f"{what}; {streak} (`resilience.nan.max_consecutive`)"
         elif self.rollbacks >= self._config.rollback.max_rollbacks:
             self.halt_reason = (
-                f"{what}; {streak}, and {self.rollbacks} rollbacks are behind us"
+                f"{what}; {streak}, and {self.rollbacks} rollbacks were made"
                 " (`resilience.nan.rollback.max_rollbacks`)"
             )
         else:

@@ -90,7 +90,7 @@ class Owner:
             if steps and not newest:
                 messages.warn(
                     f"{self._path.parent} holds checkpoints without a {FILE}, of another version of"
-                    " forge for example: they are taken for this job's."
+                    " forge for example: they are treated as this job's."
                 )
                 return [mine]
         except _DAMAGE as error:
@@ -99,12 +99,13 @@ class Owner:
             return []
         if newest != mine.id:
             raise CheckpointError(
-                f"{self._path} {problem}, so whose checkpoints these are cannot be told, but that"
-                " the newest was not saved by this job as it is started now. Put a copy of the file"
-                " back, or start the job as it was. To begin anew with these weights: another"
-                f" `resilience.checkpoint.dir`, `resilience.checkpoint.init_from={steps[0]}`."
+                f"{self._path} {problem}, so it is not known whose checkpoints these are, only that"
+                " the newest was not saved by this job with its current config. Restore a copy of"
+                " the file, or start the job as before. To start a new job with these weights:"
+                " another `resilience.checkpoint.dir`, and"
+                f" `resilience.checkpoint.init_from={steps[0]}`."
             )
-        messages.warn(f"{self._path} {problem}; the newest checkpoint is this job's: made anew.")
+        messages.warn(f"{self._path} {problem}; the newest checkpoint is this job's: rewritten.")
         return [mine]
 
     def _is_mine(self, known: _Entry, mine: _Entry, is_change_wanted: bool) -> bool:
@@ -156,7 +157,7 @@ class Owner:
         changed = self._built.adapt(states, self._recorded(saved_by))
         if changed:
             _record(ledger, changed)
-            text = "Set in the state that the checkpoint holds, since the config has changed"
+            text = "Changed in the state of the checkpoint, since the config has changed"
             messages.say(f"{text}:{identity.listed(changed)}")
 
     def keep(self, ledger: Ledger) -> None:
@@ -175,7 +176,7 @@ class Owner:
             return
         if self._changed and len(self._known) > 1:
             _record(ledger, self._changed)
-            text = f"Takes on the job that was started in {before.job_dir} with another config"
+            text = f"Resumes the job that was started in {before.job_dir}, with another config"
             messages.say(f"{text}:{identity.listed(self._changed)}")
         elif before.job_dir != now.job_dir and before.id == now.id:
             messages.say(f"Resumes the job that was started in {before.job_dir}: it is the same.")

@@ -162,7 +162,7 @@ def _expected(typed: DictConfig, key: str, verb: str = "expected ") -> str:
         return verb + " | ".join(kind.__members__)
     if kind is RequeueRule:
         return verb + "a list of {exit_codes: [1, …], max_restarts: 2}"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
     return verb + names.get(kind, getattr(kind, "__name__", str(kind)))
 
 
@@ -268,11 +268,11 @@ def _rule_problems(p: Policy) -> list[str]:
         for code in rule.exit_codes:
             if code in decided:
                 found.append(
-                    f"`{key}.exit_codes`: {code} has its meaning already ({decided[code]}). Leave"
+                    f"`{key}.exit_codes`: {code} already has a meaning ({decided[code]}). Leave"
                     " it out."
                 )
             elif not 1 <= code <= 255:
-                found.append(f"`{key}.exit_codes`: {code} is no exit code; they are 1 to 255.")
+                found.append(f"`{key}.exit_codes`: {code} is not an exit code; they are 1 to 255.")
         if not rule.exit_codes:
             found.append(f"`{key}.exit_codes=[]`: names no exit code, so the rule does nothing.")
         if rule.max_restarts < 1:

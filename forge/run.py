@@ -177,7 +177,7 @@ class Run:
         """Save at the next step boundary (at once where no step is under way).
 
         Args:
-            pin: Keep this checkpoint for ever, as `forge pin` does.
+            pin: Keep this checkpoint permanently, as `forge pin` does.
         """
         if self._session is not None:
             self._session.request_save(pin)

@@ -214,4 +214,4 @@ class Saver:
                 f" Make room or repair {self._store.directory}, then start it again.",
                 error,
             ) from error
-        messages.warn(f"{text}. Training goes on; the next save tries again.")
+        messages.warn(f"{text}. Training continues; the next save will try again.")

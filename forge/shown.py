@@ -18,7 +18,7 @@ def describe(checkpoint: Checkpoint) -> Iterator[str]:
     saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(about.created))
     versions = ", ".join(f"{name} {version}" for name, version in sorted(about.versions.items()))
     yield _cut(str(checkpoint.path), WIDTH)
-    ended = "training had ended" if about.is_complete else "training goes on from here"
+    ended = "training had ended" if about.is_complete else "training resumes from here"
     yield f"step {about.step}, saved {saved} by attempt {about.attempt}; {ended}"
     yield f"{versions}; {'job ' + about.job[:12] if about.job else 'no job'}"
     for name, entry in sorted(about.files.items()):

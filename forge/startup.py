@@ -103,9 +103,9 @@ def check_alone(is_inside: bool) -> None:
     """
     if threading.current_thread() is not threading.main_thread():
         raise ForgeError(
-            f"forge.Run was entered in the thread {threading.current_thread().name!r}. Python tells"
-            " the main thread alone of signals, so that the Run could be neither stopped nor saved:"
-            " enter it there."
+            f"forge.Run was entered in the thread {threading.current_thread().name!r}. Python"
+            " delivers signals to the main thread alone, so the Run could be neither stopped nor"
+            " saved: enter it there."
         )
     if is_inside:
         problem = (
@@ -153,9 +153,9 @@ def keep_threads(directory: Path, is_resumed: bool) -> None:
     elif first != now:
         torch.set_num_threads(first)
         messages.warn(
-            f"torch had {now} threads here, and {first} when this job was first started: it has"
-            f" {first} again, since another number of them sums in another order. What ran before"
-            " `forge.Run` had the other number; .forge/resume.sh starts with the same environment."
+            f"torch had {now} threads here, and {first} when this job was first started. It has"
+            f" {first} again, since the number of threads changes the order of sums. What ran"
+            f" before `forge.Run` had {now}; .forge/resume.sh starts with the original environment."
         )
 
 
@@ -179,7 +179,9 @@ def check_health(health: HealthConfig, checkpoint_dir: Path) -> None:
             continue
         text = f"Health check `{check.name}` failed on {socket.gethostname()}: {problem}"
         if health.action is HealthAction.refuse:
-            messages.say(f"{text}. This node is left alone (exit code 69).", logging.ERROR)
+            messages.say(
+                f"{text}. The job does not run on this node (exit code 69).", logging.ERROR
+            )
             raise Exit(ExitCode.UNHEALTHY, text)
         messages.warn(text)
 

@@ -223,7 +223,9 @@ def _run_bounded(callback: Callable[[], object], timeout_s: float) -> None:
     thread.start()
     thread.join(timeout_s)
     if thread.is_alive():
-        messages.warn(f"on_stop callback {name} took longer than {timeout_s:g} s; going on")
+        messages.warn(
+            f"on_stop callback {name} took longer than {timeout_s:g} s; continuing without it"
+        )
 
 
 def _start_guard(code: int) -> None:

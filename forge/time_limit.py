@@ -115,8 +115,8 @@ class TimeLimit:
             else:
                 # Whoever is alive after it was told wrong, and would stop after every step.
                 messages.warn(
-                    f"The job's end time lies {-left_s:.0f} s in the past as the run begins: it"
-                    f" is not heeded ({END_TIME}, {SLURM_END_TIME}; is the clock right?)"
+                    f"The job's end time is {-left_s:.0f} s in the past when the run starts: it"
+                    f" is ignored ({END_TIME}, {SLURM_END_TIME}; is the clock right?)"
                 )
 
     @property
@@ -181,7 +181,7 @@ def told_end(
         if math.isfinite(end) and end > 0:
             return end
         if text:
-            warn(f"`{name}={text}` is no Unix time in seconds: it is not heeded")
+            warn(f"`{name}={text}` is not a Unix time in seconds: it is ignored")
     return None
 
 

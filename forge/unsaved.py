@@ -41,7 +41,7 @@ class Unsaved:
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         messages.warn(
             f"{', '.join(found[:_SHOWN])}{more}: changed since the run began, but not saved"
-            " (`persistent=False`): after a stop training goes on with what the script puts there."
+            " (`persistent=False`): a resume starts with what the script puts there."
             " If it depends on the values, a resume is not exact: register with `persistent=True`."
         )
 

@@ -1,6 +1,6 @@
 """DataLoader workers that outlive the signals Slurm sends to every process of a step.
 
-A worker that dies of a signal takes the save with it («DataLoader worker exited unexpectedly»).
+A worker that dies of a signal takes the save with it ('DataLoader worker exited unexpectedly').
 The signals are blocked while workers are made, which fork and exec both pass on; then each worker
 ignores them, but for a SIGTERM that its own parent sends: that is how a DataLoader ends workers.
 """

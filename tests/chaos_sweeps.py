@@ -60,7 +60,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
 }
 """What each kind hits; its first is there, the others where they live at that instant."""
 ONE_JOB = {"wrapper+watch", "watch+task", "launcher+wrapper", "whole job"}
-"""Kinds that hit the processes of one job (beside the launcher); «everything» hits all jobs."""
+"""Kinds that hit the processes of one job (beside the launcher); 'everything' hits all jobs."""
 MARK = "FORGE_CHAOS"
 AWAITED_S = 3.0
 """So long a hit waits for what it is meant for; then it is a task's."""

@@ -6,6 +6,7 @@ Long tests come first.
 import functools
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,17 @@ def shared_folder(tmp_path_factory):
     """A folder that all test processes of this run see."""
     base = tmp_path_factory.getbasetemp()
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A directory over which a private namespace may mount a small file system."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    probe = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", str(directory)]
+    if subprocess.run(probe, capture_output=True).returncode:
+        pytest.skip("needs the right to mount in a private namespace (root)")
+    return directory
 
 
 @pytest.fixture(autouse=True)

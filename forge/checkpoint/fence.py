@@ -77,7 +77,7 @@ class Fence:
         if is_newer:
             messages.warn(
                 f"{self._directory}: an older attempt of this job still holds the directory"
-                f" (pid {previous.get('pid')} on {previous.get('host')}); it can commit no more."
+                f" (pid {previous.get('pid')} on {previous.get('host')}); it can no longer commit."
             )
         return is_newer
 
@@ -141,7 +141,7 @@ class Fence:
         if is_taken and not self._supersedes(holder):
             raise DirectoryInUse(
                 f"{self._directory} was claimed by a newer attempt (pid {holder.get('pid')} on"
-                f" {holder.get('host')}): this one, pid {os.getpid()}, must not write any more."
+                f" {holder.get('host')}): this one, pid {os.getpid()}, must no longer write."
             )
         if is_taken:
             self._write_token()
@@ -169,7 +169,7 @@ class Fence:
         holder = self._read()
         if holder.get("token") != self._token["token"]:
             raise DirectoryInUse(self._in_use(holder))
-        messages.warn(f"{self._directory} was replaced under a running job: it is locked anew.")
+        messages.warn(f"{self._directory} was replaced under a running job: it is locked again.")
 
     def release(self) -> None:
         """Let go of the lock; the token stays as a record."""

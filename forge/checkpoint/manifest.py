@@ -129,13 +129,13 @@ def read(directory: Path) -> Manifest:
         if not _FILE_NAME.fullmatch(name) or name == NAME:
             raise DamagedCheckpoint(f"{NAME} names a file outside the checkpoint: {name!r}")
     if not all(type(number) is int and number >= 0 for entry in numbers for number in entry):
-        raise DamagedCheckpoint(f"{NAME} has a size or checksum that is no number")
+        raise DamagedCheckpoint(f"{NAME} has a size or checksum that is not a number")
     if not all(type(v) is str or _is_finite(v) for v in values) or {*map(type, steps)} - {int}:
-        raise DamagedCheckpoint(f"{NAME} has a metric that is no number")
+        raise DamagedCheckpoint(f"{NAME} has a metric that is not a number")
     if manifest.chunk_bytes != CHUNK or any(
         num_chunks(entry["size"]) != len(entry["chunks"]) for entry in manifest.files.values()
     ):
-        raise DamagedCheckpoint(f"{NAME} has not the checksums of every {CHUNK} bytes")
+        raise DamagedCheckpoint(f"{NAME} lacks the checksums of every {CHUNK} bytes")
     return manifest
 
 

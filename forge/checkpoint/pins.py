@@ -1,4 +1,4 @@
-"""Checkpoints that people pin: an empty file `pinned_step_<N>` beside `step_<N>` keeps it for ever.
+"""Checkpoints that people pin: an empty file `pinned_step_<N>` beside `step_<N>` keeps it.
 
 Beside it and not inside: nothing is written into a directory that was verified, and the pin also
 holds the checkpoint that takes the place of this one. `touch` and `rm` do as well as the command.
@@ -83,5 +83,5 @@ def _checkpoint(path: Path) -> Path:
     try:
         manifest.read(found)
     except DamagedCheckpoint as error:
-        raise CheckpointError(f"{path} is no checkpoint: {error}") from error
+        raise CheckpointError(f"{path} is not a checkpoint: {error}") from error
     return found

@@ -67,7 +67,7 @@ class Checkpoint:
         except DamagedCheckpoint as error:
             raise CheckpointError(
                 f"{self.path}: could be verified, but not be read again: {error}. The live objects"
-                " now hold a part of it, so that training cannot go on from them. Start the job"
+                " now hold a part of it, so that training cannot continue with them. Start the job"
                 " again."
             ) from error
         finally:

@@ -90,7 +90,7 @@ class Remover:
         pins.pin_file(path).unlink(missing_ok=True)
         messages.warn(
             f"{path.name} was pinned, but belongs to a time line that was rolled back: it is kept"
-            f" as {kept}, and no run goes on from it."
+            f" as {kept}, and no run resumes from it."
         )
 
     @staticmethod

@@ -208,7 +208,7 @@ def _parse(head: bytes, size: int) -> tuple[dict[str, Entry], set[str]]:
         begin, end = described["data_offsets"]
         dtype, shape = DTYPES[described["dtype"]], tuple(described["shape"])
         if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
-            raise ValueError(f"{name}: a shape or offset that is no number")
+            raise ValueError(f"{name}: a shape or offset that is not a number")
         if not begin <= end <= size - len(head):
             raise ValueError(f"{name}: offsets {begin}..{end} in {size - len(head)} bytes")
         if end - begin != math.prod(shape) * dtype.itemsize:

@@ -108,6 +108,6 @@ class Cluster:
                 f"Partition {partition} gives a preempted job {grace_s:g} s, and"
                 f" {self.kill_wait_s:g} s more after its SIGTERM, while"
                 f" `resilience.shutdown.timeout_s` allows {given}: a"
-                " save that takes longer is lost, and the job goes on from the one before it"
+                " save that takes longer is lost, and the job resumes from the one before it"
                 " (`resilience.checkpoint.every_s`)."
             )

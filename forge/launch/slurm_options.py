@@ -115,7 +115,7 @@ def read(given: dict[str, Any]) -> SlurmOptions:
     for key in ("setup", "teardown", "srun_args"):
         value = getattr(options, key)
         is_list = isinstance(value, list) and all(isinstance(one, str) for one in value)
-        check.expect(key, value is None or is_list, "a list of texts, or null")
+        check.expect(key, value is None or is_list, "a list of strings, or null")
     for key in ("wait", "dry_run", "stderr_to_stdout"):
         check.expect(key, isinstance(getattr(options, key), bool), "true or false")
     check.expect_progress("progress")
@@ -155,8 +155,8 @@ def into_policy(options: SlurmOptions, cfg: DictConfig) -> None:
         present = OmegaConf.select(cfg, f"resilience.{key}", default=default)
         if present not in (default, wanted):
             problems.append(
-                f"`hydra.launcher.{name}={wanted}` and `resilience.{key}={present}` say different"
-                " things of the same. Leave the first out."
+                f"`hydra.launcher.{name}={wanted}` and `resilience.{key}={present}` contradict"
+                " each other. Leave out the first."
             )
             continue
         with read_write(cfg), open_dict(cfg):

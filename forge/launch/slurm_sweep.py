@@ -87,8 +87,8 @@ def launch(request: Request) -> list[JobReturn]:
                 _submit(calls, new, shared, submitted, cluster, command)
             except KeyboardInterrupt as error:
                 messages.say(
-                    "Ctrl+C while jobs were being submitted. Those that the cluster has go on; this"
-                    f" finds them, and submits the rest:\n  {command}"
+                    "Ctrl+C while jobs were being submitted. Those that were submitted keep"
+                    f" running; this finds them, and submits the rest:\n  {command}"
                 )
                 raise Exit(ExitCode.INTERRUPTED, "stopped while submitting") from error
             _say_where(jobs, len(new), directory)
@@ -104,9 +104,9 @@ def launch(request: Request) -> list[JobReturn]:
         finally:
             sweep.close()
     if stopped_by is not None:
-        messages.say("No longer waiting; the jobs go on by themselves.")
+        messages.say("No longer waiting; the jobs keep running.")
         _say_how(jobs, command)
-        raise Exit(128 + stopped_by, "the launcher was told to stop waiting")
+        raise Exit(128 + stopped_by, "the launcher was asked to stop waiting")
     results = [result_of(job.composed, one) for job, one in zip(jobs, observed, strict=True)]
     if any(result.status is JobStatus.FAILED for result in results):
         messages.say(f"To run again what did not finish:\n  {command}")
@@ -178,7 +178,7 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
         if submitted.has_changed(number, job.composed.composed):
             messages.warn(
                 f"Job {number} is in the queue with the config it was submitted with, which has"
-                f" changed since. To submit it anew, first `scancel {slurm_id}`."
+                f" changed since. To resubmit it, first `scancel {slurm_id}`."
             )
 
 
@@ -240,7 +240,7 @@ def _submit(
 
 
 def _tell_of_sbatch(said: str) -> None:
-    messages.warn(f"{said}\nsbatch goes on trying for a while; Ctrl+C ends that.")
+    messages.warn(f"{said}\nsbatch keeps trying for a while; Ctrl+C stops it.")
 
 
 def _find_in_queue(submitted: Submitted) -> None:

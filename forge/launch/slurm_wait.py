@@ -87,17 +87,17 @@ class SubmittedJob(ObservedJob):
         return int(content["counts"]["excluded"]) if self.is_own(content) else 0
 
     def _give_up(self) -> None:
-        """Every node that it could run on was excluded: it would wait for ever."""
+        """Every node that it could run on was excluded: it would wait forever."""
         slurm.cancel(self.slurm_id)
         self.state, self.reason = State.failed, Reason.unhealthy.name
         self.code = int(ExitCode.UNHEALTHY)
-        self.because = f"{self._num_excluded()} nodes are unhealthy, and there is no other for it"
+        self.because = f"{self._num_excluded()} nodes are unhealthy, and no other is left for it"
 
     def _vanished(self, queued: slurm.Queued | None) -> None:
         is_cancelled = queued is not None and queued.state == "CANCELLED"
         self.state = State.stopped if is_cancelled else State.failed
         self.reason, self.code = "cancelled" if is_cancelled else "crashed", 1
-        said = "knows nothing of it any more" if queued is None else f"says {queued.state}"
+        said = "no longer knows it" if queued is None else f"says {queued.state}"
         if queued is not None and queued.reason not in ("None", ""):
             said += f" ({queued.reason})"
         content = self.read_state()
@@ -238,9 +238,7 @@ class Watcher:
         for job, old in zip(jobs, before, strict=True):
             if job.slurm_id == old:
                 continue
-            self._say(
-                f"job {job.number}: {old} was {job.because}; submitted anew as {job.slurm_id}"
-            )
+            self._say(f"job {job.number}: {old} was {job.because}; resubmitted as {job.slurm_id}")
             job.unrequeued, job.because = "", ""
 
     def _say(self, text: str, style: str = "") -> None:

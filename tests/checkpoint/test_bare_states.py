@@ -194,7 +194,7 @@ class Own(nn.Linear):
 
 @pytest.mark.parametrize("kind", [nn.Linear, Own])
 def test_a_refusal_by_one_object_leaves_all_as_they_were(kind, tmp_path):
-    """«Nothing was loaded» has to be true of the model, too, which came first."""
+    """'Nothing was loaded' has to be true of the model, too, which came first."""
     layer = kind(2, 1)
     optimizer = optim.SGD(layer.parameters(), lr=0.5, momentum=0.9)
     live = LiveState({"m": layer, "o": optimizer, "f": Fussy()})
@@ -214,7 +214,7 @@ def test_a_refusal_by_one_object_leaves_all_as_they_were(kind, tmp_path):
 
 
 def test_where_an_object_cannot_go_back_that_is_said(tmp_path):
-    """Then «nothing was loaded» would be a lie."""
+    """Then 'nothing was loaded' would be a lie."""
     live = LiveState({"f": Fussy()})
     live.objects["f"].value = -2
     with pytest.raises(CheckpointError, match=r"What was there before is lost: f: .* -2"):

@@ -66,12 +66,12 @@ SOURCES = {
     "by name, with more in it": (
         lambda of: {**states(of), "epoch": 3, "args": {}},
         {"model", "optimizer", "schedule"},
-        "Not taken: epoch, args",
+        "Not loaded: epoch, args",
     ),
     "by name, the model alone": (
         lambda of: {"model": of["model"].state_dict()},
         {"model"},
-        "As the script made them: optimizer, schedule",
+        "As the script built them: optimizer, schedule",
     ),
     "state_dict": (lambda of: of["model"].state_dict(), {"model"}, "a state_dict"),
     "state_dict with a prefix": (
@@ -83,7 +83,7 @@ SOURCES = {
     "Lightning": (
         all_of_it,
         {"model", "optimizer", "schedule"},
-        "Lightning 2.5.0), at step 0. Not taken: epoch, global_step, loops, hyper_parameters.",
+        "Lightning 2.5.0), at step 0. Not loaded: epoch, global_step, loops, hyper_parameters.",
     ),
     "Lightning, weights only": (lightning, {"model"}, "made them: optimizer, schedule"),
     "Lightning, no prefix": (lambda of: lightning(of, prefix=""), {"model"}, "Lightning"),
@@ -309,7 +309,7 @@ def test_a_job_begins_with_another_s_weights_and_then_goes_on_with_its_own(tmp_p
     (begin, end), said = train(tmp_path, 2, "second", "first", 2)
     assert begin == ("begins", "0", first[2])
     assert end[1] == "2"
-    assert "Training begins with model of" in said
+    assert "Training starts from model of" in said
     assert "checkpoint step_3), at step 0" in said
     events = [
         event for attempt in ledger.read(tmp_path / "second").attempts for event in attempt.events
@@ -320,7 +320,7 @@ def test_a_job_begins_with_another_s_weights_and_then_goes_on_with_its_own(tmp_p
     (tmp_path / "first").rename(tmp_path / "gone")
     (begin, _), said = train(tmp_path, 3, "second", "first", 4)
     assert begin == ("begins", "2", end[2])
-    assert "Training begins with" not in said
+    assert "Training starts from" not in said
     _, said = train(tmp_path, 4, "third", "first", 1, code=78)
     assert f"there is nothing at {tmp_path / 'first'}" in said
 

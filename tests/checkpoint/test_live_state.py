@@ -65,7 +65,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_module_that_does_not_fit_is_named_leaf_by_leaf(case):
-    """«size mismatch» deep in a traceback costs an hour; a silent fresh start costs a week."""
+    """'size mismatch' deep in a traceback costs an hour; a silent fresh start costs a week."""
     old, new, sentence = CASES[case]
     saved = LiveState({"model": old()}).capture()
     assert sentence in refusal(LiveState({"model": new()}), saved)

@@ -60,7 +60,7 @@ def test_a_copy_put_back_is_locked_anew(store, commit, state_of, caplog):
     commit(store, 2)
     assert is_locked(directory)
     assert_holds(store, 2, state_of)
-    assert "was replaced under a running job: it is locked anew" in caplog.text
+    assert "was replaced under a running job: it is locked again" in caplog.text
     commit(store, 3)
     assert len(caplog.messages) == 1
 

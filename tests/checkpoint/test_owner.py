@@ -138,7 +138,7 @@ def test_a_damaged_record_is_made_anew_or_refused(place, damage):
     with pytest.raises(CheckpointError, match="Put a copy of the file back"):
         place.start(2, lr=0.2, take=True)
     place.start(2)
-    assert any("made anew" in text for text in place.said)
+    assert any("rewritten" in text for text in place.said)
     assert place.record.read_text() == text
 
 
@@ -146,7 +146,7 @@ def test_checkpoints_of_an_earlier_version_are_adopted(place):
     place.start(1)
     place.of_an_earlier_version()
     place.start(2, lr=0.2)
-    assert any("taken for this job's" in text for text in place.said)
+    assert any("treated as this job's" in text for text in place.said)
     assert place.rates == [0.2]
     with pytest.raises(ConfigError):
         place.start(3)

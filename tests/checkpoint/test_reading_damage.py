@@ -45,7 +45,7 @@ def test_the_older_one_is_taken_with_nothing_live_changed(small_chunks, store, m
 
 
 def test_a_misfit_changes_nothing_and_damage_is_no_misfit(small_chunks, store):
-    """A flipped digit of a shape must not end the run with «does not fit»."""
+    """A flipped digit of a shape must not end the run with 'does not fit'."""
     old = pair(1)
     path = save(store, old) / TENSORS
     other = LiveState({"model": nn.Linear(3, 3), "optimizer": adam(nn.Linear(3, 3))})
@@ -166,7 +166,7 @@ def test_a_failure_while_live_tensors_are_filled_says_that_they_are_lost(
             raise OSError(5, "Input/output error")
 
         monkeypatch.setattr(os, "preadv", fail)
-    with pytest.raises(CheckpointError, match="training cannot go on from them") as error:
+    with pytest.raises(CheckpointError, match="training cannot continue with them") as error:
         found.fill()
     assert error.value.exit_code == ExitCode.IO_ERROR
     assert not isinstance(error.value, DamagedCheckpoint), "no older one may be taken now"

@@ -61,7 +61,7 @@ def test_an_evaluation_counts_once_for_the_first_checkpoint_that_holds_it(open_s
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_what_is_no_finite_number_is_never_the_best(value, mode, open_store, commit):
-    """NaN compares with nothing: it would stay the best for ever, and is no JSON either."""
+    """NaN compares with nothing: it would stay the best forever, and is no JSON either."""
     store = open_store(keep_last=1, best=BestConfig("val", BestMode[mode]))
     for step, logged in enumerate([0.5, value, value], 1):
         save(store, commit, step, val=logged)
@@ -162,8 +162,8 @@ def test_what_cannot_be_pinned_is_told_and_leaves_nothing(store, commit, capsys,
     monkeypatch.setattr(sys, "argv", ["forge", "pin", *paths[1:], paths[0]])
     assert cli.main() == 1
     told = capsys.readouterr()
-    assert "step_2 is no checkpoint: it has no manifest" in told.err
-    assert "step_9 is no checkpoint" in told.err
+    assert "step_2 is not a checkpoint: it has no manifest" in told.err
+    assert "step_9 is not a checkpoint" in told.err
     assert "expected the directory of a checkpoint" in told.err
     assert told.out == f"pinned: {paths[0]}\n"
     assert sorted({*os.listdir(store.directory)} - {*before}) == ["pinned_step_1"]
@@ -257,4 +257,4 @@ def test_a_rollback_keeps_a_pinned_one_under_another_name(store, commit, caplog)
         "pinned_step_1",
         "pinned_step_2",
     ]
-    assert "no run goes on from it" in caplog.text
+    assert "no run resumes from it" in caplog.text

@@ -101,7 +101,7 @@ REPLACEMENTS = {
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", REPLACEMENTS)
 def test_what_is_no_plain_file_is_damage_and_blocks_nobody(kind, name, verify, open_store, commit):
-    """Opening a FIFO waits for ever; a directory raises something else than a file does."""
+    """Opening a FIFO waits forever; a directory raises something else than a file does."""
     store = open_store(verify=Verify[verify])
     path = commit(store, 1) / name
     path.rename(path.with_name("moved"))
@@ -297,7 +297,7 @@ def test_an_empty_directory_is_a_fresh_start(store):
 
 
 def test_a_damaged_one_is_replaced_when_its_step_is_reached_again(store, commit, state_of):
-    """Otherwise it would be passed over at every start for ever."""
+    """Otherwise it would be passed over at every start forever."""
     commit(store, 1)
     flip(commit(store, 2) / TENSORS, random.Random(1))
     assert_holds(store, 1, state_of)

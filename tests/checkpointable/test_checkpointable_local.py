@@ -117,7 +117,7 @@ def test_requeuing_checkpointable(jobs, undisturbed):
 
 
 def test_requeuing_not_checkpointable(jobs):
-    """A task that saves nothing begins anew each time, but not for ever."""
+    """A task that saves nothing begins anew each time, but not forever."""
     for count in (1, 2):
         jobs["without a run"].signal(signal.SIGUSR1, count)
     with pytest.raises(FailedJobError, match="2 attempts in a row saved nothing new"):

@@ -43,7 +43,7 @@ def test_private_generators_are_named_as_the_run_starts(kind, make_job, tmp_path
     job.run_to_end()
     (line,) = [one for one in job.output.splitlines() if "A resume is not exact here" in one]
     assert INEXACT[kind] in line
-    assert job.output.index(line) > job.output.index("Training begins")
+    assert job.output.index(line) > job.output.index("Training starts")
 
 
 @pytest.mark.parametrize("kind", ["sampler with state", "dataset that is seeded"])

@@ -90,7 +90,7 @@ class Delaying(DataLoader):
 
 
 class Infinite(DataLoader):
-    """Keeps one iterator, and its workers, for ever; Ultralytics has one like it."""
+    """Keeps one iterator, and its workers, forever; Ultralytics has one like it."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -230,7 +230,7 @@ def test_what_was_left_out_once_is_not_left_out_of_the_next_epoch():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_dataset_that_became_shorter_is_named_with_both_numbers(workers):
-    """Going on «somewhere» would train on other data without a word."""
+    """Going on 'somewhere' would train on other data without a word."""
     first = Position(DataLoader(Numbers(100), batch_size=10))
     drawn(first, 7)
     options = {"multiprocessing_context": "fork"} if workers else {}

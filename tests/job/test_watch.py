@@ -129,7 +129,7 @@ def test_it_reports_how_the_task_ended(task, code, exit_code, watched):
 
 
 def test_daemons_of_the_task_do_not_survive_it(watched):
-    """A logger's service that forks twice and leaves the session would hold the GPU for ever."""
+    """A logger's service that forks twice and leaves the session would hold the GPU forever."""
     one = watched(
         """
         if os.fork() == 0:

@@ -60,41 +60,24 @@ def test_it_leaves_nothing_half_done(ends, tmp_path):
 
 
 ASKS = """
-    import os, signal
-    import hydra, torch
-    import forge
-
-    @hydra.main(version_base=None, config_path=".", config_name="conf")
-    def main(cfg):
-        model = torch.nn.Linear(2, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with forge.Run(cfg.resilience, model=model, optimizer=optimizer) as run:
-            for step in run.steps(4):
-                loss = model(torch.randn(3, 2)).square().mean()
-                loss.backward()
-                run.update(loss, optimizer)
-                if step == 1 and run.resumed_from is None:
-                    os.kill(os.getpid(), signal.SIGUSR1)
-        if os.path.exists(os.path.join(os.path.dirname(__file__), "bad")):
-            raise ValueError("no such luck")
-
-    if __name__ == "__main__":
-        main()
+    if step == 12 and not RESTARTS:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    if step == 20:
+        raise ValueError("no such luck")
 """
 
 
 def test_a_job_that_its_launcher_starts_again_tells_nobody_to_do_so(tmp_path):
     """A command to resume by hand, just before forge does it: two would run at once."""
-    app = App(tmp_path / "app", ASKS, "defaults: [{resilience: default}]\n")
-    (app.folder / "bad").touch()
+    app = App(tmp_path / "app", misbehave=ASKS)
     try:
         done = app.run()
     finally:
         app.close()
     assert done.returncode == 1
     output = app.job(0).output
-    asked = output.index("stopped by SIGUSR1 at step 2, exit code 75.\n")
-    again = output.index("forge: asked to requeue: starts again (restart 1)\n")
+    asked = output.index("stopped by SIGUSR1 at step 13, exit code 75.\n")
+    again = output.index("forge: asked to requeue: restarting (restart 1)\n")
     assert asked < again < output.index("forge: failed: ValueError: no such luck\n")
     assert "train.py hydra.run.dir=" not in output
     assert "To resume this sweep after a stop:" in done.stdout

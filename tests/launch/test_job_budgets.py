@@ -148,7 +148,7 @@ def test_a_crash_is_gone_on_with_from_the_last_checkpoint(crash, make, undisturb
 
 
 def test_max_failures_counts_crashes_that_make_progress(make):
-    """A node that crashes once an hour for ever has something wrong with it."""
+    """A node that crashes once an hour forever has something wrong with it."""
     app = make("if step in (12, 22, 32) and step // 10 > RESTARTS:\n    os.abort()")
     done = app.run("lr=0.1", "step_s=0", "resilience.requeue.max_failures=2")
     assert done.returncode == 1

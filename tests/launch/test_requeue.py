@@ -296,9 +296,9 @@ def test_all_problems_of_rules_are_told_together():
     text = str(caught.value)
     assert len(caught.value.problems) == 8
     key = "`resilience.requeue.rules[0].exit_codes`"
-    assert f"{key}: 256 is no exit code; they are 1 to 255." in text
-    assert f"{key}: -9 is no exit code" in text
-    assert f"{key}: 0 has its meaning already (finished)" in text
+    assert f"{key}: 256 is not an exit code; they are 1 to 255." in text
+    assert f"{key}: -9 is not an exit code" in text
+    assert f"{key}: 0 already has a meaning (finished)" in text
     for code, why in ((75, "run again"), (130, "Ctrl+C"), (143, "stop")):
         (line,) = [one for one in caught.value.problems if f"{key}: {code} has its meaning" in one]
         assert why in line

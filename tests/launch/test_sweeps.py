@@ -145,7 +145,7 @@ def test_a_failure_stops_nobody_else_and_comes_back(app):
 
 
 def test_a_job_killed_again_and_again_is_given_up_with_the_reason(app):
-    """It would be killed for ever: the model does not fit into memory, say."""
+    """It would be killed forever: the model does not fit into memory, say."""
     app = App(
         app.folder.with_name("other"),
         misbehave="""

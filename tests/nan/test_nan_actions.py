@@ -41,7 +41,7 @@ def test_a_job_that_warns_goes_on_with_the_update(tmp_path):
     """Somebody asked to see the NaN take its course."""
     job = nan_job(tmp_path, "warn", 5)
     assert job.run() == 0
-    assert "Step 5: NaN or Inf: the loss is nan; the update goes on" in job.output
+    assert "Step 5: NaN or Inf: the loss is nan; the update is applied" in job.output
     assert not is_finite(job)
 
 
@@ -77,12 +77,12 @@ def test_a_job_that_halts_ends_with_65_and_its_last_good_checkpoint(tmp_path, ac
 
 
 def test_a_job_whose_rollbacks_do_not_help_halts_with_65(tmp_path):
-    """Steps that are always bad, whatever the data: rolling back for ever would burn the budget."""
+    """Steps that are always bad, whatever the data: rolling back forever would burn the budget."""
     job = nan_job(tmp_path, "rollback", 6, 7, max_consecutive=2, rollback={"max_rollbacks": 2})
     assert job.run() == 65
     rollbacks = [e for a in job.history.attempts for e in a.events if e["kind"] == "rollback"]
     assert [(e["step"], e["first_bad"], e["from_step"]) for e in rollbacks] == [(4, 6, 8)] * 2
-    assert "2 rollbacks are behind us" in job.output
+    assert "2 rollbacks were made" in job.output
     assert (job.checkpoints / "latest").resolve().name == "step_4"
 
 
@@ -133,14 +133,14 @@ def test_a_streak_of_max_consecutive_halts_where_it_ends(tmp_path, form):
 
 
 def test_a_good_step_ends_the_streak(tmp_path):
-    """Two of three bad, for ever, is not three in a row."""
+    """Two of three bad, forever, is not three in a row."""
     outcome = train(tmp_path, action="skip", max_consecutive=3, bad=lambda v, s, i: v % 3 != 0)
     assert outcome.code == 0
     assert outcome.updated.count(False) == 16
 
 
 def test_a_bad_last_step_still_halts(tmp_path):
-    """«Finished» would be a lie."""
+    """'Finished' would be a lie."""
     outcome = train(tmp_path, action="halt", steps=6, bad=streak(5, 1))
     assert outcome.code == 65
     assert not events(tmp_path, "finish")

@@ -91,7 +91,7 @@ def test_a_checkpoint_that_cannot_be_read_to_its_end_ends_the_run(tmp_path):
     assert len(outcome.steps) == 11
     assert rollbacks(tmp_path) == []
     (event,) = events(tmp_path, "error")
-    assert "training cannot go on from them" in event["reason"]
+    assert "training cannot continue with them" in event["reason"]
     assert "step_11" not in checkpoints(tmp_path), "what is live must not be saved"
 
 
@@ -241,7 +241,7 @@ def test_after_max_rollbacks_it_halts(tmp_path):
     outcome = train(tmp_path, bad=lambda visit, step, indices: step in (6, 7), **nan)
     assert outcome.code == 65
     assert rollbacks(tmp_path) == [(6, 6, 8), (6, 6, 8)]
-    assert "2 of 2 in a row, and 2 rollbacks are behind us" in outcome.reason
+    assert "2 of 2 in a row, and 2 rollbacks were made" in outcome.reason
     assert (tmp_path / "latest").resolve().is_dir()
 
 

@@ -236,7 +236,7 @@ def test_a_list_of_optimizers_names_the_one_that_the_run_does_not_know(tmp_path)
 
 @pytest.mark.parametrize("bad_one", [0, 1])
 def test_a_step_with_two_updates_is_bad_if_one_of_them_is(tmp_path, bad_one):
-    """A generator that is NaN for ever must not be excused by its discriminator."""
+    """A generator that is NaN forever must not be excused by its discriminator."""
     code, _, reason = two_optimizer_run(tmp_path, bad_one, {"nan": {"max_consecutive": 4}})
     assert code == 65
     assert "Step 5" in reason

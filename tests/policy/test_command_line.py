@@ -148,7 +148,7 @@ def test_a_signal_in_other_words_is_said_how_to_write(light_app):
 
 
 def test_an_app_without_a_policy_is_told_how_to_add_one(bare_app):
-    """«Key 'resilience' is not in struct» says nothing to whoever forgot the preset."""
+    """'Key 'resilience' is not in struct' says nothing to whoever forgot the preset."""
     code, output = run(bare_app, "resilience.nan.action=skip")
     assert code == 1
     assert output.index("Key 'resilience' is not in struct") < output.index("forge: ")

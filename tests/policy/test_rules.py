@@ -59,7 +59,7 @@ SINGLE = [
     ("checkpoint.best.keep", 0, "at least 1. For none set `best.metric` to null"),
     ("checkpoint.best.mode", "least", "expected min | max, found 'least'"),
     ("checkpoint.best.metric", " ", "is empty. Name a metric that run.log() is given, or null"),
-    ("checkpoint.best.metric", True, "expected a text, found a boolean"),
+    ("checkpoint.best.metric", True, "expected a string, found a boolean"),
     ("checkpoint.init_from", " ", "is empty. Name a file or a checkpoint"),
     ("checkpoint.init_from", "~/weights.pt", "Write the path in full"),
     ("health.timeout_s", 0, "above 0 and finite"),
@@ -102,7 +102,7 @@ SINGLE = [
     ("signal.actions.USR1", False, "expected stop | requeue | save | ignore, found a boolean"),
     ("checkpoint.every_steps", True, "expected a whole number, found a boolean"),
     ("checkpoint.every_s", False, "expected a number, found a boolean"),
-    ("checkpoint.dir", True, "expected a text, found a boolean"),
+    ("checkpoint.dir", True, "expected a string, found a boolean"),
     ("health.checks", False, "expected disk | gpu, found a boolean"),
     # numbers
     ("checkpoint.every_steps", 2.5, "expected a whole number, found a fraction"),
@@ -116,8 +116,8 @@ SINGLE = [
     # directories
     ("checkpoint.dir", "", "is empty. Name a directory, or leave the default"),
     ("checkpoint.dir", "  ", "is empty"),
-    ("checkpoint.dir", None, "expected a text"),
-    ("checkpoint.dir", ["a"], "expected a text"),
+    ("checkpoint.dir", None, "expected a string"),
+    ("checkpoint.dir", ["a"], "expected a string"),
     ("checkpoint.dir", "~/saves", "Write the path in full, or as `${oc.env:HOME}/…`"),
     ("checkpoint.dir", "/proc/forge/saves", "/proc cannot be written"),
     # groups and keys
@@ -133,7 +133,7 @@ SINGLE = [
     ("every_steps", 3, "Did you mean `resilience.checkpoint.every_steps`?"),
     ("rolback", {}, "no such key"),
     ("xyzzy", 1, "no such key. See conf/resilience/default.yaml"),
-    ("checkpoint.dir", "${oc.env:FORGE_NO_SUCH_VARIABLE}", "interpolation does not give a text"),
+    ("checkpoint.dir", "${oc.env:FORGE_NO_SUCH_VARIABLE}", "interpolation does not give a string"),
 ]
 
 
@@ -167,7 +167,7 @@ def test_a_lead_alone_is_enough(lead_s):
 
 @pytest.mark.parametrize("limit_s", [60.0, 120.0])
 def test_the_lead_has_to_be_below_the_time_limit(limit_s):
-    """The signal would arrive as the job starts, for ever."""
+    """The signal would arrive as the job starts, forever."""
     (problem,) = problems({}, time_limit_s=limit_s, limit_key="hydra.launcher.timeout_min=2")
     assert "`resilience.signal.lead_s=120`: is not below" in problem
     assert f"{limit_s:g} s (`hydra.launcher.timeout_min=2`)" in problem

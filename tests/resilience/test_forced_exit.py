@@ -97,7 +97,7 @@ def test_the_forced_exit_ends_the_children_too():
 
 
 def test_the_forced_exit_comes_though_nobody_reads_stderr(tmp_path):
-    """A full pipe blocks whoever writes to it; the scheduler's patience does not last for ever."""
+    """A full pipe blocks whoever writes to it; the scheduler's patience does not last forever."""
     reader, writer = full_pipe()
     process = run_script(SLEEP, "0.2", cwd=tmp_path, stdout=writer, stderr=writer)
     os.close(writer)
@@ -132,7 +132,7 @@ def test_zero_never_forces(handler):
 
 
 def test_the_first_signal_sets_the_deadline_and_the_next_do_not_move_it():
-    """Else a scheduler that repeats itself would put the exit off for ever."""
+    """Else a scheduler that repeats itself would put the exit off forever."""
     handler = ShutdownHandler(timeout_sec=3600)
     handler.register()
     try:
@@ -228,6 +228,6 @@ threading.Event().wait()
 
 
 def test_a_deadline_holds_though_the_main_thread_has_read_what_was_to_wake_the_watcher(tmp_path):
-    """A stop that hangs then would hang for ever: seen with a busy machine and a dead disk."""
+    """A stop that hangs then would hang forever: seen with a busy machine and a dead disk."""
     code, output = finish(run_script(EATEN_WAKE_UP, cwd=tmp_path))
     assert code == 70, output

@@ -300,7 +300,7 @@ def test_a_rank_that_does_not_answer_is_unhealthy_within_the_timeout(tmp_path):
 
 
 def test_one_bad_rank_makes_the_step_bad_on_all(tmp_path):
-    """A rank that steps alone has other weights than the rest, for ever."""
+    """A rank that steps alone has other weights than the rest, forever."""
     expected = "False False True True [1, 2]"
     assert answers(start_ranks(tmp_path, "skip")) == [expected, expected]
 

@@ -41,7 +41,7 @@ def test_a_script_that_is_ended_in_fold_1_resumes_in_fold_1(name, code, tmp_path
     assert job.history.runs == undisturbed.history.runs
     assert list(job.history.runs) == ["fold0", "fold1", "fold2"]
     assert all(set(run) == set(range(9)) for run in job.history.runs.values())
-    assert job.output.count("fold0 had finished at step 8") == 1
+    assert job.output.count("fold0 already finished at step 8") == 1
 
 
 def test_each_run_knows_the_step_it_had_come_to(tmp_path):

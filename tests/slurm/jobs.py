@@ -38,6 +38,9 @@ TRAIN = """
 
     RESTARTS = int(os.environ.get("FORGE_RESTART_COUNT", 0))
 
+    def misbehave(cfg, step):
+        pass
+
     class Slow:
         \"\"\"Its state is a while on its way.\"\"\"
 
@@ -77,6 +80,7 @@ TRAIN = """
         out = Path(HydraConfig.get().runtime.output_dir)
         with forge.Run(cfg.resilience, model=model, optimizer=optimizer, slow=Slow(cfg)) as run:
             for step in run.steps(cfg.steps):
+                misbehave(cfg, step)
                 if step == cfg.hold:
                     hold(cfg, run)
                 loss = model(torch.randn(3, 4)).square().mean()
@@ -127,9 +131,16 @@ BARE_CONF = """
 class SlurmApp(App):
     """The folder, and the sweeps started in it on a cluster."""
 
-    def __init__(self, cluster: Cluster, folder: Path, train: str = TRAIN, conf: str = CONF):
+    def __init__(
+        self,
+        cluster: Cluster,
+        folder: Path,
+        train: str = TRAIN,
+        conf: str = CONF,
+        misbehave: str = "",
+    ):
         """`conf` has to have the key `gates`."""
-        super().__init__(folder, train, conf)
+        super().__init__(folder, train, conf, misbehave)
         self.cluster = cluster
         self.gates = folder / "places"  # no config group of that name
         self.gates.mkdir()

@@ -348,10 +348,10 @@ def test_a_job_that_finds_every_node_sick_is_sick_itself(sweeps, ended):
 
 
 def test_a_job_that_no_node_is_left_for_is_reported(sweeps, ended):
-    """Slurm would let it wait for ever."""
+    """Slurm would let it wait forever."""
     assert state_of(ended["nowhere"])[0] == "CANCELLED"
     assert ended["nowhere"].counts["excluded"] == 2
-    assert "2 nodes are unhealthy, and there is no other for it" in sweeps.exiting.output
+    assert "2 nodes are unhealthy, and no other is left for it" in sweeps.exiting.output
 
 
 # -- the time limit --------------------------------------------------------------------------------

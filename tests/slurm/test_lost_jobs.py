@@ -181,7 +181,7 @@ def test_a_preempted_job_that_slurm_does_not_requeue_is_submitted_anew(sweep, jo
     listed = sweep.cluster.run("squeue", "--states=all", "--noheader", "--array", "--format=%k")
     assert listed.split().count(intent["comment"]) == 1
     assert (
-        f"submitted anew as {successor}. What depends on {first} does not wait for it" in job.output
+        f"resubmitted as {successor}. Jobs that depend on {first} do not wait for it" in job.output
     )
 
 

@@ -37,29 +37,17 @@ WAITS = """
 """
 
 
-TRAINS = """
-    import time
-    from pathlib import Path
-    import hydra
-    import torch
-    import forge
-
-    @hydra.main(version_base=None, config_path=".", config_name="conf")
-    def main(cfg):
-        model = torch.nn.Linear(2, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with forge.Run(cfg.resilience, model=model, optimizer=optimizer) as run:
-            for step in run.steps(4):
-                if step == 2:
-                    Path(cfg.gates, "trained").touch()
-                    while not Path(cfg.gates, "go").exists():
-                        time.sleep(0.05)
-                loss = model(torch.randn(3, 2)).square().mean()
-                loss.backward()
-                run.update(loss, optimizer)
-
-    if __name__ == "__main__":
-        main()
+SHORT = """
+      checkpoint: {every_steps: 2}
+    seed: 3
+    steps: 4
+    hold: null
+"""
+HOLDS = """
+    if step == 2:
+        Path(cfg.gates, "trained").touch()
+        while not Path(cfg.gates, "go").exists():
+            time.sleep(0.05)
 """
 
 
@@ -89,7 +77,7 @@ def test_a_launcher_is_not_needed_and_its_next_start_finds_the_jobs(app):
     second.wait_for(lambda: second.output.count("started kind=") >= 2, "look at the jobs")
     second.signal(signal.SIGINT)
     assert second.wait() == 130
-    assert "the jobs go on by themselves" in second.output
+    assert "the jobs keep running" in second.output
     assert queued(app.cluster) == jobs
 
     third = app.run(*overrides, "hydra.launcher.wait=false")
@@ -110,8 +98,8 @@ def test_a_launcher_is_not_needed_and_its_next_start_finds_the_jobs(app):
 
 def test_a_lead_in_the_launcher_s_own_words_is_no_changed_config(cluster, tmp_path):
     """And it is all that has to be set: the forced exit follows it."""
-    conf = BARE_CONF + "      checkpoint: {every_steps: 2}\n"
-    with contextlib.closing(SlurmApp(cluster, tmp_path / "app", TRAINS, conf)) as app:
+    conf = BARE_CONF + SHORT
+    with contextlib.closing(SlurmApp(cluster, tmp_path / "app", conf=conf, misbehave=HOLDS)) as app:
         command = ["hydra.launcher.signal_delay_s=30", "hydra.launcher.timeout_min=5"]
         first = app.start(*command)
         app.wait_for_gate("trained", first)

@@ -193,7 +193,7 @@ def test_a_stderr_that_nobody_reads_stops_neither_the_save_nor_the_exit(tmp_path
 def test_workers_outlive_the_signal_that_slurm_sends_to_every_process(
     tmp_path, shared_folder, start, name, step
 ):
-    """A worker that dies takes the save with it: «DataLoader worker exited unexpectedly».
+    """A worker that dies takes the save with it: 'DataLoader worker exited unexpectedly'.
 
     Step 12 is in the second epoch: workers of the first have gone.
     """

@@ -117,7 +117,7 @@ def test_the_margin_follows_the_time_that_the_policy_gives_to_a_stop(stop_s, mar
 
 
 def test_the_first_step_is_always_done(clock):
-    """Else a limit shorter than a step would be a job that starts for ever and does nothing."""
+    """Else a limit shorter than a step would be a job that starts forever and does nothing."""
     limit = clock.limit(1)
     assert clock.step(limit, 0, save_s=60)
     assert not clock.step(limit, 30, save_s=60)

@@ -93,7 +93,7 @@ def newest_step(directory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_goes_on_while_the_disk_hangs_and_a_stop_is_forced(kind, hang, tmp_path):
-    """A stop that waits for a dead file server for ever keeps the node from everybody."""
+    """A stop that waits for a dead file server forever keeps the node from everybody."""
     process = hang(kind)
     process.send_signal(signal.SIGTERM)
     began = time.monotonic()
