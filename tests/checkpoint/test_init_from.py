@@ -85,7 +85,7 @@ SOURCES = {
         {"model", "optimizer", "schedule"},
         "Lightning 2.5.0), at step 0. Not loaded: epoch, global_step, loops, hyper_parameters.",
     ),
-    "Lightning, weights only": (lightning, {"model"}, "made them: optimizer, schedule"),
+    "Lightning, weights only": (lightning, {"model"}, "built them: optimizer, schedule"),
     "Lightning, no prefix": (lambda of: lightning(of, prefix=""), {"model"}, "Lightning"),
     "Lightning, empty lists": (
         lambda of: lightning(of, optimizer_states=[], lr_schedulers=[]),

@@ -135,7 +135,7 @@ def test_a_damaged_record_is_made_anew_or_refused(place, damage):
         place.record.write_bytes({"empty": b"", "edited": edited.encode()}.get(damage, b"\xff"))
     with pytest.raises(CheckpointError, match=r"job\.json is (missing|damaged)"):
         place.start(2, lr=0.2)
-    with pytest.raises(CheckpointError, match="Put a copy of the file back"):
+    with pytest.raises(CheckpointError, match="Restore a copy of the file"):
         place.start(2, lr=0.2, take=True)
     place.start(2)
     assert any("rewritten" in text for text in place.said)

@@ -141,4 +141,4 @@ def test_a_checkpoint_without_them_is_loaded_and_told_of(caplog):
     saved = copy.deepcopy(live.capture())
     del saved["unregistered"]
     live.load(saved)
-    assert "is of an older forge, which did not save them" in caplog.text
+    assert "An older forge wrote this checkpoint" in caplog.text

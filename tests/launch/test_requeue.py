@@ -300,7 +300,9 @@ def test_all_problems_of_rules_are_told_together():
     assert f"{key}: -9 is not an exit code" in text
     assert f"{key}: 0 already has a meaning (finished)" in text
     for code, why in ((75, "run again"), (130, "Ctrl+C"), (143, "stop")):
-        (line,) = [one for one in caught.value.problems if f"{key}: {code} has its meaning" in one]
+        (line,) = [
+            one for one in caught.value.problems if f"{key}: {code} already has a meaning" in one
+        ]
         assert why in line
     assert "`resilience.requeue.rules[0].max_restarts=0`: has to be at least 1." in text
     assert "`resilience.requeue.rules[1].exit_codes=[]`: names no exit code" in text

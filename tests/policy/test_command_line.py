@@ -186,7 +186,7 @@ def test_an_app_that_uses_the_word_in_a_value_gets_no_hint(bare_app):
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        (["nan.actoin"], ["no key of forge's policy. Did you mean `resilience.nan.action`?"]),
+        (["nan.actoin"], ["not a key of forge's policy. Did you mean `resilience.nan.action`?"]),
         (["nan.actoin", "nan.action"], ["Did you mean `resilience.nan.action`?"]),
         (["nan.actoin", "signal.lead"], ["`resilience.nan.action`", "`resilience.signal.lead_s`"]),
         (["signal.actions.SIGTERM"], ["write `resilience.signal.actions.TERM=…`"]),

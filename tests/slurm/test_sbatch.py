@@ -111,7 +111,7 @@ def test_signal_delay_and_timeouts_are_the_policy_s():
     assert cfg.resilience.signal.lead_s == 77
     assert cfg.resilience.requeue.max_timeouts == 5
     for section in ({"signal": {"lead_s": 60.0}}, {"requeue": {"max_timeouts": 1}}):
-        with pytest.raises(ConfigError, match="say different things"):
+        with pytest.raises(ConfigError, match="contradict each other"):
             into_policy(options, OmegaConf.create({"resilience": section, "hydra": hydra}))
 
 
