@@ -70,6 +70,8 @@ class SlurmJob(Job):
         """Whether Slurm has begun to end the job: it told the batch script, too."""
         self._is_by_hand = False
         """Whether somebody else has told the batch script to end."""
+        self._heard: list[int] = []
+        """Signals to the batch script that nobody has passed on to the tasks."""
         self._srun = 0
         self._step = -1
         """Number of the step, as Slurm counts them in each start of the job."""
@@ -168,6 +170,7 @@ class SlurmJob(Job):
             path.unlink()
         self._why, self._info, self._is_by_hand = Why.unknown, None, False
         self._reported.clear()
+        self._heard.clear()
         environment = self._environment()
         self._is_ours = False
         left_s = self._time_left()
@@ -182,8 +185,11 @@ class SlurmJob(Job):
         )
         self._step += 1
         self._write_state("running", self._because)  # with the step's number
-        # Not waited for by Popen: `processes.reap` collects every child.
-        self._popen = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        # Not waited for by Popen: `processes.reap` collects every child. In a session of its own,
+        # since `scancel --full` signals our process group: of a SIGTERM srun kills the tasks.
+        self._popen = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
         self._srun = self._popen.pid
         return self._srun
 
@@ -233,6 +239,8 @@ class SlurmJob(Job):
             self._take_in()
             if self._is_ending and not was_ending:
                 self._ask_controller(self._asking_s())
+            if self._heard and not self._is_ending:
+                self._pass_on()
             if self._is_ending and not was_ending:
                 # If it is killed before it can say why.
                 self._write_state("running", self._because, is_ending=True, time=self._began)
@@ -281,9 +289,21 @@ class SlurmJob(Job):
 
     def _take_in(self) -> None:
         for number in processes.heard(self._reader):
-            # USR1, USR2 and INT come with `scancel --full`, which sends them to the tasks, too.
-            if number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-                self._is_ending = True
+            self._is_ending |= number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+            if number != signal.SIGCHLD:
+                self._heard.append(number)
+
+    def _pass_on(self) -> None:
+        """Tell the tasks what `scancel --full` has told the batch script, and nobody else."""
+        while self._heard:
+            name = signal_name(self._heard[0])
+            try:
+                if not slurm.signal_step(self._job, self._step, name, _ASK_S):
+                    return  # not there yet
+            except slurm.NoAnswer as error:
+                return self._print(f"{name} by hand has not reached the tasks yet: {error}")
+            self._tell("passed on", signal=name)
+            del self._heard[0]
 
     # -- how it ended --------------------------------------------------------------------------
 
@@ -346,6 +366,8 @@ class SlurmJob(Job):
         if is_stopped and self._is_limit_near():
             return Reason.time_limit
         was_told = self._is_by_hand and code < 0
+        if was_told:
+            self._print("told to end by hand, and killed before it had saved")
         if was_told or code in (ExitCode.TERMINATED, signalled, 128 + signal.SIGHUP):
             return Reason.signalled
         return None
@@ -381,9 +403,10 @@ class SlurmJob(Job):
             if self._why is Why.cancelled and os.getppid() != self._batch_shell:
                 self._why = Why.script_killed
             if self._why in (Why.unknown, Why.preempted) and not self._info.has_ended:
-                # `scancel --full` tells the batch script as well; and srun, which kills the step.
                 self._is_by_hand |= self._is_ending and self._why is Why.unknown
                 self._is_ending = False
+            if self._why is not Why.unknown:
+                self._heard.clear()  # Slurm tells the tasks, too
             left_s = self._info.left_s
             self._end_time = None if left_s is None else time.monotonic() + left_s
         self._tell("why", answer=self._why.name, left_s=self._left_s(), is_answered=True)

@@ -193,15 +193,29 @@ def end_step(job: str, number: int, within_s: float) -> None:
     Raises:
         NoAnswer: Where something of it is left, or nobody answers.
     """
-    name = f"{job}.{number}"
     deadline = time.monotonic() + within_s
     try:
-        if name in _steps(job, within_s):
-            _ask("scancel", "--signal=KILL", name, within_s=within_s)
-        while name in _steps(job, within_s):
+        signal_step(job, number, "KILL", within_s)
+        while f"{job}.{number}" in _steps(job, within_s):
             if time.monotonic() > deadline:
-                raise NoAnswer(f"the step {name} does not end")
+                raise NoAnswer(f"the step {job}.{number} does not end")
             time.sleep(_FIRST_PAUSE_S)  # Slurm tells nobody
+    except Refused as error:
+        raise NoAnswer(str(error)) from error
+
+
+def signal_step(job: str, number: int, name: str, within_s: float) -> bool:
+    """Signal every task of a step; False where there is no such step.
+
+    Raises:
+        NoAnswer: Where the controller refuses, or does not answer.
+    """
+    step = f"{job}.{number}"
+    try:
+        is_there = step in _steps(job, within_s)
+        if is_there:
+            _ask("scancel", f"--signal={name}", step, within_s=within_s)
+        return is_there
     except Refused as error:
         raise NoAnswer(str(error)) from error
 

@@ -50,6 +50,14 @@ class Controller:
     def end_step(self, job, number, within_s):
         self.ended.append(number)
 
+    def signal_step(self, job, number, name, within_s):
+        answer = self.answers.pop(0)
+        if answer is None:
+            raise slurm.NoAnswer("busy")
+        if answer:
+            self.did.append((name, number))
+        return answer
+
     def exclude(self, job, nodes, before, within_s):
         self.did.append(("exclude", nodes, before))
 
@@ -77,7 +85,7 @@ def wrapper(tmp_path, monkeypatch, silence):
         job = SlurmJob(tmp_path, tmp_path / "script.sh")
         job._reader, _ = silence
         job.controller = Controller(*answers)
-        for name in ("show", "requeue", "exclude", "end_step"):
+        for name in ("show", "requeue", "exclude", "end_step", "signal_step"):
             monkeypatch.setattr(slurm, name, getattr(job.controller, name))
         vars(job).update(changes)
         return job
@@ -473,14 +481,37 @@ def test_what_sbatch_refuses_is_left_to_the_launcher(sbatch, monkeypatch):
 # -- signals that are not Slurm's ------------------------------------------------------------------
 
 
-def test_a_signal_by_hand_to_the_batch_script_does_not_end_the_job(wrapper):
+def test_a_signal_by_hand_to_the_batch_script_does_not_end_the_job(wrapper, capfd):
     """`scancel --full`: Slurm says that the job runs, and nobody preempts it."""
     job = wrapper(RUNS, RUNS, _is_ending=True)
     job._ask_controller(1.0)
     assert not job._is_ending
-    outcome = job._outcome(exited(137))  # srun heard it, too, and has killed the tasks
+    outcome = job._outcome(exited(137))  # somebody has killed the tasks before they had saved
     assert outcome.reason is Reason.signalled
+    assert "killed before it had saved" in capfd.readouterr().err
     assert job._move_on(outcome, 0.0) is None
+
+
+def test_a_signal_by_hand_to_the_batch_script_is_passed_on_to_the_tasks_once(wrapper, silence):
+    """Also where there are none yet, or where the controller is busy."""
+    job = wrapper(RUNS, False, None, True, True, _step=2)
+    os.write(silence[1], bytes([signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1]))
+    job._take_in()
+    job._ask_controller(1.0)
+    for _ in range(4):
+        job._pass_on()
+    assert job.controller.did == [("SIGTERM", 2), ("SIGUSR1", 2)]
+    assert job.controller.answers == []
+
+
+def test_a_signal_of_slurm_is_not_passed_on_to_the_tasks(wrapper, silence):
+    """Slurm tells them as well; a second one may mean more to them."""
+    job = wrapper(JobInfo("RUNNING", "None", 0, "2026-01-01T00:00:07"))
+    os.write(silence[1], bytes([signal.SIGTERM]))
+    job._take_in()
+    job._ask_controller(1.0)
+    job._pass_on()
+    assert job.controller.did == []
 
 
 def test_a_batch_script_that_was_killed_is_no_cancel(wrapper):

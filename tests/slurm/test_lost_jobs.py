@@ -213,9 +213,10 @@ def test_a_job_whose_batch_script_is_killed_comes_back_as_a_failure(job, undistu
 
 @of("full")
 def test_sigterm_by_hand_to_the_whole_job_is_no_failure(job, undisturbed):  # noqa: F811
-    """`scancel --full --signal=TERM`: srun hears it, too, and kills the tasks while they save."""
+    """`scancel --full --signal=TERM`: of a SIGTERM srun would kill the tasks while they save."""
     assert_same_job(job, undisturbed)
     assert reasons(job) == ["signalled", "finished"]
+    assert job.repeated == [0]
     assert job.counts["failures"] == 0
     assert job.restarts == 0
 
