@@ -258,6 +258,6 @@ def test_a_job_whose_controller_stays_away_leaves_a_note_and_is_submitted_anew_o
     assert when(job, "stopped") - when(job, "attempt") < 60
     assert job.restarts == 0
     assert sweep.follower.wait() == 0, sweep.follower.output
-    assert sweep.follower.output.count(f"submitted anew as {job.slurm_id}") == 1
+    assert sweep.follower.output.count(f"resubmitted as {job.slurm_id}") == 1
     listed = sweep.cluster.run("squeue", "--states=all", "--noheader", "--array", "--format=%o")
     assert listed.count(str(sweep.away.sweep_dir)) == len(AWAY) + 1
