@@ -34,7 +34,7 @@ class Backend(ABC):
 
     job: str
     command: str
-    """The shell line that goes on with the job."""
+    """The shell line that resumes the job."""
     restart_code = int(ExitCode.REQUEUE)
     """What a process that is to be started again ends with."""
 

@@ -92,7 +92,7 @@ class Checkpointable:
     ) -> None:
         self.task = task
         self.policy: Policy = config.load(policy)
-        # Numbers of jobs come again (a LocalExecutor's are pids): a new one must not go on with
+        # Numbers of jobs come again (a LocalExecutor's are pids): a new one must not resume from
         # what an old one left.
         self.directory = str(directory or f"%j_forge_{uuid.uuid4().hex[:8]}")
         self._is_in_folder = directory is None
@@ -184,7 +184,7 @@ class _Attempt:
     # -- the job's own record ------------------------------------------------------------------
 
     def _begin(self) -> JobError | None:
-        """Go on with the counts; an error where the job must not be started any more."""
+        """Take over the counts; an error where the job must not be started any more."""
         self._warn_of_others()
         make_directory(forge_dir(self._directory))
         # The outcome of an earlier start is none any more; and over the temporary file of a kill

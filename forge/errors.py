@@ -41,7 +41,7 @@ class ExitCode(IntEnum):
     REQUEUE = 75
     """Checkpointed; run me again."""
     BAD_CONFIG = 78
-    """The configuration, or the code that is to go on with it, is refused."""
+    """The configuration, or the code that is to resume with it, is refused."""
     HANGUP = 129
     """SIGHUP: the terminal, or the connection to it, is gone."""
     INTERRUPTED = 130

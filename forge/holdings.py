@@ -67,7 +67,7 @@ class Holdings:
         self.store.logged = self.metrics.latest
         verdict.clear(job, checkpoint_dir, began)
         self.command = job_dir.resume_command(job)
-        """The shell line that goes on with this job."""
+        """The shell line that resumes this job."""
         job_dir.write_resume_script(job, self.command)
         self._is_supervised = job_dir.is_supervised()
 
@@ -84,7 +84,7 @@ class Holdings:
         return found
 
     def begin(self, step: int, resumed_from: str | None, replays: bool, is_complete: bool) -> None:
-        """Record and tell where this attempt begins."""
+        """Record and log where this attempt starts."""
         self.ledger.write(
             "start",
             step=step,
@@ -129,7 +129,7 @@ class Holdings:
         return found
 
     def pin(self, step: int) -> None:
-        """Keep the checkpoint of this step; a failure is told."""
+        """Keep the checkpoint of this step; a failure is logged."""
         try:
             self.store.pin(step)
         except OSError as error:
@@ -143,7 +143,7 @@ class Holdings:
         return f"{self.checkpoint_dir} cannot be read"
 
     def end(self, kind: str, reason: str, step: int, code: int, level: int, **details: Any) -> None:
-        """Record and tell why this attempt leaves."""
+        """Record and log why this attempt leaves."""
         verdict.write(self.job, self.checkpoint_dir, reason, step, code)
         self.ledger.write(kind, reason=reason, step=step, code=int(code), **details)
         text = f"{reason} at step {step}, exit code {int(code)}."
@@ -152,13 +152,13 @@ class Holdings:
         messages.say(text, level)
 
     def finish(self, step: int) -> None:
-        """Record and tell that training is finished."""
+        """Record and log that training is finished."""
         self.ledger.write("finish", step=step)
         verdict.write(self.job, self.checkpoint_dir, "finished", step, ExitCode.FINISHED)
         messages.say(f"{self._training} finished at step {step}")
 
     def fail(self, error: str, step: int) -> None:
-        """Record and tell that the user's code raised."""
+        """Record and log that the user's code raised."""
         with contextlib.suppress(RuntimeError):  # values on a device that has failed stay there
             self.metrics.flush()
         self.ledger.write("error", reason=error, step=step)

@@ -1,4 +1,4 @@
-"""A job's own directory: its frozen config, its code's fingerprint, and the command to go on.
+"""A job's own directory: its frozen config, fingerprint of the code, and how to resume it.
 
     <job dir>/.forge/config.yaml     the config the job was first started with
     <job dir>/.forge/start.yaml      its program, and the overrides it was given
@@ -47,7 +47,7 @@ _placed: list[tuple[Path, str]] = []
 
 
 def place(directory: Path, command: str) -> None:
-    """From now on this process's job lies in `directory`, and goes on by `command`."""
+    """From now on this process's job lies in `directory`, and is resumed by `command`."""
     _placed[:] = [(directory.absolute(), command)]
     spawned.hand_on(Inherited(directory.absolute(), command, Path.cwd()))
 
@@ -119,7 +119,7 @@ def started_in() -> Path:
 def init_problem(checkpoint: CheckpointConfig, job: Path, started_in: Path) -> str | None:
     """Why the job in this directory could not begin as `checkpoint.init_from` says, or None.
 
-    A job that has checkpoints of its own goes on from those, whatever has become of that file.
+    A job that has checkpoints of its own resumes from those, whatever has become of that file.
     """
     if checkpoint.init_from is None:
         return None
@@ -132,11 +132,11 @@ def init_problem(checkpoint: CheckpointConfig, job: Path, started_in: Path) -> s
     )
 
 
-# -- the command that goes on ------------------------------------------------------------------
+# -- the command that resumes ------------------------------------------------------------------
 
 
 def resume_command(job_dir: Path) -> str:
-    """One shell line that goes on with this job, from any directory."""
+    """One shell line that resumes this job, from any directory."""
     for _, command in _placed:
         return command
     hydra, job_of_parent = hydra_config(), spawned.inherited()
@@ -155,9 +155,9 @@ def is_supervised() -> bool:
 
 
 def sweep_command(sweep_dir: Path) -> str:
-    """One shell line that goes on with this sweep, from any directory."""
+    """One shell line that resumes this sweep, from any directory."""
     program, arguments = _command_line()
-    renewed = ("hydra.sweep.dir=", "hydra.launcher.wait=")  # whoever goes on wants to see the end
+    renewed = ("hydra.sweep.dir=", "hydra.launcher.wait=")  # whoever resumes wants to see the end
     kept = [one for one in arguments if not one.lstrip("+~").startswith(renewed)]
     kept = [one for one in kept if not _is_for_once(one)]
     # Beside the other overrides: argparse takes no two groups of them with an option between.

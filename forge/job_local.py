@@ -37,7 +37,7 @@ class LocalJob(Job):
             sys.exit(int(ExitCode.TERMINATED))  # nothing is ours yet
 
     def _take_over(self) -> Outcome | None:
-        """End what an earlier wrapper left behind, and go on with its budgets.
+        """End what an earlier wrapper left behind, and take over its budgets.
 
         Returns:
             How the attempt ended in which that wrapper was killed; None for a first start.

@@ -91,7 +91,7 @@ class SlurmJob(Job):
         """Whether the allocation is new, though an attempt has just been accounted for."""
 
     def _take_over(self) -> Outcome | None:
-        """Go on with the budgets of this job's earlier starts.
+        """Take over the budgets of this job's earlier starts.
 
         Returns:
             How the attempt ended that nobody could account for, since its wrapper was killed as

@@ -24,11 +24,11 @@ class Stateful(Protocol):
     """What `forge.Run` saves: modules, optimizers, schedules, scalers, and anything like them."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on."""
+        """Everything needed to resume."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
-        """Go on from there."""
+        """Resume from there."""
         ...
 
 
@@ -145,7 +145,7 @@ class LiveState:
         return {name: asked(name, one) for name, one in self.objects.items()}
 
     def check_savable(self, states: dict[str, Any] | None = None) -> None:
-        """Tell of what may be missing in a captured state.
+        """Warn of what may be missing in a captured state.
 
         Args:
             states: What `ask` returned.

@@ -1,8 +1,8 @@
-"""What forge tells people, without ever waiting for them to read it.
+"""What forge prints and logs, without ever waiting for a reader.
 
 A full stderr pipe blocks whoever writes to it, and a blocked main thread saves nothing. Messages
 therefore go through one daemon thread: normally `say` returns once its text is out, but after
-`PATIENCE_S` it goes on without. Text goes to the logger `forge` where logging is set up (Hydra
+`PATIENCE_S` it gives up. Text goes to the logger `forge` where logging is set up (Hydra
 does that), else straight to stderr.
 """
 
@@ -66,12 +66,12 @@ _writer = _Writer()
 
 
 def say(text: str, level: int = logging.INFO) -> None:
-    """Tell people something; holds the caller up for `PATIENCE_S` at most."""
+    """Log something; holds the caller up for `PATIENCE_S` at most."""
     _writer.put(level, text)
 
 
 def warn(text: str) -> None:
-    """Tell people that something needs their attention."""
+    """Log a warning."""
     say(text, logging.WARNING)
 
 

@@ -109,7 +109,7 @@ class Owner:
         return [mine]
 
     def _is_mine(self, known: _Entry, mine: _Entry, is_change_wanted: bool) -> bool:
-        """Whether the job goes on under the entry that is there; else under its own.
+        """Whether the job resumes under the entry that is there; else under its own.
 
         Raises:
             ConfigError: Where it must not.

@@ -136,7 +136,7 @@ class Position:
         return state
 
     def load_finished(self, state: dict[str, Any]) -> None:
-        """Leave the loader as a `steps` that has ended left it: another may go on with it."""
+        """Leave the loader as a `steps` that has ended left it: another may continue with it."""
         if state["kind"] == self._kind:
             self._restore_parts(state["parts"])
 
@@ -157,7 +157,7 @@ class Position:
             )
         self._iterator = None
         if getattr(self._loader, "persistent_workers", False):
-            self._loader._iterator = None  # or it would go on with the epoch it is in
+            self._loader._iterator = None  # or it would continue the epoch it is in
         self.epoch, self._total = state["epoch"], state["total"]
         self.taken = 0
         self._start = state["start"]
@@ -255,7 +255,7 @@ class Position:
             return parts  # its samplers are in its own state
         for name, sampler in loaders.samplers(self._loader).items():
             if loaders.has_state(sampler):
-                # A copy: the sampler may go on with the very list that it gave.
+                # A copy: the sampler may keep using the very list that it gave.
                 parts[name] = copy.deepcopy(sampler.state_dict())
         return parts
 

@@ -1,7 +1,7 @@
 """A stop inside a step: where an exact state is, between two boundaries.
 
 A long evaluation lies inside a step, after its update. To stop there, the state after the update
-is saved together with the batch; when the job goes on, the step is run once more up to its
+is saved together with the batch; when the job resumes, the step is run once more up to its
 update, where the saved state takes over. That is exact as long as nothing that is saved has
 changed since the mark, which the tensors' version counters tell.
 """

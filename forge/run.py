@@ -98,7 +98,7 @@ class Run:
     def steps(self, n: int, loader: Iterable[Any] | None = None) -> Iterator[Any]:
         """Yield `(step, batch)`, or `step` without a loader, from the saved step up to `n`.
 
-        Epochs begin by themselves. A second call goes on counting where the first ended, with
+        Epochs begin by themselves. A second call keeps counting where the first ended, with
         its own loader and a larger `n`; what stands between two calls runs again at every
         resume, so keep evaluations inside the loop. A stop leaves through `Exit`, which only
         `finally` blocks see.

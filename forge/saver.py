@@ -45,7 +45,7 @@ class Saver:
         self._first_by = math.inf
         """When the first save is due at the latest, by the monotonic clock."""
         self.costs = Recent(RECENT_SAVES)
-        """Seconds that saves took, from the begin of the snapshot to the commit."""
+        """Seconds that saves took, from the start of the snapshot to the commit."""
 
     def expect(self, num_bytes: int, within_s: float = math.inf) -> None:
         """Before the first save: so many bytes of parameters, within so many seconds."""
@@ -77,7 +77,7 @@ class Saver:
         return every_s is not None and time.monotonic() - self._last_time >= every_s
 
     def save(self, step: int, state: Callable[[], Any], reason: str) -> None:
-        """A periodic save; a failure is told and counted, and ends the run only when repeated.
+        """A periodic save; a failure is logged and counted, and ends the run only when repeated.
 
         Raises:
             CheckpointError: After MAX_FAILURES failures in a row.

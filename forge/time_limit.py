@@ -152,7 +152,7 @@ class TimeLimit:
     def allows_step(self, save_s: float) -> bool:
         """Whether another step may begin here; it begins now. The first always may.
 
-        A job whose limit is shorter than one step still comes forward by a step in each attempt,
+        A job whose limit is shorter than one step still makes progress by a step in each attempt,
         if it is not killed before; whether that is worth another start the wrapper decides.
         """
         is_first = self._since is None

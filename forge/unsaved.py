@@ -1,4 +1,4 @@
-"""Buffers that no state_dict holds (`persistent=False`): told, where training changes them."""
+"""Buffers that no state_dict holds (`persistent=False`): logged, where training changes them."""
 
 from __future__ import annotations
 

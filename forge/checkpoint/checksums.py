@@ -23,7 +23,7 @@ def _fastest() -> Callable[..., int]:
 
 
 crc32 = _fastest()
-"""CRC-32 of bytes, going on from another one. ISA-L does 13 GB/s where a plain zlib does 1.5."""
+"""CRC-32 of bytes, continued from another one. ISA-L does 13 GB/s where a plain zlib does 1.5."""
 
 CHUNK = 16 << 20
 """Bytes per chunk, and per write: writes of 1 MiB take 2.7 times as long."""

@@ -1,6 +1,6 @@
 """What a save writes: the bytes of the tensors' file, copied at once or piece by piece.
 
-An `Image` is the whole file in an arena: training goes on as soon as it is filled. A `Stream` needs
+An `Image` is the whole file in an arena: training resumes once it is filled. A `Stream` needs
 one buffer a thread: it is for saves that training waits for anyway, and for where memory is short.
 """
 

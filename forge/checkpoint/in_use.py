@@ -2,7 +2,7 @@
 
 `flock`, because the locks of `fcntl.lockf` end as soon as their process closes any descriptor of
 the same file, and reading the manifest does that. Where the file system keeps no locks everything
-goes on without, and a warning says so once.
+does without, and a warning says so once.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Remover:
     def take(self, path: Path, work: Path) -> bool:
         """Take away a checkpoint that the policy does not keep, unless it is read or pinned.
 
-        A failure is told and left for the next pass.
+        A failure is logged and left for the next pass.
         """
         aside = self.aside(path, work)
         is_taken = False

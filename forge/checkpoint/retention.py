@@ -20,7 +20,7 @@ from forge.config import BestConfig, BestMode, CheckpointConfig
 from forge.errors import DamagedCheckpoint
 
 _PATIENT_SAVES = 3
-"""Saves without a value of `best.metric` after which that is told."""
+"""Saves without a value of `best.metric` after which that is logged."""
 
 
 class _Value(NamedTuple):

@@ -230,7 +230,7 @@ class Store:
     # -- removing ------------------------------------------------------------------------------
 
     def retain(self, first_bad_step: int | None = None) -> list[str]:
-        """Take away what the policy does not keep; deleting it goes on beside training.
+        """Take away what the policy does not keep; deleting it continues beside training.
 
         Never the newest good one, what `latest` names, one that is pinned or that somebody reads,
         or what is no checkpoint. What cannot be removed is told, and tried again by the next call.
@@ -265,7 +265,7 @@ class Store:
         """Remove the checkpoints of a time line that a rollback to `step` has ended.
 
         Raises:
-            CheckpointError: Where they are still in place: a resume would go on from them.
+            CheckpointError: Where they are still in place: a resume would load them.
         """
         try:
             with self._workspace.entered() as work:

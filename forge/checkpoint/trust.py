@@ -1,7 +1,7 @@
 """Who else could have written a checkpoint: another owner, or somebody with the right to write.
 
 Reading one executes nothing, whoever wrote it, and allocates no more than its files hold; but
-training would go on from weights that others chose. The rule is that of `forge/foreign.py`; see
+training would continue from weights that others chose. The rule is that of `forge/foreign.py`; see
 docs/decisions/0012-trust.md.
 """
 
@@ -22,7 +22,7 @@ MAX_STATE_BYTES = 1 << 30
 
 
 class Trust:
-    """What `checkpoint.on_foreign` says, and whether people were told."""
+    """What `checkpoint.on_foreign` says, and whether it was logged."""
 
     def __init__(self, action: OnForeign) -> None:
         self._action = action

@@ -25,7 +25,7 @@ def news(view: JobView, last: JobView | None) -> str:
     was = State.queued if last is None else last.state
     remark = f": {escape(view.remark)}" if view.remark else ""
     if view.state is not was and view.state is State.finished:
-        return f"finished{at(view)}" if last else ""  # else it had before this sweep went on
+        return f"finished{at(view)}" if last else ""  # else it had before this sweep resumed
     if view.state is not was and view.state.is_final:
         place = f" ({escape(str(view.directory))})" if view.state is State.failed else ""
         return f"{view.state.value}{at(view)}{remark}{place}"

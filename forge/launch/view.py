@@ -19,7 +19,7 @@ class State(Enum):
     finished = "finished"
     failed = "failed"
     stopped = "stopped"
-    """Saved and left before its end; the sweep's command goes on with it."""
+    """Saved and left before its end; the sweep's command resumes it."""
 
     @property
     def is_final(self) -> bool:
