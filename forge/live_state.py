@@ -98,6 +98,16 @@ class LiveState:
                 seen.add(id(parameter))
                 yield name, parameter
 
+    def _order(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+        """By group, the names of an optimizer's parameters: its state has nothing but numbers."""
+        names: dict[int, str] = {}
+        for name, one in self.objects.items():
+            if isinstance(one, torch.nn.Module):
+                for full, p in one.named_parameters(prefix=name, remove_duplicate=False):
+                    names[id(p)] = min(full, names.get(id(p), full))
+        groups = [group["params"] for group in optimizer.param_groups]
+        return [[names.get(id(p), "") for p in group] for group in groups]
+
     def fix_groups(self) -> None:
         """Refuse parameter groups that are added from now on."""
         self._groups = [len(one.param_groups) for one in self.optimizers]
@@ -131,6 +141,7 @@ class LiveState:
         return {
             "kinds": {name: _kind(one) for name, one in self.objects.items()},
             "states": states,
+            "order": {self.name_of(one): self._order(one) for one in self.optimizers},
             "unregistered": unregistered.capture(self.objects, states),
             "frozen": [name for name, p in self.parameters() if not p.requires_grad],
             "grads": {name: p.grad for name, p in self.parameters() if p.grad is not None},
@@ -292,13 +303,29 @@ class LiveState:
         elif found != _kind(one):
             yield f"{name}: expected a {_kind(one)}, found the state of a {found}"
         elif isinstance(one, torch.optim.Optimizer):
-            yield from optimizer_state.differences(name, one, state)
+            order = saved.get("order", {}).get(name)  # not of an older forge
+            found_order = list(_order_differences(name, self._order(one), order or []))
+            yield from found_order or optimizer_state.differences(name, one, state)
 
     def _late_differences(self, saved: dict[str, Any]) -> Iterator[str]:
         """Those of modules that load in a way of their own: they were left to it so far."""
         for name, one in self.objects.items():
             if isinstance(one, torch.nn.Module) and module_state.own_ways(one):
                 yield from module_state.differences(name, one.state_dict(), saved["states"][name])
+
+
+def _order_differences(name: str, live: list[list[str]], saved: list[list[str]]) -> Iterator[str]:
+    """A sentence for each group of the same size whose parameters are others, or elsewhere."""
+    for i, (group, saved_group) in enumerate(zip(live, saved, strict=False)):
+        if len(group) == len(saved_group) and group != saved_group:
+            pairs = enumerate(zip(group, saved_group, strict=True))
+            j, expected, found = next((j, a, b) for j, (a, b) in pairs if a != b)
+            yield (
+                f"{name}.param_groups[{i}][{j}]: expected the state of"
+                f" {expected or 'a parameter of no module'}, found that of"
+                f" {found or 'a parameter of no module'}. Parameters have to come in the same order"
+                " at every start: sort those that come out of a set"
+            )
 
 
 def asked(name: str, one: Any) -> Any:

@@ -9,6 +9,7 @@ import torch
 from placed import resume, save
 from torch import nn
 
+from forge.errors import StateMismatch
 from forge.live_state import LiveState
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
@@ -218,3 +219,16 @@ def test_an_optimizer_that_wraps_others_is_left_to_itself(store):
     save(store, LiveState({"m": layers[0], "o": old}))
     resume(store, LiveState({"m": layers[1], "o": new}))
     assert str(new.state_dict()) == str(old.state_dict())
+
+
+def test_parameters_in_another_order_are_refused_by_name(store):
+    """A set has another one in each process: of one shape, they took over each other's state."""
+    old, new = (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2))
+    save(store, LiveState({"m": old, "a": torch.optim.AdamW(old.parameters())}))
+    again = LiveState(
+        {"m": new, "a": torch.optim.AdamW([*new[1].parameters(), *new[0].parameters()])}
+    )
+    with pytest.raises(
+        StateMismatch, match=r"a.param_groups\[0\]\[0\]: expected the state of m.1.weight"
+    ):
+        resume(store, again)
