@@ -71,6 +71,8 @@ class Job(ABC):
         """When the last attempt began; Unix time, since its ledger has that, too."""
         self._took_s = 0.0
         """How long it took."""
+        self._before = 0
+        """Number of the last attempt in the ledger when it began."""
 
     def run(self) -> int:
         """Every attempt; returns the exit code of the last, 128 + N for signal N."""
@@ -256,6 +258,7 @@ class Job(ABC):
         os.dup2(output, 2)
         self._tell("attempt", restarts=self.counts.restarts)
         self._write_state("running", self._because)
+        self._before = ledger.last_attempt(self.directory)
         self._began, began = time.time(), time.monotonic()
         child = self._start(output)
         os.close(output)
@@ -284,6 +287,10 @@ class Job(ABC):
         said = verdict.get("reason", "") if verdict.get("exit_code") == code else ""
         if code == ExitCode.FINISHED and not self._has_returned(rank):
             code, said = 1, "ended with code 0 before main had returned (os._exit, fork?)"
+        lost = ledger.lost_run(self.directory, self._before)
+        if code == ExitCode.FINISHED and lost is not None:
+            code = -signal.SIGKILL  # as if it had been the task: main has not looked
+            said = f"the process that trained in {lost} died in its Run, though main returned"
         return code, said
 
     def _has_returned(self, rank: str = "") -> bool:

@@ -47,7 +47,7 @@ class LocalJob(Job):
         report = read_json(self.forge / WATCH) or {}
         if state is not None and (state["state"] == "finished" or self._is_continued):
             self.counts = Counts(**state["counts"])
-            has_ended = report.get("code") == ExitCode.FINISHED and self._has_returned()
+            has_ended = bool(report) and self._as_said(report)[0] == ExitCode.FINISHED
             is_finished = state["state"] == "finished" or has_ended
             return Outcome(ExitCode.FINISHED if is_finished else -signal.SIGKILL)
         self.counts.best_step = self._saved_step()

@@ -191,6 +191,26 @@ def trainers(job_dir: Path) -> set[int]:
     return {one.pid for one in _shares(job_dir) if one.owner == owner}
 
 
+def last_attempt(job_dir: Path) -> int:
+    """The number of the newest attempt of any Run; 0 before the first."""
+    return max((one.number for one in _shares(job_dir)), default=0)
+
+
+def lost_run(job_dir: Path, after: int) -> str | None:
+    """The checkpoints of a Run, in an attempt after that number, whose process ended inside it.
+
+    Of children of main's alone: the end of main's own process is seen by whoever started it. Only
+    the last attempt of a Run counts, since main may have started another child for it.
+    """
+    last = {one.checkpoints: one for one in _shares(job_dir) if one.number > after}
+    for place, one in last.items():
+        is_child = bool(one.owner) and one.owner.split()[1] != str(one.pid)
+        kinds = {event["kind"] for event in _events(job_dir, one.number)}
+        if is_child and not kinds & {"finish", "stop", "halt", "error"}:
+            return place
+    return None
+
+
 class _Share(NamedTuple):
     """Whose attempt it is."""
 

@@ -93,7 +93,7 @@ class Outcome:
         if self.asked is None and self.is_watch_lost:
             return "its watch was killed"
         if self.asked is None and self.code < 0:
-            return f"killed by {signal_name(-self.code)}"
+            return self.verdict or f"killed by {signal_name(-self.code)}"
         if self.asked is None and self.verdict and self.reason in _EXPLAINED:
             return self.verdict
         if self.asked is Reason.crashed and self.verdict:

@@ -1,5 +1,6 @@
 """main trains in a process of its own: its job's directory, its stops, its exit code."""
 
+import os
 import signal
 import sys
 
@@ -7,7 +8,7 @@ import pytest
 from harness import Process
 from sweeps import CONF, TRAIN, App, SweptJob, assert_same_job, until
 
-from forge import ledger, processes
+from forge import ledger, processes, spawned
 
 MAIN = """
     @hydra.main(version_base=None, config_path=".", config_name="conf")
@@ -157,6 +158,46 @@ def test_the_stop_of_a_child_is_forgotten_only_where_its_own_run_is_taken_up(nam
     assert (job.directory / f"checkpoints/{names[-1]}/step_40").is_dir()
     if code:
         assert app.go_on(process.output).returncode == 0
+
+
+def test_a_child_that_is_killed_has_not_finished_though_main_returns(make, undisturbed):
+    """main does not look how its child ended: the job was finished, with half of its training."""
+    app = make(
+        """
+        if RESTARTS == 0 and step == 15:
+            os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    output = app.finish("lr=0.1", "by=spawn", "step_s=0")
+    job = app.job(0)
+    assert (job.state["counts"]["failures"], job.attempts) == (1, 2)
+    assert "trained in checkpoints died in its Run, though main returned" in output
+    assert_same_job(job, undisturbed["0.1"])
+
+
+def test_a_run_is_lost_where_the_last_process_in_it_ended_without_a_word(tmp_path, monkeypatch):
+    """Trials that end by an exception, and a child that main has replaced, are no loss."""
+
+    def run(name, *kinds, of_child=True):
+        owner = f"host {os.getpid() + of_child} 7"
+        monkeypatch.setattr(spawned, "owner", lambda: owner)
+        opened = ledger.Ledger(tmp_path, tmp_path / name)
+        for kind in ("start", *kinds):
+            opened.write(kind)
+        opened.close()
+
+    run("earlier")
+    before = ledger.last_attempt(tmp_path)
+    assert ledger.lost_run(tmp_path, before) is None
+    for kind in ("finish", "stop", "halt", "error"):
+        run(kind, kind)
+    run("main", of_child=False)
+    run("replaced")
+    run("replaced", "finish")
+    assert ledger.lost_run(tmp_path, before) is None
+    run("fold2")
+    assert ledger.lost_run(tmp_path, before) == "fold2"
+    assert ledger.last_attempt(tmp_path) == before + 8
 
 
 def test_a_child_whose_parent_is_killed_saves_and_leaves(make):
