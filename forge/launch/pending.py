@@ -20,7 +20,7 @@ _STUCK = {
     f" {_RELEASE} where it was Slurm",
     "JobHoldMaxRequeue": f"requeued too often, and held by Slurm. {_RELEASE}",
     "PartitionDown|PartitionInactive": "the partition starts no jobs until an administrator opens"
-    " it. Ask them, or choose another: `scontrol update JobId=<job> Partition=<name>` "
+    " it. Ask them, or choose another: `scontrol update JobId=<job> Partition=<name>`"
     " (jobs: {jobs})",
     "PartitionTimeLimit|PartitionNodeLimit": "more time or nodes than the partition allows."
     f" {_ANEW} with a lower `hydra.launcher.timeout_min` or `nodes`",
