@@ -94,9 +94,10 @@ class Queue:
         return before
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # A connection that drops hangs up twice, by kernel and shell, and the end of a job that we
-        # run in signals all below it more than once: that is nobody who insists.
-        if not self._received or (number != signal.SIGHUP and TOKEN not in os.environ):
+        # Only a person insists. A connection that drops hangs up twice, by kernel and shell; srun
+        # passes on the SIGTERM that its task gets as well; and the end of a job that we run in
+        # signals all below it more than once.
+        if not self._received or (number == signal.SIGINT and TOKEN not in os.environ):
             self._received.append(number)
 
     def _loop(self) -> None:
@@ -207,8 +208,9 @@ class Queue:
         live = [job for job in self._jobs if job.process is not None]
         name = "Ctrl+C" if number == signal.SIGINT else signal.Signals(number).name
         if self._progress != "none":
-            text = "saving and leaving; once more kills them" if count == 1 else "killing them"
-            self._display.say(f"{name}: {len(live)} jobs, {text}")
+            again = "once more" if number == signal.SIGINT else "Ctrl+C"
+            text = f"saving and leaving; {again} kills them" if count == 1 else "killing them"
+            self._display.say(f"{name}: {len(live)} job{'s' * (len(live) != 1)}, {text}")
         for job in live:
             assert job.process is not None
             if count == 1:

@@ -4,6 +4,7 @@ import json
 import select
 import signal
 
+import pytest
 from sweeps import App, assert_same_job, command_in, until
 
 from forge import ledger, processes
@@ -53,14 +54,16 @@ def test_sigterm_to_the_launcher_stops_in_the_same_way(app):
     assert app.job(0).state["state"] == "stopped"
 
 
-def test_a_connection_that_drops_has_the_jobs_save_though_it_hangs_up_twice(app):
-    """The kernel sends SIGHUP, and so does the shell: that is nobody who asks twice."""
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM], ids=["SIGHUP", "SIGTERM"])
+def test_a_signal_that_comes_twice_has_the_jobs_save_all_the_same(app, number):
+    """Kernel and shell both hang up, srun and Slurm both end a step: nobody there asks twice."""
     sweep = app.start("lr=0.1", "step_s=0.1", "steps=400", "resilience.checkpoint.every_steps=400")
     app.job(0).wait_for_step(2)
     for _ in range(3):
-        sweep.signal(signal.SIGHUP)
+        sweep.signal(number)
         select.select([], [], [], 0.02)  # two that come together are one
-    assert sweep.wait() == 129
+    assert sweep.wait() == 128 + number
+    assert f"{number.name}: 1 job, saving and leaving" in sweep.output
     assert app.job(0).state["code"] == 143
     assert ledger.saved_steps(app.job(0).directory, "checkpoints") >= 2
 
