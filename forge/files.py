@@ -196,10 +196,10 @@ def _check(fd: int, path: Path, folder: Path) -> None:
         return
     own = next((one for one in (path, *path.parents) if one.name == FORGE), path)
     raise Untrusted(
-        f"{path} {problem}, and what lies there is executed: whoever can write it could run any"
-        " code as you. Expected is that it is yours or root's, and that nobody else can write to"
-        f" it; your group may read it. If you trust what is there: `chmod -R go-w {own}`, after"
-        " `chown -R` where it is not yours. Else choose a directory of your own"
+        f"{path} {problem}, and forge executes what is stored there: anyone who can write it could"
+        " run any code as you. Expected: owned by you or root, and writable by nobody else; your"
+        f" group may read it. If you trust what is there: `chmod -R go-w {own}`, after `chown -R`"
+        " where it is not yours. Otherwise choose a directory of your own"
         " (`hydra.run.dir`, `hydra.sweep.dir`)."
     )
 

@@ -277,7 +277,7 @@ def write_resume_script(job_dir: Path, command: str) -> None:
         there = shlex.quote(os.path.realpath(job_dir))
         check = f"""there={there}
 [ "$here" = "$there" ] || {{
-  echo "forge: this was begun in $there, and lies in $here now: its program says where it lies." >&2
+  echo "forge: this run started in $there and is now in $here, but its program sets the path." >&2
   echo "Move it back, or start the program there with this as its directory." >&2
   exit {int(ExitCode.BAD_CONFIG)}
 }}"""
@@ -286,7 +286,7 @@ def write_resume_script(job_dir: Path, command: str) -> None:
     write_atomically(
         path,
         f"""#!/bin/sh
-# Resumes what was begun here. Started by its path: it resumes what it lies in.
+# Resumes the run in the directory above this file. Start it by its path.
 here=$(cd "$(dirname "$0")/.." && pwd -P) || exit
 [ -e "$here/.forge/resume.sh" ] || {{ echo "forge: start resume.sh by its path" >&2; exit 2; }}
 {check}

@@ -77,7 +77,7 @@ class LocalJob(Job):
                 self.plan["signal"],
             ).run()
         except BaseException as error:  # noqa: BLE001 - the process ends here, come what may
-            self._print(f"the watch failed: {error!r}")
+            self._print(f"the supervisor failed: {error!r}")
         finally:
             os._exit(code)
 

@@ -59,7 +59,7 @@ class LateSession(Session):
 
     def _stop_as_orphan(self) -> None:
         if self in _active:
-            messages.warn("The process that started this one is gone: saving and leaving")
+            messages.warn("The process that started this one is gone: saving and exiting")
             os.kill(os.getpid(), signal.SIGTERM)
 
     def stop_here(self) -> NoReturn:

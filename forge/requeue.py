@@ -91,7 +91,7 @@ class Outcome:
         if self.is_held:
             return "did not react to a signal, and was killed"
         if self.asked is None and self.is_watch_lost:
-            return "its watch was killed"
+            return "its supervisor was killed"
         if self.asked is None and self.code < 0:
             return self.verdict or f"killed by {signal_name(-self.code)}"
         if self.asked is None and self.verdict and self.reason in _EXPLAINED:

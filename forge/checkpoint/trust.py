@@ -63,9 +63,9 @@ class Trust:
         if not found:
             return None
         text = (
-            f"{path} {found}. Whoever can write there decides what is trained on. Take it over"
-            f" (`chown -R`, `chmod -R go-w`), or copy it to a directory of your own; or say that"
-            " they are trusted: `resilience.checkpoint.on_foreign=ignore`"
+            f"{path} {found}. Anyone who can write there decides what you train on. Take it over"
+            f" (`chown -R`, `chmod -R go-w`), or copy it to a directory of your own; or trust"
+            " them: `resilience.checkpoint.on_foreign=ignore`"
         )
         if self._refuses:
             return f"{text} (it is refuse now)."

@@ -161,7 +161,7 @@ def _culprit(function: Any, error: Exception) -> str:
             name, error = one, problem
             break
     return (
-        f"{name} cannot be handed to the process of a job ({type(error).__name__}: {error}). It"
+        f"{name} cannot be passed to the process of a job ({type(error).__name__}: {error}). It"
         " holds something that belongs to this process, such as a lock or an open file: make that"
         " at the top level of a module, and use it from there by its name."
     )

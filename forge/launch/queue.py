@@ -208,8 +208,8 @@ class Queue:
         live = [job for job in self._jobs if job.process is not None]
         name = "Ctrl+C" if number == signal.SIGINT else signal.Signals(number).name
         if self._progress != "none":
-            again = "once more" if number == signal.SIGINT else "Ctrl+C"
-            text = f"saving and leaving; {again} kills them" if count == 1 else "killing them"
+            again = "pressing it again" if number == signal.SIGINT else "Ctrl+C"
+            text = f"saving and exiting; {again} kills them" if count == 1 else "killing them"
             self._display.say(f"{name}: {len(live)} job{'s' * (len(live) != 1)}, {text}")
         for job in live:
             assert job.process is not None

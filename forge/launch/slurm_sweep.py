@@ -152,8 +152,8 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
         queue = slurm.queue()
     except slurm.Refused as error:
         problem = (
-            f"this sweep has jobs on the cluster, but it does not say how they are: {error}. Start"
-            " it again when the cluster answers."
+            f"this sweep has jobs on the cluster, but it does not report their state: {error}."
+            " Start it again when the cluster answers."
         )
         raise ConfigError([problem], "The sweep") from error
     submitted.find_lost(queue)
@@ -364,7 +364,7 @@ def _say_how(jobs: list[_Job], command: str) -> None:
     ids = ",".join(_arrays(jobs))
     if ids:
         messages.say(
-            f"To look at them:  squeue --jobs={ids}\n"
+            f"To check on them: squeue --jobs={ids}\n"
             f"To cancel them:   scancel {ids.replace(',', ' ')}\n"
             f"To collect what they return (it waits for those that are not finished):\n  {command}"
         )

@@ -274,5 +274,5 @@ def test_a_resolver_that_no_other_process_can_have_is_named(tmp_path):
     app = make(tmp_path / "app", LOCKED)
     done = app.run("what=a")
     assert done.returncode == 78, done.stdout
-    assert "the resolver `locked` cannot be handed to the process of a job" in done.stdout
+    assert "the resolver `locked` cannot be passed to the process of a job" in done.stdout
     assert "Traceback" not in done.stdout
