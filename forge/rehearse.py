@@ -64,8 +64,11 @@ def plan(num_steps: int, seed: int) -> list[Strike]:
     found, before = [], 0
     for name, place in zip(names, places, strict=False):
         fraction = rng.choice([0.0, round(rng.random(), 2)])
+        if place == num_steps:  # no boundary follows: it would be chance which came first, the end
+            fraction = 0.0
         found.append(Strike(name, place - before + 1, fraction))
-        before = place
+        # Where it resumes: a stop within a step comes to the end of that step.
+        before = place + 1 if name in STOPS and fraction > 0 else place
     return found
 
 

@@ -35,8 +35,6 @@ class Rehearsed:
         return self.ended(self.start(script, *arguments, options=options))
 
     def run_command(self, command: list[str], timeout_s: float = PATIENCE_S) -> int:
-        # With this seed both hits are at a boundary: one that comes a fraction of a step later may
-        # find a short script at its end.
         options = ("--times", "1", "--seed", "7")
         return self.ended(self.start_command(command, options), timeout_s)
 
