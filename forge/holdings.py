@@ -108,8 +108,8 @@ class Holdings:
         messages.say(f"{self._training} {begins}; checkpoints in {self.checkpoint_dir}")
         if is_complete:
             messages.warn(
-                f"This job already finished at step {step}: nothing is left to train."
-                " To train anew, choose another directory."
+                f"This job already finished at step {step}: only steps beyond that are"
+                " trained. To train anew, choose another directory."
             )
         if not self._is_supervised:
             messages.say(f"To resume this job after a stop:\n  {self.command}")
