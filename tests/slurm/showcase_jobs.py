@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,13 +139,14 @@ class Job(SlurmJob):
             told.count("attempt"),
             told.count("requeued"),
             self.counts,
-            _stops(history.attempts),
+            stops(history.attempts),
             _digest(self.directory / "weights.pt"),
             history.metrics,
         )
 
 
-def _stops(attempts: list[ledger.Attempt]) -> list[Stop]:
+def stops(attempts: list[ledger.Attempt]) -> list[Stop]:
+    """What the starts that followed tell of every stop."""
     found = []
     begun = [one for one in attempts if any(event["kind"] == "start" for event in one.events)]
     for one, two in itertools.pairwise(begun):
@@ -252,10 +254,10 @@ def summary(facts: list[Facts]) -> str:
     )
 
 
-def table(rows: list[list[str]]) -> str:
+def table(rows: list[list[str]], header: Sequence[str] = HEADER) -> str:
     """Columns as wide as they have to be."""
-    lines = [list(HEADER), *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
+    lines = [list(header), *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     padded = (
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
