@@ -68,6 +68,7 @@ def compose(
     outer = HydraConfig.instance().cfg
     called = _called(request.function)
     job_overrides = request.job_overrides
+    earlier = sweep.of_earlier_batches()
     known = sweep.find_all([list(overrides) for overrides in job_overrides])
     # What all of them have is not what anybody wants to see.
     several = len(job_overrides) > 1
@@ -103,7 +104,7 @@ def compose(
         finally:
             HydraConfig.instance().cfg = outer
         jobs.append(job)
-    problems += _shared_checkpoints(jobs)
+    problems += _shared_checkpoints(jobs, [(one, sweep.path / one.subdir) for one in earlier])
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)), "The sweep")
     return jobs
@@ -118,22 +119,33 @@ def _check_source(job: ComposedJob) -> None:
             raise ConfigError([problem])
 
 
-def _shared_checkpoints(jobs: list[ComposedJob]) -> Iterator[str]:
-    """A sentence for each checkpoint directory that several jobs would save into."""
-    users: dict[str, list[ComposedJob]] = {}
+def _shared_checkpoints(
+    jobs: list[ComposedJob], earlier: list[tuple[Place, Path]]
+) -> Iterator[str]:
+    """A sentence for each checkpoint directory that several jobs would save into.
+
+    Args:
+        jobs: The batch.
+        earlier: Those of the batches before it, which have run, and where they lie.
+    """
+    users: dict[str, list[tuple[str, str]]] = {}
+    for place, path in earlier:
+        before = plan.earlier(path)
+        if before.get("written") is not None:  # its policy is active
+            name, configured = f"{place.number} (an earlier batch)", before["checkpoint_dir"]
+            users.setdefault(os.path.realpath(path / configured), []).append((name, configured))
     for job in jobs:
         if job.policy is not None and job.policy.enabled:
-            directory = os.path.realpath(job.directory / job.policy.checkpoint.dir)
-            users.setdefault(directory, []).append(job)
+            name, configured = f"{job.place.number} ({job.label})", job.policy.checkpoint.dir
+            directory = os.path.realpath(job.directory / configured)
+            users.setdefault(directory, []).append((name, configured))
     for directory, sharing in users.items():
         if len(sharing) > 1:
-            names = [f"{job.place.number} ({job.label})" for job in sharing[:_SHOWN]]
+            names = [name for name, _ in sharing[:_SHOWN]]
             names += [f"{len(sharing) - _SHOWN} more"] if len(sharing) > _SHOWN else []
-            policy = sharing[0].policy
-            assert policy is not None
             yield (
                 f"jobs {', '.join(names[:-1])} and {names[-1]} would all save into {directory}:"
-                f" `resilience.checkpoint.dir={policy.checkpoint.dir}`. Make it relative, so that"
+                f" `resilience.checkpoint.dir={sharing[0][1]}`. Make it relative, so that"
                 " it lies in each job's own directory, or put what differs into it:"
                 " `${hydra:job.num}` or `${hydra:job.override_dirname}`."
             )

@@ -127,6 +127,10 @@ class SweepDir:
         self._taken.add(number)
         return number
 
+    def of_earlier_batches(self) -> list[Place]:
+        """The jobs that this process has run already; to be asked before any other is found."""
+        return [place for place in self._known if place.number in self._taken]
+
     def owner(self, subdir: str) -> Place | None:
         """The known job that lies in this directory, however it is spelled."""
         return self._by_key.get(self.key(subdir))

@@ -35,3 +35,15 @@ def test_a_directory_with_the_number_in_it_is_each_job_s_own_and_found_again(app
     app.finish(*overrides)
     assert sorted(path.name for path in (app.folder / "ck").iterdir()) == ["0", "1"]
     assert "2 of 2 finished" in app.finish(*overrides)
+
+
+def test_a_batch_whose_jobs_share_the_directory_of_an_earlier_one_does_not_start(app):
+    """Sweepers hand the launcher one batch after the other."""
+    done = app.run(
+        *("lr=0.1,0.2", "steps=3", "hydra.sweeper.max_batch_size=1"),
+        f"resilience.checkpoint.dir={app.folder}/ck",
+    )
+    assert done.returncode == 78, done.stdout
+    assert "jobs 0 (an earlier batch) and 1 (" in done.stdout
+    assert f"would all save into {app.folder}/ck" in done.stdout
+    assert not (app.sweep_dir / "1").exists()
