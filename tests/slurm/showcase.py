@@ -142,11 +142,12 @@ class Drill:
 
     def _cancel_in_its_save(self, job: Job) -> None:
         """It stands still before the notice of its preemption, so the next save is for that."""
+        task = job.task  # found now: to look for it takes as long as a save
         deadline = time.monotonic() + STALL_S
         while not job.saving():
             assert time.monotonic() < deadline, "no save after the notice"
             select.select([], [], [], 0.0005)
-        self._suspend(job)
+        assert processes.send(task, signal.SIGSTOP)
         wait_for(job.is_suspended, "its task to stand still", 5)
         half, shown = job.saving(), job.shown
         assert half, "it had saved before it could be suspended: start the drill again"
