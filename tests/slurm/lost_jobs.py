@@ -144,8 +144,8 @@ def main() -> int:
     watched: dict[SlurmApp, Watched] = {}
     make, close = SlurmApp.__init__, SlurmApp.close
 
-    def begin(app: SlurmApp, *given: Any) -> None:
-        make(app, *given)
+    def begin(app: SlurmApp, *given: Any, **named: Any) -> None:
+        make(app, *given, **named)
         watched[app] = Watched(app)
 
     def end(app: SlurmApp) -> None:
