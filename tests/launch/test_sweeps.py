@@ -63,7 +63,7 @@ def test_a_signal_that_comes_twice_has_the_jobs_save_all_the_same(app, number):
         sweep.signal(number)
         select.select([], [], [], 0.02)  # two that come together are one
     assert sweep.wait() == 128 + number
-    assert f"{number.name}: 1 job, saving and leaving" in sweep.output
+    assert f"{number.name}: 1 job, saving and exiting" in sweep.output
     assert app.job(0).state["code"] == 143
     assert ledger.saved_steps(app.job(0).directory, "checkpoints") >= 2
 
@@ -202,7 +202,7 @@ def test_the_second_ctrl_c_ends_what_does_not_react(app):
     sweep = app.start("lr=0.1", "steps=10", "resilience.shutdown.timeout_s=0")
     app.job(0).wait_for_step(3)
     sweep.signal(signal.SIGINT)
-    until(lambda: "once more" in sweep.output, "the first Ctrl+C")
+    until(lambda: "saving and exiting" in sweep.output, "the first Ctrl+C")
     sweep.signal(signal.SIGINT)
     assert sweep.wait() == 130
     until(app.job(0).is_free, "everybody's end")
