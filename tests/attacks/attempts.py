@@ -136,7 +136,7 @@ def begin_ledger(place: Place) -> None:
 
 
 def write_verdict(place: Place) -> None:
-    verdict.write(place.job, "finished", 1, 0)
+    verdict.write(place.job, place.job / "checkpoints", "finished", 1, 0)
 
 
 def write_state(place: Place) -> None:
