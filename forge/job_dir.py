@@ -265,9 +265,9 @@ def write_resume_script(job_dir: Path, command: str) -> None:
     A job that says by itself where it lies cannot be told that, and is refused elsewhere. The
     script becomes the program: a signal to its process reaches training, and not a shell.
     """
-    there = f"cd {shlex.quote(shlex.split(command)[1])} && "
-    assert command.startswith(there), command
-    command = f"{there}exec {command.removeprefix(there)}"
+    there = f"cd {shlex.quote(shlex.split(command)[1])} && "  # or none: `scontrol requeue 7`
+    head = there if command.startswith(there) else ""
+    command = f"{head}exec {command.removeprefix(head)}"
     for key in ("hydra.run.dir", "hydra.sweep.dir"):
         placed = shlex.quote(f"{key}={_hydra_quoted(str(job_dir))}")
         command = command.replace(placed, f"\"{key}='$quoted'\"")

@@ -78,6 +78,8 @@ TRAIN = """
         model = torch.nn.Linear(4, 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         out = Path(HydraConfig.get().runtime.output_dir)
+        while cfg.kind == "late" and not RESTARTS:
+            time.sleep(0.02)  # data that is copied for longer than the job may run
         with forge.Run(cfg.resilience, model=model, optimizer=optimizer, slow=Slow(cfg)) as run:
             for step in run.steps(cfg.steps):
                 misbehave(cfg, step)
@@ -105,10 +107,11 @@ CONF = f"""
     partitions: {{}}
     minutes: {{}}
     seconds: {{}}
+    fruitless: {{}}
     resilience:
       signal: {{lead_s: 14}}       # so it comes 16 s after the start, of a minute, or later
       shutdown: {{timeout_s: "${{oc.select:seconds.${{kind}},12}}"}}
-      requeue: {{no_progress_limit: 6}}
+      requeue: {{no_progress_limit: "${{oc.select:fruitless.${{kind}},6}}"}}
       checkpoint: {{every_steps: 10, every_s: null}}
       health: {{checks: []}}
       slurm:

@@ -91,10 +91,11 @@ class Sweeps:
             f"++partitions={table(zero='zero')}",
         )
         self.limited = self.limits.start(
-            "kind=limit,deaf,held",
+            "kind=limit,deaf,held,late",
             f"++holds={table(limit=1, deaf=1, held=1)}",
-            f"++minutes={table(limit=1, deaf=1, held=1)}",
+            f"++minutes={table(limit=1, deaf=1, held=1, late=1)}",
             f"++seconds={table(deaf=0)}",
+            f"++fruitless={table(late=1)}",
         )
 
     def disturb(self):
@@ -384,6 +385,15 @@ def test_the_time_limit_itself(limited, undisturbed):
 def test_without_a_deadline_slurm_itself_says_that_it_was_the_limit(limited):
     """The watch kills nobody then."""
     assert "time_limit" in [one.get("answer") for one in limited.told]
+
+
+@pytest.mark.parametrize("limited", ["late"], indirect=True)
+def test_a_start_that_takes_longer_than_the_job_may_run_is_no_lack_of_progress(
+    limited, undisturbed
+):
+    """The limit was announced before the first step; one that counts would be the last."""
+    assert_same_job(limited, undisturbed)
+    assert reasons(limited) == ["time_limit", "finished"], limited.told
 
 
 def assert_only_limits(job):
