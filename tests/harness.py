@@ -20,9 +20,11 @@ from forge import ledger
 JOBS = Path(__file__).parent / "jobs"
 PATIENCE_S = 120
 
+# Started in the background of a script, or by nohup: what we start would ignore them, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # Started in the background of a script: every process we start would ignore Ctrl+C too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
