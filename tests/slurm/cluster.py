@@ -116,7 +116,8 @@ class Cluster:
             command,
             env=inherited | self.environment,
             cwd=cwd,
-            text=True,
+            encoding="utf-8",
+            errors="surrogateescape",  # it lists the jobs of other tests, with their odd names
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=60,
