@@ -34,7 +34,6 @@ from forge.launch.slurm_wait import numbers
 HERE = Path(__file__).parent
 TESTS = (
     "test_lost_jobs.py",
-    "test_disturbed.py",
     "test_no_room_slurm.py",
     "test_without_policy.py",
     "test_waiting.py::test_a_full_queue_is_said_in_sbatch_s_own_words_and_waited_for",
@@ -51,21 +50,6 @@ DONE = {
     "extended": "TimeLimit 1 min extended to 10",
     "patient": "slurmctld away, back within the allocation",
     "left": "slurmctld away beyond the allocation of 1 min",
-    "preempted": "preempted, GraceTime=10",
-    "zero": "preempted, PreemptMode=REQUEUE, GraceTime=0",
-    "stuck": "preempted, and the task hears nothing",
-    "slow": "scancel while it saves for a preemption",
-    "killed": "SIGKILL of the task, twice",
-    "wrapper": "SIGKILL of the wrapper",
-    "srun": "SIGKILL of srun",
-    "cancelled": "scancel",
-    "asked": "scancel --signal=USR1",
-    "termed": "scancel --signal=TERM",
-    "plain": "nothing",
-    "limit": "limit of 1 min, announced early",
-    "deaf": "limit of 1 min, the task hears nothing",
-    "held": "limit of 1 min, the task hears nothing, with a deadline",
-    "late": "limit of 1 min announced during the start",
     "test_a_job_without_room_for_its_checkpoint_waits_in_the_queue_and_resumes": "disk full",
     "test_a_preempted_job_without_a_policy_comes_back_where_slurm_brings_it_back": "no policy,"
     " preempted",
@@ -124,9 +108,9 @@ class Watched:
         self._has_ended.set()
         self._thread.join()
         jobs, kinds = self.app.jobs_by_place(), list(self.app.jobs())
-        pairs = [pair for pair in zip(kinds, jobs, strict=True) if pair[1].state]  # has begun
-        name = DONE.get(test)
-        return [self._row(DONE.get(kind, name or kind), job, undisturbed) for kind, job in pairs]
+        names = kinds if set(kinds) <= DONE.keys() else [test] * len(jobs)
+        pairs = [pair for pair in zip(names, jobs, strict=True) if pair[1].state]  # has begun
+        return [self._row(DONE[name], job, undisturbed) for name, job in pairs]
 
     def _row(self, done: str, job: SlurmJob, undisturbed: SweptJob) -> list[str]:
         attempts = ledger.read(job.directory).attempts

@@ -92,6 +92,9 @@ class Sweep:
         (self.app.gates / "go stepd").touch()  # Slurm does not see it any more
         for kind in ("removed", "anew"):
             wait_for(lambda kind=kind: has_ended(jobs[kind]), f"end of {kind}")
+            # Slurm's own comes later: what it still sees on a lost node is requeued.
+            is_over = lambda kind=kind: jobs[kind].shown["JobState"] == "COMPLETED"  # noqa: E731
+            wait_for(is_over, f"end of {kind} for Slurm")
         self._lose(jobs["lost"])
         self._take_controller_away()
         run_s = lambda: slurm.seconds(jobs["extended"].shown["RunTime"])  # noqa: E731
