@@ -6,7 +6,7 @@ From the last atexit handler to the process gone, by:
   normal       the interpreter takes everything down, object by object
   frozen       objects in cycles stay as they are (`gc.freeze`), as after a stop of forge
   exit         the interpreter stays as it is; C's `exit` runs the handlers of libraries
-  _exit        nothing runs any more: what a library flushes at exit (HDF5, profilers, MPI) is lost
+  _exit        nothing more runs: what a library flushes at exit (HDF5, profilers, MPI) is lost
 Whole processes, interleaved; medians.
 """
 

@@ -54,7 +54,7 @@ State = dict[str, Any]
 
 PLANNED = ("nested", "nested, cached", "shards", "shards, cached", "shards, kept")
 """DCP flattens the state, which is plain tensors; or forge's codec walks it, and DCP plans its
-tensors, as DTensors. Plans are made anew, taken from DCP's cache, or kept by whoever saves."""
+tensors, as DTensors. Plans are made each time, taken from DCP's cache, or kept by whoever saves."""
 
 PARTS = (
     *("encode", "set_up_planner", "create_local_plan", "create_global_plan", "finish_plan"),

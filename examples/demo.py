@@ -98,7 +98,7 @@ class Demo:
         before = {job.number: job.stand()[0] for job in hit}
         where = " and ".join(f"job {job.number} at step {job.stand()[1]}" for job in hit)
         self.screen.tell("✗", f"{blow.name}, {where}: {blow.story}", "bad")
-        if blow.code == 143:  # nobody draws any more: what is not seen now comes too late
+        if blow.code == 143:  # the table is no longer drawn: what is not seen now comes too late
             until = time.monotonic() + 2.0
             self._wait_until(
                 sweep, lambda: self.screen.is_told or time.monotonic() > until, "the next drawing"

@@ -96,7 +96,7 @@ def _compare(undisturbed: Job, disturbed: Job) -> list[str]:
 
 
 def _raw_tensors(path: Path) -> dict[str, bytes]:
-    import torch  # two seconds that the demo's begin need not wait for
+    import torch  # two seconds that the start of the demo need not wait for
 
     state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
     return {

@@ -89,7 +89,7 @@ class Screen:
 
     @property
     def is_told(self) -> bool:
-        """Whether everything that was told can be seen; it waits for the next redrawing."""
+        """Whether every event can be seen; it waits for the next redrawing."""
         return not self._waiting
 
     def pump(self, timeout_s: float) -> bool:
@@ -134,7 +134,7 @@ class Screen:
             self._has_table = ends[0] > ends[1]
 
     def _write(self, data: bytes) -> None:
-        """What was told, then what the launcher wrote."""
+        """The events, then what the launcher wrote."""
         sys.stdout.flush()
         told, self._waiting = "".join(self._waiting), []
         os.write(1, told.encode(sys.stdout.encoding, "replace") + data)

@@ -54,7 +54,7 @@ class Backend(ABC):
         """Why the job is being stopped, having received that signal and leaving with that code."""
 
     def refusal(self, restarts: int) -> str:
-        """Why the job cannot be started for the so many-th time again; empty where it can."""
+        """Why the job cannot be started again after so many restarts; empty where it can."""
         return ""
 
     def requeue(self) -> None:  # noqa: B027 - optional

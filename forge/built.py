@@ -190,7 +190,7 @@ def _without_data(tree: Any) -> Any:
 
 
 def _steps_alone(schedule: Any) -> bool:
-    """Whether it needs to be told nothing to make a step."""
+    """Whether it makes a step without arguments."""
     parameters = inspect.signature(schedule.step).parameters.values()
     return all(one.default is not one.empty for one in parameters)
 

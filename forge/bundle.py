@@ -1,4 +1,4 @@
-"""All jobs of one submission in one file: a network disk has no love for thousands of small ones.
+"""All jobs of one submission in one file: a network disk is slow with thousands of small ones.
 
 The launcher writes it; in the batch script each job's wrapper takes out its own, into the job's
 directory. The file begins with one line of JSON that says where everything is, and is written in

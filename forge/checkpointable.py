@@ -184,10 +184,10 @@ class _Attempt:
     # -- the job's own record ------------------------------------------------------------------
 
     def _begin(self) -> JobError | None:
-        """Take over the counts; an error where the job must not be started any more."""
+        """Take over the counts; an error where the job must not be started again."""
         self._warn_of_others()
         make_directory(forge_dir(self._directory))
-        # The outcome of an earlier start is none any more; and over the temporary file of a kill
+        # The outcome of an earlier start no longer holds; and over the temporary file of a kill
         # in the middle of storing one submitit stumbles.
         result = self._backend.result
         for path in (result, result.with_suffix(f"{result.suffix}.save_tmp")):
@@ -279,7 +279,7 @@ class _Attempt:
         return self._give_up(f"{said}; not started again: {because}", outcome.code, is_back)
 
     def _start_again(self, decision: Decision, must_ask: bool) -> Exit:
-        """Requeue; the job is told that it is before Slurm can end this process."""
+        """Requeue; the job's record says so before Slurm can end this process."""
         if must_ask and self._backend.why(None, self._backend.restart_code) is Reason.cancelled:
             raise slurm.NoSuchJob("it was cancelled")
         leaving = stopping.leave(self._backend.restart_code, f"requeued: {decision.because}")

@@ -109,7 +109,7 @@ class Holdings:
         if is_complete:
             messages.warn(
                 f"This job already finished at step {step}: only steps beyond that are"
-                " trained. To train anew, choose another directory."
+                " trained. To train from scratch, choose another directory."
             )
         if not self._is_supervised:
             messages.say(f"To resume this job after a stop:\n  {self.command}")

@@ -1,6 +1,7 @@
 """What a new job begins with, where `checkpoint.init_from` names a file or a checkpoint.
 
-Only state is taken, never the step, the place in the data or random states: training starts anew.
+Only state is taken, never the step, the place in the data or random states: training
+starts from step 0.
 
     keys are names given to forge.Run     each goes to the object of its name
     a checkpoint of forge's               the same, from its `live` state

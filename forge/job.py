@@ -172,7 +172,7 @@ class Job(ABC):
         """Between two looks at the lock: nothing of the job is ours yet."""
 
     def _end_strays(self) -> None:
-        """Processes that carry this job's mark and are no descendants any more."""
+        """Processes that carry this job's mark and are no longer descendants."""
         for _ in range(20):  # one that was just born is missed by a single look
             pids = processes.marked(TOKEN, self.plan["token"])
             if not pids:

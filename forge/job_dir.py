@@ -262,8 +262,8 @@ def write_resume_script(job_dir: Path, command: str) -> None:
     """Leave the command where people and programs find it.
 
     It resumes what lies where the script lies: a directory that was moved, or a copy, by itself.
-    A job that says by itself where it lies cannot be told that, and is refused elsewhere. The
-    script becomes the program: a signal to its process reaches training, and not a shell.
+    A job that says by itself where it lies cannot be given another place, and is refused elsewhere.
+    The script becomes the program: a signal to its process reaches training, and not a shell.
     """
     there = f"cd {shlex.quote(shlex.split(command)[1])} && "  # or none: `scontrol requeue 7`
     head = there if command.startswith(there) else ""

@@ -28,7 +28,7 @@ class LocalJob(Job):
     def __init__(self, directory: Path, is_continued: bool, parent: int | None = None) -> None:
         super().__init__(directory)
         self._is_continued = is_continued
-        # Given by whoever starts us: who was killed before we look is not our parent any more.
+        # Given by whoever starts us: who was killed before we look is no longer our parent.
         self._parent = os.getppid() if parent is None else parent
 
     def _look_while_waiting(self) -> None:

@@ -8,7 +8,7 @@ the controller; and this is the only place that requeues the job:
     crashed, killed, forced exit, SIGTERM by hand   ─► started again right here, the nodes are ours
     cancelled                                       ─► never again
 
-Where Slurm refuses to requeue it, the job is submitted anew; where the controller does not answer
+Where Slurm refuses to requeue it, the job is resubmitted; where the controller does not answer
 until the allocation ends, the job's state says so, and the launcher submits it. One module, since
 what is known of an end (by the tasks, by srun, by the controller) decides what becomes of the job.
 """
@@ -67,9 +67,9 @@ class SlurmJob(Job):
         self._job = slurm.own_job(os.environ)
         self._slurm_restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         self._is_ending = False
-        """Whether Slurm has begun to end the job: it told the batch script, too."""
+        """Whether Slurm has begun to end the job: the batch script got a signal, too."""
         self._is_by_hand = False
-        """Whether somebody else has told the batch script to end."""
+        """Whether somebody else has signalled the batch script to end."""
         self._heard: list[int] = []
         """Signals to the batch script that nobody has passed on to the tasks."""
         self._srun = 0
@@ -121,9 +121,9 @@ class SlurmJob(Job):
         self.counts = Counts(**state["counts"])
         if is_same_start and successor.is_noted(self.forge, self._job, before):
             refusal = "a wrapper that was resubmitting it was killed"
-            sys.exit(self._submit_anew(state["because"], int(ExitCode.REQUEUE), 0.0, refusal))
+            sys.exit(self._resubmit(state["because"], int(ExitCode.REQUEUE), 0.0, refusal))
         self._step = int(state.get("step", -1)) if is_same_start else -1
-        # Slurm starts a job that was submitted anew without a requeue.
+        # Slurm starts a job that was resubmitted without a requeue.
         self._account(self._slurm_restarts - (before + 1 if is_same_job else 0))
         if state["state"] != "running":
             self._because = state["because"]
@@ -294,7 +294,7 @@ class SlurmJob(Job):
                 self._heard.append(number)
 
     def _pass_on(self) -> None:
-        """Tell the tasks what `scancel --full` has told the batch script, and nobody else."""
+        """Pass on to the tasks what `scancel --full` has sent to the batch script alone."""
         while self._heard:
             name = signal_name(self._heard[0])
             try:
@@ -367,7 +367,7 @@ class SlurmJob(Job):
             return Reason.time_limit
         was_told = self._is_by_hand and code < 0
         if was_told:
-            self._print("told to end by hand, and killed before it had saved")
+            self._print("signalled by hand, and killed before it had saved")
         if was_told or code in (ExitCode.TERMINATED, signalled, 128 + signal.SIGHUP):
             return Reason.signalled
         return None
@@ -448,7 +448,7 @@ class SlurmJob(Job):
                 self._insist(lambda within_s: slurm.requeue(self._job, within_s))
                 self._tell("requeued", job=self._job)
         except slurm.NotRequeueable as refusal:
-            return self._submit_anew(str(outcome), code, pause_s, str(refusal))
+            return self._resubmit(str(outcome), code, pause_s, str(refusal))
         except (slurm.NoAnswer, slurm.NoSuchJob) as error:
             return self._leave_note(str(outcome), code, str(error))
         try:
@@ -491,14 +491,14 @@ class SlurmJob(Job):
                 self._print(f"asking again until the time limit: {error}")
 
     def _leave_note(self, what: str, code: int, problem: str) -> int:
-        """The job could not be requeued: the launcher submits it anew, or whoever resumes."""
+        """The job could not be requeued: the launcher resubmits it, or whoever resumes."""
         because = f"{what}; could not be requeued: {problem}"
         self._print(f"{because}; the launcher, or the sweep's command, resubmits it")
         self._tell("stopped", because=because)
         self._write_state("stopped", because, code=code, reason="unanswered", unrequeued=problem)
         return code
 
-    def _submit_anew(self, what: str, code: int, pause_s: float, refusal: str) -> int:
+    def _resubmit(self, what: str, code: int, pause_s: float, refusal: str) -> int:
         """Slurm ends the job and does not bring it back: the same again, as another job."""
         options = [f"--begin=now+{math.ceil(pause_s)}"] if pause_s else []
         try:
@@ -526,14 +526,18 @@ class SlurmJob(Job):
 def _wait_for_room(path: Path, number: int, error: OSError) -> int:
     """No room for the job's first files: it goes back into the queue for a while, within budget."""
     job, limits = slurm.own_job(os.environ), bundle.read_plan(path, number)["requeue"]
+    # Whatever has restarted it so far was this: once unpacked, a job has a state of its own.
     counts = Counts(failures=int(os.environ.get("SLURM_RESTART_COUNT") or 0))
     decision = decide(Outcome(ExitCode.DISK_FULL), counts, limits, -1, has_run=False)
-    with contextlib.suppress(slurm.NoAnswer, slurm.NoSuchJob):
+    text = f"{decision.because} ({error})"
+    try:
         if decision.starts_again:
             slurm.requeue(job, 6 * _ASK_S)
             slurm.delay(job, decision.pause_s, _ASK_S)
+    except (slurm.NoAnswer, slurm.NoSuchJob) as refusal:
+        text += f"; could not be requeued: {refusal}"
     with contextlib.suppress(OSError):  # it may lie there as well
-        os.write(2, f"forge: {decision.because} ({error})\n".encode())
+        os.write(2, f"forge: {text}\n".encode())
     return int(ExitCode.DISK_FULL)
 
 

@@ -117,7 +117,7 @@ class LateSession(Session):
         return True
 
     def _versions(self) -> Any:
-        """Changes whenever a registered object does; equals nothing where that cannot be told."""
+        """Changes whenever a registered object does; equals nothing where that is not known."""
         tensors: list[torch.Tensor] = [parameter for _, parameter in self._live.parameters()]
         for one in self._live.objects.values():
             if isinstance(one, torch.nn.Module):

@@ -192,7 +192,7 @@ class LiveState:
         return found
 
     def check(self, saved: dict[str, Any]) -> None:
-        """Compare a captured state with the objects, as far as that can be told beforehand.
+        """Compare a captured state with the objects, as far as that is known beforehand.
 
         Raises:
             StateMismatch: Naming each leaf, what was expected and what was found.

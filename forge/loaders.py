@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from forge import data
 
 _KNOWN = ("torch", "torchdata")
-"""Their samplers draw the whole order at an epoch's begin, or from a generator that is saved.
+"""Their samplers draw the whole order at the start of an epoch, or from a generator that is saved.
 
 Of them alone that is known: a subclass may do anything.
 """

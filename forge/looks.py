@@ -4,7 +4,7 @@
     writes through `.data`      do not count; its first elements tell them
     what else a module saves    (`get_extra_state`, a `state_dict` of its own) by value
 
-Where that cannot be told there is no look, which is as good as a change.
+Where that is not known there is no look, which is as good as a change.
 """
 
 from __future__ import annotations

@@ -75,11 +75,11 @@ def warn(text: str) -> None:
     say(text, logging.WARNING)
 
 
-def _start_anew() -> None:
+def _start_again() -> None:
     global _writer
     _writer = _Writer()
 
 
 # A forked child has the queue but not the thread.
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_anew)
+    os.register_at_fork(after_in_child=_start_again)

@@ -86,7 +86,7 @@ class NanPolicy:
         """Decide about a step that was looked at; once for each of its updates.
 
         Returns:
-            Whether to update, and what to tell people (empty: nothing).
+            Whether to update, and what to log (empty: nothing).
         """
         is_bad = any_rank(bool(problem))
         is_same_step = step == self._judged

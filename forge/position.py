@@ -188,7 +188,7 @@ class Position:
         for name, part in parts.items():
             owner = owners.get(name)
             if owner is None:
-                raise StateMismatch(f"data: the loader has no {name} any more, but had when saved")
+                raise StateMismatch(f"data: the loader has lost the {name} that it had when saved")
             if isinstance(owner, torch.Generator):
                 owner.set_state(part)
             else:

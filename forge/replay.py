@@ -94,7 +94,7 @@ class Marker:
         return self._marked[1] == now[1] and self._marked[0].is_same(now[0])
 
     def _look(self) -> tuple[Look, list[Any]] | None:
-        """What changes when a weight, a schedule or a learning rate does; None: it cannot be told.
+        """What changes when a weight, a schedule or a learning rate does; None: it is not known.
 
         A stop then comes at the step's end: what cannot be looked at must not end a training.
         """

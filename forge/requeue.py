@@ -14,7 +14,7 @@ from forge.errors import ExitCode
 
 
 class Reason(Enum):
-    """Why an attempt ended; the value is how people are told."""
+    """Why an attempt ended; the value is what is printed."""
 
     finished = "finished"
     preempted = "preempted"

@@ -159,7 +159,7 @@ class Saver:
         self.check()
 
     def finish(self) -> None:
-        """Wait for the save that is under way; its failure can only be told any more."""
+        """Wait for the save that is under way; a failure can only be logged by now."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

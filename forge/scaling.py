@@ -135,7 +135,7 @@ class Overflows:
 
         Args:
             has_to_fall: Whether the scale falls after each bad update: one that does not is held
-                from below, and lowering it explains nothing any more.
+                from below, and lowering it no longer explains anything.
         Returns:
             What speaks against an overflow, in words; empty where it may be one.
         """

@@ -279,7 +279,7 @@ class Session:
             if self._nan.rollback_from is not None:
                 self._roll_back(position)
             if self._replay is None:
-                self._loaded = None  # the second copy of the model is not needed any more
+                self._loaded = None  # the second copy of the model is no longer needed
             self._disk.ledger.progress(self.step, self._planned)
             self.metrics.flush_if_due()
             self._disk.saver.check()
@@ -323,7 +323,7 @@ class Session:
         return is_wanted
 
     def _way_out(self) -> Callable[[], NoReturn] | None:
-        """How to stop at this very moment; None where the job could not go on exactly here."""
+        """How to stop at this very moment; None where a resume could not be exact here."""
         if not self._has_begun:  # nothing was trained: what is on disk is all there is
             return partial(self._stop, should_save=False)
         if not self._is_in_step:  # between or after the loops

@@ -122,7 +122,7 @@ class NotRequeueable(NoAnswer):
 
 
 class NoSuchJob(Exception):
-    """The controller does not know the job (any more)."""
+    """The controller does not know the job, or no longer."""
 
 
 def own_job(environment: Mapping[str, str]) -> str:
@@ -240,7 +240,7 @@ def srun(options: list[str], output: str, command: list[str]) -> list[str]:
     """
     path = output.replace("%", "%%")
     fixed = ["srun", "--unbuffered", f"--output={path}", "--open-mode=append", "--input=none"]
-    fixed.append("--export=ALL")  # what sbatch was told of the environment is not for the step
+    fixed.append("--export=ALL")  # sbatch's --export is not for the step
     # The others have to save: they end by themselves, or by the job's wrapper.
     return [*fixed, "--kill-on-bad-exit=0", "--wait=0", *options, *command]
 
@@ -397,7 +397,7 @@ def queue() -> dict[str, Queued]:
     return found
 
 
-def submitted_anew(job: str, script: str, queue: Mapping[str, Queued]) -> str | None:
+def resubmitted(job: str, script: str, queue: Mapping[str, Queued]) -> str | None:
     """Another number of a job that is gone: that of a live one with its script and array task."""
     task = job.partition("_")[2]
     for name, queued in queue.items():

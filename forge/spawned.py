@@ -1,7 +1,7 @@
 """A job whose main trains in another process: `multiprocessing`, `torch.multiprocessing.spawn`.
 
-Such a child begins anew and knows nothing of Hydra. What it has to know of its job goes to it by
-the environment, which every other program that main starts inherits as well. So it counts only for
+Such a child knows nothing of Hydra. What it has to know of its job goes to it by the environment,
+which every other program that main starts inherits as well. So it counts only for
 a child of multiprocessing's that runs the same program and has no Hydra config of its own.
 """
 

@@ -37,7 +37,7 @@ _TAKEN = re.compile(r"latest|step_\d+")
 
 @contextmanager
 def exits() -> Iterator[None]:
-    """Turn errors that end a job into `Exit` with their code, having told people."""
+    """Turn errors that end a job into `Exit` with their code, and log them."""
     try:
         yield
     except ForgeError as error:

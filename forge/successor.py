@@ -1,4 +1,4 @@
-"""A job that Slurm ends and does not bring back, submitted anew: once, whoever is killed meanwhile.
+"""A job that Slurm ends and does not bring back, resubmitted: once, whoever is killed meanwhile.
 
 What is about to be submitted is written down before sbatch, with a comment that no other job has.
 Whoever finds that note and no number in it asks the queue for the comment before it submits.

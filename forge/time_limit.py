@@ -81,7 +81,7 @@ class TimeLimit:
     """What is left of this attempt, and what it takes to get to the next place to stop.
 
     Args:
-        environment: Where the end is told.
+        environment: Holds the end time.
         stop_s: What the policy gives to a stop; the margin is a quarter of it, 0.5 s to 10 s.
         clock: Monotonic seconds.
         wall: Unix time.
@@ -113,7 +113,7 @@ class TimeLimit:
                 self._end = clock() + left_s
                 self._next_probe = clock() + PROBE_S
             else:
-                # Whoever is alive after it was told wrong, and would stop after every step.
+                # Whoever is alive after it was given a wrong one, and would stop after every step.
                 messages.warn(
                     f"The job's end time is {-left_s:.0f} s in the past when the run starts: it"
                     f" is ignored ({END_TIME}, {SLURM_END_TIME}; is the clock right?)"
@@ -121,7 +121,7 @@ class TimeLimit:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the job is killed; infinite where nobody told."""
+        """Seconds until the job is killed; infinite where nobody said."""
         return self._end - self._clock()
 
     def is_near(self, save_s: float) -> bool:

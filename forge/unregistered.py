@@ -1,8 +1,8 @@
 """Parameters that an optimizer trains and no registered module saves.
 
 They are saved beside the optimizers' states, by their place in them: a bare parameter that is
-learned needs no module, and one whose module was forgotten would else begin anew at a resume, with
-the momentum of a trained one.
+learned needs no module, and one whose module was forgotten would else start from scratch at a
+resume, with the momentum of a trained one.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Unsaved:
         self._first: dict[str, torch.Tensor] | None = None
 
     def look(self) -> None:
-        """Warn, once, of those that have changed; one of another shape is made anew as needed."""
+        """Warn, once, of those that have changed; one of another shape is made again as needed."""
         if self._first is None:
             self._first = {name: buffer.clone() for name, buffer in self._buffers()}
         if not self._first:

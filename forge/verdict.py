@@ -47,6 +47,6 @@ def clear(job_dir: Path, checkpoint_dir: Path, before: float) -> None:
     """
     path = forge_dir(job_dir) / f"{VERDICT}{suffix()}"
     found = read_json(path) or {}
-    is_of_another_run = of_child(job_dir) != 0 and found["checkpoints"] != str(checkpoint_dir)
+    is_of_another_run = of_child(job_dir) != 0 and found.get("checkpoints") != str(checkpoint_dir)
     if found.get("time", 0.0) < before and not is_of_another_run:
         path.unlink(missing_ok=True)

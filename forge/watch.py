@@ -173,7 +173,7 @@ class Watch:
     def _begin_deadline(self, timeout_s: float, is_announced: bool = False) -> None:
         if timeout_s <= 0:
             return
-        if is_announced:  # a task may train on until the end that it was told
+        if is_announced:  # a task may train on until the end that was announced to it
             timeout_s = max(timeout_s, self._until_end_s())
         if self._deadline is None or not is_announced:
             left_s = math.inf if self._deadline is None else self._deadline
@@ -181,7 +181,7 @@ class Watch:
             self._is_announced = is_announced
 
     def _until_end_s(self) -> float:
-        """Seconds until the time limit ends the task, as it was told; 0.0 where it was not."""
+        """Seconds until the time limit ends the task, as announced to it; 0.0 without one."""
         end, now = time_limit.told_end(self.environment) or 0.0, time.time()
         if time_limit.END_TIME not in self.environment:
             return 0.0

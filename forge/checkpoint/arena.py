@@ -23,7 +23,7 @@ _HUGE = 2 << 20
 
 
 class Arena:
-    """`size` bytes at a page's begin, in memory of this process alone.
+    """`size` bytes at the start of a page, in memory of this process alone.
 
     Raises:
         MemoryError: Where there is not so much.

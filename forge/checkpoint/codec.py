@@ -239,7 +239,7 @@ class Outline(dict[str, torch.Tensor]):
 
 
 UNKNOWN = object()
-"""In an outline: a leaf that cannot be told without data."""
+"""In an outline: a leaf that is not known without data."""
 
 
 def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:

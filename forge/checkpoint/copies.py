@@ -71,7 +71,7 @@ class Copies:
         return snapshot
 
     def close(self) -> None:
-        """Give the memory back once nothing is written from it any more."""
+        """Give the memory back once nothing is still written from it."""
         if self._arena is not None:
             self._arena.close()
         self._arena = self._image = None

@@ -148,7 +148,7 @@ class Fence:
         if self._locks.are_in_place():
             self._locks.take_again()
         else:
-            self._lock_anew()
+            self._lock_again()
         return is_taken
 
     def _write_token(self) -> None:
@@ -162,8 +162,8 @@ class Fence:
                 if is_last_try or not self._directory.is_dir():
                     raise
 
-    def _lock_anew(self) -> None:
-        """The directory is another one with our token: put back from a copy, or mounted anew."""
+    def _lock_again(self) -> None:
+        """The directory is another one with our token: restored from a copy, or mounted again."""
         if self._locks.take():
             raise DirectoryInUse(self._in_use(self._read()))
         holder = self._read()

@@ -21,7 +21,7 @@ NUM_THREADS = 2
 """Checksums of one chunk are made while another is written."""
 
 Reader = Callable[[int], memoryview]
-"""Number of a chunk -> its bytes, at a page's begin; good until the same thread asks again."""
+"""Number of a chunk -> its bytes, at the start of a page; good until the same thread asks again."""
 
 
 def write_file(path: Path, size: int, readers: list[Reader]) -> dict[str, Any]:

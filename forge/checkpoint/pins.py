@@ -27,7 +27,7 @@ def is_pinned(path: Path) -> bool:
     """Whether somebody pinned it.
 
     Raises:
-        OSError: Where that cannot be told.
+        OSError: Where that cannot be found out.
     """
     try:
         os.lstat(pin_file(path))

@@ -153,7 +153,7 @@ class Remover:
             messages.warn(f"{path} could not be removed: {error}. Each save tries it again.")
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Until nothing is being deleted any more."""
+        """Until no deletion is under way."""
         with self._lock:
             thread = self._thread
         if thread is not None:

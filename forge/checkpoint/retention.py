@@ -136,7 +136,7 @@ class Retention:
     def _tell_if_never_logged(self, good: dict[Path, Manifest], metric: str) -> None:
         names = {name for described in good.values() for name in described.metrics}
         if metric in names or self._num_without > _PATIENT_SAVES:
-            self._num_without = _PATIENT_SAVES + 1  # it was there, or it was told
+            self._num_without = _PATIENT_SAVES + 1  # it was there, or that was logged
             return
         self._num_without += 1
         if self._num_without == _PATIENT_SAVES:

@@ -233,7 +233,7 @@ class Store:
         """Take away what the policy does not keep; deleting it continues beside training.
 
         Never the newest good one, what `latest` names, one that is pinned or that somebody reads,
-        or what is no checkpoint. What cannot be removed is told, and tried again by the next call.
+        or what is no checkpoint. What cannot be removed is logged; the next call tries again.
 
         Args:
             first_bad_step: Where a streak of bad steps began that is under way.

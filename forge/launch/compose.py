@@ -88,7 +88,7 @@ def compose(
             written = identity.as_written(cfg)
             job = ComposedJob(place, directory, cfg, None, label, program, composed, written)
             problem = _place_problem(job, sweep, batch)
-            if problem:  # not looked into any more: what lies there is another job's
+            if problem:  # not looked into further: what lies there is another job's
                 problems.append(f"job {number} ({label}): {problem}")
                 continue
             complete(cfg)  # before it is compared with what the job began with

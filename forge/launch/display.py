@@ -226,7 +226,7 @@ class Display:
 
 
 class _Stream:
-    """A stream that is not written to any more once it failed, so that no error reaches rich."""
+    """A stream that is no longer written to once it failed, so that no error reaches rich."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""What both launchers ask of their options; every problem is told at once."""
+"""What both launchers ask of their options; every problem is reported at once."""
 
 from __future__ import annotations
 

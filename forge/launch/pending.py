@@ -1,4 +1,4 @@
-"""Why a job waits in the queue: Slurm's own word, and what to do where it would wait permanently.
+"""Why a job waits in the queue: Slurm's own word, and what to do where it would wait forever.
 
 Most reasons pass when other jobs end. Some do not: somebody has to act, and nobody would know.
 Source: squeue(1), "JOB REASON CODES"; the names of 22.05 and later.
@@ -37,7 +37,7 @@ _STUCK = {
     "(Assoc|QOS)Grp(Wall|.*(?<!Run)Minutes).*|QOSUsageThreshold": "the budget of the account or"
     " the QOS is used up. Have it raised, or choose another:"
     " `scontrol update JobId=<job> Account=<name>` (jobs: {jobs})",
-    "DeadLine": f"the deadline cannot be met any more. {_ANEW} without it",
+    "DeadLine": f"the deadline can no longer be met. {_ANEW} without it",
 }
 """Reasons, as regular expressions, that do not end by themselves -> why, and what to do."""
 _PASSING = ("Priority", "Resources")

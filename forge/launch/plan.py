@@ -133,7 +133,7 @@ def make(
         checkpoint_dir=policy.checkpoint.dir,
         time_limit_s=time_limit_s,
         signal=policy.signal.name,
-        lead_s=policy.signal.lead_s if is_active else 0.0,  # nobody there to be told
+        lead_s=policy.signal.lead_s if is_active else 0.0,  # no policy there to hear it
         timeout_s=policy.stop_s,
         actions={name: action.name for name, action in policy.signal.actions.items()}
         if is_active

@@ -99,8 +99,8 @@ def launch(request: Request) -> list[JobReturn]:
             observed = [_observed(job, logs) for job in jobs]
             for one in observed:
                 one.script = submitted.scripts.get(one.number, "")
-            anew = functools.partial(_submit_anew, jobs, options, shared, submitted, cluster)
-            stopped_by = Watcher(observed, options.progress, anew).run()
+            resubmit = functools.partial(_resubmit, jobs, options, shared, submitted, cluster)
+            stopped_by = Watcher(observed, options.progress, resubmit).run()
         finally:
             sweep.close()
     if stopped_by is not None:
@@ -165,7 +165,7 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
             slurm_id = numbers(said)[0]
         known, script = queue.get(slurm_id), submitted.scripts.get(number, "")
         if known is None or not known.is_alive:  # its wrapper may not have lived to say so
-            slurm_id = slurm.submitted_anew(slurm_id, script, queue) or ""
+            slurm_id = slurm.resubmitted(slurm_id, script, queue) or ""
             known = queue.get(slurm_id)
         if known is None or job.is_finished:
             continue
@@ -300,7 +300,7 @@ def _pack(
     return composed.directory, content, data
 
 
-def _submit_anew(
+def _resubmit(
     jobs: list[_Job],
     options: SlurmOptions,
     shared: payload.Shared,
@@ -308,7 +308,7 @@ def _submit_anew(
     cluster: Cluster,
     gone: list[SubmittedJob],
 ) -> None:
-    """Jobs that are not in the queue any more, though they are to run again."""
+    """Jobs that are no longer in the queue, though they are to run again."""
     directory, before = submitted.sweep, dict(submitted.ids)
     try:
         _find_in_queue(submitted)  # of an earlier try

@@ -30,7 +30,7 @@ _LOOK_PER_JOB_S = 0.005
 _ASK_S, _ASK_LEAST_S, _ASK_PER_JOB_S = 15.0, 3.0, 0.3
 """squeue: every 15 s where there are many jobs, sooner where there are few."""
 _PATIENCE = 4
-"""Questions without an answer, in a row, until people are told."""
+"""Unanswered queries in a row before a warning is logged."""
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING")
 _SILENCE_S = 10.0
 """A network disk may show what a job wrote so much later than Slurm its end."""
@@ -118,7 +118,7 @@ class SubmittedJob(ObservedJob):
 def numbers(content: dict[str, Any]) -> list[str]:
     """Slurm's numbers of a job by what its wrapper says: the one that it has now comes first.
 
-    Where Slurm ends a job for good, the wrapper submits it anew, under another number.
+    Where Slurm ends a job for good, the wrapper resubmits it, under another number.
     """
     found = (content.get("successor"), content.get("slurm_job"), *content.get("ancestors", ()))
     return [number for number in found if number]
@@ -133,7 +133,7 @@ class Watcher:
         progress: Any,
         submit: Callable[[list[SubmittedJob]], None] | None = None,
     ) -> None:
-        """`submit`: submits jobs anew, gives them their numbers; raises ForgeError, OSError."""
+        """`submit`: resubmits jobs, gives them their numbers; raises ForgeError, OSError."""
         self._jobs = jobs
         self._submit = submit
         self._problem = ""
@@ -199,8 +199,8 @@ class Watcher:
             for job in waiting:
                 queued = answer.get(job.slurm_id)
                 if queued is None or not queued.is_alive:
-                    anew = slurm.submitted_anew(job.slurm_id, job.script, answer)
-                    job.slurm_id = anew or job.slurm_id
+                    successor = slurm.resubmitted(job.slurm_id, job.script, answer)
+                    job.slurm_id = successor or job.slurm_id
                     queued = answer.get(job.slurm_id)
                 if job.taken > self._asked:
                     continue  # the wrapper has said something since
@@ -208,7 +208,7 @@ class Watcher:
                     left.append(job)
                 else:
                     job.learn(queued, now)
-            self._submit_anew(left)
+            self._resubmit(left)
             self._tell_pending(waiting)
         is_asking = self._question is not None and self._question.is_alive()
         if waiting and not is_asking and now - self._asked >= self._ask_s:
@@ -224,7 +224,7 @@ class Watcher:
         except slurm.Refused as error:
             self._answer = error
 
-    def _submit_anew(self, jobs: list[SubmittedJob]) -> None:
+    def _resubmit(self, jobs: list[SubmittedJob]) -> None:
         """What a wrapper could not requeue while the controller was away."""
         if not jobs or self._submit is None:
             return

@@ -232,7 +232,7 @@ def bounded(function: Callable[[], Any], timeout_s: float, default: Any) -> Any:
     def call() -> None:
         try:
             result[0] = function()
-        except Exception as error:  # noqa: BLE001 - a failed check is an answer, told to people
+        except Exception as error:  # noqa: BLE001 - a failed check is an answer, and logged
             messages.warn(f"health check failed: {error}")
 
     thread = threading.Thread(target=call, name="forge-health", daemon=True)

@@ -218,7 +218,7 @@ class ShutdownHandler:
         return self.signal_received is not None
 
     def explains(self, error: BaseException | None) -> bool:
-        """Whether `error` is that of a print that nobody reads any more, and SIGHUP says so.
+        """Whether `error` is that of a print that nobody reads, and SIGHUP says so.
 
         The kernel fails the prints first and signals an instant later, so this waits for it.
         """
@@ -387,7 +387,7 @@ class ShutdownHandler:
 
 
 def _let_go_of_outputs() -> None:
-    """Write to nowhere what nobody reads any more: each print would be an error."""
+    """Write to nowhere what nobody reads: each print would be an error."""
     for fd in _outputs_gone():
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, fd)

@@ -1,4 +1,7 @@
-"""Whether a job starts again: every reason against every budget, and true jobs that do."""
+"""Whether a job starts again: every reason against every budget, and true jobs that do.
+
+One module, since reasons and budgets are one table.
+"""
 
 import signal
 from dataclasses import asdict, replace

@@ -1,4 +1,7 @@
-"""Every rule of the policy, one case each: what is said when it is broken."""
+"""Every rule of the policy, one case each: what is said when it is broken.
+
+One module, since it is one list.
+"""
 
 import os
 import subprocess

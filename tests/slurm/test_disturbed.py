@@ -2,6 +2,7 @@
 
 All sweeps of this file run at once: what takes long is Slurm's pause after a requeue, and a time
 limit of a minute, which is the shortest it knows. So the tests of the limit come last.
+One module, since its tests share that time.
 """
 
 import signal

@@ -1,4 +1,7 @@
-"""What the wrapper decides where the cluster says little: no controller, no report, no srun."""
+"""What the wrapper decides where the cluster says little: no controller, no report, no srun.
+
+One module, since all of it asks one wrapper on one stand-in for the cluster.
+"""
 
 import json
 import os

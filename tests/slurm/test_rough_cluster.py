@@ -292,3 +292,24 @@ def test_a_job_that_begins_on_a_full_disk_waits_in_the_queue(restarts, did, tmp_
         monkeypatch.setenv(f"SLURM_{name}", value)
     assert job_slurm.main([str(path)]) == 71
     assert asked == did
+
+
+def test_a_full_disk_and_a_refused_requeue_are_both_said(tmp_path, monkeypatch, capfd):
+    """The batch script's output is all that is left of such a job."""
+    path = tmp_path / "1.bundle"
+    limits = {"enabled": True, "max_failures": 2, "rules": []}
+    bundle.write(path, b"", [(tmp_path / "job", {"requeue": limits}, b"")], {})
+
+    def full(*args, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def refuse(job, within_s):
+        raise slurm.NotRequeueable("Requested operation is presently disabled")
+
+    monkeypatch.setattr(bundle, "write_atomically", full)
+    monkeypatch.setattr(slurm, "requeue", refuse)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert job_slurm.main([str(path)]) == 71
+    said = capfd.readouterr().err
+    assert "No space left" in said
+    assert "could not be requeued: Requested operation is presently disabled" in said
