@@ -251,7 +251,7 @@ def test_a_generator_that_is_gone_is_named():
     """The order that it made cannot be made again."""
     first = Position(DataLoader(Numbers(4), shuffle=True, generator=torch.Generator()))
     first.next()
-    with pytest.raises(StateMismatch, match=r"no loader\.generator any more"):
+    with pytest.raises(StateMismatch, match=r"has lost the loader\.generator that it had"):
         Position(DataLoader(Numbers(4), shuffle=True)).load(first.state())
 
 
