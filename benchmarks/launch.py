@@ -27,10 +27,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from forge import processes  # noqa: E402
-from forge.job_files import STATE, forge_dir, read_json  # noqa: E402
-from forge.launch.queue import _START  # noqa: E402
-from forge.launch.resources import cores  # noqa: E402
+from forge.jobdir.job_files import STATE, forge_dir, read_json  # noqa: E402
+from forge.launch.local.queue import _START  # noqa: E402
+from forge.launch.local.resources import cores  # noqa: E402
+from forge.process import processes  # noqa: E402
 
 MARK = "FORGE_BENCHMARK"
 APP = """
@@ -47,13 +47,15 @@ LAUNCHERS = {
     "submitit_local": ["hydra/launcher=submitit_local"],
     "local": ["hydra/launcher=local", "hydra.launcher.progress=none"],
 }
-LAUNCHER_IMPORTS = "import hydra; import forge.launch.local"
-WRAPPER_IMPORTS = f"import sys; sys.path.append({str(ROOT)!r}); import forge.job_local"
-TASK_IMPORTS = "import forge.task, forge.launch.payload; from hydra.core.utils import run_job"
+LAUNCHER_IMPORTS = "import hydra; import forge.launch.local.launcher"
+WRAPPER_IMPORTS = f"import sys; sys.path.append({str(ROOT)!r}); import forge.job.local"
+TASK_IMPORTS = (
+    "import forge.launch.task, forge.launch.payload; from hydra.core.utils import run_job"
+)
 TASK_READS = f"""{TASK_IMPORTS}
 import sys
 from pathlib import Path
-from forge.job_files import PLAN, TASK, forge_dir, read_json
+from forge.jobdir.job_files import PLAN, TASK, forge_dir, read_json
 folder = forge_dir(Path(sys.argv[1]))
 forge.launch.payload.import_main(read_json(folder / PLAN)["main"])
 forge.launch.payload.load((folder / TASK).read_bytes())
@@ -203,9 +205,9 @@ def show_breakdown(pieces: dict[str, list[Cost]]) -> None:
 
     print(f"\n{'one job of hydra/launcher=local':62}{'wall ms':>9}{'CPU ms':>9}")
     row("its wrapper: interpreter without site", "interpreter, -S -E -s")
-    row("its wrapper: forge.job_local imported", "wrapper's imports", "interpreter, -S -E -s")
+    row("its wrapper: forge.job.local imported", "wrapper's imports", "interpreter, -S -E -s")
     row("its task: interpreter", "interpreter")
-    row("its task: Hydra and forge.task imported", "task's imports", "interpreter")
+    row("its task: Hydra and forge.launch.task imported", "task's imports", "interpreter")
     row("its task: script imported, config and function read", "task's reading", "task's imports")
     row(
         "the rest: fork, main in Hydra, result, ending",

@@ -28,11 +28,13 @@ from typing import Any
 
 import torch
 
-from forge.checkpoint import Store, file_reading, manifest
-from forge.checkpoint.arena import fresh_memory
-from forge.checkpoint.names import TENSORS
-from forge.config import CheckpointConfig, Verify
-from forge.live_state import LiveState
+from forge.checkpoint import Store
+from forge.checkpoint.format import manifest
+from forge.checkpoint.format.names import TENSORS
+from forge.checkpoint.io.arena import fresh_memory
+from forge.checkpoint.load import file_reading
+from forge.config.schema import CheckpointConfig, Verify
+from forge.state.registry import LiveState
 
 try:
     import safetensors.torch

@@ -29,15 +29,16 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, SavePla
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from forge.checkpoint import durable, manifest, tensorfile
-from forge.checkpoint.arena import Arena
-from forge.checkpoint.codec import Encoder, decode
-from forge.checkpoint.file_reading import CheckedFile
-from forge.checkpoint.image import Image, room_for
-from forge.checkpoint.manifest import Manifest
-from forge.checkpoint.output import write_file
-from forge.checkpoint.tensor_reading import TensorFile
-from forge.checkpoint.tensorfile import Layout
+from forge.checkpoint.format import manifest, tensorfile
+from forge.checkpoint.format.codec import Encoder, decode
+from forge.checkpoint.format.manifest import Manifest
+from forge.checkpoint.format.tensorfile import Layout
+from forge.checkpoint.io.arena import Arena
+from forge.checkpoint.io.output import write_file
+from forge.checkpoint.load.file_reading import CheckedFile
+from forge.checkpoint.load.tensor_reading import TensorFile
+from forge.checkpoint.save.image import Image, room_for
+from forge.filesystem import durable
 
 SHARDS = "DCP_SHARDING_INFO"
 """Key of the header's metadata under which torch's own writer of safetensors keeps the offsets."""

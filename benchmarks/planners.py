@@ -38,15 +38,17 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.multiprocessing.spawn import spawn
 
-from forge.checkpoint import Store, manifest, reading
-from forge.checkpoint.arena import Arena
-from forge.checkpoint.codec import Encoder
-from forge.checkpoint.file_reading import CheckedFile
-from forge.checkpoint.image import Image, room_for
-from forge.checkpoint.output import write_file
-from forge.checkpoint.tensor_reading import TensorFile
-from forge.checkpoint.tensorfile import Layout
-from forge.config import CheckpointConfig, Verify
+from forge.checkpoint import Store
+from forge.checkpoint.format import manifest
+from forge.checkpoint.format.codec import Encoder
+from forge.checkpoint.format.tensorfile import Layout
+from forge.checkpoint.io.arena import Arena
+from forge.checkpoint.io.output import write_file
+from forge.checkpoint.load import reading
+from forge.checkpoint.load.file_reading import CheckedFile
+from forge.checkpoint.load.tensor_reading import TensorFile
+from forge.checkpoint.save.image import Image, room_for
+from forge.config.schema import CheckpointConfig, Verify
 
 State = dict[str, Any]
 

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 
 from forge.checkpoint import Store
-from forge.checkpoint.durable import sync_directory
-from forge.config import CheckpointConfig
+from forge.config.schema import CheckpointConfig
+from forge.filesystem.durable import sync_directory
 
 NUM_LAYERS = 100
 CONTROL_STEPS = 5
@@ -68,15 +68,15 @@ def finished() -> bool:
 
 def forge_saves(folder: Path, training: Training) -> dict[str, Save]:
     """forge beside training, and waiting."""
-    from forge.ledger import Ledger
-    from forge.nan_policy import NanPolicy
-    from forge.saver import Saver
+    from forge.jobdir.ledger import Ledger
+    from forge.training.nan_policy import NanPolicy
+    from forge.training.saver import Saver
 
     found: dict[str, Save] = {}
     for name, is_async in (("forge, beside", True), ("forge, waiting", False)):
         directory = folder / ("beside" if is_async else "waiting")
         config = CheckpointConfig(keep_last=1, async_save=is_async)
-        from forge.config import NanConfig
+        from forge.config.schema import NanConfig
 
         saver = Saver(Store(directory, config), config, Ledger(directory), NanPolicy(NanConfig()))
 
@@ -163,8 +163,8 @@ def memcpy_ms(size: int) -> Callable[[], float]:
 
 def disk_ms(size: int, path: Path) -> Callable[[], float]:
     """The limit: as many bytes past the page cache, in as many threads as forge has, synced."""
-    from forge.checkpoint.arena import Arena
-    from forge.checkpoint.output import NUM_THREADS
+    from forge.checkpoint.io.arena import Arena
+    from forge.checkpoint.io.output import NUM_THREADS
 
     blocks = [Arena(BLOCK).memory for _ in range(NUM_THREADS)]
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_DIRECT", 0)

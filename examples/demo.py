@@ -28,7 +28,7 @@ from demo_report import compare, print_sample, print_table
 from demo_screen import Screen, clock, paint
 from demo_sweep import Attempt, Blow, Job, Sweep
 
-from forge import processes
+from forge.process import processes
 
 TRAIN = Path(__file__).resolve().parent / "train.py"
 LEARNING_RATES = ("1e-2", "3e-3")

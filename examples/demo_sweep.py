@@ -12,8 +12,9 @@ from typing import Any
 
 from demo_screen import Screen
 
-from forge import ledger, processes
-from forge.job_files import OUTPUT, STATE, forge_dir, read_json
+from forge.jobdir import ledger
+from forge.jobdir.job_files import OUTPUT, STATE, forge_dir, read_json
+from forge.process import processes
 
 
 @dataclass

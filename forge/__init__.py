@@ -25,14 +25,21 @@ _HOME_OF = {
     "ExitCode": "forge.errors",
     "ForgeError": "forge.errors",
     "StateMismatch": "forge.errors",
-    "Checkpointable": "forge.checkpointable",
-    "Policy": "forge.config",
-    "Run": "forge.run",
-    "load": "forge.checkpoint.inspection",
-    "on_stop": "forge.stopping",
-    "shielded": "forge.stopping",
+    "Checkpointable": "forge.submitit.checkpointable",
+    "Policy": "forge.config.schema",
+    "Run": "forge.training.run",
+    "load": "forge.checkpoint.load.inspection",
+    "on_stop": "forge.shutdown.stopping",
+    "shielded": "forge.shutdown.stopping",
 }
-_MODULES = ("checkpoint", "config", "data", "errors", "ledger", "resilience")
+_MODULES = {
+    "checkpoint": "forge.checkpoint",
+    "config": "forge.config",
+    "data": "forge.data",
+    "errors": "forge.errors",
+    "ledger": "forge.jobdir.ledger",
+    "resilience": "forge.resilience",
+}
 
 __all__ = [
     "CheckpointError",
@@ -59,10 +66,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from forge import checkpoint, config, data, errors, ledger, resilience
-    from forge.checkpoint.inspection import load
-    from forge.checkpointable import Checkpointable
-    from forge.config import Policy
+    from forge import checkpoint, config, data, errors, resilience
+    from forge.checkpoint.load.inspection import load
+    from forge.config.schema import Policy
     from forge.errors import (
         CheckpointError,
         ConfigError,
@@ -73,15 +79,17 @@ if TYPE_CHECKING:
         ForgeError,
         StateMismatch,
     )
-    from forge.run import Run
-    from forge.stopping import on_stop, shielded
+    from forge.jobdir import ledger
+    from forge.shutdown.stopping import on_stop, shielded
+    from forge.submitit.checkpointable import Checkpointable
+    from forge.training.run import Run
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME_OF:
         value = getattr(importlib.import_module(_HOME_OF[name]), name)
     elif name in _MODULES:
-        value = importlib.import_module(f"forge.{name}")
+        value = importlib.import_module(_MODULES[name])
     else:
         raise AttributeError(f"module 'forge' has no attribute {name!r}")
     globals()[name] = value

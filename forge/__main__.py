@@ -2,7 +2,7 @@
 
 import sys
 
-from forge.cli import main
+from forge.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

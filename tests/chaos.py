@@ -26,7 +26,7 @@ from pathlib import Path
 
 from harness import Job, assert_same_run
 
-from forge import ledger
+from forge.jobdir import ledger
 
 SIGNALS = ("TERM", "USR1", "USR2", "INT", "KILL")
 COOPERATIVE = {143: "TERM", 130: "INT", 75: "USR1 or USR2"}

@@ -32,9 +32,10 @@ from pathlib import Path
 import torch
 from harness import JOBS, Process, assert_same_bits
 
-from forge import ledger, processes
-from forge.job import TOKEN
-from forge.job_files import PLAN, STATE, forge_dir, read_json
+from forge.job.wrapper import TOKEN
+from forge.jobdir import ledger
+from forge.jobdir.job_files import PLAN, STATE, forge_dir, read_json
+from forge.process import processes
 
 SCRIPT = JOBS / "sweep.py"
 POOL = {"lr": ("0.01", "0.03"), "seed": ("1", "2"), "workers": ("0", "1")}
@@ -137,10 +138,10 @@ class Sweep:
             state, parent, _, session = stat.rpartition(")")[2].split()[:4]
             if state in "ZX":
                 continue
-            if any("from forge.job_local import" in word for word in command):
+            if any("from forge.job.local import" in word for word in command):
                 kind = "wrapper" if session == str(pid) else "watch"
-            elif any("from forge.task import" in word for word in command):
-                kind = "child" if "forge.task" in _command_of(parent) else "task"
+            elif any("from forge.launch.task import" in word for word in command):
+                kind = "child" if "forge.launch.task" in _command_of(parent) else "task"
             else:
                 kind = "launcher" if session == str(pid) else "child"
             job = self._job_in(command) or self._job_in(_command_of(session).split("\0"))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from forge import ledger
+from forge.jobdir import ledger
 
 JOBS = Path(__file__).parent / "jobs"
 PATIENCE_S = 120

@@ -20,21 +20,24 @@ from typing import Any
 import torch
 
 import forge
-from forge.checkpoint import durable, manifest, pins, reading, tensorfile
-from forge.checkpoint.codec import Encoder
-from forge.checkpoint.copies import Copies, Snapshot
-from forge.checkpoint.fence import Fence
-from forge.checkpoint.in_use import reading_lock
-from forge.checkpoint.manifest import Logged, Manifest
-from forge.checkpoint.names import LATEST, STATE, TENSORS, step_dirs, step_of
-from forge.checkpoint.output import write_file
-from forge.checkpoint.reading import Checkpoint, Place
-from forge.checkpoint.removal import Remover
-from forge.checkpoint.retention import Retention, Seen
-from forge.checkpoint.trust import Trust, check_writable_size
-from forge.checkpoint.workspace import Workspace
-from forge.config import CheckpointConfig
+from forge.checkpoint.format import manifest, tensorfile
+from forge.checkpoint.format.codec import Encoder
+from forge.checkpoint.format.manifest import Logged, Manifest
+from forge.checkpoint.format.names import LATEST, STATE, TENSORS, step_dirs, step_of
+from forge.checkpoint.io.output import write_file
+from forge.checkpoint.load import reading
+from forge.checkpoint.load.reading import Checkpoint, Place
+from forge.checkpoint.ownership.fence import Fence
+from forge.checkpoint.ownership.trust import Trust, check_writable_size
+from forge.checkpoint.ownership.workspace import Workspace
+from forge.checkpoint.retention import pins
+from forge.checkpoint.retention.in_use import reading_lock
+from forge.checkpoint.retention.removal import Remover
+from forge.checkpoint.retention.retention import Retention, Seen
+from forge.checkpoint.save.copies import Copies, Snapshot
+from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError, DamagedCheckpoint
+from forge.filesystem import durable
 
 
 class Store:

@@ -14,13 +14,16 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import filter_overrides
 from omegaconf import DictConfig, flag_override, read_write
 
-from forge import config, frozen, identity, job_dir, messages
-from forge.config import Policy
-from forge.config_file import DamagedConfig
+from forge import messages
+from forge.config import loading
+from forge.config.schema import Policy
 from forge.errors import ConfigError
-from forge.foreign import is_ours
-from forge.job_files import STATE, forge_dir
-from forge.launch import payload, plan, remembered
+from forge.filesystem.foreign import is_ours
+from forge.hydra_app import frozen
+from forge.jobdir import identity, job_dir
+from forge.jobdir.config_file import DamagedConfig
+from forge.jobdir.job_files import STATE, forge_dir
+from forge.launch import compose_cache, payload, plan
 from forge.launch.hydra_launcher import Request
 from forge.launch.sweep import Place, SweepDir
 
@@ -74,7 +77,7 @@ def compose(
     several = len(job_overrides) > 1
     common = set.intersection(*map(set, job_overrides)) if several else set()
     for index, (overrides, place) in enumerate(zip(job_overrides, known, strict=True)):
-        cfg = remembered.take(request.context, request.config, list(overrides))
+        cfg = compose_cache.take(request.context, request.config, list(overrides))
         number = place.number if place else sweep.free_number(request.first_number + index)
         shown = [one for one in filter_overrides(overrides) if one not in common]
         label = " ".join(shown)
@@ -154,7 +157,7 @@ def _shared_checkpoints(
 def _shown(cfg: DictConfig) -> str:
     """The user's part of a config as a text, interpolations and all."""
     nodes = {str(key): cfg._get_node(key) for key in cfg if key != "hydra"}
-    return repr({key: config.plain(node) for key, node in nodes.items()})
+    return repr({key: loading.plain(node) for key, node in nodes.items()})
 
 
 def _place_problem(job: ComposedJob, sweep: SweepDir, batch: dict[str, Place]) -> str | None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import forge
-from forge import ledger
-from forge.config import Policy
-from forge.files import open_file
-from forge.job_files import OUTPUT, PLAN, STATE, forge_dir, read_json, write_json
-from forge.launch.table import escape
+from forge.config.schema import Policy
+from forge.filesystem.files import open_file
+from forge.jobdir import ledger
+from forge.jobdir.job_files import OUTPUT, PLAN, STATE, forge_dir, read_json, write_json
+from forge.launch.progress.table import escape
 
 _TAIL_BYTES = 2**16
 _TAIL_COLUMNS = 500
@@ -114,7 +114,7 @@ def make(
     start = (
         f"import sys; sys.path[:] = [{ROOT!r}, *filter(None, sys.path)]; from pathlib import Path;"
     )
-    start += " from forge.task import main; sys.exit(main(Path(sys.argv[1])))"
+    start += " from forge.launch.task import main; sys.exit(main(Path(sys.argv[1])))"
     # The flags of this interpreter (-O, -W, -X …), as multiprocessing passes them on.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return JobPlan(

@@ -10,14 +10,15 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import CompactHydraException
 from omegaconf import OmegaConf
 
-from forge import errors, frozen
+from forge import errors
 from forge.errors import ExitCode, JobTraceback
-from forge.files import read_trusted
-from forge.job_files import RESULT, forge_dir
+from forge.filesystem.files import read_trusted
+from forge.hydra_app import frozen
+from forge.jobdir.job_files import RESULT, forge_dir
 from forge.launch import plan, tracebacks
 from forge.launch.compose import ComposedJob
-from forge.launch.observed import ObservedJob
-from forge.launch.view import State
+from forge.launch.progress.observed import ObservedJob
+from forge.launch.progress.view import State
 
 
 class JobError(errors.JobError, CompactHydraException):

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forge.errors import DirectoryInUse
-from forge.files import append, make_trusted_directory, open_file, read_if_there
-from forge.job_files import LOCK, forge_dir, take_lock
+from forge.filesystem.files import append, make_trusted_directory, open_file, read_if_there
+from forge.jobdir.job_files import LOCK, forge_dir, take_lock
 
 
 @dataclass(frozen=True)

@@ -51,12 +51,7 @@ if TYPE_CHECKING:
         log_job_info,
         resolve_resume_path,
     )
-    from forge.resilience.health import (
-        NaNDetector,
-        NaNState,
-        check_gpu_health,
-        check_nccl_health,
-    )
+    from forge.resilience.health import NaNDetector, NaNState, check_gpu_health, check_nccl_health
     from forge.resilience.signal_handler import ShutdownHandler
 
 

@@ -90,7 +90,7 @@ def resolve_resume_path(checkpoint_dir: Path | str) -> Path | None:
     another tool's, and the highest-numbered is taken.
     """
     # Imported here: reading Slurm's environment should not need torch.
-    from forge.checkpoint import manifest
+    from forge.checkpoint.format import manifest
     from forge.errors import DamagedCheckpoint
 
     directory = Path(checkpoint_dir)

@@ -28,9 +28,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from forge import messages, processes
+from forge import messages
 from forge.errors import ExitCode
-from forge.files import make_directory, open_file
+from forge.filesystem.files import make_directory, open_file
+from forge.process import processes
 
 DEFAULT_ACTIONS: Mapping[str, str] = {
     "TERM": "stop",

@@ -12,6 +12,8 @@ class LocalLauncher(HydraLauncher):
 
     def run(self, request: Request) -> list[JobReturn]:
         """Run one batch of jobs to its end."""
-        from forge.launch import local  # not at the top: every Hydra app imports this module
+        from forge.launch.local import (
+            launcher,  # not at the top: every Hydra app imports this module
+        )
 
-        return local.launch(request)
+        return launcher.launch(request)

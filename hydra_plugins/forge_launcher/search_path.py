@@ -20,6 +20,6 @@ class ForgeSearchPath(SearchPathPlugin):
         # An editable install may hold a copy of conf inside the package: it would be stale.
         search_path.append("forge", str(in_repository if is_repository else package / "conf"))
         if any("resilience." in argument for argument in sys.argv[1:]):
-            from forge import hints
+            from forge.hydra_app import hints
 
             hints.arm(sys.argv[1:])

@@ -12,6 +12,8 @@ class SlurmLauncher(HydraLauncher):
 
     def run(self, request: Request) -> list[JobReturn]:
         """Run one batch of jobs to its end."""
-        from forge.launch import slurm_sweep  # not at the top: every Hydra app imports this module
+        from forge.launch.slurm import (
+            launcher,  # not at the top: every Hydra app imports this module
+        )
 
-        return slurm_sweep.launch(request)
+        return launcher.launch(request)

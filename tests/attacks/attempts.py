@@ -17,17 +17,28 @@ from pathlib import Path
 
 from two_users import ATTACKER, GROUP, LIMIT_S, VICTIM, Place, Said, as_user
 
-from forge import bundle, ledger, task, verdict
-from forge.checkpoint import Store, pins
-from forge.config import CheckpointConfig
-from forge.job_files import LOCK, OUTPUT, PLAN, RESULT, STATE, TASK, forge_dir, write_atomically
-from forge.job_local import LocalJob
-from forge.launch import results
-from forge.launch.queue import Queue, QueuedJob
-from forge.launch.resources import Slots
-from forge.launch.submitted import Submitted, submissions
+from forge.checkpoint import Store
+from forge.checkpoint.retention import pins
+from forge.config.schema import CheckpointConfig
+from forge.job.local import LocalJob
+from forge.jobdir import ledger, verdict
+from forge.jobdir.job_files import (
+    LOCK,
+    OUTPUT,
+    PLAN,
+    RESULT,
+    STATE,
+    TASK,
+    forge_dir,
+    write_atomically,
+)
+from forge.launch import results, task
+from forge.launch.local.queue import Queue, QueuedJob
+from forge.launch.local.resources import Slots
+from forge.launch.slurm.submitted import Submitted, submissions
 from forge.launch.sweep import SweepDir
 from forge.resilience.signal_handler import ShutdownHandler
+from forge.slurm import bundle
 
 
 @dataclass(frozen=True)

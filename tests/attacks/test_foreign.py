@@ -9,11 +9,11 @@ import pytest
 from attempts import begin_ledger, by_an_earlier_version, collect, open_store, submit
 from two_users import ATTACKER, VICTIM, as_user, place
 
-from forge import ledger
-from forge.checkpoint.inspection import load
-from forge.files import read_trusted, write_atomically
-from forge.foreign import foreign
-from forge.job_files import forge_dir
+from forge.checkpoint.load.inspection import load
+from forge.filesystem.files import read_trusted, write_atomically
+from forge.filesystem.foreign import foreign
+from forge.jobdir import ledger
+from forge.jobdir.job_files import forge_dir
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play two users")
 

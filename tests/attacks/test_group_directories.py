@@ -11,7 +11,7 @@ from harness import Job
 from launch.sweeps import App
 from two_users import ATTACKER, as_user, place
 
-from forge.job_files import forge_dir
+from forge.jobdir.job_files import forge_dir
 
 PLAIN = """
     import hydra

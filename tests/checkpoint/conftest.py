@@ -3,8 +3,12 @@
 import pytest
 import torch
 
-from forge.checkpoint import Store, checksums, file_reading, image, output, tensor_reading
-from forge.config import CheckpointConfig
+from forge.checkpoint import Store
+from forge.checkpoint.format import checksums
+from forge.checkpoint.io import output
+from forge.checkpoint.load import file_reading, tensor_reading
+from forge.checkpoint.save import image
+from forge.config.schema import CheckpointConfig
 
 
 @pytest.fixture

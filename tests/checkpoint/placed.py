@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from forge.live_state import LiveState
+from forge.state.registry import LiveState
 
 
 def adam(module, num_steps=1):

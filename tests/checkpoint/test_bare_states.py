@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from forge import init_from
-from forge.config import CheckpointConfig
+from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError, StateMismatch
-from forge.live_state import LiveState
+from forge.state.registry import LiveState
+from forge.training import init_from
 
 optim, schedules = torch.optim, torch.optim.lr_scheduler
 

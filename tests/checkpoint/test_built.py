@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as schedules
 
-from forge.built import Built
 from forge.errors import ConfigError
+from forge.state.built import Built
 
 KINDS = {
     "cosine": lambda o, n: schedules.CosineAnnealingLR(o, 10 * n),

@@ -6,11 +6,12 @@ import threading
 import pytest
 import torch
 
-from forge.config import CheckpointConfig, NanConfig, WhenBusy, load
+from forge.config.loading import load
+from forge.config.schema import CheckpointConfig, NanConfig, WhenBusy
 from forge.errors import ConfigError
-from forge.ledger import Ledger, read
-from forge.nan_policy import NanPolicy
-from forge.saver import Saver
+from forge.jobdir.ledger import Ledger, read
+from forge.training.nan_policy import NanPolicy
+from forge.training.saver import Saver
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from forge.checkpoint import checksums
+from forge.checkpoint.format import checksums
 
 
 @pytest.fixture

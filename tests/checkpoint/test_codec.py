@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 
 from forge.checkpoint import Store
-from forge.checkpoint.codec import Encoder, decode
+from forge.checkpoint.format.codec import Encoder, decode
 from forge.errors import CheckpointError, DamagedCheckpoint
 
 

@@ -10,14 +10,14 @@ import sys
 import pytest
 from harness import Job
 
-from forge.checkpoint.fence import TOKEN_FILE
-from forge.checkpoint.locks import LOCK_FILE
+from forge.checkpoint.ownership.fence import TOKEN_FILE
+from forge.checkpoint.ownership.locks import LOCK_FILE
 from forge.errors import CheckpointError, DirectoryInUse
 
 HOLDER = """
 import sys
 from pathlib import Path
-from forge.checkpoint.fence import Fence
+from forge.checkpoint.ownership.fence import Fence
 fence = Fence(Path(sys.argv[1]))
 print("held", flush=True)
 for _ in sys.stdin:

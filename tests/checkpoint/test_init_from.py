@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from forge import init_from, ledger
-from forge.config import CheckpointConfig, OnForeign
+from forge.config.schema import CheckpointConfig, OnForeign
 from forge.errors import CheckpointError, ConfigError, StateMismatch
-from forge.live_state import LiveState
+from forge.jobdir import ledger
+from forge.state.registry import LiveState
+from forge.training import init_from
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import forge
-from forge import config_file
 from forge.errors import CheckpointError, DamagedCheckpoint
+from forge.jobdir import config_file
 
 TENSORS, STATE = "tensors_rank00000.safetensors", "state_rank00000.json"
 ROOT = Path(__file__).resolve().parents[2]

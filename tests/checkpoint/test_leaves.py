@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from forge.checkpoint import Store
-from forge.checkpoint.codec import MAX_DEPTH, Encoder
-from forge.checkpoint.leaves import differences
+from forge.checkpoint.format.codec import MAX_DEPTH, Encoder
+from forge.checkpoint.format.leaves import differences
 from forge.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings(

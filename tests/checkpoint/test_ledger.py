@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from forge import ledger
-from forge.ledger import Ledger
+from forge.jobdir import ledger
+from forge.jobdir.ledger import Ledger
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_values_that_json_lacks_are_kept(attempt, tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from forge.ledger import Ledger
+from forge.jobdir.ledger import Ledger
 one = Ledger(Path(sys.argv[1]))
 for step in range(1000):
     one.write("metrics", step=step, values={"loss": 1.0})

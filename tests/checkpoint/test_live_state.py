@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from forge.errors import StateMismatch
-from forge.live_state import LiveState
+from forge.state.registry import LiveState
 
 
 def model(*sizes, **options):

@@ -8,14 +8,18 @@ import pytest
 import torch
 
 import forge
-from forge import ledger, metrics, stopping
-from forge.checkpoint import manifest
+from forge.checkpoint.format import manifest
+from forge.jobdir import ledger
+from forge.shutdown import stopping
+from forge.training import metrics
 
 
 @pytest.fixture
 def trainer(tmp_path, monkeypatch):
     """Attempts at one job; `hurt(run, step, place)` is called at places inside each step."""
-    monkeypatch.setattr("forge.stopping.leave", lambda code, reason: forge.Exit(code, reason))
+    monkeypatch.setattr(
+        "forge.shutdown.stopping.leave", lambda code, reason: forge.Exit(code, reason)
+    )
 
     def attempt(directory, hurt=lambda run, step, place: None, steps=20, **policy):
         torch.manual_seed(3)

@@ -9,11 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from forge.checkpoint import arena, checksums, copies, image, output
-from forge.checkpoint.arena import PAGE, Arena
-from forge.checkpoint.image import Image, Stream, room_for
-from forge.checkpoint.output import write_file
-from forge.checkpoint.tensorfile import Layout
+from forge.checkpoint.format import checksums
+from forge.checkpoint.format.tensorfile import Layout
+from forge.checkpoint.io import arena, output
+from forge.checkpoint.io.arena import PAGE, Arena
+from forge.checkpoint.io.output import write_file
+from forge.checkpoint.save import copies, image
+from forge.checkpoint.save.image import Image, Stream, room_for
 
 CHUNK = 2 * PAGE
 

@@ -10,7 +10,7 @@ from placed import resume, save
 from torch import nn
 
 from forge.errors import StateMismatch
-from forge.live_state import LiveState
+from forge.state.registry import LiveState
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
 

@@ -8,13 +8,14 @@ import zlib
 import pytest
 import torch
 
-from forge import config_file, identity
-from forge.built import Built
-from forge.checkpoint import Store, durable
-from forge.config import CheckpointConfig
+from forge.checkpoint import Store
+from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError, ConfigError
-from forge.ledger import Ledger
-from forge.owner import Owner
+from forge.filesystem import durable
+from forge.jobdir import config_file, identity
+from forge.jobdir.ledger import Ledger
+from forge.state.built import Built
+from forge.training.owner import Owner
 
 
 class Place:

@@ -17,9 +17,9 @@ from placed import (
 from test_store import TENSORS, rewrite_manifest
 from torch import nn
 
-from forge.checkpoint.checksums import Checksums
+from forge.checkpoint.format.checksums import Checksums
 from forge.errors import CheckpointError, DamagedCheckpoint, ExitCode, StateMismatch
-from forge.live_state import LiveState
+from forge.state.registry import LiveState
 
 # -- damage ----------------------------------------------------------------------------------------
 

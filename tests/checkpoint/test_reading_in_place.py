@@ -11,11 +11,11 @@ from placed import adam, aliases, bits, content, newest, pair, resume, save, ten
 from test_store import TENSORS
 from torch import nn
 
-from forge.checkpoint import file_reading, tensor_reading
-from forge.checkpoint.checksums import Checksums
-from forge.config import Verify
+from forge.checkpoint.format.checksums import Checksums
+from forge.checkpoint.load import file_reading, tensor_reading
+from forge.config.schema import Verify
 from forge.errors import DamagedCheckpoint
-from forge.live_state import LiveState
+from forge.state.registry import LiveState
 
 # -- where it goes ---------------------------------------------------------------------------------
 
@@ -349,8 +349,8 @@ import sys
 from pathlib import Path
 import torch
 from forge.checkpoint import Store
-from forge.config import CheckpointConfig
-from forge.live_state import LiveState
+from forge.config.schema import CheckpointConfig
+from forge.state.registry import LiveState
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -8,8 +8,9 @@ import numpy
 import pytest
 import torch
 
-from forge.checkpoint import Store, named
-from forge.checkpoint.codec import decode
+from forge.checkpoint import Store
+from forge.checkpoint.format import named
+from forge.checkpoint.format.codec import decode
 from forge.errors import CheckpointError, DamagedCheckpoint
 
 pytestmark = pytest.mark.filterwarnings(

@@ -10,14 +10,14 @@ import time
 import pytest
 from test_store import TENSORS, assert_holds
 
-from forge.checkpoint import in_use, removal
-from forge.checkpoint.in_use import reading_lock, removing_lock
+from forge.checkpoint.retention import in_use, removal
+from forge.checkpoint.retention.in_use import reading_lock, removing_lock
 from forge.errors import DamagedCheckpoint
 
 READER = """
 import os, sys
 from pathlib import Path
-from forge.checkpoint.in_use import reading_lock
+from forge.checkpoint.retention.in_use import reading_lock
 with reading_lock(Path(sys.argv[1])):
     if "fork" in sys.argv:  # as DataLoader workers are, which may outlive what their parent reads
         reader, writer = os.pipe()
@@ -270,7 +270,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from conftest import commit
 from forge.checkpoint import Store
-from forge.config import CheckpointConfig
+from forge.config.schema import CheckpointConfig
 store = Store(Path(sys.argv[1]), CheckpointConfig(keep_last=1))
 for step in (1, 2):
     commit(store, step)

@@ -10,9 +10,10 @@ import sys
 
 import pytest
 
-from forge import cli
-from forge.checkpoint import manifest, pins
-from forge.config import BestConfig, BestMode
+from forge.checkpoint.format import manifest
+from forge.checkpoint.retention import pins
+from forge.cli import main
+from forge.config.schema import BestConfig, BestMode
 
 TENSORS = "tensors_rank00000.safetensors"
 
@@ -134,7 +135,7 @@ def test_one_that_cannot_be_looked_at_for_a_moment_is_not_removed(
 
 
 def forge_pin(*arguments):
-    command = [sys.executable, "-m", "forge.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "forge.cli.main", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True)
 
 
@@ -160,7 +161,7 @@ def test_what_cannot_be_pinned_is_told_and_leaves_nothing(store, commit, capsys,
     before = sorted(os.listdir(store.directory))
     paths = [str(store.directory / name) for name in ("step_1", "step_2", "step_9", ".")]
     monkeypatch.setattr(sys, "argv", ["forge", "pin", *paths[1:], paths[0]])
-    assert cli.main() == 1
+    assert main.main() == 1
     told = capsys.readouterr()
     assert "step_2 is not a checkpoint: it has no manifest" in told.err
     assert "step_9 is not a checkpoint" in told.err
@@ -168,7 +169,7 @@ def test_what_cannot_be_pinned_is_told_and_leaves_nothing(store, commit, capsys,
     assert told.out == f"pinned: {paths[0]}\n"
     assert sorted({*os.listdir(store.directory)} - {*before}) == ["pinned_step_1"]
     monkeypatch.setattr(sys, "argv", ["forge", "unpin", *paths[:2]])
-    assert cli.main() == 1
+    assert main.main() == 1
     assert "step_2 is not pinned" in capsys.readouterr().err
     assert sorted(os.listdir(store.directory)) == before
 

@@ -9,9 +9,10 @@ from contextlib import ExitStack
 import pytest
 from test_store import STATE, TENSORS
 
-from forge.checkpoint import manifest, pins
-from forge.checkpoint.in_use import reading_lock
-from forge.config import BestConfig, BestMode
+from forge.checkpoint.format import manifest
+from forge.checkpoint.retention import pins
+from forge.checkpoint.retention.in_use import reading_lock
+from forge.config.schema import BestConfig, BestMode
 
 
 def steps_of(directory):

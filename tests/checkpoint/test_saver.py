@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import forge
-from forge import stopping
-from forge.config import CheckpointConfig, NanConfig
+from forge.config.schema import CheckpointConfig, NanConfig
 from forge.errors import CheckpointError, DirectoryInUse
-from forge.ledger import Ledger, read
-from forge.nan_policy import NanPolicy
-from forge.saver import FINAL_TRIES, MAX_FAILURES, Saver
+from forge.jobdir.ledger import Ledger, read
+from forge.shutdown import stopping
+from forge.training.nan_policy import NanPolicy
+from forge.training.saver import FINAL_TRIES, MAX_FAILURES, Saver
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_periodic_saves_fall_on_multiples_and_not_on_what_is_saved(make_saver):
 def test_saves_by_time_count_from_the_last_one(make_saver, monkeypatch):
     """`every_s` bounds what a kill costs, however slow the steps are."""
     now = [100.0]
-    monkeypatch.setattr("forge.saver.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("forge.training.saver.time.monotonic", lambda: now[0])
     saver, _ = make_saver(every_steps=None, every_s=60.0)
     saver.begin(3)
     assert not saver.is_due(4)
@@ -179,7 +179,9 @@ def test_a_full_disk_under_a_whole_run_ends_it_with_71(tmp_path, monkeypatch):
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", failing)
-    monkeypatch.setattr("forge.stopping.leave", lambda code, reason: forge.Exit(code, reason))
+    monkeypatch.setattr(
+        "forge.shutdown.stopping.leave", lambda code, reason: forge.Exit(code, reason)
+    )
     seen = []
 
     def train():

@@ -8,12 +8,12 @@ import zlib
 import pytest
 import torch
 
-from forge.checkpoint import manifest, tensorfile
-from forge.checkpoint.arena import Arena
-from forge.checkpoint.file_reading import CheckedFile
-from forge.checkpoint.image import Image, room_for
-from forge.checkpoint.output import write_file
-from forge.checkpoint.tensor_reading import TensorFile
+from forge.checkpoint.format import manifest, tensorfile
+from forge.checkpoint.io.arena import Arena
+from forge.checkpoint.io.output import write_file
+from forge.checkpoint.load.file_reading import CheckedFile
+from forge.checkpoint.load.tensor_reading import TensorFile
+from forge.checkpoint.save.image import Image, room_for
 from forge.errors import DamagedCheckpoint
 
 REFUSED = """

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 import forge
-from forge.checkpoint import Manifest, named
-from forge.checkpoint.checksums import Checksums
-from forge.checkpoint.leaves import differences, leaves
-from forge.checkpoint.names import STATE, TENSORS
+from forge.checkpoint import Manifest
+from forge.checkpoint.format import named
+from forge.checkpoint.format.checksums import Checksums
+from forge.checkpoint.format.leaves import differences, leaves
+from forge.checkpoint.format.names import STATE, TENSORS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,8 +13,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from forge.checkpoint import manifest
-from forge.config import Verify
+from forge.checkpoint.format import manifest
+from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint
 
 STATE, TENSORS = "state_rank00000.json", "tensors_rank00000.safetensors"

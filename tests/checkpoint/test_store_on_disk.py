@@ -12,7 +12,7 @@ import torch
 from test_store import STATE, assert_holds, leftovers
 
 from forge.checkpoint import Store
-from forge.config import CheckpointConfig
+from forge.config.schema import CheckpointConfig
 
 # -- retention -------------------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from forge.checkpoint import Store
-from forge.config import CheckpointConfig
+from forge.config.schema import CheckpointConfig
 sys.path.insert(0, sys.argv[2])
 from conftest import state_of
 NAMES = ["write", "pwrite", "fsync", "rename", "replace", "symlink", "mkdir", "open"]
@@ -233,8 +233,8 @@ import errno, os, sys
 from pathlib import Path
 import torch
 from forge.checkpoint import Store
-from forge.config import CheckpointConfig
-from forge.ledger import Ledger, read
+from forge.config.schema import CheckpointConfig
+from forge.jobdir.ledger import Ledger, read
 directory = Path(sys.argv[1], "checkpoints")
 store = Store(directory, CheckpointConfig(keep_last=9))
 ledger = Ledger(directory)

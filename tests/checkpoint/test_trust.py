@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from forge.checkpoint import Manifest, manifest, tensorfile, trust
-from forge.checkpoint.checksums import Checksums, entry_of, num_chunks
-from forge.checkpoint.names import STATE, TENSORS
-from forge.checkpoint.trust import MAX_STATE_BYTES, check_writable_size
-from forge.config import OnForeign
+from forge.checkpoint import Manifest
+from forge.checkpoint.format import manifest, tensorfile
+from forge.checkpoint.format.checksums import Checksums, entry_of, num_chunks
+from forge.checkpoint.format.names import STATE, TENSORS
+from forge.checkpoint.ownership import trust
+from forge.checkpoint.ownership.trust import MAX_STATE_BYTES, check_writable_size
+from forge.config.schema import OnForeign
 from forge.errors import CheckpointError, DamagedCheckpoint
-from forge.foreign import foreign
+from forge.filesystem.foreign import foreign
 
 STRANGER = 4321
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

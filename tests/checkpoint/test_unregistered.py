@@ -9,7 +9,7 @@ from torch import nn
 
 import forge
 from forge.errors import StateMismatch
-from forge.live_state import LiveState
+from forge.state.registry import LiveState
 
 
 class Stop(Exception):

@@ -10,7 +10,7 @@ from light import POLICY, begin, note
 from torch.utils.data import DataLoader, TensorDataset
 
 import forge
-from forge import stopping
+from forge.shutdown import stopping
 
 STEPS = 12
 PLACE = 5

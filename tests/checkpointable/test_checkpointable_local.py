@@ -13,7 +13,7 @@ from slurm.cluster import wait_for
 from submitit.core.utils import FailedJobError
 
 import forge
-from forge.job_files import STATE, forge_dir, read_json
+from forge.jobdir.job_files import STATE, forge_dir, read_json
 
 pytestmark = pytest.mark.slow
 

@@ -28,9 +28,9 @@ import torch.utils.serialization
 import torchdata.stateful_dataloader  # noqa: F401
 
 import forge.resilience.signal_handler
-import forge.run
-import forge.session  # noqa: F401
-from forge.update import Updater
+import forge.training.run
+import forge.training.session  # noqa: F401
+from forge.training.update import Updater
 
 SCRIPTS = {f"{one.__name__}.py": one.main for one in (small, loops, generators, modules)}
 

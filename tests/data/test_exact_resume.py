@@ -3,7 +3,7 @@
 import pytest
 from harness import Job, assert_same_run
 
-from forge import ledger
+from forge.jobdir import ledger
 
 CODES = {"TERM": 143, "USR1": 75, "USR2": 75, "INT": 130, "KILL": -9}
 

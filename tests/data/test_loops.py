@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import forge
-from forge import ledger, spawned
 from forge.errors import StateMismatch
+from forge.jobdir import ledger, spawned
 
 
 class Crash(Exception):

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import forge
-from forge.looks import Looks
+from forge.state.fingerprint import Looks
 
 SCRIPT = "modules.py"
 

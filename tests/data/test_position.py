@@ -17,9 +17,10 @@ from torch.utils.data import (
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from forge import data, rng
+from forge.data import seeding
+from forge.data.position import Position
 from forge.errors import StateMismatch
-from forge.position import Position
+from forge.state import rng
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
@@ -116,7 +117,7 @@ class Repeats:
 
 def loaders():
     numbers = Numbers(100)
-    seeded = data.seeded(Numbers(10, draws=True), 1)
+    seeded = seeding.seeded(Numbers(10, draws=True), 1)
     generator = torch.Generator()
     return {
         "in order": lambda: DataLoader(numbers, batch_size=12),
@@ -275,13 +276,13 @@ def test_an_iterator_that_ends_says_what_to_pass_instead():
 
 def test_epochs_are_announced_to_samplers_and_seeded_datasets():
     """`set_epoch` is forgotten in half of all training scripts."""
-    numbers = data.seeded(Numbers(8), 1)
+    numbers = seeding.seeded(Numbers(8), 1)
     sampler = DistributedSampler(numbers, num_replicas=2, rank=0)
     position = Position(DataLoader(numbers, batch_size=2, sampler=sampler))
     for epoch in (0, 0, 1, 1, 2):
         position.next()
         assert (sampler.epoch, numbers.epoch, position.epoch) == (epoch,) * 3
-    other_data = data.seeded(Numbers(8), 1)
+    other_data = seeding.seeded(Numbers(8), 1)
     other = DistributedSampler(other_data, num_replicas=2, rank=0)
     resumed = Position(DataLoader(other_data, batch_size=2, sampler=other))
     resumed.load(position.state())
@@ -318,7 +319,7 @@ def test_a_generator_that_seeded_does_not_reach_is_named_and_not_told_to_be_wrap
     numbers = Numbers(4)
     numbers.settings = {"transforms": [Jitter()], "global": np.random.mtrand._rand}
     with caplog.at_level("WARNING", "forge"):
-        seeded = data.seeded(numbers, 1)
+        seeded = seeding.seeded(numbers, 1)
     name = "Numbers.settings['transforms'][0].rng"
     (record,) = caplog.records
     assert f"forge.data.seeded does not reach {name}: " in record.getMessage()
@@ -338,7 +339,7 @@ def test_a_generator_that_seeded_does_not_reach_is_named_and_not_told_to_be_wrap
 
 def test_what_cannot_be_exact_is_named_and_nothing_else_is():
     """A warning that is always there is read by nobody."""
-    numbers, seeded = Numbers(4), data.seeded(Numbers(4), 1)
+    numbers, seeded = Numbers(4), seeding.seeded(Numbers(4), 1)
     workers = {"num_workers": 2}
     weighted = WeightedRandomSampler(torch.ones(4), 4)
     shared = DistributedSampler(numbers, num_replicas=2, rank=0)

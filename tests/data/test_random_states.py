@@ -8,22 +8,23 @@ import torch
 from number_datasets import Numbers, Stream
 from torch.utils.data import Dataset
 
-from forge import data, rng
 from forge.checkpoint import Store
-from forge.config import CheckpointConfig
+from forge.config.schema import CheckpointConfig
+from forge.data import seeding
 from forge.errors import StateMismatch
+from forge.state import rng
 
 
 def test_seeded_draws_are_a_function_of_seed_epoch_and_index():
     """Neither of who draws, nor of when, nor of what was drawn before."""
-    one, two = data.seeded(Numbers(4, draws=True), 1), data.seeded(Numbers(4, draws=True), 1)
+    one, two = seeding.seeded(Numbers(4, draws=True), 1), seeding.seeded(Numbers(4, draws=True), 1)
     first = [one[i].item() for i in range(4)]
     torch.rand(7)
     assert [two[i].item() for i in (3, 1, 0, 2)] == [first[i] for i in (3, 1, 0, 2)]
     assert len({value % 1 for value in first}) == 4
     two.set_epoch(1)
     assert two[0].item() != first[0]
-    assert data.seeded(Numbers(4, draws=True), 2)[0].item() != first[0]
+    assert seeding.seeded(Numbers(4, draws=True), 2)[0].item() != first[0]
 
 
 def test_seeded_draws_leave_no_trace_in_the_generators():
@@ -34,7 +35,7 @@ def test_seeded_draws_leave_no_trace_in_the_generators():
         def __getitem__(self, index):
             return torch.rand(1).item(), random.random(), numpy.random.rand()
 
-    dataset = data.seeded(DrawsFromAll(3), 1)
+    dataset = seeding.seeded(DrawsFromAll(3), 1)
     before = str(rng.capture())
     assert dataset[0] == dataset[0] != dataset[1]
     assert str(rng.capture()) == before
@@ -43,7 +44,7 @@ def test_seeded_draws_leave_no_trace_in_the_generators():
 def test_seeded_refuses_a_dataset_without_indices():
     """There is nothing to seed with."""
     with pytest.raises(TypeError, match="map-style dataset"):
-        data.seeded(Stream(), 1)
+        seeding.seeded(Stream(), 1)
 
 
 @pytest.mark.parametrize("kind", ["MT19937", "PCG64", "PCG64DXSM", "SFC64", "Philox"])
@@ -79,7 +80,7 @@ def test_a_seeded_dataset_draws_the_same_from_any_global_generator_of_numpy(kind
     before = numpy.random.get_bit_generator()
     numpy.random.set_bit_generator(getattr(numpy.random, kind)(5))
     try:
-        dataset = data.seeded(Noise(), 3)
+        dataset = seeding.seeded(Noise(), 3)
         kept = rng.capture_cpu()
         first = [dataset[index] for index in (4, 2)]
         assert rng.capture_cpu()["python"] == kept["python"]

@@ -8,7 +8,7 @@ import sys
 from harness import full_pipe, wait_for
 from test_job_config import App
 
-from forge import ledger
+from forge.jobdir import ledger
 
 
 def test_a_job_whose_log_nobody_reads_saves_and_ends_with_its_code(tmp_path):

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from test_job_config import App
 
-from forge import hydra_hooks, messages
+from forge import messages
 from forge.errors import ExitCode
+from forge.hydra_app import callbacks
 
 SEES = """
 import json, os
@@ -102,7 +103,7 @@ def test_a_damaged_config_is_never_trained_with(app):
 
 def test_any_damage_is_noticed(tmp_path):
     """Zeros after a power cut, half a file, a flipped bit, wherever it is."""
-    from forge import config_file
+    from forge.jobdir import config_file
 
     path = tmp_path / "config.yaml"
     config_file.write(path, {"lr": 0.1, "deep": ["\x85", None, Path("x")]})
@@ -124,13 +125,13 @@ def test_whatever_a_callback_raises_ends_the_job(monkeypatch):
     monkeypatch.setattr(messages, "say", lambda text, level=0: said.append(text))
     hooks = [
         (kind(), name)
-        for kind in (hydra_hooks.JobConfig, hydra_hooks.NotHere)
+        for kind in (callbacks.JobConfig, callbacks.NotHere)
         for name in vars(kind)
         if name.startswith("on_")
     ]
     monkeypatch.setenv("FORGE_REHEARSAL", "anywhere")
     for hook, name in hooks:
-        monkeypatch.setattr(hydra_hooks.hints, "composition_succeeded", lambda: 1 / 0)
+        monkeypatch.setattr(callbacks.hints, "composition_succeeded", lambda: 1 / 0)
         with pytest.raises(SystemExit) as ended:
             getattr(hook, name)(config=None)
         assert ended.value.code == ExitCode.BAD_CONFIG

@@ -13,8 +13,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from test_job_config import App
 
-from forge import job_dir, ledger
-from forge.job_files import forge_dir
+from forge.jobdir import job_dir, ledger
+from forge.jobdir.job_files import forge_dir
 
 PLAIN = """
 import os, signal, sys

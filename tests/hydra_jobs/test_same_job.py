@@ -6,7 +6,7 @@ import math
 import pytest
 from test_job_config import App
 
-from forge import ledger
+from forge.jobdir import ledger
 
 TRAIN = """
 import os, signal

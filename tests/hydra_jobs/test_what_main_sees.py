@@ -14,8 +14,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 
-from forge import frozen
-from forge.hydra_hooks import JobConfig
+from forge.hydra_app import frozen
+from forge.hydra_app.callbacks import JobConfig
 
 
 class Kind(enum.Enum):

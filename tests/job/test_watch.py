@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from harness import wait_for
 
-from forge import processes
-from forge.watch import Watch
+from forge.job.supervisor import Watch
+from forge.process import processes
 
 MARK = "FORGE_TEST_MARK"
 STARTER = """
 import json, os, sys
 from pathlib import Path
-from forge.watch import Watch
+from forge.job.supervisor import Watch
 
 spec = json.loads(sys.argv[1])
 out = os.open(spec["folder"] + "/out.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
@@ -152,7 +152,7 @@ def test_what_the_gil_holds_hostage_is_shown_and_killed(watched):
     one = watched(
         """
         import faulthandler, itertools
-        from forge.watch import DUMP_SIGNAL
+        from forge.job.supervisor import DUMP_SIGNAL
         faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())

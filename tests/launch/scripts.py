@@ -8,7 +8,7 @@ import textwrap
 from sweeps import App
 
 REPORT = """
-    from forge.launch import local
+    from forge.launch.local import launcher
 
     def report(told):
         launch = local.launch

@@ -15,9 +15,10 @@ from pathlib import Path
 import torch
 from harness import PATIENCE_S, Process
 
-from forge import ledger, processes
-from forge.job import TOKEN
-from forge.job_files import LOCK, PLAN, STATE, forge_dir, read_json
+from forge.job.wrapper import TOKEN
+from forge.jobdir import ledger
+from forge.jobdir.job_files import LOCK, PLAN, STATE, forge_dir, read_json
+from forge.process import processes
 
 TRAIN = """
     import os, signal, sys, time

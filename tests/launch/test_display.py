@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from forge.launch import display, table
-from forge.launch.display import Display
-from forge.launch.view import JobView, State
+from forge.launch.progress import display, table
+from forge.launch.progress.display import Display
+from forge.launch.progress.view import JobView, State
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -378,5 +378,5 @@ def test_streams_without_unicode_get_ascii():
 
 
 def test_importing_it_does_not_import_rich():
-    code = "import sys, forge.launch.display; sys.exit('rich' in sys.modules)"
+    code = "import sys, forge.launch.progress.display; sys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

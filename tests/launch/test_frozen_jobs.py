@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from sweeps import CONF, App, SweptJob
 
-from forge.config import Policy
-from forge.job_files import PLAN, forge_dir, read_json, write_json
+from forge.config.schema import Policy
+from forge.jobdir.job_files import PLAN, forge_dir, read_json, write_json
 from forge.launch import plan
 from forge.launch.sweep import Place, SweepDir
 

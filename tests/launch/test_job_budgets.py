@@ -8,7 +8,7 @@ import json
 import pytest
 from sweeps import CONF, App, assert_same_job
 
-from forge import ledger
+from forge.jobdir import ledger
 
 FOLDS = """
     import os, signal

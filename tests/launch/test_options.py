@@ -8,8 +8,8 @@ import pytest
 from sweeps import App
 
 from forge.errors import ConfigError, ExitCode
-from forge.launch import resources
-from forge.launch.resources import LocalOptions, options, slots
+from forge.launch.local import resources
+from forge.launch.local.resources import LocalOptions, options, slots
 
 FREE = {"n_jobs", "gpus_per_job", "timeout_min"}
 """Options that can be null."""

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from forge.launch import pending, table
-from forge.launch.display import Display
-from forge.launch.view import JobView, State
+from forge.launch.progress import table
+from forge.launch.progress.display import Display
+from forge.launch.progress.view import JobView, State
+from forge.slurm import pending
 
 STUCK = {
     "DependencyNeverSatisfied": ("hydra.launcher.dependency", "scancel 7_0 7_1"),

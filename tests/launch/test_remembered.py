@@ -11,7 +11,7 @@ from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, RunMode
 from omegaconf import OmegaConf
 
-from forge.launch import payload, remembered
+from forge.launch import compose_cache, payload
 
 Plugins.instance()  # as in suites.py
 OVERRIDES = [[f"lr={lr}", "extra=a" if lr > 1 else "extra=b"] for lr in (1, 2, 3)]
@@ -64,7 +64,7 @@ def context(hydra_restore_singletons, tmp_path):
             "conf", [], run_mode=RunMode.MULTIRUN, with_log_configuration=False
         )
         found = HydraContext(config_loader=hydra.config_loader, callbacks=None)
-        remembered.watch(found)
+        compose_cache.watch(found)
         yield found, config
 
 
@@ -89,7 +89,7 @@ def test_jobs_get_the_same_without_it(sweep, composed, monkeypatch):
         return [(one.return_value, one.cfg, one.hydra_cfg, one.overrides) for one in returned]
 
     with_it = told()
-    monkeypatch.setattr(remembered, "watch", lambda context: None)
+    monkeypatch.setattr(compose_cache, "watch", lambda context: None)
     assert told() == with_it
     assert len(composed) == 3 + 6
 
@@ -99,8 +99,8 @@ def test_a_remembered_config_is_the_one_that_would_be_composed(context, composed
     for overrides in OVERRIDES:
         context.config_loader.load_sweep_config(config, overrides)
     for overrides in OVERRIDES:
-        kept = remembered.take(context, config, list(overrides))
-        fresh = remembered.take(context, config, list(overrides))
+        kept = compose_cache.take(context, config, list(overrides))
+        fresh = compose_cache.take(context, config, list(overrides))
         assert fresh is not kept, "it is for whoever takes it alone"
         assert pickle.dumps(fresh) == pickle.dumps(kept)
     assert len(composed) == 3 + 3
@@ -111,17 +111,17 @@ def test_another_config_of_a_sweep_is_another(context, composed):
     context.config_loader.load_sweep_config(config, OVERRIDES[0])
     other = config.copy()
     other.hydra.overrides.hydra.append("hydra.job.name=another")
-    assert remembered.take(context, other, OVERRIDES[0]).hydra.job.name == "another"
+    assert compose_cache.take(context, other, OVERRIDES[0]).hydra.job.name == "another"
     assert len(composed) == 2
 
 
 def test_beyond_the_most_that_is_kept_jobs_are_composed_again(context, composed, monkeypatch):
     """A sweep of a hundred thousand jobs must not fill the login node's memory."""
-    monkeypatch.setattr(remembered, "_MOST", 1)
+    monkeypatch.setattr(compose_cache, "_MOST", 1)
     context, config = context
     for overrides in OVERRIDES:
         context.config_loader.load_sweep_config(config, overrides)
-    found = [remembered.take(context, config, overrides).lr for overrides in OVERRIDES]
+    found = [compose_cache.take(context, config, overrides).lr for overrides in OVERRIDES]
     assert found == [1, 2, 3]
     assert len(composed) == 3 + 2
 
@@ -141,6 +141,6 @@ def test_what_is_pickled_has_forgotten(context):
 def test_the_loader_is_watched_once_and_is_what_it_was_otherwise(context):
     context, _ = context
     watched = context.config_loader
-    remembered.watch(context)
+    compose_cache.watch(context)
     assert context.config_loader is watched
     assert watched.list_groups("") == watched._loader.list_groups("")

@@ -9,9 +9,10 @@ from dataclasses import asdict, replace
 import pytest
 from sweeps import App
 
-from forge.config import Policy, RequeueConfig, RequeueRule, load
+from forge.config.loading import load
+from forge.config.schema import Policy, RequeueConfig, RequeueRule
 from forge.errors import ConfigError, ExitCode
-from forge.requeue import Counts, Outcome, Reason, decide
+from forge.job.requeue import Counts, Outcome, Reason, decide
 
 KILLED = Outcome(-signal.SIGKILL)
 REQUESTED = Outcome(ExitCode.REQUEUE)

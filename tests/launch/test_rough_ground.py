@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from sweeps import App, assert_same_job, until
 
-from forge import processes
 from forge.errors import ConfigError, Exit, JobError
-from forge.job_files import PLAN, STATE, forge_dir, read_json, write_json
+from forge.jobdir.job_files import PLAN, STATE, forge_dir, read_json, write_json
+from forge.process import processes
 
 PLAIN = """
     import os, signal, sys, time

@@ -7,9 +7,9 @@ import sys
 import pytest
 from sweeps import App
 
-from forge import cli
-from forge.launch.submitted import Submitted
-from forge.slurm import Queued
+from forge.cli import main
+from forge.launch.slurm.submitted import Submitted
+from forge.slurm.client import Queued
 
 TRAIN = """
     import hydra
@@ -47,7 +47,7 @@ def run(app, *command):
 
 
 def plan(app, *overrides):
-    return run(app, "-m", "forge.cli", "plan", "train.py", *overrides)
+    return run(app, "-m", "forge.cli.main", "plan", "train.py", *overrides)
 
 
 def test_the_plan_has_the_script_the_signals_and_every_job(app):
@@ -68,7 +68,7 @@ def test_the_plan_has_the_script_the_signals_and_every_job(app):
     assert "#SBATCH --time=10\n" in shown
     assert "#SBATCH --time=20\n" in shown
     first = shown.index("module load cuda")
-    wrapper = shown.index("forge.job_slurm")
+    wrapper = shown.index("forge.slurm.wrapper")
     assert first < wrapper < shown.index("echo over") < shown.rindex('exit "$forge_code"')
     assert "T=10 min:  T-120 s USR2, saves and requeues · T-30 s forced exit" in shown
     for number in (0, 1):
@@ -159,13 +159,13 @@ def test_a_cluster_that_does_not_answer_is_told_at_the_submission(app):
 )
 def test_the_plan_is_the_app_s_own_command(given, expected):
     """It cannot differ from what would be submitted."""
-    assert cli.plan_command(given) == [sys.executable, *expected]
+    assert main.plan_command(given) == [sys.executable, *expected]
 
 
 @pytest.mark.parametrize("arguments", [[], ["plan"], ["plan", "-m"], ["status"]])
 def test_a_command_that_makes_no_sense_shows_the_usage(arguments, app):
     """And ends with 2, as argparse does."""
-    done = run(app, "-m", "forge.cli", *arguments)
+    done = run(app, "-m", "forge.cli.main", *arguments)
     assert done.returncode == 2
     assert "usage: forge plan" in done.stderr
 

@@ -8,7 +8,8 @@ import pytest
 from harness import Process
 from sweeps import CONF, TRAIN, App, SweptJob, assert_same_job, until
 
-from forge import ledger, processes
+from forge.jobdir import ledger
+from forge.process import processes
 
 MAIN = """
     @hydra.main(version_base=None, config_path=".", config_name="conf")
@@ -180,7 +181,7 @@ def test_a_run_is_lost_where_the_last_process_in_it_ended_without_a_word(tmp_pat
 
     def run(name, *kinds, of_child=True):
         owner = f"host {os.getpid() + of_child} 7"
-        monkeypatch.setattr("forge.spawned.owner", lambda: owner)
+        monkeypatch.setattr("forge.jobdir.spawned.owner", lambda: owner)
         opened = ledger.Ledger(tmp_path, tmp_path / name)
         for kind in ("start", *kinds):
             opened.write(kind)

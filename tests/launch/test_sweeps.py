@@ -7,7 +7,8 @@ import signal
 import pytest
 from sweeps import App, assert_same_job, command_in, until
 
-from forge import ledger, processes
+from forge.jobdir import ledger
+from forge.process import processes
 
 
 def test_jobs_that_are_killed_finish_with_the_same_bits(app, undisturbed):

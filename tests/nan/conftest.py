@@ -4,7 +4,8 @@ import signal
 
 import pytest
 
-from forge import processes, stopping
+from forge.process import processes
+from forge.shutdown import stopping
 
 
 @pytest.fixture(autouse=True)

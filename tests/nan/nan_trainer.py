@@ -13,7 +13,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import forge
-from forge import ledger, stopping
+from forge.jobdir import ledger
+from forge.shutdown import stopping
 
 
 class Killed(Exception):

@@ -13,10 +13,10 @@ from nan_trainer import (
     train,
 )
 
-from forge.checkpoint.tensor_reading import TensorFile
-from forge.config import NanConfig, RollbackConfig
+from forge.checkpoint.load.tensor_reading import TensorFile
+from forge.config.schema import NanConfig, RollbackConfig
 from forge.errors import DamagedCheckpoint
-from forge.nan_policy import NanPolicy, RateScale
+from forge.training.nan_policy import NanPolicy, RateScale
 
 ROLLBACK = {"action": "rollback", "max_consecutive": 2}
 

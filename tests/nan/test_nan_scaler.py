@@ -9,10 +9,10 @@ from nan_trainer import assert_same_state, events, inf_gradient, stop, streak, t
 from updates import OPTIMIZERS, a_run, build, losses
 
 import forge
-from forge.config import Policy
-from forge.live_state import LiveState
-from forge.nan_policy import NanPolicy
-from forge.update import Updater
+from forge.config.schema import Policy
+from forge.state.registry import LiveState
+from forge.training.nan_policy import NanPolicy
+from forge.training.update import Updater
 
 
 def test_a_scaler_gives_the_very_bits_of_the_loop_written_by_hand(tmp_path):

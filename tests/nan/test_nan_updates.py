@@ -10,7 +10,7 @@ from nan_trainer import assert_same_state
 from updates import OPTIMIZERS, a_run, build, losses
 
 import forge
-from forge import stopping
+from forge.shutdown import stopping
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

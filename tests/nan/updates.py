@@ -5,7 +5,7 @@ import contextlib
 import torch
 
 import forge
-from forge import stopping
+from forge.shutdown import stopping
 
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.03, momentum=0.9),

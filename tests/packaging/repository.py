@@ -51,7 +51,7 @@ def modules() -> dict[str, Path]:
 def imports(path: Path) -> set[str]:
     """Every module that a file imports anywhere, in functions and for type checkers too.
 
-    `from forge import rng` counts as `forge.rng` where that is a module, else as `forge`.
+    `from forge import rng` counts as `forge.state.rng` where that is a module, else as `forge`.
     """
     known = modules()
     found = set()

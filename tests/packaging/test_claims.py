@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 
 import forge
 from forge.checkpoint import Store
-from forge.config import CheckpointConfig
+from forge.config.schema import CheckpointConfig
 
 
 def flip_a_bit(path, where):

@@ -57,24 +57,26 @@ def test_only_the_layers_that_need_a_package_import_it(module):
 def test_the_training_process_knows_nothing_of_slurm_s_commands():
     """It is handed a way to requeue; only the job and the launcher talk to the controller."""
     above = {
-        "forge.backends",
-        "forge.checkpointable",
-        "forge.job",
-        "forge.job_local",
-        "forge.job_slurm",
+        "forge.submitit.backends",
+        "forge.submitit.checkpointable",
+        "forge.job.wrapper",
+        "forge.job.local",
+        "forge.slurm.wrapper",
         "forge.launch",
-        "forge.slurm",
-        "forge.step",
-        "forge.successor",
-        "forge.task",
-        "forge.watch",
+        "forge.slurm.client",
+        "forge.slurm.step",
+        "forge.slurm.successor",
+        "forge.launch.task",
+        "forge.job.supervisor",
     }
     for module, path in modules().items():
         if not f"{module}.".startswith((*(f"{one}." for one in above), "hydra_plugins.")):
-            by_name = {"forge.checkpointable"} if module == "forge" else set()  # on first use
+            by_name = (
+                {"forge.submitit.checkpointable"} if module == "forge" else set()
+            )  # on first use
             assert not (imports(path) - by_name) & (above | {"submitit"}), module
         commands = re.findall(r"""["'](sbatch|squeue|scontrol|sacct|srun)["']""", path.read_text())
-        assert not commands or module == "forge.slurm", f"{module} names {commands}"
+        assert not commands or module == "forge.slurm.client", f"{module} names {commands}"
 
 
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
@@ -118,8 +120,8 @@ def test_checking_a_policy_needs_no_torch(tmp_path):
     """Submitting checks it, on a login node."""
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "import forge, forge.hydra_hooks\n"
-        "forge.config.load({'nan': {'action': 'skip'}})\n"
+        "import forge, forge.hydra_app.callbacks\n"
+        "forge.config.loading.load({'nan': {'action': 'skip'}})\n"
         "assert not {'torch', 'submitit'} & set(sys.modules)"
     )
     run([sys.executable, "-c", code], tmp_path)

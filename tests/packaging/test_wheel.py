@@ -13,7 +13,8 @@ from harness import Process
 from readme import App, blocks
 from repository import ROOT, run
 
-from forge import ledger, processes
+from forge.jobdir import ledger
+from forge.process import processes
 
 pytestmark = pytest.mark.slow
 

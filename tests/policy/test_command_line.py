@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forge import hints
+from forge.hydra_app import hints
 
 ROOT = Path(__file__).parents[2]
 

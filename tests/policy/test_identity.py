@@ -7,8 +7,8 @@ from enum import Enum
 import pytest
 from omegaconf import OmegaConf
 
-from forge import config_file, identity
-from forge.identity import Identity
+from forge.jobdir import config_file, identity
+from forge.jobdir.identity import Identity
 
 
 class Color(Enum):

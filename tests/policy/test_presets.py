@@ -10,10 +10,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from forge import config
-from forge.config import HealthAction, NanAction, Policy, SignalAction, Verify, load
+from forge.config import schema
+from forge.config.loading import load
+from forge.config.schema import HealthAction, NanAction, Policy, SignalAction, Verify
 
-CONF = Path(config.__file__).parents[1] / "conf"
+CONF = Path(schema.__file__).parents[1] / "conf"
 PRESETS = sorted(path.stem for path in (CONF / "resilience").glob("*.yaml"))
 BOOLEAN_WORDS = {"on", "off", "yes", "no", "y", "n", "true", "false"}
 
@@ -33,8 +34,8 @@ def compose_app(tmp_path):
 def policy_classes() -> list[type]:
     return [
         one
-        for one in vars(config).values()
-        if dataclasses.is_dataclass(one) and one.__module__ == config.__name__
+        for one in vars(schema).values()
+        if dataclasses.is_dataclass(one) and one.__module__ == schema.__name__
     ]
 
 
@@ -58,7 +59,7 @@ def test_every_preset_brings_the_callback_that_keeps_a_jobs_config(tmp_path, pre
     with initialize_config_dir(str(tmp_path), version_base=None):
         chosen = compose("app", [f"+resilience={preset}"], return_hydra_config=True)
         plain = compose("app", [], return_hydra_config=True)
-    assert chosen.hydra.callbacks.forge._target_ == "forge.hydra_hooks.JobConfig"
+    assert chosen.hydra.callbacks.forge._target_ == "forge.hydra_app.callbacks.JobConfig"
     assert plain.hydra.callbacks == {}
     assert set(plain) == {"lr", "hydra"}
 
@@ -100,7 +101,7 @@ def flat(tree, prefix=""):
 
 def test_every_field_is_documented_below_itself():
     """The dataclasses are the reference that users read."""
-    tree = ast.parse(inspect.getsource(config))
+    tree = ast.parse(inspect.getsource(schema))
     undocumented = []
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and any(
@@ -140,7 +141,7 @@ def test_no_name_and_no_value_is_a_word_that_yaml_reads_as_a_boolean():
     """`action: off` would arrive as False."""
     enums = [
         one
-        for one in vars(config).values()
+        for one in vars(schema).values()
         if isinstance(one, type) and issubclass(one, Enum) and one is not Enum
     ]
     assert len(enums) >= 5

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from forge.config import (
+from forge.config.rules import SIGNALS, directory_problem, nearest_key
+from forge.config.schema import (
     CheckpointConfig,
     HealthCheck,
     NanAction,
@@ -23,7 +24,6 @@ from forge.config import (
     load,
 )
 from forge.errors import ConfigError, ExitCode
-from forge.rules import SIGNALS, directory_problem, nearest_key
 
 ROOT = Path(__file__).parents[2]
 NAN = float("nan")
@@ -263,7 +263,7 @@ def test_a_link_to_a_directory_is_a_directory(tmp_path):
 def test_a_directory_of_another_user_is_a_problem_and_not_a_traceback(mode, tmp_path):
     """Below a directory that may not even be searched, every look raises PermissionError."""
     code = (
-        "import os; from pathlib import Path; from forge.rules import directory_problem;"
+        "import os; from pathlib import Path; from forge.config.rules import directory_problem;"
         f"os.setuid(65534); print(directory_problem(Path({str(tmp_path)!r}, 'mine', 'deep')))"
     )
     tmp_path.chmod(mode)

@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 from rehearse_all import CASES
 
-from forge import job_dir, ledger, processes, rehearse, strikes
-from forge.job_files import REHEARSAL
-from forge.rehearsal import Failed, Rehearsal, Run, Strike
-from forge.rehearse import differing_leaves, differing_values, main, plan
+from forge.jobdir import job_dir, ledger
+from forge.jobdir.job_files import REHEARSAL
+from forge.process import processes
+from forge.rehearse import verdicts
+from forge.rehearse.rehearsal import Failed, Rehearsal, Run, Strike
+from forge.rehearse.verdicts import differing_leaves, differing_values, main, plan
+from forge.training import strikes
 
 HEADER = "import random, sys, torch, forge\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(2, 1)\n"
 LOOP = """
@@ -158,10 +161,10 @@ def test_runs_in_a_temporary_directory_are_kept_only_where_they_differ(
     code, tmp_path, monkeypatch, capsys
 ):
     """Whoever is shown a difference wants to look at it; the rest would fill the disk."""
-    monkeypatch.setattr(rehearse, "rehearse", lambda *arguments: code)
-    monkeypatch.setattr(rehearse.processes, "adopt_orphans", lambda: None)
-    monkeypatch.setattr(rehearse.signal, "signal", lambda *arguments: None)
-    monkeypatch.setattr(rehearse.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(verdicts, "rehearse", lambda *arguments: code)
+    monkeypatch.setattr(verdicts.processes, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(verdicts.signal, "signal", lambda *arguments: None)
+    monkeypatch.setattr(verdicts.tempfile, "tempdir", str(tmp_path))
     assert main(["--", "true"]) == code
     kept = list(tmp_path.iterdir())
     assert len(kept) == code
@@ -342,7 +345,7 @@ class Ended:
 def test_what_is_measured_of_the_machine_is_left_out_by_name(capsys):
     """Times differ in every run; a loss that does not is compared."""
     hit = ("SIGKILL", ledger.Progress(1, 2, 0.0, None))
-    assert rehearse.rehearse(Ended(hit), 2, 0) == 0
+    assert verdicts.rehearse(Ended(hit), 2, 0) == 0
     said = capsys.readouterr().out
     assert "not compared, since undisturbed runs differ in them alone: seconds\n" in said
     assert said.endswith("identical, hit 2 times\n")
@@ -350,7 +353,7 @@ def test_what_is_measured_of_the_machine_is_left_out_by_name(capsys):
 
 def test_runs_that_nothing_hit_are_not_called_identical(capsys):
     """A policy may ignore the signals: then nothing was rehearsed."""
-    assert rehearse.rehearse(Ended(), 2, 0) == 2
+    assert verdicts.rehearse(Ended(), 2, 0) == 2
     assert "No run was hit" in capsys.readouterr().out
 
 

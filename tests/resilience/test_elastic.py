@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from forge.checkpoint import Store
-from forge.config import CheckpointConfig
+from forge.config.schema import CheckpointConfig
 from forge.resilience import (
     SLURMInfo,
     get_slurm_info,

@@ -7,7 +7,7 @@ import torch
 from harness import Job, assert_same_bits
 
 import forge
-from forge import config_file, ledger
+from forge.jobdir import config_file, ledger
 
 
 def folds(directory, **spec):
@@ -119,8 +119,8 @@ def test_a_run_in_a_thread_is_one_clear_error(tmp_path):
         thread.start()
         thread.join()
     finally:
-        forge.stopping.remove_callback(callback)
-        forge.stopping.uninstall()
+        forge.shutdown.stopping.remove_callback(callback)
+        forge.shutdown.stopping.uninstall()
     (error,) = found
     assert type(error) is forge.ForgeError
     assert "entered in the thread 'trainer'" in str(error)

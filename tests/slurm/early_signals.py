@@ -41,7 +41,7 @@ CONF = """
 PROLOG = """#!{python} -IS
 import os, random, signal, sys, time
 sys.path.append({root!r})
-from forge import processes
+from forge.process import processes
 
 if os.environ["FORGE_RESTART_COUNT"] == "0" and os.fork() == 0:
     os.setsid()

@@ -17,8 +17,8 @@ from cluster import Cluster, submit
 from harness import Process
 from launch.sweeps import App, SweptJob
 
-from forge import ledger
-from forge.job_files import forge_dir
+from forge.jobdir import ledger
+from forge.jobdir.job_files import forge_dir
 
 PATIENCE_S = 150.0
 HOLD = 12
@@ -34,7 +34,7 @@ TRAIN = """
 
     if "hydra/launcher=slurm" not in sys.argv or "FORGE_JOB_TOKEN" in os.environ:
         import torch  # the launcher can do without: a second of each test
-    from forge import stopping
+    from forge.shutdown import stopping
 
     RESTARTS = int(os.environ.get("FORGE_RESTART_COUNT", 0))
 
@@ -230,11 +230,11 @@ class SlurmJob(SweptJob):
 
     @property
     def task(self) -> int:
-        return self._process("forge.task")
+        return self._process("forge.launch.task")
 
     @property
     def watch(self) -> int:
-        return self._process("forge.step")
+        return self._process("forge.slurm.step")
 
     @property
     def srun(self) -> int:

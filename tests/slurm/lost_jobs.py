@@ -28,8 +28,8 @@ from jobs import SlurmApp, SlurmJob
 from launch.sweeps import SweptJob, assert_same_job
 from showcase_jobs import stops, table
 
-from forge import ledger
-from forge.launch.slurm_wait import numbers
+from forge.jobdir import ledger
+from forge.launch.slurm.slurm_wait import numbers
 
 HERE = Path(__file__).parent
 TESTS = (

@@ -34,7 +34,7 @@ from harness import Process
 from jobs import urgent
 from showcase_jobs import CASES, OPTIONS, Facts, Job, jobs_of, problems_of, row, summary, table
 
-from forge import processes
+from forge.process import processes
 
 TRAIN = Path(__file__).parents[2] / "examples" / "train.py"
 STEPS = 250

@@ -13,8 +13,9 @@ import torch
 from cluster import Cluster
 from jobs import SlurmJob
 
-from forge import ledger, processes
-from forge.job_files import read_json
+from forge.jobdir import ledger
+from forge.jobdir.job_files import read_json
+from forge.process import processes
 
 ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 HEADER = (

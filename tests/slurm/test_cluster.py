@@ -6,7 +6,7 @@ import sys
 import pytest
 from cluster import Cluster, missing, submit, wait_for
 
-from forge import processes
+from forge.process import processes
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

@@ -13,7 +13,7 @@ from harness import made_once
 from jobs import HOLD, SlurmApp, SlurmJob, table, urgent
 from launch.sweeps import App, SweptJob, assert_same_job, until
 
-from forge import processes
+from forge.process import processes
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -46,7 +46,7 @@ EXITS = """
         return 42, os.environ.get("FROM_SETUP")
 
     if __name__ == "__main__":
-        from forge.launch import slurm_sweep
+        from forge.launch.slurm import launcher
 
         launch = slurm_sweep.launch
 

@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from forge import slurm
-from forge.job_files import PLAN, RESULT, STATE, WATCH, forge_dir, read_json, write_json
-from forge.job_slurm import SlurmJob
-from forge.requeue import Outcome, Reason
-from forge.slurm import JobInfo
+from forge.job.requeue import Outcome, Reason
+from forge.jobdir.job_files import PLAN, RESULT, STATE, WATCH, forge_dir, read_json, write_json
+from forge.slurm import client
+from forge.slurm.client import JobInfo
+from forge.slurm.wrapper import SlurmJob
 
 PLANNED = {
     "token": "none",
@@ -42,7 +42,7 @@ class Controller:
     def show(self, job, within_s):
         answer = self.answers.pop(0)
         if answer is None:
-            raise slurm.NoAnswer("busy")
+            raise client.NoAnswer("busy")
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -56,7 +56,7 @@ class Controller:
     def signal_step(self, job, number, name, within_s):
         answer = self.answers.pop(0)
         if answer is None:
-            raise slurm.NoAnswer("busy")
+            raise client.NoAnswer("busy")
         if answer:
             self.did.append((name, number))
         return answer
@@ -89,7 +89,7 @@ def wrapper(tmp_path, monkeypatch, silence):
         job._reader, _ = silence
         job.controller = Controller(*answers)
         for name in ("show", "requeue", "exclude", "end_step", "signal_step"):
-            monkeypatch.setattr(slurm, name, getattr(job.controller, name))
+            monkeypatch.setattr(client, name, getattr(job.controller, name))
         vars(job).update(changes)
         return job
 
@@ -182,7 +182,7 @@ def test_a_job_that_is_being_killed_asks_once(wrapper):
 
 def test_a_job_that_is_gone_was_cancelled(wrapper):
     """Where MinJobAge is short."""
-    job = wrapper(slurm.NoSuchJob("Invalid job id"))
+    job = wrapper(client.NoSuchJob("Invalid job id"))
     report(job, 0, 143)
     assert job._outcome(exited(143)).reason is Reason.cancelled
 
@@ -296,7 +296,7 @@ def test_a_time_limit_that_was_moved_is_written_down_for_the_task(wrapper, left_
     job._look_at_limit()  # not at once again: there is no other answer
 
 
-@pytest.mark.parametrize("answer", [None, slurm.NoSuchJob("gone"), RUNS])
+@pytest.mark.parametrize("answer", [None, client.NoSuchJob("gone"), RUNS])
 def test_a_look_at_the_time_limit_ends_no_job(wrapper, answer):
     """Nobody answers, or the disk is full."""
     job = wrapper(answer, _end_time=time.monotonic() + 400, _next_look=0.0)
@@ -400,7 +400,7 @@ def sbatch(wrapper, monkeypatch):
     asked, in_queue = [], {}
 
     def refuse(job, within_s):
-        raise slurm.NotRequeueable("Requested operation is presently disabled")
+        raise client.NotRequeueable("Requested operation is presently disabled")
 
     def submit(script, *options):
         asked.append((script.name, *options))
@@ -408,9 +408,9 @@ def sbatch(wrapper, monkeypatch):
 
     job = wrapper(KILLED_BY_PREEMPTION, KILLED_BY_PREEMPTION)
     (job.directory / "script.sh").write_text("#!/bin/sh\n#SBATCH --comment='team a'\n")
-    monkeypatch.setattr(slurm, "requeue", refuse)
-    monkeypatch.setattr(slurm, "submit", submit)
-    monkeypatch.setattr(slurm, "find_by_comment", in_queue.get)
+    monkeypatch.setattr(client, "requeue", refuse)
+    monkeypatch.setattr(client, "submit", submit)
+    monkeypatch.setattr(client, "find_by_comment", in_queue.get)
     job.asked, job.in_queue = asked, in_queue
     return job
 
@@ -429,17 +429,17 @@ def test_it_is_submitted_anew_with_its_number_in_the_array(sbatch, monkeypatch):
 @pytest.mark.parametrize("was_submitted", [True, False])
 def test_a_kill_between_sbatch_and_the_note_gives_one_successor(sbatch, was_submitted, monkeypatch):
     """The intent is on disk before sbatch; the queue says whether it came so far."""
-    submit = slurm.submit
+    submit = client.submit
 
     def killed(script, *options):
         if was_submitted:
             sbatch.in_queue[options[0].partition("=")[2]] = submit(script, *options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(slurm, "submit", killed)
+    monkeypatch.setattr(client, "submit", killed)
     with pytest.raises(KeyboardInterrupt):
         sbatch._move_on(Outcome(143, Reason.preempted), 0.0)
-    monkeypatch.setattr(slurm, "submit", submit)
+    monkeypatch.setattr(client, "submit", submit)
     state_left(sbatch, "starting", restarts=0)
     with pytest.raises(SystemExit) as ended:
         sbatch._take_over()
@@ -472,9 +472,9 @@ def test_what_sbatch_refuses_is_left_to_the_launcher(sbatch, monkeypatch):
     """Sites that do not allow it on their compute nodes."""
 
     def refuse(script, *options):
-        raise slurm.Refused("sbatch: Access/permission denied")
+        raise client.Refused("sbatch: Access/permission denied")
 
-    monkeypatch.setattr(slurm, "submit", refuse)
+    monkeypatch.setattr(client, "submit", refuse)
     sbatch._move_on(Outcome(143, Reason.preempted), 0.0)
     said = read_json(sbatch.forge / STATE)["unrequeued"]
     assert "presently disabled" in said

@@ -12,8 +12,9 @@ from jobs import TRAIN, SlurmApp, SlurmJob, table
 from launch.sweeps import assert_same_job, until
 from test_disturbed import reasons, undisturbed  # noqa: F401 - a fixture
 
-from forge import processes, slurm
-from forge.job_files import forge_dir, read_json
+from forge.jobdir.job_files import forge_dir, read_json
+from forge.process import processes
+from forge.slurm import client
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -97,7 +98,7 @@ class Sweep:
             wait_for(is_over, f"end of {kind} for Slurm")
         self._lose(jobs["lost"])
         self._take_controller_away()
-        run_s = lambda: slurm.seconds(jobs["extended"].shown["RunTime"])  # noqa: E731
+        run_s = lambda: client.seconds(jobs["extended"].shown["RunTime"])  # noqa: E731
         wait_for(lambda: run_s() > 65, "the end as it was at first", 100)
         (self.app.gates / "go extended").touch()
 

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 from jobs import SlurmApp
 
-from forge import ledger
+from forge.jobdir import ledger
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

@@ -5,8 +5,8 @@ import os
 import pytest
 from cluster import submit, wait_for
 
-from forge import slurm
-from forge.slurm import JobInfo, Why
+from forge.slurm import client
+from forge.slurm.client import JobInfo, Why
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -50,7 +50,7 @@ def told(folder):
 def test_nobody_stops_it(ours, tmp_path):
     """SIGTERM by hand: Slurm knows of nothing, and training goes on."""
     job = start(ours, tmp_path)
-    assert slurm.why(slurm.show(job, 10), 0) is Why.unknown
+    assert client.why(client.show(job, 10), 0) is Why.unknown
 
 
 def test_a_preemption_with_grace_time(ours, tmp_path):
@@ -58,7 +58,7 @@ def test_a_preemption_with_grace_time(ours, tmp_path):
     job = start(ours, tmp_path, *WHOLE)
     submit(ours, tmp_path, "sleep 60", "--partition=urgent", *WHOLE)
     wait_for(lambda: told(tmp_path), "SIGTERM")
-    assert slurm.why(slurm.show(job, 10), 0) is Why.preempted
+    assert client.why(client.show(job, 10), 0) is Why.preempted
 
 
 def test_a_preemption_without_grace_time(ours, tmp_path):
@@ -66,7 +66,7 @@ def test_a_preemption_without_grace_time(ours, tmp_path):
     job = start(ours, tmp_path, "--partition=zero", *WHOLE)
     submit(ours, tmp_path, "sleep 60", "--partition=urgent", *WHOLE)
     wait_for(lambda: told(tmp_path), "SIGTERM")
-    assert slurm.why(slurm.show(job, 10), 0) is Why.requeued
+    assert client.why(client.show(job, 10), 0) is Why.requeued
 
 
 def test_a_cancel(ours, tmp_path):
@@ -74,7 +74,7 @@ def test_a_cancel(ours, tmp_path):
     job = start(ours, tmp_path)
     ours.run("scancel", job)
     wait_for(lambda: told(tmp_path), "SIGTERM")
-    assert slurm.why(slurm.show(job, 10), 0) is Why.cancelled
+    assert client.why(client.show(job, 10), 0) is Why.cancelled
 
 
 def test_a_preemption_by_cancel(ours, tmp_path):
@@ -82,9 +82,9 @@ def test_a_preemption_by_cancel(ours, tmp_path):
     job = start(ours, tmp_path, "--partition=cancel", *WHOLE)
     submit(ours, tmp_path, "sleep 60", "--partition=urgent", *WHOLE)
     wait_for(lambda: told(tmp_path), "SIGTERM")
-    assert slurm.why(slurm.show(job, 10), 0) is Why.preempted
-    slurm.requeue(job, 10)
-    assert slurm.why(slurm.show(job, 10), 0) is Why.requeued
+    assert client.why(client.show(job, 10), 0) is Why.preempted
+    client.requeue(job, 10)
+    assert client.why(client.show(job, 10), 0) is Why.requeued
 
 
 def test_a_cancel_where_preemption_is_a_cancel(ours, tmp_path):
@@ -92,15 +92,15 @@ def test_a_cancel_where_preemption_is_a_cancel(ours, tmp_path):
     job = start(ours, tmp_path, "--partition=cancel", *WHOLE)
     ours.run("scancel", job)
     wait_for(lambda: told(tmp_path), "SIGTERM")
-    assert slurm.why(slurm.show(job, 10), 0) is Why.cancelled
+    assert client.why(client.show(job, 10), 0) is Why.cancelled
 
 
 def test_a_requeue_that_slurm_refuses_is_told_at_once(ours, tmp_path):
     """No minute of questions while the job is being killed."""
     job = start(ours, tmp_path)
     ours.run("scontrol", "update", f"JobId={job}", "Requeue=0")
-    with pytest.raises(slurm.NotRequeueable, match="disabled"):
-        slurm.requeue(job, 10)
+    with pytest.raises(client.NotRequeueable, match="disabled"):
+        client.requeue(job, 10)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_a_requeue_that_slurm_refuses_is_told_at_once(ours, tmp_path):
 )
 def test_a_cancel_after_the_notice_of_a_preemption_by_cancel(end_time, why, monkeypatch):
     """Slurm sets PreemptTime once more when it ends the job itself; a cancel leaves it behind."""
-    monkeypatch.setattr(slurm, "requeues_preempted", lambda partition, within_s: False)
+    monkeypatch.setattr(client, "requeues_preempted", lambda partition, within_s: False)
     text = "JobId=7 JobState=COMPLETING Requeue=1 Restarts=0 PreemptTime=2026-01-01T00:00:07"
-    assert slurm.why(JobInfo.parse(f"{text} EndTime={end_time} Partition=low"), 0) is why
+    assert client.why(JobInfo.parse(f"{text} EndTime={end_time} Partition=low"), 0) is why
 
 
 def test_a_cancel_in_the_middle_of_a_preemption(ours, tmp_path):
@@ -120,21 +120,21 @@ def test_a_cancel_in_the_middle_of_a_preemption(ours, tmp_path):
     submit(ours, tmp_path, "sleep 60", "--partition=urgent", *WHOLE)
     wait_for(lambda: told(tmp_path), "SIGTERM")
     ours.run("scancel", job)
-    wait_for(lambda: slurm.show(job, 10).state != "RUNNING", "the cancel")
-    info = slurm.show(job, 10)
+    wait_for(lambda: client.show(job, 10).state != "RUNNING", "the cancel")
+    info = client.show(job, 10)
     assert info.preempt_time is not None
-    assert slurm.why(info, 0) is Why.cancelled
+    assert client.why(info, 0) is Why.cancelled
 
 
 def test_a_job_that_is_unknown_and_a_controller_that_is_gone(ours, tmp_path, monkeypatch):
     """The first is an answer; the second is none, and is not waited for in vain."""
-    with pytest.raises(slurm.NoSuchJob):
-        slurm.show("987654", 10)
+    with pytest.raises(client.NoSuchJob):
+        client.show("987654", 10)
     conf = (ours.folder / "slurm.conf").read_text()
     (tmp_path / "slurm.conf").write_text(conf.replace("SlurmctldPort=", "SlurmctldPort=1 #"))
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-    with pytest.raises(slurm.NoAnswer, match="show job 1"):
-        slurm.show("1", 3)
+    with pytest.raises(client.NoAnswer, match="show job 1"):
+        client.show("1", 3)
 
 
 @pytest.mark.parametrize(
@@ -149,4 +149,4 @@ def test_a_job_that_is_unknown_and_a_controller_that_is_gone(ours, tmp_path, mon
 )
 def test_an_array_task_is_named_by_its_array(environment, name):
     """`scontrol requeue 12` inside task 3 would requeue the whole array."""
-    assert slurm.own_job(environment) == name
+    assert client.own_job(environment) == name

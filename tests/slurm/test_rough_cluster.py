@@ -11,11 +11,11 @@ import pytest
 from cluster import wait_for
 from jobs import BARE_CONF, SlurmApp
 
-from forge import bundle, job_slurm, slurm
-from forge.job_files import PLAN, STATE, forge_dir, is_busy, read_json, take_lock, write_json
-from forge.launch import slurm_wait
-from forge.launch.slurm_wait import SubmittedJob, Watcher
-from forge.slurm import JobInfo
+from forge.jobdir.job_files import PLAN, STATE, forge_dir, is_busy, read_json, take_lock, write_json
+from forge.launch.slurm import slurm_wait
+from forge.launch.slurm.slurm_wait import SubmittedJob, Watcher
+from forge.slurm import bundle, client, wrapper
+from forge.slurm.client import JobInfo
 
 TRAIN = """
     import os, time
@@ -235,8 +235,8 @@ def test_a_disk_without_locks_is_no_reason_to_refuse(tmp_path, monkeypatch):
 def test_what_squeue_says_of_a_reason_is_kept(monkeypatch):
     """The script is everything that follows it."""
     text = "7_1|PENDING|Priority|/a b|c.sh x\nrest|of|it\n8|RUNNING|None|(null)\n"
-    monkeypatch.setattr(slurm, "_ask", lambda *command, **more: text)
-    found = slurm.queue()
+    monkeypatch.setattr(client, "_ask", lambda *command, **more: text)
+    found = client.queue()
     assert set(found) == {"7_1", "8"}
     assert found["7_1"].script == "/a b|c.sh x"
     assert found["7_1"].reason == "Priority"
@@ -249,7 +249,7 @@ def test_a_cluster_that_is_gone_is_told_once(tmp_path, monkeypatch):
     def refuse():
         if len(said) > 1 or asked.append(1) or len(asked) == 9:
             (forge_dir(job.directory) / STATE).write_text(json.dumps(ended))
-        raise slurm.Refused("squeue: error: first\nsqueue: error: nobody is there")
+        raise client.Refused("squeue: error: first\nsqueue: error: nobody is there")
 
     asked = []
     forge_dir(tmp_path).mkdir()
@@ -257,7 +257,7 @@ def test_a_cluster_that_is_gone_is_told_once(tmp_path, monkeypatch):
     job.slurm_id = "7"
     ended = {"state": "finished", "because": "", "slurm_job": "7", "time": 0.0, "pid": 1}
     ended |= {"counts": {"restarts": 0}, "reason": "finished", "code": 0}
-    monkeypatch.setattr(slurm, "queue", refuse)
+    monkeypatch.setattr(client, "queue", refuse)
     monkeypatch.setattr(slurm_wait, "_LOOK_S", 0.0)
     monkeypatch.setattr(slurm_wait, "_ASK_LEAST_S", 0.0)
     monkeypatch.setattr(slurm_wait, "_ASK_PER_JOB_S", 0.0)
@@ -282,15 +282,15 @@ def test_a_job_that_begins_on_a_full_disk_waits_in_the_queue(restarts, did, tmp_
 
     monkeypatch.setattr(bundle, "write_atomically", full)
     monkeypatch.setattr(os, "write", full)  # the batch script's output lies there as well
-    monkeypatch.setattr(slurm, "requeue", lambda job, within_s: asked.append("requeue"))
-    monkeypatch.setattr(slurm, "delay", lambda job, pause_s, within_s: asked.append(pause_s))
+    monkeypatch.setattr(client, "requeue", lambda job, within_s: asked.append("requeue"))
+    monkeypatch.setattr(client, "delay", lambda job, pause_s, within_s: asked.append(pause_s))
     for name, value in {
         "ARRAY_JOB_ID": "7",
         "ARRAY_TASK_ID": "1",
         "RESTART_COUNT": restarts,
     }.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    assert job_slurm.main([str(path)]) == 71
+    assert wrapper.main([str(path)]) == 71
     assert asked == did
 
 
@@ -304,12 +304,12 @@ def test_a_full_disk_and_a_refused_requeue_are_both_said(tmp_path, monkeypatch, 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def refuse(job, within_s):
-        raise slurm.NotRequeueable("Requested operation is presently disabled")
+        raise client.NotRequeueable("Requested operation is presently disabled")
 
     monkeypatch.setattr(bundle, "write_atomically", full)
-    monkeypatch.setattr(slurm, "requeue", refuse)
+    monkeypatch.setattr(client, "requeue", refuse)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert job_slurm.main([str(path)]) == 71
+    assert wrapper.main([str(path)]) == 71
     said = capfd.readouterr().err
     assert "No space left" in said
     assert "could not be requeued: Requested operation is presently disabled" in said

@@ -9,11 +9,11 @@ import pytest
 import submitit
 from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
 
-from forge import bundle
 from forge.errors import ConfigError
-from forge.launch import slurm_options
-from forge.launch.sbatch import Batch, Group, batches, log_folder
-from forge.launch.slurm_options import SlurmOptions, into_policy, read
+from forge.launch.slurm import slurm_options
+from forge.launch.slurm.sbatch import Batch, Group, batches, log_folder
+from forge.launch.slurm.slurm_options import SlurmOptions, into_policy, read
+from forge.slurm import bundle
 
 THEIRS = {
     "submitit_folder": "/logs/%j",

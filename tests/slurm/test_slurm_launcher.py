@@ -10,9 +10,9 @@ from harness import PATIENCE_S
 from jobs import BARE_CONF, SlurmApp
 from launch.sweeps import command_in
 
-from forge import processes
-from forge.job_files import PLAN, WATCH, forge_dir, read_json
-from forge.ledger import read as read_ledger
+from forge.jobdir.job_files import PLAN, WATCH, forge_dir, read_json
+from forge.jobdir.ledger import read as read_ledger
+from forge.process import processes
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

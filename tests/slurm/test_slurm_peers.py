@@ -7,7 +7,7 @@ import pytest
 from cluster import submit, wait_for
 from harness import Process
 
-from forge import processes
+from forge.process import processes
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

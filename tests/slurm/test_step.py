@@ -10,8 +10,8 @@ from shutil import which
 import pytest
 from harness import Process
 
-from forge import step
-from forge.job_files import PLAN, WATCH, forge_dir, read_json, write_json
+from forge.jobdir.job_files import PLAN, WATCH, forge_dir, read_json, write_json
+from forge.slurm import step
 
 SHELLS = [shell for shell in ("sh", "dash", "bash", "busybox") if which(shell)]
 
@@ -52,7 +52,7 @@ def watched(shell, directory):
     }
     write_json(forge_dir(directory) / PLAN, plan)
     code = "import sys; sys.path.append(sys.argv[2]); from pathlib import Path;"
-    code += "from forge.step import main; sys.exit(main(Path(sys.argv[1])))"
+    code += "from forge.slurm.step import main; sys.exit(main(Path(sys.argv[1])))"
     root = step.__file__.rpartition("/forge/")[0]
     return command(shell, directory, sys.executable, "-I", "-S", "-c", code, str(directory), root)
 

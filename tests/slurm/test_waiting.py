@@ -12,12 +12,12 @@ import pytest
 from cluster import Cluster, missing, submit, wait_for
 from jobs import BARE_CONF, SlurmApp
 
-from forge import slurm
 from forge.errors import ConfigError
-from forge.job_files import STATE, forge_dir, write_json
-from forge.launch import slurm_wait
-from forge.launch.slurm_wait import SubmittedJob, Watcher
-from forge.slurm import Queued
+from forge.jobdir.job_files import STATE, forge_dir, write_json
+from forge.launch.slurm import slurm_wait
+from forge.launch.slurm.slurm_wait import SubmittedJob, Watcher
+from forge.slurm import client
+from forge.slurm.client import Queued
 
 TRAIN = """
     import time
@@ -117,8 +117,8 @@ def test_what_sbatch_says_while_it_tries_is_told_at_once_and_is_the_error(tmp_pa
         told.append(said)
         gate.touch()
 
-    with pytest.raises(slurm.Refused) as refused:
-        slurm.submit(tmp_path / "job.sh", tell=tell)
+    with pytest.raises(client.Refused) as refused:
+        client.submit(tmp_path / "job.sh", tell=tell)
     first = "sbatch: error: no room, sleeping and retrying"
     assert told == [first]
     assert str(refused.value) == f"{first}\nsbatch: error: Batch job submission failed"
@@ -126,9 +126,9 @@ def test_what_sbatch_says_while_it_tries_is_told_at_once_and_is_the_error(tmp_pa
 
 def test_an_sbatch_that_never_ends_is_ended_with_its_words(tmp_path, monkeypatch):
     fake(tmp_path, monkeypatch, "sbatch", "echo words >&2; exec sleep 600")
-    monkeypatch.setattr(slurm, "_SUBMIT_S", 0.0)
-    with pytest.raises(slurm.Refused, match="words\nsbatch: no answer within 0 s"):
-        slurm.submit(tmp_path / "job.sh")
+    monkeypatch.setattr(client, "_SUBMIT_S", 0.0)
+    with pytest.raises(client.Refused, match="words\nsbatch: no answer within 0 s"):
+        client.submit(tmp_path / "job.sh")
 
 
 @pytest.mark.slurm
@@ -210,9 +210,9 @@ def test_a_ctrl_c_does_not_wait_for_a_busy_controller(tmp_path, monkeypatch, sig
     def asked():
         os.kill(os.getpid(), signal.SIGINT)
         answered.wait(100)
-        raise slurm.Refused("squeue: no answer")
+        raise client.Refused("squeue: no answer")
 
-    monkeypatch.setattr(slurm, "queue", asked)
+    monkeypatch.setattr(client, "queue", asked)
     monkeypatch.setattr(slurm_wait, "_ASK_LEAST_S", 0.0)
     monkeypatch.setattr(slurm_wait, "_ASK_PER_JOB_S", 0.0)
     began = time.monotonic()
@@ -249,7 +249,7 @@ def test_a_job_that_its_wrapper_submitted_anew_is_followed(tmp_path, monkeypatch
         say(job, "finished", "12", ancestors=["7", "9"], reason="finished", code=0)
         return {}
 
-    monkeypatch.setattr(slurm, "queue", queue)
+    monkeypatch.setattr(client, "queue", queue)
     assert Watcher([job], "none").run() is None
     assert (job.state.name, job.slurm_id) == ("finished", "12")
 
@@ -272,7 +272,7 @@ def test_a_successor_that_nobody_has_told_of_is_found_by_its_batch_script(
             say(job, "finished", "9_3", ancestors=["7_3"], reason="finished", code=0)
         return others | {"9_3": Queued("PENDING", "Priority", "/sweep/1.sh")}
 
-    monkeypatch.setattr(slurm, "queue", queue)
+    monkeypatch.setattr(client, "queue", queue)
     assert Watcher([job], "none").run() is None
     assert (job.state.name, job.slurm_id) == ("finished", "9_3")
 
@@ -296,7 +296,7 @@ def test_what_a_wrapper_could_not_requeue_is_submitted_anew_once(tmp_path, monke
             raise problems.pop(0)
         job.slurm_id = "9"
 
-    monkeypatch.setattr(slurm, "queue", queue)
+    monkeypatch.setattr(client, "queue", queue)
     assert Watcher([job], "none", anew).run() is None
     assert calls == [(2, "7"), (1, "7"), (0, "7")]  # not while it was leaving
     assert (job.state.name, job.slurm_id) == ("finished", "9")

@@ -22,7 +22,7 @@ class Trainer:
 atexit.register(lambda: trainer.log.write("the last word"))  # after all that forge does
 import torch
 import forge
-from forge import stopping
+from forge.shutdown import stopping
 
 is_frozen = False
 exec(sys.argv[2])

@@ -9,7 +9,7 @@ import sys
 import pytest
 from harness import Job, assert_same_run, full_pipe, made_once, wait_for
 
-from forge import ledger
+from forge.jobdir import ledger
 
 CODES = {"TERM": 143, "INT": 130, "HUP": 129, "USR1": 75, "USR2": 75}
 

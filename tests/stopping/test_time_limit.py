@@ -5,9 +5,9 @@ No test sleeps: the clock is injected.
 
 import pytest
 
-from forge import time_limit
-from forge.saver import Saver
-from forge.time_limit import PROBE_S, RECENT_STEPS, Recent, TimeLimit
+from forge.process import time_limit
+from forge.process.time_limit import PROBE_S, RECENT_STEPS, Recent, TimeLimit
+from forge.training.saver import Saver
 
 NOON = 1_800_000_000.0
 PLAN = {"actions": {"USR2": "requeue"}, "signal": "USR2", "lead_s": 120.0, "timeout_s": 90.0}

@@ -10,8 +10,8 @@ import pytest
 import torch
 from harness import assert_same_bits
 
-from forge import ledger
-from forge.checkpoint.names import step_dirs
+from forge.checkpoint.format.names import step_dirs
+from forge.jobdir import ledger
 
 # One process imports torch; each attempt is a child that it forks. A step takes 10 s of the
 # injected clock, a poll of an evaluation 5 s.
@@ -19,8 +19,8 @@ PLAY = """
 import functools, json, multiprocessing, os, sys, time
 from pathlib import Path
 import torch
-import forge, forge.session
-from forge.time_limit import TimeLimit
+import forge, forge.training.session
+from forge.process.time_limit import TimeLimit
 
 torch.set_num_threads(1)
 warm = torch.ones(2, requires_grad=True)
@@ -30,7 +30,7 @@ now = 0.0
 
 def attempt(directory, left_s, spec):
     os.environ["FORGE_END_TIME"] = str(1_800_000_000 + left_s)
-    forge.session.TimeLimit = functools.partial(
+    forge.training.session.TimeLimit = functools.partial(
         TimeLimit, clock=lambda: now, wall=lambda: 1_800_000_000.0
     )
     torch.manual_seed(1)

@@ -13,12 +13,13 @@ from typing import Any
 
 from checkpoint.torture.calls import WRITES
 
-from forge.checkpoint import codec, durable
-from forge.checkpoint.fence import Fence
-from forge.checkpoint.file_reading import CheckedFile
-from forge.checkpoint.removal import Remover
+from forge.checkpoint.format import codec
+from forge.checkpoint.load.file_reading import CheckedFile
+from forge.checkpoint.ownership.fence import Fence
+from forge.checkpoint.ownership.workspace import Workspace
+from forge.checkpoint.retention.removal import Remover
 from forge.checkpoint.store import Store
-from forge.checkpoint.workspace import Workspace
+from forge.filesystem import durable
 
 
 def _nothing() -> None:

@@ -14,8 +14,8 @@ from checkpoint.torture import children, scenario
 from checkpoint.torture.children import Counts, Plan
 
 from forge.checkpoint import Store
-from forge.checkpoint.manifest import NAME as MANIFEST
-from forge.checkpoint.names import STATE, TENSORS
+from forge.checkpoint.format.manifest import NAME as MANIFEST
+from forge.checkpoint.format.names import STATE, TENSORS
 
 FILES = (MANIFEST, STATE, TENSORS)
 FLIPS = 10_000

@@ -23,11 +23,11 @@ from checkpoint.torture import children, scenario
 from checkpoint.torture.children import Counts, Plan
 from checkpoint.torture.damage import within_memory
 
-from forge.checkpoint.checksums import Checksums, num_chunks, whole
-from forge.checkpoint.manifest import NAME as MANIFEST
-from forge.checkpoint.manifest import Manifest
-from forge.checkpoint.names import STATE, TENSORS
-from forge.config import NanAction
+from forge.checkpoint.format.checksums import Checksums, num_chunks, whole
+from forge.checkpoint.format.manifest import NAME as MANIFEST
+from forge.checkpoint.format.manifest import Manifest
+from forge.checkpoint.format.names import STATE, TENSORS
+from forge.config.schema import NanAction
 from forge.errors import CheckpointError
 
 MUTANTS = 4000

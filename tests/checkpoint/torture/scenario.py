@@ -18,18 +18,13 @@ from unittest import mock
 
 import torch
 
-from forge.checkpoint import (
-    Store,
-    checksums,
-    file_reading,
-    image,
-    manifest,
-    output,
-    store,
-    tensor_reading,
-)
-from forge.checkpoint.arena import PAGE
-from forge.config import CheckpointConfig
+from forge.checkpoint import Store, store
+from forge.checkpoint.format import checksums, manifest
+from forge.checkpoint.io import output
+from forge.checkpoint.io.arena import PAGE
+from forge.checkpoint.load import file_reading, tensor_reading
+from forge.checkpoint.save import image
+from forge.config.schema import CheckpointConfig
 from forge.errors import DamagedCheckpoint
 
 TENSORS = "tensors_rank00000.safetensors"

@@ -9,7 +9,7 @@ import time
 import pytest
 from checkpoint.torture import scenario
 
-from forge import ledger
+from forge.jobdir import ledger
 
 JOB = """
 import sys, threading, time

@@ -1,0 +1,378 @@
+"""State as JSON and tensors, exactly, and back, executing nothing.
+
+Whatever `state_dict()` returns is walked as a tree. Plain values go into JSON; what JSON would
+change (tuples, integer keys, NaN) is tagged by a key that begins with `!`. Tensors become
+references into one flat dictionary. What cannot be kept exactly is refused by its path.
+
+Of a tensor its bits, dtype, shape, layout and device come back, and its strides where they fill
+memory without gaps. The very same memory under the same shape is one tensor again; parts and other
+views of it come back as tensors of their own, and a Parameter as the tensor that it holds.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import functools
+import math
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from forge.checkpoint.format import arrays, named, tensor_encoding
+from forge.errors import CheckpointError, DamagedCheckpoint
+
+MAX_DEPTH = 100
+"""Containers within containers; Python's own limit would be met at another depth by each caller."""
+
+_NAN = struct.pack("<d", math.nan)
+
+
+class Encoder:
+    """Encodes trees; `tensors` collects every tensor, shared ones once."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._names: dict[tuple[Any, ...], str] = {}
+        self._open: set[int] = set()
+
+    def encode(self, value: Any, path: str = "") -> Any:
+        """JSON for `value`.
+
+        Raises:
+            CheckpointError: Naming the leaf that cannot be kept.
+        """
+        kind = type(value)
+        if value is None or kind in (bool, str):
+            return value
+        if kind is int:  # Python converts no more than 4300 digits, and those slowly
+            return value if value.bit_length() <= 256 else {"!int": hex(value)}
+        if kind is float:
+            return value if math.isfinite(value) else {"!float": _odd_float(value)}
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, path)
+        if id(value) in self._open:
+            raise CheckpointError(f"{path}: holds itself, which cannot be saved")
+        if len(self._open) == MAX_DEPTH:
+            place = f"{path[:60]}…"
+            raise CheckpointError(
+                f"{place}: lies below more than {MAX_DEPTH} containers, which cannot be saved"
+            )
+        self._open.add(id(value))
+        try:
+            return self._container(value, kind, path)
+        except RecursionError:
+            raise CheckpointError(
+                f"{path[:60]}: no room is left on Python's stack to save it. Call this from less"
+                " deep, or raise sys.setrecursionlimit."
+            ) from None
+        finally:
+            self._open.discard(id(value))
+
+    def _container(self, value: Any, kind: type, path: str) -> Any:
+        if kind is list:
+            return self._items(value, path)
+        if kind is dict:
+            return self._dict(value, path)
+        if kind in (tuple, set, frozenset, torch.Size):
+            name = "size" if kind is torch.Size else kind.__name__
+            return {f"!{name}": self._items(value, path)}
+        if kind in (collections.OrderedDict, collections.Counter):
+            extra = getattr(value, "__dict__", {}).keys() - {"_metadata"}
+            if extra:
+                raise CheckpointError(
+                    f"{path}: a {kind.__name__} with attributes of its own ({', '.join(extra)})"
+                    " cannot be saved exactly"
+                )
+            encoded: dict[str, Any] = {f"!{kind.__name__}": self._pairs(value, path)}
+            if hasattr(value, "_metadata"):  # a module's: versions of its layers' formats
+                encoded["metadata"] = self.encode(dict(value._metadata), path)
+            return encoded
+        encoded_by_name = named.encode(value, lambda v, part: self.encode(v, _join(path, part)))
+        if encoded_by_name is not None:
+            return encoded_by_name
+        return self._leaf(value, kind, path)
+
+    def _leaf(self, value: Any, kind: type, path: str) -> Any:
+        if kind in (bytes, bytearray):
+            return {f"!{kind.__name__}": base64.b64encode(value).decode()}
+        if kind is complex:
+            return {"!complex": [self.encode(value.real), self.encode(value.imag)]}
+        if kind is torch.dtype:
+            return {"!dtype": str(value).removeprefix("torch.")}
+        if kind is torch.device:
+            return {"!device": str(value)}
+        described = arrays.describe(value)
+        if described is None:
+            raise CheckpointError(
+                f"{path}: a {kind.__module__}.{kind.__qualname__} cannot be saved exactly."
+                " Checkpoints hold tensors, arrays, numbers, strings, enums, bytes and"
+                " containers of them: let state_dict() return those."
+            )
+        tag, description, content = described
+        if tag == "!numpy_scalar":
+            return {tag: [*description, base64.b64encode(content).decode()]}
+        raw = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)
+        return {tag: description, "bytes": self._tensor(raw[: len(content)], path)}
+
+    def _items(self, value: Any, path: str) -> list[Any]:
+        return [self.encode(v, f"{path}[{i}]") for i, v in enumerate(value)]
+
+    def _dict(self, value: dict[Any, Any], path: str) -> Any:
+        if all(type(key) is str and not key.startswith("!") for key in value):
+            return {key: self.encode(v, _join(path, key)) for key, v in value.items()}
+        return {"!dict": self._pairs(value, path)}
+
+    def _pairs(self, value: dict[Any, Any], path: str) -> list[list[Any]]:
+        return [
+            [self._key(key, path), self.encode(v, _join(path, key))] for key, v in value.items()
+        ]
+
+    def _key(self, key: Any, path: str) -> Any:
+        if isinstance(key, torch.Tensor):  # found by what it is, not by what it holds
+            raise CheckpointError(f"{path}<key>: a tensor as a key cannot be saved")
+        return self.encode(key, f"{path}<key>")
+
+    def _tensor(self, tensor: torch.Tensor, path: str) -> dict[str, Any]:
+        problem = tensor_encoding.problem(tensor)
+        if problem:
+            raise CheckpointError(f"{path}: {problem} cannot be saved yet")
+        tensor = tensor.detach()
+        if tensor.layout is not torch.strided:
+            described, parts = tensor_encoding.sparse_parts(tensor)
+            references = {k: self._tensor(part, _join(path, k)) for k, part in parts.items()}
+            return {"!sparse": described, "parts": references}
+        shape, stride, device = tensor.shape, tensor.stride(), tensor.device
+        # Conjugates and negatives: the same memory, but not the same values.
+        views = (tensor.is_conj(), tensor.is_neg())
+        same = (tensor.data_ptr(), tensor.dtype, shape, stride, views, device)
+        name = self._names.get(same) if tensor.numel() else None
+        if name is None:
+            name = self._new_name(path)
+            self._names[same] = name
+            self.tensors[name] = tensor_encoding.carried(tensor)
+        encoded: dict[str, Any] = {"!tensor": name}
+        if self.tensors[name].dtype is not tensor.dtype:
+            encoded["dtype"] = str(tensor.dtype).removeprefix("torch.")
+        if _is_reordered(shape, stride):
+            encoded["stride"] = list(stride)
+        if device.type != "cpu":
+            encoded["device"] = str(device)
+        return encoded
+
+    def _new_name(self, path: str) -> str:
+        name = path.encode(errors="replace").decode() or "tensor"  # others read it as UTF-8
+        while name in self.tensors or name == "__metadata__":  # safetensors' own
+            name += "'"
+        return name
+
+
+def _odd_float(value: float) -> str:
+    """Of NaNs all bits count: there are many."""
+    raw = struct.pack("<d", value)
+    return raw.hex() if math.isnan(value) and raw != _NAN else repr(value)
+
+
+def _float(text: str) -> float:
+    if len(text) == 16:
+        return float(struct.unpack("<d", bytes.fromhex(text))[0])
+    return float(text)
+
+
+def _join(path: str, key: Any) -> str:
+    try:
+        shown = str(key)
+    except ValueError:  # an integer of more than 4300 digits
+        shown = f"<{type(key).__name__}>"
+    return f"{path}.{shown}" if path else shown
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a tensor that was made with this shape."""
+    strides, expected = [], 1
+    for size in reversed(shape):
+        strides.append(expected)
+        expected *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _is_reordered(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether the elements fill their memory, but not in the order of a tensor newly made."""
+    return stride != _row_major(shape) and _is_dense(shape, stride)
+
+
+def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether the elements fill their memory without gaps or overlaps, in some order."""
+    expected = 1
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size != 1:
+            if step != expected:
+                return False
+            expected *= size
+    return True
+
+
+class Outline(dict[str, torch.Tensor]):
+    """Tensors without data: with them, `decode` tells what a state looks like.
+
+    What takes data to decode becomes `UNKNOWN`.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(tensors)
+        self.uses: collections.Counter[str] = collections.Counter()
+        """How often the state refers to each tensor."""
+        self.strides: dict[str, list[int]] = {}
+        """Those of tensors whose elements are not in the usual order."""
+        self.devices: dict[str, torch.device] = {}
+
+    def note(self, name: str, value: dict[str, Any]) -> torch.Tensor:
+        """A reference to the tensor `name` was decoded."""
+        self.uses[name] += 1
+        self.devices[name] = _device_of(value)
+        if "stride" in value:
+            self.strides[name] = value["stride"]
+        return self[name]
+
+
+UNKNOWN = object()
+"""In an outline: a leaf that is not known without data."""
+
+
+def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The tree that `Encoder.encode` was given.
+
+    Raises:
+        DamagedCheckpoint: Where `value` is nothing that an encoder writes.
+    """
+    try:
+        return _decode(value, tensors if isinstance(tensors, Outline) else dict(tensors))
+    except RecursionError:
+        raise DamagedCheckpoint("its values are nested too deep to be read here") from None
+
+
+def _decode(value: Any, tensors: _Tensors) -> Any:
+    if isinstance(value, list):
+        return [_decode(v, tensors) for v in value]
+    if not isinstance(value, dict):
+        return value
+    tag = next((key for key in value if key.startswith("!")), None)
+    if tag is None:
+        return {key: _decode(v, tensors) for key, v in value.items()}
+    if tag not in _DECODERS:
+        raise DamagedCheckpoint(f"unknown tag {tag!r}: written by a newer forge?")
+    try:
+        return _DECODERS[tag](value, tensors)
+    except RecursionError:
+        raise
+    except _WRONG as error:
+        if isinstance(tensors, Outline):
+            return UNKNOWN
+        raise DamagedCheckpoint(f"a value tagged {tag!r} cannot be read: {error!r}") from error
+
+
+_Tensors = dict[str, torch.Tensor]
+_WRONG = (
+    *(LookupError, ValueError, TypeError, AttributeError, ArithmeticError),
+    *(RuntimeError, AssertionError, MemoryError),
+)
+"""What comes of a value that no encoder writes."""
+
+
+_CPU = torch.device("cpu")
+
+
+def _is_here(device: torch.device) -> bool:
+    module = getattr(torch, device.type, None)
+    if device.type == "cpu" or module is None or not getattr(module, "is_available", bool)():
+        return device.type == "cpu"
+    return (device.index or 0) < int(module.device_count())
+
+
+def _decode_tensor(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
+    name = value["!tensor"]
+    tensor = tensors[name]
+    stride = tuple(value.get("stride", ()))
+    if stride and not (all(type(s) is int for s in stride) and _is_dense(tensor.shape, stride)):
+        # It could ask for any amount of memory.
+        raise DamagedCheckpoint(f"strides {stride} of a tensor of shape {list(tensor.shape)}")
+    if isinstance(tensors, Outline):
+        tensor = tensors.note(name, value)
+    else:
+        if stride and tensor.stride() != stride:
+            tensor = tensor_encoding.in_order(tensor, stride)
+        device = _device_of(value)
+        # What is on another device already is in its place: whoever read it has put it there.
+        if device.type != "cpu" and tensor.device.type == "cpu":
+            tensor = tensor.to(device)
+        tensors[name] = tensor  # so that what was tied is tied again
+    return tensor_encoding.uncarried(tensor, value["dtype"]) if "dtype" in value else tensor
+
+
+def _device_of(value: dict[str, Any]) -> torch.device:
+    if "device" not in value:
+        return _CPU
+    device = torch.device(value["device"])
+    return device if _is_here(device) else _CPU  # whoever loads it moves it to its parameters
+
+
+def _decode_ordered(value: dict[str, Any], tensors: _Tensors) -> Any:
+    decoded = collections.OrderedDict(_decode_pairs(value["!OrderedDict"], tensors))
+    if "metadata" in value:
+        decoded._metadata = collections.OrderedDict(  # type: ignore[attr-defined]
+            _decode(value["metadata"], tensors)
+        )
+    return decoded
+
+
+def _decode_pairs(pairs: list[list[Any]], tensors: _Tensors) -> list[tuple[Any, Any]]:
+    return [(_decode(key, tensors), _decode(v, tensors)) for key, v in pairs]
+
+
+def _decode_dtype(value: dict[str, Any], tensors: _Tensors) -> torch.dtype:
+    found = vars(torch).get(value["!dtype"])
+    if not isinstance(found, torch.dtype):
+        raise DamagedCheckpoint(f"torch.{value['!dtype']} is not a dtype")
+    return found
+
+
+def _decode_sparse(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
+    parts = {name: _decode_tensor(part, tensors) for name, part in value["parts"].items()}
+    return tensor_encoding.sparse(value["!sparse"], parts)
+
+
+def _decode_numpy_scalar(value: dict[str, Any], tensors: _Tensors) -> Any:
+    *description, raw = value["!numpy_scalar"]
+    return arrays.scalar(description, base64.b64decode(raw))
+
+
+def _decode_ndarray(value: dict[str, Any], tensors: _Tensors) -> Any:
+    content = bytes(_decode_tensor(value["bytes"], tensors).contiguous().numpy())
+    return arrays.array(value["!ndarray"], content)
+
+
+_DECODERS: dict[str, Callable[[dict[str, Any], _Tensors], Any]] = {
+    "!tensor": _decode_tensor,
+    "!sparse": _decode_sparse,
+    "!OrderedDict": _decode_ordered,
+    "!Counter": lambda v, t: collections.Counter(dict(_decode_pairs(v["!Counter"], t))),
+    "!dict": lambda v, t: dict(_decode_pairs(v["!dict"], t)),
+    "!tuple": lambda v, t: tuple(_decode(v["!tuple"], t)),
+    "!namedtuple": lambda v, t: named.decode_namedtuple(v, lambda one: _decode(one, t)),
+    "!set": lambda v, t: set(_decode(v["!set"], t)),
+    "!frozenset": lambda v, t: frozenset(_decode(v["!frozenset"], t)),
+    "!size": lambda v, t: torch.Size(v["!size"]),
+    "!int": lambda v, t: int(v["!int"], 16),
+    "!float": lambda v, t: _float(v["!float"]),
+    "!complex": lambda v, t: complex(*_decode(v["!complex"], t)),
+    "!bytes": lambda v, t: base64.b64decode(v["!bytes"]),
+    "!bytearray": lambda v, t: bytearray(base64.b64decode(v["!bytearray"])),
+    "!dtype": _decode_dtype,
+    "!device": lambda v, t: torch.device(v["!device"]),
+    "!enum": lambda v, t: named.decode_enum(v, lambda one: _decode(one, t)),
+    "!numpy_scalar": _decode_numpy_scalar,
+    "!ndarray": _decode_ndarray,
+}

@@ -1,0 +1,184 @@
+"""The leaves of a state: by path, for people; and in what two states differ."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forge.checkpoint.format import tensor_encoding
+from forge.checkpoint.format.named import NotImported
+
+_FEW = 8
+"""Plain values that a list shows one by one."""
+
+_LARGEST_DENSE = 1 << 28
+"""Elements of a sparse tensor that is compared as a dense one."""
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One value that is no container, or many plain ones in a row."""
+
+    path: str
+    value: Any
+
+    @property
+    def kind(self) -> str:
+        """Dtype and shape, or the value itself."""
+        return _kind(self.value)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of a tensor's or an array's content; 0 for all else."""
+        if isinstance(self.value, torch.Tensor):
+            parts = tensor_encoding.parts(self.value)
+            return sum(part.numel() * part.dtype.itemsize for part in parts)
+        return int(getattr(self.value, "nbytes", 0)) if _is_array(self.value) else 0
+
+
+def leaves(value: Any, path: str = "") -> Iterator[Leaf]:
+    """Every leaf below `value`, in its order."""
+    parts = _parts_of(value)
+    for part, one in (parts or {}).values():
+        yield from leaves(one, path + part if path else part.removeprefix("."))
+    if not parts:
+        yield Leaf(path, value)
+
+
+def _parts_of(value: Any) -> dict[Any, tuple[str, Any]] | None:
+    """What a container holds: by what is the same in another one, its path and the value.
+
+    None for what is none, and for a row of plain values.
+    """
+    if isinstance(value, NotImported) and isinstance(value.value, tuple):
+        value = value.value
+    if isinstance(value, Mapping):
+        return {_identity(key): (f".{key}", one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)) and not _is_row(value):
+        return {i: (f"[{i}]", one) for i, one in enumerate(value)}
+    return None
+
+
+def _is_row(value: Any) -> bool:
+    return len(value) > _FEW and all(isinstance(one, _PLAIN) for one in value)
+
+
+def _identity(value: Any) -> Any:
+    """Equal for two plain values exactly if their types and all bits are: 1 is not True."""
+    kind = type(value)
+    if isinstance(value, float):
+        return kind, struct.pack("<d", value)
+    if isinstance(value, complex):
+        return kind, struct.pack("<dd", value.real, value.imag)
+    if isinstance(value, (list, tuple)):
+        return kind, tuple(map(_identity, value))
+    if isinstance(value, (set, frozenset)):
+        return kind, frozenset(map(_identity, value))
+    if isinstance(value, Mapping):
+        return kind, frozenset((_identity(key), _identity(one)) for key, one in value.items())
+    if isinstance(value, NotImported):
+        return kind, value.name, _identity(value.value)
+    if _is_array(value):
+        return kind, value.dtype, value.shape, value.tobytes()
+    return kind, bytes(value) if kind is bytearray else value
+
+
+def _is_array(value: Any) -> bool:
+    return type(value).__module__ == "numpy"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        layout = "" if value.layout is torch.strided else f" {_short(value.layout)}"
+        return f"{_short(value.dtype)}{list(value.shape)}{layout}"
+    if _is_array(value) and value.shape:
+        return f"{value.dtype}{list(value.shape)} numpy"
+    if isinstance(value, NotImported) and isinstance(value.value, tuple):
+        return f"{value.name} of {len(value.value)}"
+    if isinstance(value, Mapping) and value:
+        return f"{type(value).__name__} of {len(value)}"
+    if isinstance(value, (list, tuple)) and value:
+        kinds = {type(one).__name__ for one in value}
+        return f"{type(value).__name__} of {len(value)} {' and '.join(sorted(kinds))}"
+    return f"{type(value).__name__} {value!r}" if value is not None else "None"
+
+
+def _short(one: torch.dtype | torch.layout) -> str:
+    return str(one).removeprefix("torch.")
+
+
+def total_bytes(found: list[Leaf]) -> int:
+    """Bytes of all tensors and arrays, those that are tied once."""
+    seen: set[tuple[int, str]] = set()
+    total = 0
+    for leaf in found:
+        if isinstance(leaf.value, torch.Tensor):
+            same = (tensor_encoding.parts(leaf.value)[-1].data_ptr(), leaf.kind)
+            total += leaf.num_bytes if same not in seen else 0
+            seen.add(same)
+        else:
+            total += leaf.num_bytes
+    return total
+
+
+def differences(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """(path, what differs) of each leaf that is not the same in both, bit by bit."""
+    left, right = _parts_of(a), _parts_of(b)
+    if left is None or right is None or not (left or right):
+        difference = _difference(a, b)
+        if difference:
+            yield path, difference
+        return
+    if _class(a) != _class(b):
+        yield path, f"{_class(a)} → {_class(b)}"
+    for key in [*left, *(key for key in right if key not in left)]:
+        part, one = left[key] if key in left else right[key]
+        below = path + part if path else part.removeprefix(".")
+        if key in left and key in right:
+            yield from differences(one, right[key][1], below)
+        else:
+            where = "A" if key in left else "B"
+            yield from ((leaf.path, f"only in {where}: {leaf.kind}") for leaf in leaves(one, below))
+
+
+def _class(value: Any) -> str:
+    return value.name if isinstance(value, NotImported) else type(value).__name__
+
+
+def _difference(a: Any, b: Any) -> str:
+    is_tensor, kinds = isinstance(a, torch.Tensor), (_kind(a), _kind(b))
+    if is_tensor and kinds[0] == kinds[1]:
+        return _value_difference(a, b)
+    if not is_tensor and _identity(a) == _identity(b):  # first: equal sets may not look the same
+        return ""
+    return f"{kinds[0]} → {kinds[1]}" if kinds[0] != kinds[1] else "values differ"
+
+
+def _value_difference(a: torch.Tensor, b: torch.Tensor) -> str:
+    parts = list(zip(tensor_encoding.parts(a), tensor_encoding.parts(b), strict=True))
+    if all(
+        one.shape == other.shape and tensor_encoding.are_same_bits(one, other)
+        for one, other in parts
+    ):
+        return ""
+    if a.layout is not torch.strided and a.numel() > _LARGEST_DENSE:
+        return "values differ"
+    a, b = (one if one.layout is torch.strided else one.to_dense() for one in (a, b))
+    if a.dtype in tensor_encoding.PACKED:
+        return "values differ"
+    x, y = (one.to(torch.complex128 if one.is_complex() else torch.float64) for one in (a, b))
+    # By 64 bits of a float two large integers can seem the same.
+    is_equal = x == y if a.is_floating_point() or a.is_complex() else a == b
+    is_equal |= x.isnan() & y.isnan()
+    count = int((~is_equal).sum())
+    if not count:
+        return "values are equal, bits are not (a zero's sign, a NaN's payload, or their order)"
+    largest = (x - y).abs()[~is_equal].max()
+    shown = "nan" if bool(largest.isnan()) else f"{float(largest):g}"
+    return f"values differ by at most {shown}, in {count} of {a.numel()}"

@@ -1,0 +1,158 @@
+"""The manifest: the last file of a checkpoint, and what makes it one.
+
+It names every other file with its size and CRC-32, whole and in chunks, and carries a CRC-32 of
+itself, so that a directory is a checkpoint exactly if its manifest reads and its files match.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forge.checkpoint.format.checksums import CHUNK, num_chunks
+from forge.errors import CheckpointError, DamagedCheckpoint
+
+NAME = "manifest.json"
+FORMAT = 1
+MAX_BYTES = 64 << 20
+"""Bytes of a manifest that are read, and written: parsing takes many times as much memory."""
+Logged = Mapping[str, tuple[int, float]]
+"""Name -> the step at which it was last logged, and the value."""
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint consists of and where it comes from."""
+
+    step: int
+    """Steps done."""
+    attempt: int
+    """Number of the attempt that wrote it."""
+    files: dict[str, dict[str, Any]]
+    """Name -> {"size": bytes, "crc32": checksum, "chunks": checksums of `chunk_bytes` each}."""
+    is_complete: bool = False
+    """Whether training had ended."""
+    chunk_bytes: int = CHUNK
+    world_size: int = 1
+    job: str = ""
+    """The id that `job.json` beside it explains; empty in those of other versions."""
+    created: float = 0.0
+    """Unix time in seconds."""
+    versions: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, float | str] = field(default_factory=dict)
+    """Name -> what was logged last; a text for NaN and infinities, which JSON does not have."""
+    logged_at: dict[str, int] = field(default_factory=dict)
+    """Name -> the step in which it was."""
+    format: int = FORMAT
+
+    def to_bytes(self) -> bytes:
+        """The file's content, its own checksum included.
+
+        Raises:
+            CheckpointError: Where it is larger than what would be read again.
+        """
+        content = asdict(self)
+        raw = json.dumps(
+            {**content, "checksum": _checksum(content)}, indent=1, allow_nan=False
+        ).encode()
+        if len(raw) > MAX_BYTES:
+            raise CheckpointError(
+                f"{NAME} would have {len(raw)} bytes, and at most {MAX_BYTES} are read again:"
+                f" {len(self.metrics)} names were given to run.log. Log fewer: values under names"
+                " that are always the same, and those of single samples elsewhere."
+            )
+        return raw
+
+
+def metrics_of(logged: Logged) -> dict[str, Any]:
+    """The fields of a manifest that say what was logged."""
+    finite = {n: value if math.isfinite(value) else str(value) for n, (_, value) in logged.items()}
+    return {"metrics": finite, "logged_at": {name: step for name, (step, _) in logged.items()}}
+
+
+def _checksum(content: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def read(directory: Path) -> Manifest:
+    """The manifest of a checkpoint.
+
+    Raises:
+        DamagedCheckpoint: Saying what is wrong with it.
+    """
+    path = directory / NAME
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise DamagedCheckpoint("it has no manifest: the save did not finish") from None
+    except OSError as error:
+        raise DamagedCheckpoint(f"{NAME} cannot be opened: {error.strerror}") from error
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+            raise DamagedCheckpoint(f"{NAME} is not a plain file of reasonable size")
+        raw = b""
+        while piece := os.read(fd, status.st_size + 1):  # network file systems may return a part
+            raw += piece
+    except OSError as error:
+        raise DamagedCheckpoint(f"{NAME} cannot be read: {error.strerror}") from error
+    finally:
+        os.close(fd)
+    try:
+        content = json.loads(raw)
+        checksum = content.pop("checksum")
+        if checksum != _checksum(content):
+            raise DamagedCheckpoint(f"{NAME} does not match its own checksum")
+        content.pop("config_hash", None)  # of earlier versions, which compared it with nothing
+        if content["format"] != FORMAT:
+            raise DamagedCheckpoint(
+                f"{NAME} has format {content['format']}, this forge reads format {FORMAT}"
+            )
+        manifest = Manifest(**content)
+        for key, example in asdict(Manifest(step=0, attempt=0, files={})).items():
+            if type(getattr(manifest, key)) is not type(example):  # a step of 1.0 or True is none
+                raise DamagedCheckpoint(f"{NAME} has {getattr(manifest, key)!r:.100} as `{key}`")
+        numbers = [[e["size"], e["crc32"], *e["chunks"]] for e in manifest.files.values()]
+        values, steps = manifest.metrics.values(), manifest.logged_at.values()
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{NAME} cannot be read: {error!r}") from error
+    for name in manifest.files:
+        if not _FILE_NAME.fullmatch(name) or name == NAME:
+            raise DamagedCheckpoint(f"{NAME} names a file outside the checkpoint: {name!r}")
+    if not all(type(number) is int and number >= 0 for entry in numbers for number in entry):
+        raise DamagedCheckpoint(f"{NAME} has a size or checksum that is not a number")
+    if not all(type(v) is str or _is_finite(v) for v in values) or {*map(type, steps)} - {int}:
+        raise DamagedCheckpoint(f"{NAME} has a metric that is not a number")
+    if manifest.chunk_bytes != CHUNK or any(
+        num_chunks(entry["size"]) != len(entry["chunks"]) for entry in manifest.files.values()
+    ):
+        raise DamagedCheckpoint(f"{NAME} lacks the checksums of every {CHUNK} bytes")
+    return manifest
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) is int or (type(value) is float and math.isfinite(value))
+
+
+def check_sizes(directory: Path, manifest: Manifest) -> None:
+    """Raise DamagedCheckpoint unless every file is there with its size."""
+    for name, expected in manifest.files.items():
+        try:
+            status = os.lstat(directory / name)
+        except OSError as error:
+            raise DamagedCheckpoint(f"{name} is missing: {error.strerror}") from error
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedCheckpoint(f"{name} is not a plain file")
+        if status.st_size != expected["size"]:
+            raise DamagedCheckpoint(
+                f"{name}: expected {expected['size']} bytes, found {status.st_size}"
+            )

@@ -1,0 +1,112 @@
+"""Tensors in one file, in safetensors layout.
+
+    8 bytes: length of the header | the header, JSON | the tensors' bytes, without gaps
+
+`safetensors.torch.load_file` reads it. Dtypes that the format lacks (complex128) are kept as
+their real parts, noted in the header's metadata. Source: the safetensors format specification.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forge.checkpoint.format.checksums import Checksums
+from forge.errors import CheckpointError
+
+MAX_HEADER = 100_000_000
+"""Bytes of JSON that the specification allows in front of the tensors."""
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""The format's names."""
+
+WRITTEN = {*DTYPES.values(), torch.complex128}
+"""What can be written; `odd_tensors` carries others as one of these."""
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Layout:
+    """Where the tensors of one file lie.
+
+    Args:
+        tensors: By name, of dtypes in `WRITTEN`; what they are, not their values, makes the layout.
+        notes: More of the header's metadata; whoever does not know a key passes over it.
+    Raises:
+        CheckpointError: Where their names and shapes are more than would be read again.
+    """
+
+    def __init__(
+        self, tensors: dict[str, torch.Tensor], notes: Mapping[str, str] | None = None
+    ) -> None:
+        # Widest first: every tensor then begins at a multiple of its item size.
+        names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+        header: dict[str, Any] = {}
+        complex128: list[str] = []
+        places: dict[str, tuple[int, int]] = {}
+        offset = 0
+        for name in names:
+            tensor = tensors[name]
+            shape = list(tensor.shape)
+            if tensor.dtype is torch.complex128:
+                complex128.append(name)
+                dtype_name, shape = "F64", [*shape, 2]
+            else:
+                dtype_name = _NAMES[tensor.dtype]
+            end = offset + tensor.numel() * tensor.dtype.itemsize
+            header[name] = {"dtype": dtype_name, "shape": shape, "data_offsets": [offset, end]}
+            places[name] = offset, end
+            offset = end
+        own = {"format": "pt", "complex128": json.dumps(complex128)}
+        header["__metadata__"] = {**(notes or {}), **own}
+        text = json.dumps(header).encode()
+        text += b" " * (-(8 + len(text)) % 64)  # complex128 needs 16, other libraries like 64
+        if len(text) > MAX_HEADER:
+            raise CheckpointError(
+                f"The names and shapes of {len(tensors)} tensors are {len(text)} bytes of JSON; at"
+                f" most {MAX_HEADER} are read again. Let state_dict() return fewer, larger tensors."
+            )
+        self.head = len(text).to_bytes(8, "little") + text
+        """What stands before the tensors."""
+        begin = len(self.head)
+        self.places = {name: (begin + a, begin + b) for name, (a, b) in places.items()}
+        """Name -> begin and end in the file, in the order of the file."""
+        self.size = begin + offset
+        """Bytes of the file."""
+
+
+def write_small(path: Path, content: bytes) -> dict[str, Any]:
+    """Write a new file and sync it; return what the manifest says of it."""
+    checksums = Checksums()
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        piece = memoryview(content)
+        checksums.update(piece)
+        while piece:
+            piece = piece[os.write(fd, piece) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return checksums.entry()

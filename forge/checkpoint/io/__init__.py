@@ -1,0 +1,1 @@
+"""Memory for copies, and a file that several threads write and checksum."""

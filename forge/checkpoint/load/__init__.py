@@ -1,0 +1,1 @@
+"""Reading a checkpoint: verified, and into live tensors where there are such."""

@@ -1,0 +1,157 @@
+"""A checkpoint, read and verified; into live tensors where there are such.
+
+The steps of `read`, of which none changes anything that is live:
+
+    manifest, sizes, state as JSON     verified, decoded with tensors that have no data
+    `place`                            compares that with the live objects, offers their tensors
+    tensors                            verified; those without an offer are read into fresh memory
+
+`Checkpoint.fill` then reads the others to where they were offered a place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forge.checkpoint.format import manifest, tensor_encoding
+from forge.checkpoint.format.codec import Outline, decode
+from forge.checkpoint.format.manifest import Manifest
+from forge.checkpoint.format.names import STATE, TENSORS, step_of
+from forge.checkpoint.load.file_reading import CheckedFile
+from forge.checkpoint.load.in_place import targets
+from forge.checkpoint.load.tensor_reading import TensorFile
+from forge.checkpoint.ownership.trust import check_state_size
+from forge.config.schema import Verify
+from forge.errors import CheckpointError, DamagedCheckpoint
+
+Place = Callable[[dict[str, Any]], Iterable[tuple[Any, torch.Tensor]] | None]
+"""Takes a state whose tensors have no data; gives pairs of such a tensor and a live one for it.
+
+None says that the state has to stay as it was read, because it will be loaded more than once.
+"""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read and verified."""
+
+    path: Path
+    manifest: Manifest
+    state: dict[str, Any]
+    """With live tensors where `place` offered them: they have their values after `fill`."""
+    _owned: frozenset[int] = field(default=frozenset(), compare=False, repr=False)
+    _tensors: TensorFile | None = field(default=None, compare=False, repr=False)
+    _pending: dict[str, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    def fill(self) -> frozenset[int]:
+        """Read what belongs into live tensors, once.
+
+        Returns:
+            The `id` of tensors in `state` which whoever loads it may keep: nothing else refers to
+            them.
+        Raises:
+            CheckpointError: Where that failed half-way.
+        """
+        if not self._pending:
+            return self._owned
+        assert self._tensors is not None
+        try:
+            self._tensors.fill(self._pending)
+        except DamagedCheckpoint as error:
+            raise CheckpointError(
+                f"{self.path}: could be verified, but not be read again: {error}. The live objects"
+                " now hold a part of it, so that training cannot continue with them. Start the job"
+                " again."
+            ) from error
+        finally:
+            self._pending.clear()
+            self._tensors.file.close()
+        return self._owned
+
+
+def read(path: Path, verify: Verify, place: Place | None = None) -> Checkpoint:
+    """Read the checkpoint in the directory `path`.
+
+    Args:
+        place: Offers live tensors, which `Checkpoint.fill` will overwrite; whatever it raises
+            comes out of here, unless the checkpoint turns out to be damaged.
+    Raises:
+        DamagedCheckpoint: Saying which file is wrong, what was expected and what was found.
+    """
+    described = manifest.read(path)
+    if step_of(path) not in (None, described.step):  # None: a copy of another name
+        raise DamagedCheckpoint(f"its manifest is that of step {described.step}")
+    if verify is not Verify.none:
+        manifest.check_sizes(path, described)
+    _check_ranks(described)
+    check_state_size(described)
+    is_checked = verify is Verify.full
+    files: dict[str, CheckedFile] = {}
+    found = None
+    try:
+        for name, entry in described.files.items():
+            files[name] = CheckedFile(path / name, entry)
+            if is_checked and name not in (STATE, TENSORS):
+                files[name].read([], is_checked)
+        text = files[STATE].content(is_checked)
+        try:
+            tree = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise DamagedCheckpoint(f"{STATE} cannot be read: {error}") from error
+        found = _read(path, described, tree, files[TENSORS], is_checked, place)
+        return found
+    finally:
+        for name, file in files.items():
+            if found is None or name != TENSORS or not found._pending:
+                file.close()
+
+
+def _read(
+    path: Path,
+    described: Manifest,
+    tree: Any,
+    file: CheckedFile,
+    is_checked: bool,
+    place: Place | None,
+) -> Checkpoint:
+    try:
+        tensors = TensorFile(file)
+        outline = Outline(tensors.outline)
+        shown = decode(tree, outline)
+        offers = place(shown) if place is not None else None
+    except CheckpointError:
+        if is_checked:
+            file.read([], is_checked)  # damage, if there is any, is what explains the rest
+        raise
+    placed = targets(outline, offers or ())
+    on_devices = {
+        name: torch.empty_like(outline[name], device=device)
+        for name, device in outline.devices.items()
+        if device.type == "cuda" and name not in placed
+    }
+    values = tensors.read({*placed, *on_devices}, is_checked)
+    tensors.fill(on_devices)  # nobody uses these yet
+    values |= on_devices
+    for name, stride in outline.strides.items():
+        values[name] = tensor_encoding.in_order(values[name], stride)
+    values |= placed
+    state = decode(tree, values)
+    uses = outline.uses if offers is not None else Counter()
+    owned = frozenset(id(value) for name, value in values.items() if uses[name] == 1)
+    return Checkpoint(path, described, state, owned, tensors, placed)
+
+
+def _check_ranks(described: Manifest) -> None:
+    """Refuse to load a part: the shards of several ranks make a state only together."""
+    if described.world_size != 1:
+        raise DamagedCheckpoint(f"saved by {described.world_size} ranks; this forge reads 1")
+    missing = {STATE, TENSORS} - described.files.keys()
+    if missing:
+        raise DamagedCheckpoint(f"its manifest lacks {', '.join(sorted(missing))}")

@@ -1,0 +1,1 @@
+"""Who may write to a checkpoint directory, and whose checkpoints are trusted."""

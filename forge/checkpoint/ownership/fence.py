@@ -1,0 +1,178 @@
+"""Who may write to a checkpoint directory: one live job, and of one job its newest attempt.
+
+Two things hold that. A lock, which ends with the process, keeps a second job out. A token in the
+directory, checked before every commit, keeps out a zombie: an older attempt on a node that was cut
+off, whose lock the file system may have given away.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from forge import messages
+from forge.checkpoint.ownership.locks import KEPT_FILE, Locks
+from forge.errors import DirectoryInUse
+from forge.filesystem import durable
+from forge.filesystem.files import read_plain
+from forge.jobdir import spawned
+
+TOKEN_FILE = ".fence.json"
+
+_RANKS = (
+    " Where a script trains in several processes (`torch.multiprocessing.spawn` with nprocs above"
+    " 1), forge.Run can be used in one of them alone: several ranks come later."
+)
+_claimed_here: set[Path] = set()
+"""POSIX locks do not keep two Runs of one process apart; this does."""
+
+
+class Fence:
+    """The right to commit to one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        """Claim `directory`, which exists.
+
+        Raises:
+            DirectoryInUse: Where a live job holds it.
+        """
+        self._directory = directory.resolve()
+        self._locks = Locks(self._directory)
+        job_id = os.environ.get("SLURM_JOB_ID", "")
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+        self._token: dict[str, Any] = {
+            "token": uuid.uuid4().hex,
+            "job_id": job_id,
+            "restart_count": restarts,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "claimed": time.time(),
+        }
+        if self._directory in _claimed_here:
+            raise DirectoryInUse(self._in_use(self._token))
+        previous = self._read()
+        try:
+            taken = self._locks.take()
+            is_left = taken == KEPT_FILE and self._has_died(previous)
+            if taken and not is_left and not self._supersedes(previous):
+                raise DirectoryInUse(self._in_use(previous))
+            self._write_token()
+        except BaseException:
+            self.release()
+            raise
+        _claimed_here.add(self._directory)
+
+    def _supersedes(self, previous: dict[str, Any]) -> bool:
+        """Whether the holder is an older attempt of this very Slurm job: a zombie."""
+        mine = self._token
+        is_newer = bool(mine["job_id"]) and (
+            previous.get("job_id") == mine["job_id"]
+            and previous.get("restart_count", 0) < mine["restart_count"]
+        )
+        if is_newer:
+            messages.warn(
+                f"{self._directory}: an older attempt of this job still holds the directory"
+                f" (pid {previous.get('pid')} on {previous.get('host')}); it can no longer commit."
+            )
+        return is_newer
+
+    def _has_died(self, previous: dict[str, Any]) -> bool:
+        """Whether only a process that the holder left behind can still have its lock."""
+        if previous.get("host") != self._token["host"]:
+            return False
+        try:
+            os.kill(previous["pid"], 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, OverflowError):  # somebody else's process, or no number of one
+            return False
+        return False
+
+    def _in_use(self, holder: dict[str, Any]) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.get("claimed", 0)))
+        return (
+            f"{self._directory} belongs to a running job: pid {holder.get('pid', 'unknown')} on"
+            f" {holder.get('host', 'unknown')}, since {since}. Wait for it or stop it; or choose"
+            " another `hydra.run.dir` or `resilience.checkpoint.dir`."
+            + (_RANKS if spawned.parent() is not None else "")
+        )
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            content = json.loads(read_plain(self._directory / TOKEN_FILE))
+        except (FileNotFoundError, ValueError):
+            return {}
+        is_ours = isinstance(content, dict) and all(
+            type(content.get(key)) is type(value) for key, value in self._token.items()
+        )
+        return content if is_ours else {}
+
+    @property
+    def name(self) -> str:
+        """A name that no other claim has, on whatever host and with whatever pid."""
+        token = self._token
+        return f"{token['job_id']}_{token['restart_count']}_{token['token']}"
+
+    def is_older_than(self, name: str) -> bool:
+        """Whether `name` is that of a later attempt of this very Slurm job."""
+        job_id, restarts, _ = name.rsplit("_", 2) if name.count("_") > 1 else ("", "", "")
+        is_same_job = bool(job_id) and job_id == self._token["job_id"]
+        return is_same_job and restarts.isdecimal() and int(restarts) > self._token["restart_count"]
+
+    def check(self) -> bool:
+        """Whether an older attempt, which woke up late, had claimed the directory: no more.
+
+        Raises:
+            DirectoryInUse: Where a newer attempt has claimed it.
+        """
+        if not (self._directory / TOKEN_FILE).exists():
+            raise FileNotFoundError(
+                errno.ENOENT,
+                "the directory was removed or emptied under a running job",
+                str(self._directory),
+            )
+        holder = self._read()
+        is_taken: bool = holder.get("token") != self._token["token"]
+        if is_taken and not self._supersedes(holder):
+            raise DirectoryInUse(
+                f"{self._directory} was claimed by a newer attempt (pid {holder.get('pid')} on"
+                f" {holder.get('host')}): this one, pid {os.getpid()}, must no longer write."
+            )
+        if is_taken:
+            self._write_token()
+        if self._locks.are_in_place():
+            self._locks.take_again()
+        else:
+            self._lock_again()
+        return is_taken
+
+    def _write_token(self) -> None:
+        content = json.dumps(self._token, indent=1).encode()
+        for is_last_try in (False, False, True):
+            try:
+                durable.replace_file(self._directory / TOKEN_FILE, content)
+                return
+            except FileNotFoundError:
+                # An older attempt that cleans up takes the half-written file for a leftover.
+                if is_last_try or not self._directory.is_dir():
+                    raise
+
+    def _lock_again(self) -> None:
+        """The directory is another one with our token: restored from a copy, or mounted again."""
+        if self._locks.take():
+            raise DirectoryInUse(self._in_use(self._read()))
+        holder = self._read()
+        if holder.get("token") != self._token["token"]:
+            raise DirectoryInUse(self._in_use(holder))
+        messages.warn(f"{self._directory} was replaced under a running job: it is locked again.")
+
+    def release(self) -> None:
+        """Let go of the lock; the token stays as a record."""
+        _claimed_here.discard(self._directory)
+        self._locks.release()

@@ -1,0 +1,1 @@
+"""Which checkpoints are kept, and how the others are removed."""

@@ -1,0 +1,1 @@
+"""Writing a checkpoint: the copy of the state, and its bytes."""

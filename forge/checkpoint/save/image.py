@@ -1,0 +1,236 @@
+"""What a save writes: the bytes of the tensors' file, copied at once or piece by piece.
+
+An `Image` is the whole file in an arena: training resumes once it is filled. A `Stream` needs
+one buffer a thread: it is for saves that training waits for anyway, and for where memory is short.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import errno
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate
+
+import torch
+
+from forge.checkpoint.format.checksums import CHUNK
+from forge.checkpoint.format.tensorfile import Layout
+from forge.checkpoint.io.arena import PAGE, Arena
+from forge.checkpoint.io.output import NUM_THREADS, Reader
+from forge.checkpoint.load.file_reading import num_threads
+
+_Tensors = dict[str, torch.Tensor]
+
+_WORTH_A_THREAD = 16 << 20
+"""Bytes to copy from which on to start one takes less time than it saves."""
+
+
+def room_for(size: int) -> int:
+    """Bytes of an arena for a file of `size` bytes: whole pages."""
+    return -(-size // PAGE) * PAGE
+
+
+def _buffer(size: int) -> Arena:
+    try:
+        return Arena(size)
+    except MemoryError as error:  # a failed save, like one on a full disk
+        raise OSError(errno.ENOMEM, f"no memory to write with: {error}") from error
+
+
+def _stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+
+class Image:
+    """The file in memory; filled again by every save of the same layout."""
+
+    def __init__(self, layout: Layout, tensors: _Tensors, arena: Arena) -> None:
+        self.layout = layout
+        self._arena = arena
+        self._memory = arena.memory
+        self._memory[: len(layout.head)] = layout.head
+        self._views = {
+            name: arena.view(layout.places[name][0], tensor.dtype, list(tensor.shape))
+            for name, tensor in tensors.items()
+        }
+        self._sources: list[torch.Tensor] = []
+        self._copied: list[torch.cuda.Event] = []
+
+    def fill(self, tensors: _Tensors) -> None:
+        """Copy the tensors; what is done to them after this is not in the image.
+
+        On a GPU the copy runs on a stream of its own: it begins after, and later work of the
+        current stream waits for, what it has to; the host waits for nothing.
+        """
+        by_device: dict[torch.device, list[str]] = {}
+        for name, tensor in tensors.items():
+            if tensor.numel():
+                by_device.setdefault(tensor.device, []).append(name)
+        with torch.no_grad():
+            for device, names in by_device.items():
+                views = [self._views[name] for name in names]
+                sources = [tensors[name].detach() for name in names]
+                if device.type == "cuda":
+                    self._copy_beside(device, views, sources)
+                elif device.type == "cpu":
+                    _copy(views, sources)
+                else:
+                    torch._foreach_copy_(views, sources)
+
+    def _copy_beside(
+        self, device: torch.device, views: list[torch.Tensor], sources: list[torch.Tensor]
+    ) -> None:
+        with torch.cuda.device(device):
+            current, beside = torch.cuda.current_stream(), _stream()
+            beside.wait_stream(current)
+            with torch.cuda.stream(beside):
+                torch._foreach_copy_(views, sources, non_blocking=True)
+                copied = beside.record_event()
+            current.wait_event(copied)
+        self._copied.append(copied)
+        self._sources += sources  # their memory must not be given to others before
+
+    @contextmanager
+    def readers(self) -> Iterator[list[Reader]]:
+        """One for each thread that writes."""
+        for copied in self._copied:
+            copied.synchronize()
+        self._copied, self._sources = [], []
+        yield [self._chunk] * NUM_THREADS
+
+    def _chunk(self, number: int) -> memoryview:
+        return self._memory[number * CHUNK : (number + 1) * CHUNK]
+
+
+class Stream:
+    """The file, copied chunk by chunk from tensors that do not change meanwhile."""
+
+    def __init__(self, layout: Layout, tensors: _Tensors, spare: list[Arena]) -> None:
+        self.layout = layout
+        self._tensors = tensors
+        self._spare = spare
+        self._names = list(layout.places)
+        self._ends = [end for _, end in layout.places.values()]
+        self._plain: tuple[str, torch.Tensor] = "", torch.empty(0, device="cpu")
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def readers(self) -> Iterator[list[Reader]]:
+        """One for each thread that writes, with a buffer of its own."""
+        size = min(CHUNK, room_for(self.layout.size))
+        buffers: list[Arena] = []
+        while len(buffers) < NUM_THREADS:
+            try:  # taken out of the list in one step: two saves never share a buffer
+                buffer = self._spare.pop()
+            except IndexError:
+                buffer = _buffer(size)
+            if buffer.size >= size:
+                buffers.append(buffer)
+        yield [self._reader(buffer) for buffer in buffers]
+        self._spare += buffers
+
+    def _reader(self, buffer: Arena) -> Reader:
+        def read(number: int) -> memoryview:
+            self._copy(number * CHUNK, buffer.bytes[:CHUNK])
+            return buffer.memory[:CHUNK]
+
+        return read
+
+    def _copy(self, begin: int, buffer: torch.Tensor) -> None:
+        end = min(begin + len(buffer), self.layout.size)
+        head = self.layout.head[begin:end]
+        if head:
+            ctypes.memmove(buffer.data_ptr(), head, len(head))
+        first = bisect.bisect_right(self._ends, begin)
+        for name in self._names[first:]:
+            start, stop = self.layout.places[name]
+            if start >= end:
+                return
+            low, high = max(begin, start), min(end, stop)
+            if low < high:
+                source = self._flat(name)[low - start : high - start]
+                self._move(buffer[low - begin : high - begin], source)
+
+    def _flat(self, name: str) -> torch.Tensor:
+        """A tensor as uint8, shape [bytes]."""
+        tensor = self._tensors[name]
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            with self._lock:  # a large one is asked for once for each of its chunks
+                if self._plain[0] != name:
+                    plain = tensor.resolve_conj().resolve_neg().contiguous()
+                    self._plain = name, plain
+                tensor = self._plain[1]
+        return tensor.detach().view(-1).view(torch.uint8)
+
+    @staticmethod
+    def _move(target: torch.Tensor, source: torch.Tensor) -> None:
+        if source.device.type == "cpu":
+            # Not copy_: each thread that calls it gets threads of OpenMP of its own.
+            ctypes.memmove(target.data_ptr(), source.data_ptr(), len(source))
+        else:
+            target.copy_(source)
+
+
+def _copy(views: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """On the CPU, in as many threads as torch has, two at least where there are two cores.
+
+    One core alone cannot move as many bytes as the memory could; and torch's own threads wait for
+    each other after every tensor.
+    """
+    own = torch.get_num_threads()
+    count = min(max(own, 2), num_threads())
+    sizes = list(accumulate(view.nbytes for view in views))
+    if own > count or count == 1 or sizes[-1] < _WORTH_A_THREAD:
+        torch._foreach_copy_(views, sources)
+        return
+    half = bisect.bisect_right(sizes, sizes[-1] / 2)
+    if own == 1 and half:  # a little faster than memmove, where it takes no threads of its own
+        parts = [slice(half), slice(half, None)]
+        copies = [partial(torch._foreach_copy_, views[part], sources[part]) for part in parts]
+    else:
+        copies = [partial(_move_all, moves) for moves in _shared_out(views, sources, count)]
+    with ThreadPoolExecutor(count - 1, "forge-copy") as pool:
+        others = [pool.submit(copy) for copy in copies[1:]]
+        for copy in copies[:1]:  # none where no tensor is plain
+            copy()
+        for other in others:
+            other.result()
+
+
+_Move = tuple[int, int, int]
+"""To and from which address how many bytes are copied."""
+
+
+def _shared_out(
+    views: list[torch.Tensor], sources: list[torch.Tensor], count: int
+) -> list[list[_Move]]:
+    """The same number of bytes for each of `count` threads; what is not plain is copied here."""
+    plain = []
+    for view, source in zip(views, sources, strict=True):
+        if source.is_contiguous() and not source.is_conj() and not source.is_neg():
+            plain.append((view, source))
+        else:
+            view.copy_(source)
+    share = -(-sum(view.nbytes for view, _ in plain) // count)
+    shares: list[list[_Move]] = []
+    room = 0
+    for view, source in plain:
+        to, at, left = view.data_ptr(), source.data_ptr(), view.nbytes
+        while left:
+            if not room:
+                shares.append([])
+                room = share
+            size = min(left, room)
+            shares[-1].append((to, at, size))
+            to, at, left, room = to + size, at + size, left - size, room - size
+    return shares
+
+
+def _move_all(moves: list[_Move]) -> None:
+    for to, at, size in moves:
+        ctypes.memmove(to, at, size)

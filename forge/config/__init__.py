@@ -1,0 +1,6 @@
+"""The resilience policy: typed keys, their defaults, and every rule between them."""
+
+from forge.config.loading import load
+from forge.config.schema import Policy
+
+__all__ = ["Policy", "load"]

@@ -1,0 +1,340 @@
+"""Conversion of a policy, and the rules that its keys must keep together."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from forge.config.schema import STOP_SHARE, NanAction, Policy, RequeueRule, SignalAction, WhenBusy
+from forge.errors import is_disk_full
+
+SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2")
+"""Signals a policy may name: those that can be caught and that people send to jobs."""
+
+
+def signal_name(name: str) -> str:
+    """`SIGUSR2`, `usr2` and `USR2` are one signal."""
+    return str(name).upper().removeprefix("SIG")
+
+
+def convert(policy: Any) -> tuple[Policy, list[str]]:
+    """Bring `policy` into typed form; what does not fit keeps its default and is reported."""
+    typed = OmegaConf.structured(Policy)
+    problems: list[str] = []
+    if isinstance(policy, Policy):
+        policy = asdict(policy)  # a dataclass takes every value: check it like any other
+    if policy is None or (isinstance(policy, DictConfig) and policy._is_none()):
+        policy = {}
+    if not isinstance(policy, Mapping):
+        problems.append(
+            f"`resilience` is {policy!r}: expected a group of keys. Choose a preset, for example"
+            " `resilience=default`, in the defaults list of your config."
+        )
+        policy = {}
+    for key, value in _leaves(_resolved(policy, "", problems), ""):
+        problem = _set(typed, key, value)
+        if problem:
+            problems.append(problem)
+    result = OmegaConf.to_object(typed)
+    assert isinstance(result, Policy)
+    if signal_name(result.signal.name) in SIGNALS:
+        result.signal.name = signal_name(result.signal.name)
+    return result, problems
+
+
+def _resolved(tree: Mapping[Any, Any], prefix: str, problems: list[str]) -> dict[str, Any]:
+    """The tree as plain values; an interpolation that fails is reported and left out."""
+    found: dict[str, Any] = {}
+    for name in tree:
+        try:
+            value = tree[name]
+            if isinstance(value, ListConfig):
+                value = OmegaConf.to_container(value, resolve=True)
+        except MissingMandatoryValue:
+            value = "???"
+        except OmegaConfBaseException as error:
+            reason = str(error).splitlines()[0]
+            problems.append(f"`resilience.{prefix}{name}`: cannot be resolved: {reason}")
+            continue
+        is_group = isinstance(value, Mapping)
+        found[str(name)] = _resolved(value, f"{prefix}{name}.", problems) if is_group else value
+    return found
+
+
+def _leaves(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, key + ".")
+        else:
+            yield key, value
+
+
+@functools.cache
+def known_keys() -> tuple[str, ...]:
+    """Every key of a policy, dotted, without the leading `resilience.`."""
+    return tuple(key for key, _ in _leaves(asdict(Policy()), ""))
+
+
+def nearest_key(key: str) -> str | None:
+    """The known key that a mistyped one most likely stands for."""
+    known = known_keys()
+    groups = {k.rsplit(".", n)[0] for k in known for n in range(1, k.count(".") + 1)}
+    last = key.rsplit(".", 1)[-1]
+    same_name = [k for k in known if k.rsplit(".", 1)[-1] == last]
+    if len(same_name) == 1:
+        return same_name[0]
+    close = difflib.get_close_matches(key, [*known, *groups], n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def _set(typed: DictConfig, key: str, value: Any) -> str | None:
+    """Set one key with OmegaConf's own conversion; return what is wrong with it, or None."""
+    shown = f"`resilience.{key}={value}`"
+    path = key
+    if key.startswith("signal.actions."):
+        name = signal_name(key.rsplit(".", 1)[-1])
+        if name not in SIGNALS:
+            return f"{shown}: unknown signal. A policy can name {', '.join(SIGNALS)}."
+        path = f"signal.actions.{name}"
+    elif key not in known_keys():
+        if any(k.startswith(key + ".") for k in known_keys()):
+            if value == {}:
+                return None  # a group of which nothing is set
+            members = ", ".join(f"resilience.{k}" for k in known_keys() if k.startswith(key + "."))
+            return f"{shown}: is a group of keys, not a value. Set one of {members}."
+        near = nearest_key(key)
+        hint = f"Did you mean `resilience.{near}`?" if near else "See conf/resilience/default.yaml."
+        return f"{shown}: there is no such key. {hint}"
+    if isinstance(value, bool) and not isinstance(OmegaConf.select(typed, path), bool):
+        # YAML 1.1 reads on, off, yes and no as booleans; OmegaConf would take True for 1.
+        return f"{shown}: {_expected(typed, path)}, found a boolean."
+    if isinstance(value, float) and _is_int(typed, path):
+        if not value.is_integer():
+            return f"{shown}: {_expected(typed, path)}, found a fraction."
+        value = int(value)  # 1e3
+    before = OmegaConf.select(typed, path, default=SignalAction.ignore)
+    if isinstance(before, ListConfig):
+        before = list(before)  # an update changes the list in its place
+    try:
+        OmegaConf.update(typed, path, value)
+        # Resolves what is an interpolation, and refuses `???`.
+        _resolve(OmegaConf.select(typed, path, throw_on_missing=True))
+    except OmegaConfBaseException:
+        OmegaConf.update(typed, path, before)
+        if isinstance(value, str) and "${" in value:
+            return f"{shown}: this interpolation does not give {_expected(typed, path, '')}."
+        return f"{shown}: {_expected(typed, path)}, found {value!r}."
+    return None
+
+
+def _resolve(value: Any) -> None:
+    if isinstance(value, ListConfig):
+        OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+
+
+def _node(typed: DictConfig, key: str) -> Any:
+    parent, _, name = key.rpartition(".")
+    return OmegaConf.select(typed, parent)._get_node(name) if parent else typed._get_node(name)
+
+
+def _is_int(typed: DictConfig, key: str) -> bool:
+    node = _node(typed, key)
+    return node is not None and node._metadata.ref_type is int
+
+
+def _expected(typed: DictConfig, key: str, verb: str = "expected ") -> str:
+    kind: Any = SignalAction
+    if not key.startswith("signal.actions."):
+        kind = _node(typed, key)._metadata.ref_type
+        kind = getattr(_node(typed, key)._metadata, "element_type", None) or kind
+    if hasattr(kind, "__members__"):
+        return verb + " | ".join(kind.__members__)
+    if kind is RequeueRule:
+        return verb + "a list of {exit_codes: [1, …], max_restarts: 2}"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+    return verb + names.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def cross_field_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> list[str]:
+    """Everything that is wrong with values that are each of the right type."""
+    found: list[str] = []
+
+    def positive(key: str, value: float | None, why: str) -> None:
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            found.append(f"`resilience.{key}={value}`: {why}")
+
+    def at_least(key: str, value: float, least: float, why: str) -> None:
+        if not (value >= least and math.isfinite(value)):
+            found.append(f"`resilience.{key}={value}`: has to be at least {least:g}. {why}")
+
+    never = "an interval has to be above 0 and finite. To switch it off, set it to null."
+    positive("checkpoint.every_steps", p.checkpoint.every_steps, never)
+    positive("checkpoint.every_s", p.checkpoint.every_s, never)
+    positive("checkpoint.keep_every_steps", p.checkpoint.keep_every_steps, never)
+    at_least("checkpoint.keep_last", p.checkpoint.keep_last, 1, "The newest one is always kept.")
+    best = p.checkpoint.best
+    at_least("checkpoint.best.keep", best.keep, 1, "For none set `best.metric` to null.")
+    if best.metric is not None and not best.metric.strip():
+        found.append(
+            f"`resilience.checkpoint.best.metric={best.metric}`: is empty. Name a metric that"
+            " run.log() is given, or null."
+        )
+    if not p.checkpoint.dir.strip():
+        found.append(
+            f"`resilience.checkpoint.dir={p.checkpoint.dir}`: is empty. Name a directory, or leave"
+            " the default."
+        )
+    elif p.checkpoint.dir.startswith("~"):
+        found.append(
+            f"`resilience.checkpoint.dir={p.checkpoint.dir}`: `~` would be a directory of that"
+            " name. Write the path in full, or as `${oc.env:HOME}/…`."
+        )
+    elif os.path.isabs(p.checkpoint.dir):
+        problem = directory_problem(Path(p.checkpoint.dir))
+        if problem:
+            found.append(f"`resilience.checkpoint.dir={p.checkpoint.dir}`: {problem}")
+    source = f"`resilience.checkpoint.init_from={p.checkpoint.init_from}`"
+    if p.checkpoint.init_from is not None:
+        if not p.checkpoint.init_from.strip():
+            found.append(f"{source}: is empty. Name a file or a checkpoint, or set it to null.")
+        elif p.checkpoint.init_from.startswith("~"):
+            found.append(f"{source}: `~` stays as it is. Write the path in full.")
+        elif not p.enabled:
+            found.append(
+                f"{source}: nothing is loaded with `resilience.enabled=false`. Load it in the"
+                " script, or set this to null."
+            )
+    positive("health.timeout_s", p.health.timeout_s, "a check needs seconds above 0 and finite.")
+    at_least("health.min_free_gib", p.health.min_free_gib, 0, "0 asks for no free space.")
+    at_least("health.max_excluded_nodes", p.health.max_excluded_nodes, 0, "0 stays where it is.")
+    for name in ("nodes", "tasks_per_node", "cpus_per_task", "cpus_per_gpu"):
+        value = getattr(p.slurm, name)
+        if value is not None:
+            at_least(f"slurm.{name}", value, 1, "null is as `hydra.launcher` has it.")
+    for name in ("timeout_min", "mem_gb"):
+        positive(f"slurm.{name}", getattr(p.slurm, name), "has to be above 0 and finite.")
+    at_least("nan.max_consecutive", p.nan.max_consecutive, 1, "1 acts on the first bad step.")
+    back = p.nan.rollback
+    at_least("nan.rollback.steps_back", back.steps_back, 0, "0 is the newest good checkpoint.")
+    at_least("nan.rollback.max_rollbacks", back.max_rollbacks, 0, "0 never rolls back.")
+    positive("nan.rollback.lr_scale", back.lr_scale, "has to be above 0 and finite; 1 keeps it.")
+    can_save = p.checkpoint.every_steps or p.checkpoint.every_s
+    if p.nan.action is NanAction.rollback and not can_save:
+        found.append(
+            "`resilience.nan.action=rollback`: needs checkpoints to go back to, but"
+            " `resilience.checkpoint.every_steps` and `resilience.checkpoint.every_s` are both"
+            " null. Set one of them."
+        )
+    if p.nan.action is NanAction.rollback and p.checkpoint.when_busy is WhenBusy.skip:
+        found.append(
+            "`resilience.checkpoint.when_busy=skip`: with `resilience.nan.action=rollback` the"
+            " place to go back to would depend on how fast the disk was. Set `when_busy` to wait."
+        )
+    for name in ("max_preemptions", "max_timeouts", "max_failures"):
+        value = getattr(p.requeue, name)
+        if value is not None:
+            at_least(f"requeue.{name}", value, 0, "0 never starts it again, null has no limit.")
+    at_least("requeue.no_progress_limit", p.requeue.no_progress_limit, 1, "1 gives up at once.")
+    at_least("requeue.max_unfair", p.requeue.max_unfair, 0, "0 gives up at once.")
+    found += _rule_problems(p)
+    found += _signal_problems(p, time_limit_s, limit_key)
+    return found
+
+
+def _rule_problems(p: Policy) -> list[str]:
+    found: list[str] = []
+    decided = {
+        0: "finished",
+        70: "a forced exit, see `requeue.max_failures`",
+        71: "a full disk, see `requeue.max_failures`",
+        75: "asks to be run again",
+        129: "a hangup",
+        130: "a Ctrl+C",
+        143: "a stop",
+    }
+    for number, rule in enumerate(p.requeue.rules):
+        key = f"resilience.requeue.rules[{number}]"
+        for code in rule.exit_codes:
+            if code in decided:
+                found.append(
+                    f"`{key}.exit_codes`: {code} already has a meaning ({decided[code]}). Leave"
+                    " it out."
+                )
+            elif not 1 <= code <= 255:
+                found.append(f"`{key}.exit_codes`: {code} is not an exit code; they are 1 to 255.")
+        if not rule.exit_codes:
+            found.append(f"`{key}.exit_codes=[]`: names no exit code, so the rule does nothing.")
+        if rule.max_restarts < 1:
+            found.append(f"`{key}.max_restarts={rule.max_restarts}`: has to be at least 1.")
+    return found
+
+
+def _signal_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> list[str]:
+    found: list[str] = []
+    name, lead_s, timeout_s = signal_name(p.signal.name), p.signal.lead_s, p.shutdown.timeout_s
+    timeout_s = 0.0 if timeout_s is None else timeout_s  # what follows the lead is below it
+    lead = f"`resilience.signal.lead_s={lead_s:g}`"
+    if name not in SIGNALS:
+        found.append(
+            f"`resilience.signal.name={p.signal.name}`: unknown signal. It can be"
+            f" {', '.join(SIGNALS)}."
+        )
+    elif p.signal.actions.get(name, SignalAction.ignore) is SignalAction.ignore:
+        found.append(
+            f"`resilience.signal.name={p.signal.name}`: this signal announces the time limit, but"
+            f" `resilience.signal.actions.{name}` is ignore. Set it to requeue."
+        )
+    if not (lead_s > 0 and math.isfinite(lead_s)):
+        found.append(
+            f"{lead}: has to be above 0 and finite: without a lead there is no time to save. Set"
+            " it to the seconds that a save takes, with a margin."
+        )
+    if not (timeout_s >= 0 and math.isfinite(timeout_s)):
+        found.append(
+            f"`resilience.shutdown.timeout_s={timeout_s:g}`: has to be 0 (never force), or"
+            " above 0 and finite."
+        )
+    elif timeout_s >= lead_s > 0:
+        found.append(
+            f"`resilience.shutdown.timeout_s={timeout_s:g}`: the forced exit is not shorter than"
+            f" {lead}: the job would be killed before its own exit. Raise the lead, or set"
+            f" `resilience.shutdown.timeout_s` to at most {lead_s * STOP_SHARE:g}."
+        )
+    if time_limit_s is not None and lead_s >= time_limit_s:
+        found.append(
+            f"{lead}: is not below the time limit of {time_limit_s:g} s"
+            f"{f' (`{limit_key}`)' if limit_key else ''}: the job would be signalled as it starts."
+            f" Raise the limit, or set `resilience.signal.lead_s` to at most {time_limit_s / 2:g}."
+        )
+    return found
+
+
+def directory_problem(path: Path) -> str | None:
+    """Why nothing can be written below `path`, or None; leaves nothing behind."""
+    existing = path
+    while not os.path.lexists(existing) and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        return f"{existing} is not a directory. Remove it, or choose another directory."
+    try:
+        # Tried out, because to root and on special file systems permissions say nothing.
+        with tempfile.TemporaryFile(dir=existing):
+            return None
+    except OSError as error:
+        if is_disk_full(error):
+            return None  # the configuration is right; whoever writes there will say so
+        return (
+            f"{existing} cannot be written ({error.strerror}). Change its permissions, or choose"
+            " another directory."
+        )

@@ -1,0 +1,5 @@
+"""Where in its data a run is, for every kind of loader; random augmentation by index."""
+
+from forge.data.seeding import seeded
+
+__all__ = ["seeded"]

@@ -1,0 +1,142 @@
+"""What a loader is made of, and what of it a resume cannot promise to repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from forge.data import seeding
+
+_KNOWN = ("torch", "torchdata")
+"""Their samplers draw the whole order at the start of an epoch, or from a generator that is saved.
+
+Of them alone that is known: a subclass may do anything.
+"""
+
+
+def has_state(one: Any) -> bool:
+    """Whether an object can say where it is, and go there."""
+    return hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
+
+
+def samplers(loader: Any) -> dict[str, Any]:
+    """The samplers of a DataLoader by their place in it."""
+    if not isinstance(loader, DataLoader):
+        return {}
+    found = {
+        "sampler": loader.sampler,
+        "batch_sampler": loader.batch_sampler,
+        "batch_sampler.sampler": getattr(loader.batch_sampler, "sampler", None),
+    }
+    if found["batch_sampler.sampler"] is found["sampler"]:
+        del found["batch_sampler.sampler"]
+    return {name: sampler for name, sampler in found.items() if sampler is not None}
+
+
+def generators(loader: Any) -> dict[str, torch.Generator]:
+    """The generators that were given to a loader and to its samplers."""
+    owners = {"loader": loader, **samplers(loader)}
+    found = {f"{name}.generator": getattr(one, "generator", None) for name, one in owners.items()}
+    return {name: g for name, g in found.items() if isinstance(g, torch.Generator)}
+
+
+def has_own_iter(loader: DataLoader[Any]) -> bool:
+    """Whether a DataLoader's subclass is iterated in its own way."""
+    return type(loader).__iter__ is not DataLoader.__iter__
+
+
+def is_seeded(loader: Any) -> bool:
+    """Whether all that workers draw for a batch is a function of its indices."""
+    collate = getattr(loader, "collate_fn", None)
+    dataset = getattr(loader, "dataset", None)
+    return seeding.is_seeded(dataset) and not seeding.own_generators(collate)
+
+
+def inexact(loader: Iterable[Any]) -> list[str]:
+    """What a resume cannot promise to repeat, one sentence each."""
+    return [f"{type(loader).__name__}: {sentence}" for sentence in _inexact(loader)]
+
+
+def _inexact(loader: Any) -> Iterator[str]:
+    is_stateful, is_dataloader = has_state(loader), isinstance(loader, DataLoader)
+    workers = getattr(loader, "num_workers", 0)
+    unseeded = workers > 0 and not is_seeded(loader)
+    seeds = _seeds(loader) if unseeded else ""
+    goes_there = "Give the loader state_dict and load_state_dict"
+    if is_stateful and unseeded:
+        yield f"random draws inside its {workers} workers are not saved. {seeds}"
+    if is_dataloader and not is_stateful:
+        if unseeded and loader.persistent_workers:
+            yield f"persistent workers draw on across epochs. {seeds}"
+        if isinstance(loader.dataset, IterableDataset):
+            yield (
+                f"{type(loader.dataset).__name__} is read again from the epoch's start on a resume,"
+                f" which repeats it only if it yields the same each time. {goes_there}"
+                " (torchdata.StatefulDataLoader) to go there."
+            )
+        if has_own_iter(loader):
+            yield (
+                "has an __iter__ of its own, which a resume calls again from the epoch's start:"
+                f" that repeats it only if it yields the same each time. {goes_there} to go there."
+            )
+    for one, remedy in _private_generators(loader):
+        yield (
+            f"{type(one).__name__} holds a random generator of its own"
+            f" ({', '.join(seeding.own_generators(one))}), which is not saved. {remedy}"
+        )
+    for one in _unknown_samplers(loader):
+        yield (
+            f"{type(one).__name__} is iterated again from the epoch's start on a resume, which"
+            " repeats it only if it draws its whole order there and keeps nothing from epoch to"
+            " epoch. Give it state_dict and load_state_dict for what it keeps, set_epoch(epoch)"
+            " to make the order from, or draw from a `generator` of its own."
+        )
+    if is_dataloader and not is_stateful and workers > 1 and not getattr(loader, "in_order", True):
+        yield "with in_order=False batches come in the order its workers finish them."
+    if not (is_stateful or is_dataloader or isinstance(loader, Sequence)):
+        yield (
+            "has no state_dict, so a resume iterates it again from the epoch's start, which"
+            " repeats it only if it yields the same each time."
+        )
+
+
+def _seeds(loader: Any) -> str:
+    """What makes the draws of its workers repeatable."""
+    dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
+    own = [n for one in (*seeding.within(dataset), collate) for n in seeding.own_generators(one)]
+    wrap = "" if seeding.is_wrapped(dataset) else "Wrap the dataset in forge.data.seeded."
+    reach = f"forge.data.seeded does not reach {', '.join(own)}: {seeding.OTHER_GENERATORS}"
+    return " ".join(filter(None, (wrap, reach if own else "")))
+
+
+def _is_named(name: str, sampler: Any, loader: Any) -> bool:
+    """Whether a sampler's order follows from what is saved of it, or from the epoch."""
+    has_order = has_state(sampler) or hasattr(sampler, "set_epoch")
+    return has_order or f"{name}.generator" in generators(loader)
+
+
+def _private_generators(loader: Any) -> Iterator[tuple[Any, str]]:
+    for name, sampler in samplers(loader).items():
+        if not _is_named(name, sampler, loader) and _draws_for_itself(sampler):
+            yield sampler, "Give it state_dict and load_state_dict, or a `generator`."
+    if getattr(loader, "num_workers", 0) == 0:
+        collate = getattr(loader, "collate_fn", None)
+        for one in (*seeding.within(getattr(loader, "dataset", None)), collate):
+            if seeding.own_generators(one):
+                yield one, seeding.OTHER_GENERATORS
+
+
+def _draws_for_itself(sampler: Any) -> bool:
+    return bool(seeding.own_generators(sampler, max_depth=1))  # one inside is looked at by itself
+
+
+def _unknown_samplers(loader: Any) -> Iterator[Any]:
+    for name, sampler in samplers(loader).items():
+        package = type(sampler).__module__.partition(".")[0]
+        is_known = package in _KNOWN or isinstance(sampler, Sequence)
+        is_told = _is_named(name, sampler, loader) or _draws_for_itself(sampler)
+        if not (is_known or is_told):
+            yield sampler

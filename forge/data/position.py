@@ -1,0 +1,318 @@
+"""Where in its data a run is, to the batch, for every kind of loader.
+
+An epoch begins at a known random state; what it yields follows from that state and from how far
+it has come. A position is therefore (epoch, state at its begin, batches taken). Resuming puts the
+state back, makes the iterator, and takes the same number of batches away:
+
+    state_dict on the loader   its own word for it (StatefulDataLoader, own iterables)
+    DataLoader                 by indices where that is exact: without workers, or `seeded`
+    DataLoader with workers    by loading again: the workers' own draws come out the same
+    any other iterable         by iterating again, a DataLoader with an `__iter__` of its own too
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from forge.data import loaders, seeding
+from forge.data.workers import shielded_iter
+from forge.errors import StateMismatch
+from forge.state import rng
+from forge.state.registry import asked
+
+
+class Position:
+    """The place of one `Run.steps` in its loader."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self._loader: Any = loader
+        self._iterator: Iterator[Any] | None = None
+        self._start: dict[str, Any] | None = None
+        self.epoch = 0
+        self.taken = 0
+        """Batches of this epoch that were taken."""
+        self._total = 0
+        self._is_stateful = loaders.has_state(loader)
+        self._is_asked = False
+        self._is_dataloader = isinstance(loader, DataLoader) and not self._is_stateful
+        self._is_one_shot = iter_is_self(loader)
+
+    # -- taking --------------------------------------------------------------------------------
+
+    def next(self) -> Any:
+        """The next batch; begins the next epoch where one ends.
+
+        Raises:
+            ValueError: Where the loader yields nothing, or is a one-shot iterator and at its end.
+        """
+        if self._iterator is not None:
+            try:
+                return self._count(next(self._iterator))
+            except StopIteration:
+                self._end_epoch()
+        try:
+            self._begin_epoch()
+            assert self._iterator is not None
+            return self._count(next(self._iterator))
+        except StopIteration:
+            raise ValueError(
+                f"The loader ({type(self._loader).__name__}) yielded no batch in epoch"
+                f" {self.epoch}. Is its dataset empty, or smaller than a batch with drop_last?"
+            ) from None
+        except Exception:
+            self._iterator = None  # the epoch has not begun: what it drew is drawn again
+            if self._start is not None:
+                self._restore_parts(self._start["parts"])
+            raise
+
+    def _count(self, batch: Any) -> Any:
+        self.taken += 1
+        self._total += 1
+        return batch
+
+    def _end_epoch(self) -> None:
+        if self._is_one_shot and not self._is_stateful:
+            raise ValueError(
+                f"The loader ended after {self._total} batches and is an iterator, which cannot"
+                " begin a second epoch. Pass the iterable itself (a DataLoader, a list), not"
+                " iter(...) of it."
+            )
+        self._iterator = None
+        self.epoch += 1
+        self.taken = 0
+
+    def _begin_epoch(self) -> None:
+        # Of devices, too: an order may be drawn there, and is where that is torch's default device.
+        self._start = {"rng": rng.capture(), "parts": self._parts_state()}
+        self._announce_epoch()
+        self._iterator = shielded_iter(self._loader)
+
+    def _announce_epoch(self) -> None:
+        seeding.set_epoch(getattr(self._loader, "dataset", None), self.epoch)
+        for sampler in loaders.samplers(self._loader).values():
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(self.epoch)
+
+    def inexact(self) -> list[str]:
+        """What a resume cannot promise to repeat, one sentence each."""
+        return loaders.inexact(self._loader)
+
+    def ask(self) -> None:
+        """Ask the loader once for its state, which a save will ask it for.
+
+        Not before its first batch: to be asked earlier might make an iterator, which draws.
+
+        Raises:
+            ConfigError: Where it raises.
+        """
+        if self._is_stateful and not self._is_asked:
+            asked("the loader given to run.steps", self._loader)
+        self._is_asked = True
+
+    def close(self) -> None:
+        """Drop the iterator, and its workers with it."""
+        self._iterator = None
+        self._loader = None
+
+    # -- saving --------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """The position, as it goes into a checkpoint."""
+        state: dict[str, Any] = {
+            "kind": self._kind,
+            "epoch": self.epoch,
+            "taken": self.taken,
+            "total": self._total,
+            "start": self._start if self._iterator is not None else None,
+            "parts": self._parts_state(),
+        }
+        if self._is_stateful and self._iterator is not None:
+            state["loader"] = self._loader.state_dict()
+        return state
+
+    def load_finished(self, state: dict[str, Any]) -> None:
+        """Leave the loader as a `steps` that has ended left it: another may continue with it."""
+        if state["kind"] == self._kind:
+            self._restore_parts(state["parts"])
+
+    @property
+    def _kind(self) -> str:
+        return "stateful" if self._is_stateful else "replayed"
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go to a saved position; leaves the random state wherever that took it.
+
+        Raises:
+            StateMismatch: Where the loader cannot go there.
+        """
+        if state["kind"] != self._kind:
+            raise StateMismatch(
+                f"data: expected a loader that is {state['kind']}, found"
+                f" {type(self._loader).__name__}, which is {self._kind}"
+            )
+        self._iterator = None
+        if getattr(self._loader, "persistent_workers", False):
+            self._loader._iterator = None  # or it would continue the epoch it is in
+        self.epoch, self._total = state["epoch"], state["total"]
+        self.taken = 0
+        self._start = state["start"]
+        if self._start is None:
+            self._restore_parts(state["parts"])
+            return
+        self._restore_start()
+        self._announce_epoch()
+        if self._is_stateful:
+            self._loader.load_state_dict(state["loader"])
+            self._iterator = shielded_iter(self._loader)
+        else:
+            self._iterator = self._iter_without(state["taken"])
+        self.taken = state["taken"]
+        # One that the loop draws from as well has moved on since the epoch began.
+        generators = loaders.generators(self._loader)
+        for name, part in state["parts"].items():
+            if name in generators:
+                generators[name].set_state(part)
+
+    def _restore_start(self) -> None:
+        assert self._start is not None
+        rng.restore(self._start["rng"])
+        self._restore_parts(self._start["parts"])
+
+    def _restore_parts(self, parts: dict[str, Any]) -> None:
+        owners = {**loaders.samplers(self._loader), **loaders.generators(self._loader)}
+        for name, part in parts.items():
+            owner = owners.get(name)
+            if owner is None:
+                raise StateMismatch(f"data: the loader has lost the {name} that it had when saved")
+            if isinstance(owner, torch.Generator):
+                owner.set_state(part)
+            else:
+                owner.load_state_dict(copy.deepcopy(part))
+
+    def _iter_without(self, count: int) -> Iterator[Any]:
+        """An iterator over the epoch that `_start` describes, without its first batches."""
+        if self._can_skip_indices():
+            return self._iter_skipping_indices(count)
+        if not (self._is_dataloader and self._redraws()):
+            return _without(shielded_iter(self._loader), count)
+        # The order that persistent workers get is that of their epoch, whatever they draw in it.
+        with self._sampling(_Skipping(self._sampler, 0, self._restore_start)):
+            # An `__iter__` that is a generator asks for its sampler with its first batch only.
+            return _without(shielded_iter(self._loader), count)
+
+    def _can_skip_indices(self) -> bool:
+        return (
+            self._is_dataloader
+            and not loaders.has_own_iter(self._loader)
+            and not isinstance(self._loader.dataset, IterableDataset)
+            and (self._loader.num_workers == 0 or loaders.is_seeded(self._loader))
+        )
+
+    def _redraws(self) -> bool:
+        """Persistent workers draw their seed in the first epoch only; a new iterator does again."""
+        is_iterable = isinstance(self._loader.dataset, IterableDataset)
+        return self._loader.persistent_workers and self.epoch > 0 and not is_iterable
+
+    def _iter_skipping_indices(self, count: int) -> Iterator[Any]:
+        before = self._restore_start if self._redraws() else None
+        skipping = _Skipping(self._sampler, count, before)
+        with self._sampling(skipping):
+            iterator = shielded_iter(self._loader)
+        if not skipping.is_begun:  # by a `_get_iterator` that is a generator: too late now
+            return _without(iterator, count)
+        if count:
+            skipping.skip()
+        return iterator
+
+    @property
+    def _sampler_name(self) -> str:
+        return "sampler" if self._loader.batch_sampler is None else "batch_sampler"
+
+    @property
+    def _sampler(self) -> Any:
+        """What gives the loader its indices."""
+        return getattr(self._loader, self._sampler_name)
+
+    @contextmanager
+    def _sampling(self, skipping: _Skipping) -> Iterator[None]:
+        """Within, the loader's indices come from there."""
+        name, inner = self._sampler_name, self._sampler
+        self._loader.__dict__[name] = skipping  # DataLoader refuses the assignment after __init__
+        try:
+            yield
+        finally:
+            self._loader.__dict__[name] = inner
+
+    def _parts_state(self) -> dict[str, Any]:
+        generators = loaders.generators(self._loader)
+        parts: dict[str, Any] = {name: one.get_state() for name, one in generators.items()}
+        if self._is_stateful:
+            return parts  # its samplers are in its own state
+        for name, sampler in loaders.samplers(self._loader).items():
+            if loaders.has_state(sampler):
+                # A copy: the sampler may keep using the very list that it gave.
+                parts[name] = copy.deepcopy(sampler.state_dict())
+        return parts
+
+
+class _Skipping:
+    """A sampler that leaves out its first indices, the first time it is iterated."""
+
+    def __init__(self, inner: Any, count: int, before: Any) -> None:
+        self._inner = inner
+        self._count = count
+        self._before = before
+        self._iterator: Iterator[Any] = iter(())
+        self._is_skipped = False
+        self.is_begun = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._iterator, self.is_begun = iter(self._inner), True
+        return self if not self._is_skipped else self._iterator
+
+    def __next__(self) -> Any:
+        self.skip()
+        return next(self._iterator)
+
+    def skip(self) -> None:
+        """Leave the indices out: not before the loader drew its own seed, as in a first epoch."""
+        if self._is_skipped:
+            return
+        self._is_skipped = True
+        if self._before is not None:
+            self._before()
+        _without(self._iterator, self._count)
+
+
+def _without(iterator: Iterator[Any], count: int) -> Iterator[Any]:
+    """The iterator, its first batches taken away."""
+    for taken in range(count):
+        try:
+            next(iterator)
+        except StopIteration:
+            raise _too_short(count, taken) from None
+    return iterator
+
+
+def _too_short(count: int, taken: int) -> StateMismatch:
+    return StateMismatch(
+        f"data: the saved position is {count} batches into an epoch, but the loader now ends after"
+        f" {taken}. Was the dataset, the batch size or drop_last changed?"
+    )
+
+
+def iter_is_self(loader: Iterable[Any]) -> bool:
+    """Whether `loader` is an iterator, which is gone once iterated."""
+    return isinstance(loader, Iterator)

@@ -1,0 +1,63 @@
+"""DataLoader workers that outlive the signals Slurm sends to every process of a step.
+
+A worker that dies of a signal takes the save with it ('DataLoader worker exited unexpectedly').
+The signals are blocked while workers are made, which fork and exec both pass on; then each worker
+ignores them, but for a SIGTERM that its own parent sends: that is how a DataLoader ends workers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+
+class Shield:
+    """A `worker_init_fn` that shields the worker and then calls the user's own."""
+
+    def __init__(self, inner: Callable[[int], None] | None) -> None:
+        self.inner = inner
+
+    def __call__(self, worker_id: int) -> None:
+        """Runs in the worker."""
+        shield_this_process()
+        if self.inner is not None:
+            self.inner(worker_id)
+
+
+def shield_this_process() -> None:
+    """Ignore the signals of a stop, in a child process that its parent ends."""
+    ignored = {signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+    # An ignored signal that is pending is dropped, so unblocking comes second.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ignored)
+    if sys.platform.startswith("linux"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        parent = os.getppid()
+        threading.Thread(target=_heed_parent, args=(parent,), daemon=True).start()
+    else:  # no sigwaitinfo: SIGTERM cannot tell who sent it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _heed_parent(parent: int) -> None:
+    while True:
+        if signal.sigwaitinfo({signal.SIGTERM}).si_pid == parent:
+            os._exit(0)
+
+
+def shielded_iter(loader: Iterable[Any]) -> Iterator[Any]:
+    """`iter(loader)`, with its workers shielded if it makes any."""
+    if not getattr(loader, "num_workers", 0) or not hasattr(loader, "worker_init_fn"):
+        return iter(loader)
+    init_fn = loader.worker_init_fn
+    if not isinstance(init_fn, Shield):
+        loader.worker_init_fn = Shield(init_fn)
+    from forge.shutdown.stopping import shielded
+
+    with shielded() if hasattr(signal, "pthread_sigmask") else nullcontext():
+        return iter(loader)

@@ -1,0 +1,1 @@
+"""Files that nobody else decides on, and that are there after a power cut."""

@@ -1,0 +1,227 @@
+"""The files that forge keeps for itself, opened so that nobody else decides what they are.
+
+Others may be able to write to a job's directory, or may have prepared it: what lies there can be
+a link to another file of ours, a pipe that nobody ever writes to, or something to be executed. So
+links are not followed, only plain files are opened, and what decides what is executed is read from
+its own descriptor only where nobody else could have written it, or put it there.
+
+Whatever lies in `.forge` is reached through the open directory, which a group may only read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from forge.errors import Untrusted
+from forge.filesystem.foreign import foreign_file
+
+FORGE = ".forge"
+"""Name of forge's own directory in that of a job, or of a sweep."""
+DIRECTORY_MODE = 0o755
+_PLAIN = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))
+_FOLDER = os.O_RDONLY | sum(getattr(os, n, 0) for n in ("O_NOFOLLOW", "O_DIRECTORY", "O_CLOEXEC"))
+
+
+def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
+    """The descriptor of a plain file, never one of those of stdin, stdout and stderr.
+
+    Raises:
+        OSError: Also where it is a link, a pipe or anything else that is no file.
+    """
+    with _reached(path) as (folder, name):
+        return _open_plain(path, name, flags, folder)
+
+
+def read_plain(path: Path) -> bytes:
+    """The bytes of a plain file, whoever has written it."""
+    with os.fdopen(open_file(path), "rb") as file:
+        return file.read()
+
+
+def open_trusted(path: Path) -> int:
+    """The descriptor of a file that is executed, or says what is, to read from.
+
+    Raises:
+        Untrusted: Where somebody else could have written it, or put it there.
+    """
+    with _reached(path, is_trusted=True) as (folder, name):
+        fd = _open_plain(path, name, os.O_RDONLY, folder)
+    try:
+        _check(fd, path, path.parent)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_trusted(path: Path) -> bytes:
+    """The bytes of such a file; raises as `open_trusted` does."""
+    with os.fdopen(open_trusted(path), "rb") as file:
+        return file.read()
+
+
+def read_if_there(path: Path) -> str:
+    """The text of such a file; empty where there is none."""
+    try:
+        return read_trusted(path).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def append(path: Path, lines: str) -> None:
+    """Add lines durably; what a crash tore before them stays a line of its own."""
+    with os.fdopen(open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "wb") as file:
+        file.write(b"\n" + lines.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_atomically(path: Path, text: str | bytes, is_synced: bool = False) -> None:
+    """Replace a small file in one step; `is_synced` also makes it survive a power cut."""
+    with _reached(path) as (folder, name):
+        temporary = os.path.join(
+            os.path.dirname(name), f".{path.name.lstrip('.')}.tmp-{secrets.token_hex(8)}"
+        )
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        fd = _open_plain(path, temporary, flags, folder)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(text.encode() if isinstance(text, str) else text)
+                if is_synced:
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+        if is_synced and os.open in os.supports_dir_fd:
+            parent = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC) if folder is None else folder
+            os.fsync(parent)  # the name as well
+            if folder is None:
+                os.close(parent)
+
+
+def make_directory(path: Path) -> None:
+    """A directory of forge's own, `.forge` or one in it; and those above it.
+
+    Whatever the umask: a group that could write there could exchange what is executed.
+    """
+    own = [one for one in (path, path.parent) if FORGE in (one.name, one.parent.name)]
+    (own[-1].parent if own else path).mkdir(parents=True, exist_ok=True)
+    for one in reversed(own):
+        try:
+            one.mkdir(DIRECTORY_MODE)
+        except FileExistsError:
+            with _reached(one / "any"):
+                pass
+
+
+def make_trusted_directory(path: Path) -> None:
+    """The same, for what is executed.
+
+    Raises:
+        Untrusted: Where somebody else can write there, or made it.
+    """
+    make_directory(path)
+    with _reached(path / "any", is_trusted=True):
+        pass
+
+
+@contextlib.contextmanager
+def _reached(path: Path, is_trusted: bool = False) -> Iterator[tuple[int | None, str]]:
+    """(the open directory, the name in it) of a file in `.forge`; elsewhere (None, its path).
+
+    Raises:
+        Untrusted: Where somebody else can write to a directory of forge's own, if that is asked.
+    """
+    names = path.parts
+    if FORGE not in names[-3:-1] or os.open not in os.supports_dir_fd:
+        yield None, str(path)
+        return
+    begin = len(names) - 1 - names[::-1].index(FORGE)
+    folder = None
+    try:
+        for end in range(begin + 1, len(names)):
+            name = os.path.join(*names[:end]) if folder is None else names[end - 1]
+            inner = _open_folder(path, name, folder)
+            if folder is not None:
+                os.close(folder)
+            folder = inner
+            if is_trusted:
+                place = Path(*names[:end])
+                _check(folder, place, place)
+        yield folder, path.name
+    finally:
+        if folder is not None:
+            os.close(folder)
+
+
+def _open_folder(path: Path, name: str, folder: int | None) -> int:
+    try:
+        return os.open(name, _FOLDER, dir_fd=folder)
+    except OSError as error:
+        problem = error.strerror
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            problem = f"{name} is a link or a file, not a directory: remove it"
+        raise OSError(error.errno, problem, str(path)) from error
+
+
+def _open_plain(path: Path, name: str, flags: int, folder: int | None) -> int:
+    reserve_standard()
+    try:
+        fd = os.open(name, flags | _PLAIN, 0o644, dir_fd=folder)
+    except OSError as error:
+        problem = error.strerror
+        if error.errno == errno.ELOOP:
+            problem = "is a link, and links are not followed here: remove it"
+        if error.errno == errno.ENXIO:
+            problem = "is a pipe or a socket, not a file: remove it"
+        raise OSError(error.errno, problem, str(path)) from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is not a plain file: remove it", str(path))
+    return fd
+
+
+def _check(fd: int, path: Path, folder: Path) -> None:
+    problem = foreign_file(fd, folder)
+    if problem is None:
+        return
+    own = next((one for one in (path, *path.parents) if one.name == FORGE), path)
+    raise Untrusted(
+        f"{path} {problem}, and forge executes what is stored there: anyone who can write it could"
+        " run any code as you. Expected: owned by you or root, and writable by nobody else; your"
+        f" group may read it. If you trust what is there: `chmod -R go-w {own}`, after `chown -R`"
+        " where it is not yours. Otherwise choose a directory of your own"
+        " (`hydra.run.dir`, `hydra.sweep.dir`)."
+    )
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """In a process of a job: end it, with the message, where somebody else could have written."""
+    try:
+        yield
+    except Untrusted as error:
+        os.write(2, f"forge: {error}\n".encode(errors="replace"))
+        raise SystemExit(int(error.exit_code)) from error
+
+
+def reserve_standard() -> None:
+    """Let no file have the descriptor of a stdin, stdout or stderr that is closed.
+
+    What is printed would be written into it. They get /dev/null instead.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError as error:
+            if error.errno == errno.EBADF:  # the lowest that is free, so it gets this number
+                os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)

@@ -1,0 +1,177 @@
+"""The Hydra callback that comes with every preset: a job keeps the config it began with.
+
+At its first start a job's config is stored, resolved, in its directory. Whoever starts the job
+there again gets that config, whatever has happened to the files since; overrides that contradict
+it are refused. The policy is checked here too, before the user's main builds anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from forge import messages
+from forge.config import loading, schema
+from forge.errors import ConfigError, ExitCode, ForgeError
+from forge.hydra_app import frozen, hints
+from forge.jobdir import identity, job_dir, spawned, verdict
+from forge.jobdir.job_files import REHEARSAL, forge_dir
+from forge.shutdown import stopping
+
+_Hook = Callable[..., None]
+
+
+def _guarded(hook: _Hook) -> _Hook:
+    """End the process where the hook fails: Hydra makes a warning of it, and trains."""
+
+    @functools.wraps(hook)
+    def call(self: Callback, config: DictConfig, **kwargs: Any) -> None:
+        try:
+            hook(self, config, **kwargs)
+        except ForgeError as error:
+            _refuse(str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, something was not checked
+            shown = "".join(traceback.format_exception(error))
+            _refuse(f"forge's {hook.__name__} failed, and without it the job is not run:\n{shown}")
+
+    return call
+
+
+class JobConfig(Callback):
+    """Freezes and restores a job's config. Named by `conf/forge/hooks/hydra.yaml`."""
+
+    _written: dict[str, Any] | None = None
+    """The config before anything of it was resolved, where this process has composed it."""
+
+    @_guarded
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Before a single job: bring back the config it was first started with."""
+        hints.composition_succeeded()
+        if REHEARSAL in os.environ:
+            with read_write(config), open_dict(config):
+                config.hydra.run.dir = os.environ[REHEARSAL]
+        with _placed(config) as directory:
+            if directory is None:
+                return
+            self._written = identity.as_written(config)
+            if frozen.is_frozen(directory) and not frozen.wants_change(config):
+                frozen.restore(config, directory)
+            with read_write(config):
+                frozen.resolve_now(config, directory)
+
+    @_guarded
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Before a sweep."""
+        if REHEARSAL in os.environ:
+            _refuse(
+                "A rehearsal is of one job: leave out -m (and hydra/launcher) from its command."
+            )
+
+    @_guarded
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """After a sweep: every job was composed, here or where it ran."""
+        hints.composition_succeeded()
+
+    @_guarded
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """In the job's process, before the user's main."""
+        hints.composition_succeeded()
+        directory = Path(config.hydra.runtime.output_dir)
+        policy = _checked_policy(config)
+        spawned.hand_on(None)  # what is there is of the process that started us
+        if policy is None or not policy.enabled:
+            return
+        problem = job_dir.init_problem(policy.checkpoint, directory, Path(config.hydra.runtime.cwd))
+        if problem:
+            raise ConfigError([problem])
+        written = self._written
+        if written is None:
+            written = job_dir.launched_with(directory) or identity.as_written(config)
+        frozen.freeze(config, directory, written)
+        frozen.keep_policy(config, directory)
+        stopping.install(policy, forge_dir(directory))
+        stopping.has_job(directory)
+        command = job_dir.resume_command(directory)
+        spawned.hand_on(spawned.Inherited(directory, command, Path(config.hydra.runtime.cwd)))
+
+        def tell(name: str, code: int) -> None:
+            text = f"{name} before training began: nothing to save."
+            if not job_dir.is_supervised():
+                text += f" To start again:\n  {command}"
+            messages.say(text)
+
+        stopping.on_unsaved_stop(tell)
+
+    @_guarded
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        """In the job's process, after the user's main: a child's stop is a stop of the job."""
+        code = verdict.of_child(Path(config.hydra.runtime.output_dir))
+        if code:
+            sys.exit(code)
+
+
+class NotHere(Callback):
+    """Refuses a single run where the cluster was chosen; named by the launcher's config."""
+
+    @_guarded
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Hydra ignores the launcher without `-m`: main would train right here."""
+        typed: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+        overrides = " ".join(typed)
+        _refuse(
+            f"`hydra/launcher=slurm` without -m: Hydra would run {config.hydra.job.name} right"
+            " here, on this machine, and ignore the launcher. Add -m to submit it, also where it is"
+            " a single job; leave the launcher out to run it here:\n"
+            f"  python {sys.argv[0]} -m hydra/launcher=slurm {overrides}".rstrip()
+        )
+
+
+@contextmanager
+def _placed(cfg: DictConfig) -> Iterator[Path | None]:
+    """Where the job is going to run, as Hydra will know it; None where Hydra cannot tell."""
+    outer = HydraConfig.instance().cfg
+    try:
+        HydraConfig.instance().set_config(cfg)  # `${hydra:…}` in hydra.run.dir reads it
+        try:
+            directory = os.path.abspath(str(OmegaConf.select(cfg, "hydra.run.dir")))
+        except OmegaConfBaseException:
+            yield None  # Hydra reports it, in its own words, in a moment
+            return
+        runtimes: list[Any] = [cfg.hydra.runtime, HydraConfig.get().runtime]
+        for runtime in runtimes:
+            with read_write(runtime), open_dict(runtime):
+                runtime.output_dir = directory
+        yield Path(directory)
+    finally:
+        HydraConfig.instance().cfg = outer
+
+
+def _checked_policy(cfg: DictConfig) -> schema.Policy | None:
+    section = OmegaConf.select(cfg, "resilience")
+    if section is None:
+        return None
+    limit_min = OmegaConf.select(cfg, "hydra.launcher.timeout_min")
+    return loading.load(
+        section,
+        time_limit_s=None if limit_min is None else 60.0 * limit_min,
+        limit_key=f"hydra.launcher.timeout_min={limit_min}",
+    )
+
+
+def _refuse(text: str) -> NoReturn:
+    """End the process; Hydra would turn any exception of a callback into a warning."""
+    messages.say(text, logging.ERROR)
+    sys.exit(int(ExitCode.BAD_CONFIG))

@@ -1,0 +1,341 @@
+"""A job's config as it was at its first start: stored, compared, brought back.
+
+<job dir>/.forge/config.yaml  the user's part of the config
+<job dir>/.forge/start.yaml   the program, the overrides it was given, the config as it was written
+
+What refers to another key of the config stays a reference, so that main sees what it sees without
+forge. What a resolver gives (`${now:…}`, `${oc.env:…}`) is stored as the value that it had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+from typing import Any
+
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobRuntime
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+from omegaconf.grammar.gen.OmegaConfGrammarParser import OmegaConfGrammarParser
+from omegaconf.grammar_parser import parse
+
+from forge import messages
+from forge.errors import ExitCode, ForgeError
+from forge.jobdir import config_file, identity
+from forge.jobdir.job_files import forge_dir
+
+_OUTPUT_DIR = "${hydra:runtime.output_dir}"
+
+
+class Contradiction(ForgeError):
+    """What is started is another job than the one that the directory holds."""
+
+    exit_code = ExitCode.BAD_CONFIG
+
+
+# -- at the first start ------------------------------------------------------------------------
+
+
+def resolve_now(node: Any, directory: Path, is_root: bool = True) -> None:
+    """Replace what resolvers give by its value, so that main and the stored config see the same.
+
+    `${now:…}` and the like give another value each time somebody asks. Hydra's config has to be
+    set, with its output directory: `${hydra:…}` is another in a job of a sweep that is resumed
+    alone. What lies in `directory`, the job's, is kept relative to that: it may be moved.
+    """
+    with contextlib.ExitStack() as stack:
+        if node._get_flag("readonly"):  # a frozen dataclass
+            stack.enter_context(read_write(node))
+        for key in list(node) if isinstance(node, DictConfig) else range(len(node)):
+            child = node._get_node(key)
+            if is_root and key == "hydra":
+                continue
+            if isinstance(child._value(), str) and "${" in child._value():
+                _resolve(node, key, directory)
+            elif isinstance(child, (DictConfig, ListConfig)) and not _is_special(child):
+                resolve_now(child, directory, is_root=False)
+
+
+def _resolve(node: Any, key: Any, directory: Path) -> None:
+    text = node._get_node(key)._value()
+    resolvers = _resolvers(text)
+    # What OmegaConf itself brings along depends on nothing but the config and the environment.
+    if not any(name == "oc.env" or not name.startswith("oc.") for name in resolvers):
+        return
+    try:
+        value = node[key]
+    except Exception:  # noqa: BLE001 - whatever the resolver raises: it does where main reads it
+        return
+    shown = repr(value)
+    is_tree = isinstance(value, (DictConfig, ListConfig))
+    if is_tree and ("${" in shown or OmegaConf.get_type(value) not in (dict, list)):
+        return  # refers to what it was made in, or has a schema: no file could hold it
+    candidates: list[Any] = [_escaped(value) if isinstance(value, str) else value]
+    base = str(directory)
+    if "hydra" in resolvers and f"{value}/".startswith(f"{base}/"):
+        candidates.insert(0, _OUTPUT_DIR + _escaped(str(value)[len(base) :]))
+    for candidate in [*candidates, text]:
+        with contextlib.suppress(Exception):  # an object that no config can hold
+            node[key] = candidate
+            if type(node[key]) is type(value) and repr(node[key]) == shown:
+                return
+
+
+def _resolvers(text: str) -> set[str]:
+    """The names of the resolvers in a value."""
+    found = set()
+    todo: list[Any] = [parse(text)]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, OmegaConfGrammarParser.InterpolationResolverContext):
+            found.add(one.resolverName().getText())  # type: ignore[no-untyped-call]
+        todo.extend(getattr(one, "children", None) or ())
+    return found
+
+
+def _escaped(text: str) -> str:
+    """A text that OmegaConf reads back as this one, interpolations in it and all."""
+    return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", text)
+
+
+def _is_special(node: Any) -> bool:
+    return bool(node._is_none() or node._is_missing() or node._is_interpolation())
+
+
+def task_part(cfg: DictConfig) -> DictConfig:
+    """The user's part of a config: all but Hydra's own."""
+    with read_write(cfg):
+        return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+
+
+def freeze(cfg: DictConfig, directory: Path, written: dict[str, Any]) -> None:
+    """Store the config of a job, unless that was done before.
+
+    One that is to replace another is put aside, until forge.Run has taken it on.
+
+    Args:
+        written: `identity.as_written` of the config, before anything of it was resolved.
+    Raises:
+        Contradiction: Where another program has done it.
+    """
+    folder = forge_dir(directory)
+    if is_frozen(directory):
+        check_program(cfg, directory)
+        identity.forget_asked(directory)
+        if not wants_change(cfg):
+            return
+        folder = identity.asked(directory)
+    start = {"program": _program(cfg), "overrides": overrides_of(cfg), "written": written}
+    config_file.write(folder / identity.START, start)
+    config_file.write(folder / identity.CONFIG, _task_config(cfg, directory))
+
+
+def _task_config(cfg: DictConfig, directory: Path) -> dict[str, Any]:
+    """The user's part of the config, as it is stored."""
+    copied = task_part(cfg)
+    resolve_now(copied, directory)
+    tree: Any = OmegaConf.to_container(copied)
+    policy = tree.get("resilience")
+    if isinstance(policy, dict) and "resume" in policy:
+        policy["resume"] = "same"  # a change is asked for once, not for every later start
+    found: dict[str, Any] = tree
+    return found
+
+
+def wants_change(cfg: DictConfig) -> bool:
+    """Whether this start is to take the job on with the config as it is now."""
+    wanted = OmegaConf.select(cfg, "resilience.resume", throw_on_missing=False)
+    return bool(getattr(wanted, "name", wanted) == "changed")
+
+
+def _program(cfg: DictConfig) -> str:
+    name = JobRuntime.instance().get("name") if JobRuntime in Singleton._instances else None
+    return f"{name or cfg.hydra.job.name} with config {cfg.hydra.job.config_name}"
+
+
+def overrides_of(cfg: DictConfig) -> list[str]:
+    """The user's overrides as they were typed: iterating them would resolve what is in them."""
+    typed: Any = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
+    return [str(one) for one in typed]
+
+
+def is_frozen(directory: Path) -> bool:
+    """Whether a job was started in this directory before."""
+    return (forge_dir(directory) / "config.yaml").exists()
+
+
+def forget(directory: Path) -> None:
+    """Let the next start begin with whatever config it has."""
+    (forge_dir(directory) / "config.yaml").unlink(missing_ok=True)
+
+
+def check_program(cfg: DictConfig, directory: Path) -> None:
+    """Raise Contradiction where the job in this directory is that of another program."""
+    first, now = _started(directory)["program"], _program(cfg)
+    if first != now:
+        raise Contradiction(
+            f"{directory} holds a job of {first}, and this is {now}. Give each a directory of its"
+            " own: `hydra.run.dir`."
+        )
+
+
+def restore(cfg: DictConfig, directory: Path) -> None:
+    """Make `cfg` the config that the job was first started with; say what has changed since.
+
+    Raises:
+        Contradiction: Where this is another program, or an override asks for something else.
+        DamagedConfig: Where what is stored is not what was written.
+    """
+    check_program(cfg, directory)
+    tree = config_file.read(forge_dir(directory) / "config.yaml")
+    first_overrides = _started(directory)["overrides"]
+    stored = OmegaConf.create(tree)
+    before = _flat(OmegaConf.to_container(task_part(cfg)))
+    after = _flat(tree)
+    new = [o for o in overrides_of(cfg) if o not in first_overrides]
+    policy = {key: _node(cfg, key) for key in map(_key, new) if _is_policy(key)}
+    asked = [o for o in new if _key(o) not in policy]
+    differing = _differing(cfg, directory) if asked else ""
+    refused = [o for o in asked if _contradicts(o, cfg, stored, bool(differing))]
+    if refused:
+        raise Contradiction(
+            f"{directory} holds a job that was started with another config; given now:"
+            f" {' '.join(refused)}.{differing}\nTo resume the job as it is, leave"
+            f" that out: hydra.run.dir={directory}\nTo resume it with the new config, add"
+            " resilience.resume=changed\nTo train both, start in a new directory."
+        )
+    overridden = tuple(f"{key}." for key in (*map(_key, first_overrides), *policy))
+    changed = sorted(
+        key
+        for key in before
+        if not ("${" in str(before[key]) and ":" in str(before[key]))  # its value is stored
+        and repr(before[key]) != repr(after.get(key, ""))
+        and not f"{key}.".startswith(overridden)
+    )
+    if changed:
+        shown = ", ".join(f"{k}={after.get(k, 'unset')} (now {before[k]})" for k in changed[:5])
+        messages.warn(
+            f"This job resumes with the config it was first started with ({directory}); config"
+            f" files have changed since: {shown}"
+        )
+    _overlay(cfg, stored, is_root=True)
+    with read_write(cfg), open_dict(cfg):
+        for key, node in policy.items():
+            if node is not None:
+                OmegaConf.update(cfg, key, node, merge=False, force_add=True)
+            elif _node(cfg, key) is not None:  # `~resilience.…`
+                above, _, last = key.rpartition(".")
+                del OmegaConf.select(cfg, above)[last]
+
+
+def _differing(cfg: DictConfig, directory: Path) -> str:
+    before, now = identity.stored(directory), identity.as_written(cfg)
+    return identity.listed(identity.changes(before, now)) if before is not None else ""
+
+
+def keep_policy(cfg: DictConfig, directory: Path) -> None:
+    """Store what overrides of this start have changed below `resilience`, for the later ones."""
+    start = _started(directory)
+    before = start["overrides"]
+    new = [o for o in overrides_of(cfg) if _is_policy(_key(o)) and o not in before]
+    if not new or wants_change(cfg):
+        return
+    path = forge_dir(directory) / identity.CONFIG
+    policy = {"resilience": _task_config(cfg, directory)["resilience"]}
+    config_file.write(path, config_file.read(path) | policy)
+    replaced = set(map(_key, new))
+    start["overrides"] = [*(o for o in before if _key(o) not in replaced), *new]
+    config_file.write(_start_path(directory), start)
+
+
+def _is_policy(key: str) -> bool:
+    """Whether a key is one of the policy, which may change from start to start."""
+    return f"{key}.".startswith("resilience.")
+
+
+def _node(cfg: DictConfig, key: str) -> Any:
+    """What stands at a key, also where that is null or an interpolation; None: nothing does."""
+    node: Any = cfg
+    for part in key.split("."):
+        is_dict = isinstance(node, DictConfig)
+        node = node._get_node(part, validate_access=False) if is_dict else None
+    return node
+
+
+def _start_path(directory: Path) -> Path:
+    return forge_dir(directory) / identity.START
+
+
+def _started(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = config_file.read(_start_path(directory))
+    return found
+
+
+def _overlay(node: Any, stored: Any, is_root: bool = False) -> None:
+    """Make `node` hold what is stored, keeping the types that its schema gives it."""
+    with read_write(node), open_dict(node):
+        for key in [key for key in node if key not in stored and not (is_root and key == "hydra")]:
+            del node[key]
+        for key in stored:
+            _overlay_key(node, stored, key)
+        content = node.__dict__["_content"]
+        for key in stored:  # in the order of then
+            content[key] = content.pop(key)
+
+
+def _overlay_key(node: Any, stored: Any, key: Any) -> None:
+    wanted = stored._get_node(key)
+    present = node._get_node(key)
+    if all(isinstance(one, DictConfig) and not _is_special(one) for one in (wanted, present)):
+        _overlay(present, wanted)
+        return
+    slot = node._metadata.element_type if present is None else present._metadata.ref_type
+    try:
+        if slot is Any:
+            node[key] = wanted
+            return
+        if present is not None and present._is_interpolation():
+            present._set_value("???")  # merged with, it would be what it refers to
+        # Merged, not assigned: dicts become the dataclasses they stand for.
+        node.merge_with(OmegaConf.masked_copy(stored, [key]))
+    except OmegaConfBaseException as error:
+        raise Contradiction(
+            f"The stored `{wanted._get_full_key(None)}` no longer fits the schema that the code"
+            f" gives it ({str(error).splitlines()[0]}). Put the schema back, or start in a new"
+            " directory."
+        ) from error
+
+
+def _contradicts(override: str, cfg: DictConfig, stored: DictConfig, is_other: bool) -> bool:
+    """Whether a command-line override asks for something else than what is stored.
+
+    Args:
+        is_other: Whether the whole config is another one, for a choice whose content lies
+            wherever its file says (`experiment=big`).
+    """
+    key = _key(override)
+    if _node(cfg, key) is None and _node(stored, key) is None:
+        return is_other
+    return bool(_select(cfg, key) != _select(stored, key))
+
+
+def _key(override: str) -> str:
+    """The key that a command-line override sets; for a choice of a group, where that goes."""
+    group, _, package = override.lstrip("+~").partition("=")[0].partition("@")
+    return (package or group).replace("/", ".")
+
+
+def _select(cfg: DictConfig, key: str) -> Any:
+    return OmegaConf.select(cfg, key, throw_on_missing=False)
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            found.update(_flat(value, f"{prefix}{key}."))
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

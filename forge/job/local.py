@@ -1,0 +1,185 @@
+"""A job on one machine: `python -m forge.job.local [--parent PID] [--continue] <job directory>`.
+
+Its task runs below a watch, which is forked here and inherits the lock on the job's directory. The
+time limit is kept here: announced by a signal, a kill at its end.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+from forge.errors import ExitCode
+from forge.filesystem.files import refusals
+from forge.job.requeue import Counts, Outcome, Reason
+from forge.job.supervisor import Watch
+from forge.job.wrapper import Job
+from forge.jobdir.job_files import STATE, TOKEN, WATCH, read_json
+from forge.process import processes, time_limit
+
+
+class LocalJob(Job):
+    """The wrapper of a job that was started by `hydra/launcher=local`."""
+
+    def __init__(self, directory: Path, is_continued: bool, parent: int | None = None) -> None:
+        super().__init__(directory)
+        self._is_continued = is_continued
+        # Given by whoever starts us: who was killed before we look is no longer our parent.
+        self._parent = os.getppid() if parent is None else parent
+
+    def _look_while_waiting(self) -> None:
+        self._take_in()
+        if os.getppid() != self._parent:
+            sys.exit(int(ExitCode.TERMINATED))  # nothing is ours yet
+
+    def _take_over(self) -> Outcome | None:
+        """End what an earlier wrapper left behind, and take over its budgets.
+
+        Returns:
+            How the attempt ended in which that wrapper was killed; None for a first start.
+        """
+        self._end_strays()
+        state = read_json(self.forge / STATE)  # the launcher has removed that of earlier sweeps
+        report = read_json(self.forge / WATCH) or {}
+        if state is not None and (state["state"] == "finished" or self._is_continued):
+            self.counts = Counts(**state["counts"])
+            has_ended = bool(report) and self._as_said(report)[0] == ExitCode.FINISHED
+            is_finished = state["state"] == "finished" or has_ended
+            return Outcome(ExitCode.FINISHED if is_finished else -signal.SIGKILL)
+        self.counts.best_step = self._saved_step()
+        return None
+
+    # -- an attempt ----------------------------------------------------------------------------
+
+    def _start(self, output: int) -> int:
+        """Fork the watch, which starts the task."""
+        parent = os.getpid()
+        environment = self._environment()
+        environment |= time_limit.handed_on(self.plan["time_limit_s"], self.plan, environment)
+        pid = processes.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            code = Watch(
+                self.plan["command"],
+                environment,
+                output,
+                self.plan["actions"],
+                self.plan["timeout_s"],
+                self.forge / WATCH,
+                parent,
+                self.plan["cwd"],
+                self.plan["signal"],
+            ).run()
+        except BaseException as error:  # noqa: BLE001 - the process ends here, come what may
+            self._print(f"the supervisor failed: {error!r}")
+        finally:
+            os._exit(code)
+
+    def _wait(self, child: int, began: float) -> int:
+        """Until the watch has ended; the time limit and signals meanwhile. Returns its status."""
+        poll = select.poll()
+        poll.register(self._reader, select.POLLIN)
+        parent = processes.open_pidfd(self._parent)
+        if parent is not None:
+            poll.register(parent, select.POLLIN)
+        limit_s = self.plan["time_limit_s"]
+        self._is_limit_near = False
+        while (status := processes.reap(child)) is None:
+            left_s = None if limit_s is None else limit_s - (time.monotonic() - began)
+            if left_s is not None and left_s <= self.plan["lead_s"] and not self._is_limit_near:
+                self._is_limit_near = True
+                if self.plan["lead_s"] > 0:  # else nobody there knows what it means
+                    self._tell("limit near", left_s=round(left_s, 1), signal=self.plan["signal"])
+                    self._send_all(signal.Signals[f"SIG{self.plan['signal']}"])
+            if left_s is not None and left_s <= 0:
+                self._tell("limit")
+                processes.kill_descendants()
+                left_s = None
+                limit_s = None
+            elif left_s is not None and not self._is_limit_near:
+                left_s -= self.plan["lead_s"]
+            if parent is None:
+                left_s = min(left_s or 1.0, 1.0)
+            poll.poll(None if left_s is None else max(left_s, 0) * 1000 + 1)
+            self._take_in()
+            self._look_for_parent()
+            if parent is not None and os.getppid() != self._parent:
+                poll.unregister(parent)  # it would wake us again and again
+                os.close(parent)
+                parent = None
+        if parent is not None:
+            os.close(parent)
+        return status
+
+    def _outcome(self, status: int) -> Outcome:
+        """How the attempt ended; `status` is the watch's, for where it could not report."""
+        report = read_json(self.forge / WATCH)
+        if report is None:
+            code = os.waitstatus_to_exitcode(status)
+            if code < 0:
+                return Outcome(-9, self._asked_for(-9), is_watch_lost=True)
+            report = {"code": code if code < 128 else 128 - code, "is_held": False}
+        code, said = self._as_said(report)
+        return Outcome(code, self._asked_for(code), report["is_held"], verdict=said)
+
+    def _asked_for(self, code: int) -> Reason | None:
+        if self._asked is not None:
+            return self._asked
+        # Only an end that the limit explains: a bug of the user's in these seconds is one still.
+        signalled = 128 + signal.Signals[f"SIG{self.plan['signal']}"]
+        is_limit = code < 0 or code in (ExitCode.REQUEUE, ExitCode.FORCED, signalled)
+        return Reason.time_limit if self._is_limit_near and is_limit else None
+
+    # -- signals -------------------------------------------------------------------------------
+
+    def _take_in(self) -> None:
+        for number in processes.heard(self._reader):
+            if number == signal.SIGQUIT:
+                self._ask(Reason.interrupted, signal.SIGINT)
+                processes.kill_descendants()
+            elif number == signal.SIGINT:
+                self._ask(Reason.interrupted, signal.SIGINT)
+            elif number in (signal.SIGTERM, signal.SIGHUP):
+                self._ask(Reason.cancelled, signal.SIGTERM)
+            elif number in (signal.SIGUSR1, signal.SIGUSR2):
+                self._send_all(number)
+
+    def _look_for_parent(self) -> None:
+        """Stop where whoever started us is gone."""
+        if os.getppid() != self._parent:
+            self._ask(Reason.orphaned, signal.SIGTERM)
+
+    def _ask(self, reason: Reason, number: int) -> None:
+        """Stop the task for good; it saves first."""
+        if self._asked is None:
+            self._asked = reason
+            self._write_state("stopping", reason.value)
+            self._send_all(number)
+
+    def _send_all(self, number: int) -> None:
+        """Signal every process of the job, as Slurm does."""
+        for pid in processes.descendants():
+            # A sweep inside a job passes it on by itself: twice would mean at once.
+            is_ours = processes.variable(pid, TOKEN) in (None, self.plan["token"])
+            if is_ours and not processes.is_resource_tracker(pid):
+                processes.send(pid, number)
+
+
+@refusals()
+def main(arguments: list[str]) -> int:
+    """`python -m forge.job.local [--parent PID] [--continue] <job directory>`."""
+    parent = int(arguments[1]) if arguments[:1] == ["--parent"] else None
+    arguments = arguments[0 if parent is None else 2 :]
+    is_continued = arguments[:1] == ["--continue"]
+    (directory,) = arguments[is_continued:]
+    return LocalJob(Path(directory), is_continued, parent).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

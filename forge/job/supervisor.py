@@ -1,0 +1,206 @@
+"""The parent of one task: what the task cannot do for itself is done here.
+
+A task that holds the interpreter's lock in a C call cannot run its own deadline, and one that was
+killed cannot end what it started. The watch has no torch and no threads. It
+
+  - passes on the signals it gets, and from a stopping one counts the seconds: a task that is
+    still there after its own deadline shows its stacks, and is killed;
+  - ends whatever the task leaves behind, daemons too, since orphans become its children; jobs of
+    a sweep inside this one have what is left of the deadline to save;
+  - stops the task when its own parent is gone; when it is itself killed, the kernel kills the
+    task, and the next parent that adopts orphans ends the rest.
+
+Time in which the task is stopped (SIGSTOP, gang scheduling) or traced does not count.
+Source: prctl(2), PR_SET_CHILD_SUBREAPER and PR_SET_PDEATHSIG.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from forge.filesystem.files import read_trusted
+from forge.jobdir.job_files import TOKEN, write_json
+from forge.process import processes, time_limit
+
+MARGIN_S = 5.0
+"""Seconds after the task's own deadline: it ends itself with more to say than we have."""
+ORPHANED_S = 90.0
+"""Deadline of a task whose policy has none, once its job's wrapper is gone."""
+_TICK_S = 0.5
+_FORWARDED = [
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)  # Windows imports this module, too
+]
+
+# Shows the stacks of every thread, even of one that holds the interpreter's lock: faulthandler's
+# handler is C. Not one of the signals that a policy can name.
+DUMP_SIGNAL: int | None = signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else None
+
+
+@dataclass
+class Watch:
+    """Runs one task, and returns when nothing of it is left."""
+
+    command: list[str]
+    environment: dict[str, str]
+    output: int
+    """File descriptor that becomes the task's stdout and stderr."""
+    actions: dict[str, str]
+    """Signal -> stop | requeue | save | ignore; empty: every stopping signal stops."""
+    timeout_s: float
+    """The task's own deadline after a stopping signal; 0: it has none."""
+    report: Path
+    """Where to tell how it ended."""
+    parent: int
+    """pid of the process that started the watch."""
+    cwd: str = "."
+    announcement: str = ""
+    """Name of the signal that announces the time limit; it may come early."""
+    early: Path | None = None
+    """File with the names of signals that came before the watch could hear them."""
+    is_held: bool = False
+    """Whether the task did not react, and was killed."""
+    _deadline: float | None = None
+    _is_announced: bool = False
+    """Whether it is the time limit's announcement that began the deadline."""
+
+    def run(self) -> int:
+        """The whole life of the task; returns its exit code, 128 + N for signal N."""
+        processes.adopt_orphans()
+        numbers = (*_FORWARDED, signal.SIGINT, signal.SIGCHLD)
+        self._reader = processes.listen(numbers)
+        early = self._early()
+        self._task = self._start()
+        for number in early:  # they arrive now
+            os.kill(os.getpid(), number)
+            if number == signal.SIGINT:  # which is not passed on: it comes to the task by itself
+                self._pass_on(number, [self._task])
+        status = self._wait()
+        save_s = self.timeout_s or ORPHANED_S if self._deadline is None else self._deadline
+        processes.end_descendants(self.environment.get(TOKEN), max(save_s, 0.0))
+        code = os.waitstatus_to_exitcode(status)
+        with contextlib.suppress(OSError):  # a full disk: our exit code says most of it
+            write_json(
+                self.report,
+                {
+                    "code": code,
+                    "is_held": self.is_held,
+                    "time": time.time(),
+                    "node": os.environ.get("SLURMD_NODENAME", ""),
+                },
+            )
+        return code if code >= 0 else 128 - code
+
+    def _early(self) -> list[int]:
+        """Signals that somebody wrote down before we could hear them."""
+        try:
+            names = read_trusted(self.early).decode().split() if self.early is not None else []
+        except OSError:
+            return []  # none came
+        return [signal.Signals[f"SIG{name}"] for name in dict.fromkeys(names)]
+
+    def _start(self) -> int:
+        watch = os.getpid()
+        pid = processes.fork()
+        if pid:
+            return pid
+        try:
+            processes.die_with_parent()
+            if os.getppid() != watch:
+                os._exit(1)
+            # Kept, not fatal, until the task's handlers stand: a blocked mask survives exec.
+            names = {f"SIG{name}" for name, action in self.actions.items() if action != "ignore"}
+            signal.pthread_sigmask(signal.SIG_SETMASK, {signal.Signals[name] for name in names})
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            null = os.open(os.devnull, os.O_RDONLY)
+            for number, source in enumerate((null, self.output, self.output)):
+                os.dup2(source, number)
+            os.chdir(self.cwd)
+            os.execve(self.command[0], self.command, self.environment)
+        except BaseException as error:  # noqa: BLE001 - the process ends here, come what may
+            os.write(2, f"forge: {self.command[0]} cannot be started: {error}\n".encode())
+        finally:
+            os._exit(127)
+
+    def _wait(self) -> int:
+        """Until the task has ended: pass on signals, hold to the deadline."""
+        poll = select.poll()
+        poll.register(self._reader, select.POLLIN)
+        handle = processes.open_pidfd(self.parent)
+        if handle is not None:
+            poll.register(handle, select.POLLIN)
+        is_orphaned = False
+        while True:
+            before = time.monotonic()
+            status = processes.reap(self._task)
+            if status is not None:
+                return status
+            is_waiting = self._deadline is not None or (handle is None and not is_orphaned)
+            ready = dict(poll.poll(_TICK_S * 1000 if is_waiting else None))
+            if self._reader in ready:
+                self._take_in()
+            if not is_orphaned and os.getppid() != self.parent:
+                is_orphaned = True
+                if handle is not None:
+                    poll.unregister(handle)
+                self._pass_on(signal.SIGTERM, processes.descendants())
+                self._begin_deadline(self.timeout_s or ORPHANED_S)
+            if self._deadline is not None:
+                self._keep_deadline(time.monotonic() - before)
+
+    def _take_in(self) -> None:
+        for number in set(processes.heard(self._reader)) - {signal.SIGCHLD}:
+            if number in _FORWARDED:
+                # Slurm signals every process by itself, so the task may get it twice, which
+                # changes nothing; but for Ctrl+C, where twice means at once.
+                self._pass_on(number, [self._task])
+            name = signal.Signals(number).name.removeprefix("SIG")
+            if self.actions.get(name, "ignore" if self.actions else "stop") in ("stop", "requeue"):
+                self._begin_deadline(self.timeout_s, name == self.announcement)
+
+    def _pass_on(self, number: int, pids: list[int]) -> None:
+        for pid in pids:
+            processes.send(pid, number)
+
+    def _begin_deadline(self, timeout_s: float, is_announced: bool = False) -> None:
+        if timeout_s <= 0:
+            return
+        if is_announced:  # a task may train on until the end that was announced to it
+            timeout_s = max(timeout_s, self._until_end_s())
+        if self._deadline is None or not is_announced:
+            left_s = math.inf if self._deadline is None else self._deadline
+            self._deadline = min(left_s, timeout_s + MARGIN_S)
+            self._is_announced = is_announced
+
+    def _until_end_s(self) -> float:
+        """Seconds until the time limit ends the task, as announced to it; 0.0 without one."""
+        end, now = time_limit.told_end(self.environment) or 0.0, time.time()
+        if time_limit.END_TIME not in self.environment:
+            return 0.0
+        left_s = time_limit.moved_left_s(self.report.parent / time_limit.MOVED, end - now, now)
+        return max(left_s, 0.0)
+
+    def _keep_deadline(self, passed_s: float) -> None:
+        """Count the seconds, but those in which the task, or we, could not run."""
+        assert self._deadline is not None
+        if not processes.is_suspended(self._task):
+            self._deadline -= min(passed_s, 2 * _TICK_S)
+        if self._deadline > 0:
+            return
+        if self._is_announced and self._until_end_s() > 0:  # the limit was extended meanwhile
+            self._deadline = self._until_end_s() + MARGIN_S
+            return
+        self.is_held = True
+        if DUMP_SIGNAL is not None and processes.catches(self._task, DUMP_SIGNAL):
+            os.write(self.output, b"forge: no reaction to a signal; the stacks of all threads:\n")
+            processes.send(self._task, DUMP_SIGNAL)
+            select.select([self._reader], [], [], 1.0)  # it writes; SIGCHLD ends the wait
+        processes.kill_descendants()

@@ -1,0 +1,315 @@
+"""One job, from its first start to its last: what its wrapper does wherever the job runs.
+
+It runs the job's task, again and again in the same directory, until the job is finished, somebody
+stops it, or a budget is used up. Standard library only: it starts in milliseconds, outlives
+whatever happens to the task, and works outside a container.
+
+    starts the task ─► waits for its end ─► reads how it ended
+         ▲                                         │
+         └── within budget, for this reason? ◄─────┘  (requeue.decide)
+
+`job_local` and `job_slurm` say how a task is started and stopped there. The lock in the job's
+directory is held while anything of the job may be alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from abc import ABC, abstractmethod
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from forge.errors import ExitCode, is_disk_full
+from forge.filesystem.files import make_directory, open_file, write_atomically
+from forge.job.requeue import Counts, Decision, Outcome, Reason, decide
+from forge.job.supervisor import MARGIN_S, ORPHANED_S
+from forge.jobdir import ledger
+from forge.jobdir.job_files import (
+    LOCK,
+    OUTPUT,
+    PLAN,
+    RESULT,
+    SAVE_WITHIN,
+    STATE,
+    TOKEN,
+    VERDICT,
+    WATCH,
+    forge_dir,
+    read_json,
+    take_lock,
+)
+from forge.process import processes
+
+_STATE_BYTES = 2048
+_LOOK_S = 1.0
+"""Between two looks whether a full disk has room again."""
+_CLAIM_S = 30.0
+"""Seconds beyond the task's deadline that an earlier wrapper's processes have to leave."""
+
+
+class Job(ABC):
+    """The wrapper's state, and the life of a job."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.forge = forge_dir(directory)
+        plan = read_json(self.forge / PLAN)
+        if plan is None:
+            sys.exit(f"forge: {self.forge / PLAN} cannot be read: start the sweep again")
+        self.plan = plan
+        self.counts = Counts()
+        self._because = ""
+        self._asked: Reason | None = None
+        self._began = time.time()
+        """When the last attempt began; Unix time, since its ledger has that, too."""
+        self._took_s = 0.0
+        """How long it took."""
+        self._before = 0
+        """Number of the last attempt in the ledger when it began."""
+
+    def run(self) -> int:
+        """Every attempt; returns the exit code of the last, 128 + N for signal N."""
+        processes.adopt_orphans()
+        names = ("TERM", "HUP", "INT", "QUIT", "USR1", "USR2", "CHLD")
+        self._reader = processes.listen(signal.Signals[f"SIG{name}"] for name in names)
+        self._claim()
+        outcome = self._take_over()
+        while True:
+            self._look_for_parent()
+            is_finished = outcome is not None and outcome.code == ExitCode.FINISHED
+            if self._asked is not None and not is_finished:  # before anything was started
+                outcome = Outcome(128 + signal.SIGTERM, self._asked)
+            outcome = outcome or self._attempt()
+            decision = self._decide(outcome)
+            if not decision.starts_again or self._asked is not None:
+                return self._end(outcome, decision)
+            self._tell("requeue", because=decision.because, restarts=self.counts.restarts)
+            self._because = decision.because
+            self._print(f"{decision.because}: restarting (restart {self.counts.restarts})")
+            self._write_state("starting", self._because)
+            code = self._move_on(outcome, decision.pause_s)
+            if code is not None:
+                return code
+            outcome = None
+
+    # -- what differs --------------------------------------------------------------------------
+
+    @abstractmethod
+    def _take_over(self) -> Outcome | None:
+        """Go on with the budgets of an earlier wrapper; how its attempt ended, if one did."""
+
+    @abstractmethod
+    def _start(self, output: int) -> int:
+        """Start the task, what it prints goes to `output`; the pid of the child to wait for."""
+
+    @abstractmethod
+    def _wait(self, child: int, began: float) -> int:
+        """Until nothing of the attempt is left; `began` is monotonic. Returns the wait status."""
+
+    @abstractmethod
+    def _outcome(self, status: int) -> Outcome:
+        """How the attempt ended."""
+
+    def _move_on(self, outcome: Outcome, pause_s: float) -> int | None:
+        """Leave the job to be started elsewhere, with this exit code; None: start it here."""
+        self._pause(pause_s)
+        return None
+
+    @abstractmethod
+    def _take_in(self) -> None:
+        """Act on the signals that have come."""
+
+    def _pause(self, seconds: float) -> None:
+        """Before the next start; until somebody stops the job, or a full disk has room again."""
+        deadline = time.monotonic() + seconds
+        had_room = self._has_room()
+        while self._asked is None and (left_s := deadline - time.monotonic()) > 0:
+            if not had_room and self._has_room():
+                break
+            select.select([self._reader], [], [], min(left_s, _LOOK_S))
+            self._take_in()
+            self._look_for_parent()
+
+    def _has_room(self) -> bool:
+        """Whether the disk has room for two of the largest checkpoint; a quota may have none."""
+        directory = self.directory / self.plan["checkpoint_dir"]
+        steps = [*directory.glob("step_*"), *directory.glob("*/step_*")]  # of a named Run
+        try:
+            sizes = [sum(one.stat().st_size for one in step.iterdir()) for step in steps]
+            return bool(shutil.disk_usage(directory).free >= 2 * max(sizes, default=0))
+        except OSError:  # one that is being removed
+            return False
+
+    def _is_cut_short(self, has_boundary: bool) -> bool:
+        """Whether an attempt that the cluster ended had no fair chance to save anything."""
+        return False
+
+    def _look_for_parent(self) -> None:  # noqa: B027 - optional
+        """Stop where whoever started us is gone."""
+
+    # -- the directory -------------------------------------------------------------------------
+
+    def _claim(self) -> None:
+        """Take the lock; the processes of a wrapper that was killed have a while to leave."""
+        self._lock = open_file(self.forge / LOCK, os.O_RDWR | os.O_CREAT)
+        leaving_s = (self.plan["timeout_s"] or ORPHANED_S) + MARGIN_S
+        deadline = time.monotonic() + leaving_s + _CLAIM_S
+        while not take_lock(self._lock):
+            if time.monotonic() > deadline:
+                sys.exit(int(ExitCode.IN_USE))
+            # Nothing tells when a lock is free and listens to signals as well.
+            select.select([self._reader], [], [], 0.05)
+            self._look_while_waiting()
+
+    def _look_while_waiting(self) -> None:  # noqa: B027 - optional
+        """Between two looks at the lock: nothing of the job is ours yet."""
+
+    def _end_strays(self) -> None:
+        """Processes that carry this job's mark and are no longer descendants."""
+        for _ in range(20):  # one that was just born is missed by a single look
+            pids = processes.marked(TOKEN, self.plan["token"])
+            if not pids:
+                break
+            for pid in pids:
+                processes.send(pid, signal.SIGKILL)
+            processes.wait_gone(pids, 1.0)
+
+    def _saved_step(self) -> int:
+        """How far all Runs of the job have come; -1 before the first checkpoint."""
+        return ledger.saved_steps(self.directory, self.plan["checkpoint_dir"])
+
+    def _decide(self, outcome: Outcome) -> Decision:
+        """Whether it starts again, by what the last attempt has left in the directory."""
+        decision = decide(
+            outcome,
+            self.counts,
+            self.plan["requeue"],
+            self._saved_step(),
+            has_run=any((self.forge / "ledger").glob("attempt_*")),
+            is_cut_short=self._is_cut_short(ledger.has_stepped(self.directory, self._began)),
+        )
+        is_unsaved = self.counts.no_progress + self.counts.unfair > 0
+        self.counts.unsaved_s = self._took_s if is_unsaved else 0.0
+        return decision
+
+    def _write_state(self, state: str, because: str = "", **more: Any) -> None:
+        content = {
+            "state": state,
+            "because": because,
+            "pid": os.getpid(),
+            "time": time.time(),
+            "counts": asdict(self.counts),
+            **more,
+        }
+        text = json.dumps(content) + "\n"
+        try:
+            # Longer than it needs to be: a full disk has room for the next in its place.
+            write_atomically(self.forge / STATE, text.ljust(_STATE_BYTES))
+        except OSError as error:  # a full disk ends no job
+            if not (is_disk_full(error) and self._overwrite_state(text)):
+                self._print(f"state.json cannot be written: {error}")
+
+    def _overwrite_state(self, text: str) -> bool:
+        """Where there is no room for another file: in the place of the one that is there."""
+        try:
+            fd = open_file(self.forge / STATE, os.O_WRONLY)
+            try:
+                size = os.fstat(fd).st_size
+                return len(text) <= size and os.pwrite(fd, text.ljust(size).encode(), 0) == size
+            finally:
+                os.close(fd)
+        except OSError:
+            return False
+
+    def _tell(self, kind: str, **values: Any) -> None:
+        """Account for it in the job's own ledger."""
+        line = json.dumps({"t": round(time.time(), 3), "kind": kind, **values}) + "\n"
+        try:
+            folder = self.forge / "ledger"
+            make_directory(folder)
+            fd = open_file(folder / "job.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            try:
+                os.write(fd, line.encode())
+            finally:
+                os.close(fd)
+        except OSError as error:
+            self._print(f"the job's ledger cannot be written: {error}")
+
+    def _print(self, text: str) -> None:
+        """Into the job's output, beside what the task says."""
+        with contextlib.suppress(OSError):  # a full disk ends no job
+            os.write(2, f"forge: {text}\n".encode())
+
+    # -- an attempt ----------------------------------------------------------------------------
+
+    def _attempt(self) -> Outcome:
+        for path in self.forge.iterdir():
+            if path.name.startswith((WATCH, VERDICT, RESULT)):  # of every rank
+                path.unlink(missing_ok=True)
+        output = open_file(self.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        self._tell("attempt", restarts=self.counts.restarts)
+        self._write_state("running", self._because)
+        self._before = ledger.last_attempt(self.directory)
+        self._began, began = time.time(), time.monotonic()
+        child = self._start(output)
+        os.close(output)
+        status = self._wait(child, began)
+        processes.kill_descendants()  # orphans of a watch that was killed
+        self._end_strays()
+        self._took_s = time.monotonic() - began
+        outcome = self._outcome(status)
+        self._tell("end", code=outcome.code, reason=outcome.reason.name, text=str(outcome))
+        return outcome
+
+    def _environment(self) -> dict[str, str]:
+        """Of the task."""
+        environment: dict[str, str] = os.environ | self.plan["environment"]
+        environment.pop(SAVE_WITHIN, None)  # of a job that this one runs in
+        if self.counts.unsaved_s:
+            environment[SAVE_WITHIN] = f"{self.counts.unsaved_s / 2:.3f}"
+        return environment | {
+            TOKEN: self.plan["token"],
+            "FORGE_RESTART_COUNT": str(self.counts.restarts),
+        }
+
+    def _as_said(self, report: dict[str, Any], rank: str = "") -> tuple[int, str]:
+        """(exit code, reason) of a task, from its watch's report and from its own verdict."""
+        code, verdict = report["code"], read_json(self.forge / f"{VERDICT}{rank}") or {}
+        said = verdict.get("reason", "") if verdict.get("exit_code") == code else ""
+        if code == ExitCode.FINISHED and not self._has_returned(rank):
+            code, said = 1, "ended with code 0 before main had returned (os._exit, fork?)"
+        lost = ledger.lost_run(self.directory, self._before)
+        if code == ExitCode.FINISHED and lost is not None:
+            code = -signal.SIGKILL  # as if it had been the task: main has not looked
+            said = f"the process that trained in {lost} died in its Run, though main returned"
+        return code, said
+
+    def _has_returned(self, rank: str = "") -> bool:
+        """Whether the task's main came to its end, or its training did."""
+        verdict = read_json(self.forge / f"{VERDICT}{rank}") or {}
+        is_there = (self.forge / f"{RESULT}{rank}").exists()
+        return is_there or verdict.get("exit_code") == ExitCode.FINISHED
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _end(self, outcome: Outcome, decision: Decision) -> int:
+        if outcome.code == ExitCode.FINISHED:
+            state = "finished"
+        else:
+            stops = (Reason.interrupted, Reason.cancelled, Reason.orphaned)
+            state = "stopped" if outcome.reason in stops else "failed"
+        if state != "finished":
+            self._print(f"{state}: {decision.because}")
+        self._tell(state, because=decision.because)
+        self._write_state(state, decision.because, code=outcome.code, reason=outcome.reason.name)
+        return outcome.code if outcome.code >= 0 else 128 - outcome.code

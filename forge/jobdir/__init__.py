@@ -1,0 +1,1 @@
+"""A job's own directory: its small files, identity, ledger and verdict."""

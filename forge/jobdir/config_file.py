@@ -1,0 +1,116 @@
+"""A config as a file: every value comes back as it was, and damage is noticed.
+
+The first line holds the checksum of all that follows, which is YAML. What YAML has no word for has
+a tag: `!enum module:name`, and `!path`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from enum import Enum
+from pathlib import Path, PurePath
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from forge.errors import ExitCode, ForgeError
+from forge.filesystem.files import (
+    make_trusted_directory,
+    read_plain,
+    read_trusted,
+    write_atomically,
+)
+
+_HEAD = "# Written by forge, not to be edited. sha256 of all that follows: "
+
+
+class DamagedConfig(ForgeError):
+    """A stored config is not what was written."""
+
+    exit_code = ExitCode.BAD_CONFIG
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+    def ignore_aliases(self, data: Any) -> bool:
+        return True  # the same enum twice is no reference
+
+    def text(self, data: str) -> yaml.Node:
+        """Quoted, where some reader of YAML could take it for something else."""
+        is_plain = data.isprintable() and (data[:1].isalpha() or data[:1] in ("/", "_"))
+        style = None if is_plain else "'" if data.isprintable() else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style)
+
+    def enum(self, data: Enum) -> yaml.Node:
+        # A job of a sweep imports its script under the second name.
+        module = type(data).__module__.replace("__mp_main__", "__main__")
+        return self.represent_scalar("!enum", f"{module}:{type(data).__qualname__}.{data.name}")
+
+    def path(self, data: PurePath) -> yaml.Node:
+        return self.represent_scalar("!path", str(data), '"')
+
+
+_Dumper.add_representer(str, _Dumper.text)
+_Dumper.add_multi_representer(Enum, _Dumper.enum)
+_Dumper.add_multi_representer(PurePath, _Dumper.path)
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    def enum(self, node: yaml.ScalarNode) -> Enum:
+        module, _, qualname = str(node.value).partition(":")
+        found: Any = sys.modules.get(module)  # never imported: the config at hand has it, or none
+        for name in qualname.split("."):
+            found = getattr(found, name, None)
+        if not isinstance(found, Enum):
+            raise yaml.constructor.ConstructorError(
+                problem=f"the code has no {qualname} in {module}, and the job was started with it"
+            )
+        return found
+
+    def path(self, node: yaml.ScalarNode) -> Path:
+        return Path(str(node.value))
+
+
+_Loader.add_constructor("!enum", _Loader.enum)
+_Loader.add_constructor("!path", _Loader.path)
+
+
+def write(path: Path, content: Any) -> None:
+    """Replace the file in one step; it survives a power cut."""
+    make_trusted_directory(path.parent)
+    text = yaml.dump(
+        content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=sys.maxsize
+    )
+    write_atomically(path, f"{_HEAD}{_sum(text.encode())}\n{text}", is_synced=True)
+
+
+def read(path: Path, is_executed: bool = True) -> Any:
+    """What was written.
+
+    Args:
+        path: The file.
+        is_executed: Whether anything is started by it, as a config's `_target_` is.
+    Raises:
+        Untrusted: Where it is, and somebody else could have written it.
+        DamagedConfig: Where the file has another content than that, or the code lacks an enum.
+    """
+    whole = read_trusted(path) if is_executed else read_plain(path)
+    head, _, data = whole.partition(b"\n")
+    expected = head.removeprefix(_HEAD.encode()).decode(errors="replace")
+    if expected != _sum(data):
+        raise DamagedConfig(
+            f"{path} is damaged, or was edited: its first line gives the sha256"
+            f" {expected[:80]!r}, found {_sum(data)!r}. Restore the file, or start in a new"
+            " directory."
+        )
+    try:
+        return yaml.load(data, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise DamagedConfig(
+            f"{path}: {getattr(error, 'problem', error)}. Restore the code as it was, or start"
+            " in a new directory."
+        ) from error
+
+
+def _sum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

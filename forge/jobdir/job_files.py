@@ -1,0 +1,126 @@
+"""The small files in a job's own directory, by name; written so that nobody reads half of one.
+
+<job dir>/output.log            what the job's processes print, over all attempts
+<job dir>/.forge/plan.json      how to start it; `forge/launch/plan.py` writes it
+<job dir>/.forge/task.pkl       the config and the function, frozen at submission
+<job dir>/.forge/state.json     where it stands, and what it has used of its budgets
+<job dir>/.forge/code.json      the code it was first started with; `job_dir.py` compares it
+<job dir>/.forge/lock           held while a process of the job may live
+<job dir>/.forge/watch.json     how the watch saw the last attempt end
+<job dir>/.forge/verdict.json   why the training process says it ended
+<job dir>/.forge/result.pkl     what main returned, or raised
+
+Where a job has several tasks, the last three are there for each: `watch.json.1` is rank 1's.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from forge.filesystem.files import FORGE, open_file
+from forge.filesystem.files import read_trusted as read_trusted
+from forge.filesystem.files import write_atomically as write_atomically
+
+OUTPUT = "output.log"
+PLAN = "plan.json"
+TASK = "task.pkl"
+STATE = "state.json"
+LOCK = "lock"
+WATCH = "watch.json"
+VERDICT = "verdict.json"
+RESULT = "result.pkl"
+CODE = "code.json"
+
+TOKEN = "FORGE_JOB_TOKEN"
+"""Environment variable that marks every process of a job that one of forge's launchers started."""
+SAVE_WITHIN = "FORGE_SAVE_WITHIN_S"
+"""Environment variable of a task: its first save is due then, since the last attempt had none."""
+RANKS = "FORGE_RANKS"
+"""Environment variable of a task: how many there are."""
+_STEP_DIR = re.compile(r"step_(\d+)")
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+REHEARSAL = "FORGE_REHEARSAL"
+"""Environment variable of a script that is rehearsed: where its job lies."""
+RANK = "FORGE_RANK"
+"""Environment variable of a task among several: its number."""
+
+
+def suffix(rank: int | None = None) -> str:
+    """What the names of a rank's own files (watch, verdict, result) end with; rank 0 has nothing.
+
+    Args:
+        rank: Whose; None: this process's.
+    """
+    number = int(os.environ.get(RANK) or 0) if rank is None else rank
+    return f".{number}" if number else ""
+
+
+def forge_dir(job_dir: Path | str) -> Path:
+    """Where forge keeps what it knows of a job."""
+    return Path(job_dir) / FORGE
+
+
+def take_lock(fd: int) -> bool:
+    """Take the lock of an open file, without waiting; processes forked later hold it as well.
+
+    A network disk without a lock manager has none to take; there, the token in the checkpoints'
+    directory still keeps two jobs apart.
+
+    Returns:
+        False where another process holds it.
+    """
+    import fcntl  # not at the top: Windows has none
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    return True
+
+
+def is_busy(job_dir: Path) -> bool:
+    """Whether a process holds the lock of a job's directory."""
+    try:
+        fd = open_file(forge_dir(job_dir) / LOCK, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        return not take_lock(fd)
+    finally:
+        os.close(fd)
+
+
+def saved_step(checkpoint_dir: Path) -> int:
+    """Steps done in the newest checkpoint; -1 without one."""
+    try:
+        names = os.listdir(checkpoint_dir)
+    except OSError:
+        return -1
+    matches = (_STEP_DIR.fullmatch(name) for name in names)
+    return max((int(match[1]) for match in matches if match), default=-1)
+
+
+def write_json(path: Path, content: dict[str, Any], is_synced: bool = False) -> None:
+    """Replace a file of JSON in one step; `is_synced` also makes it survive a power cut."""
+    write_atomically(path, json.dumps(content) + "\n", is_synced)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The content of a file of JSON; None where there is none, or none that makes sense.
+
+    Raises:
+        Untrusted: Where somebody else could have written it.
+    """
+    try:
+        content = json.loads(read_trusted(path))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None

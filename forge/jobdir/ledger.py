@@ -1,0 +1,319 @@
+"""What happened to a job, kept so that a kill at any moment loses at most the last line.
+
+Each attempt appends JSON lines to a file of its own, `<job dir>/.forge/ledger/attempt_<k>.jsonl`;
+`read` merges them into what an undisturbed run would have recorded. A job may have several Runs,
+one after the other: the first line of each file says whose it is, by its checkpoint directory.
+Beside them a file mapped into memory, 32 bytes a Run, holds the step that is under way: it survives
+SIGKILL and costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import re
+import struct
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from forge.errors import ForgeError
+from forge.filesystem.files import make_directory, open_file, read_plain
+from forge.jobdir import spawned
+from forge.jobdir.job_files import forge_dir, saved_step
+
+_PROGRESS = struct.Struct("<4sIqdq")  # magic, attempt, step, unix time of its begin, planned
+_MAGIC = b"FRG1"
+_ATTEMPT_FILE = re.compile(r"attempt_(\d+)\.jsonl")
+
+
+class Ledger:
+    """The writer of one attempt."""
+
+    def __init__(self, job_dir: Path, checkpoint_dir: Path | None = None) -> None:
+        """Open a new attempt's file below `job_dir`; its number is one above the last.
+
+        `checkpoint_dir` is the Run's own; without one it is the only Run of the job.
+        """
+        self.previous_step: int | None = None
+        """The step that this Run's attempt before this one had begun last."""
+        folder = forge_dir(job_dir) / "ledger"
+        make_directory(folder)
+        self._run = _run_in(checkpoint_dir or job_dir, job_dir)
+        number = max(_numbers(folder), default=0) + 1
+        while True:
+            path = _attempt_file(job_dir, number)
+            try:
+                self._fd = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL)
+                break
+            except FileExistsError:  # another attempt took the number just now
+                number += 1
+        self.attempt = number
+        self._unwritten = b""
+        self._lock = threading.Lock()  # a save beside training writes here as well
+        self._map_progress(job_dir)
+        self.write("run", checkpoints=self._run, pid=os.getpid(), owner=spawned.owner())
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Append one event; torn only if the machine dies in the middle of it."""
+        line = json.dumps({"t": round(time.time(), 3), "kind": kind, **values})
+        with self._lock, contextlib.suppress(OSError):  # kept for the next; `sync` is what tells
+            self._unwritten += line.encode() + b"\n"
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._unwritten:
+            self._unwritten = self._unwritten[os.write(self._fd, self._unwritten) :]
+
+    def progress(self, step: int, planned: int | None = None) -> None:
+        """Note which step begins now, and how many there are to be."""
+        values = (_MAGIC, self.attempt, step, time.time(), planned or 0)
+        _PROGRESS.pack_into(self._progress, self._offset, *values)
+
+    def sync(self) -> None:
+        """Make everything written so far survive a power cut.
+
+        Raises:
+            OSError: Where the disk does not take it; nothing is lost, the next call tries again.
+        """
+        with self._lock:
+            self._flush()
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Close the files."""
+        os.close(self._fd)
+        self._fd = -1  # the number may be another file's soon
+        self._progress.close()
+
+    def _map_progress(self, job_dir: Path) -> None:
+        """Map the file, and find this Run's record in it, or room for one."""
+        fd = open_file(forge_dir(job_dir) / "progress", os.O_RDWR | os.O_CREAT)
+        try:
+            content = os.pread(fd, os.fstat(fd).st_size, 0)
+            records = _records(content)
+            runs = [one and _share(job_dir, one.attempt).checkpoints for one in records]
+            free = runs.index(None) if None in runs else len(runs)
+            index = runs.index(self._run) if self._run in runs else free
+            self._offset = index * _PROGRESS.size
+            if index < len(records) and (previous := records[index]) is not None:
+                self.previous_step = previous.step
+            size = max(len(records), index + 1) * _PROGRESS.size
+            # Written, not only made longer: a full disk is an error here, but SIGBUS in a mapping.
+            os.pwrite(fd, content[:size].ljust(size, b"\0"), 0)
+            os.ftruncate(fd, size)
+            self._progress = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+
+
+def _run_in(checkpoint_dir: Path, job_dir: Path) -> str:
+    """Relative where it can be, for a job's directory that is moved or mounted elsewhere."""
+    is_below = checkpoint_dir.is_relative_to(job_dir)
+    return str(checkpoint_dir.relative_to(job_dir) if is_below else checkpoint_dir)
+
+
+def _numbers(folder: Path) -> Iterable[int]:
+    matches = (_ATTEMPT_FILE.fullmatch(name) for name in os.listdir(folder))
+    return (int(match[1]) for match in matches if match)
+
+
+class Progress(NamedTuple):
+    """The step that was last begun."""
+
+    attempt: int
+    step: int
+    began: float
+    """Unix time at which it began."""
+    planned: int | None
+    """Steps that there are to be."""
+
+
+def _records(content: bytes) -> list[Progress | None]:
+    """One a Run; None for what is none."""
+    whole = content[: len(content) // _PROGRESS.size * _PROGRESS.size]
+    return [
+        Progress(attempt, step, began, planned or None) if magic == _MAGIC else None
+        for magic, attempt, step, began, planned in _PROGRESS.iter_unpack(whole)
+    ]
+
+
+def read_progress(job_dir: Path | str) -> Progress | None:
+    """The step that was last begun, by whichever Run, or None before the first."""
+    try:
+        raw = read_plain(forge_dir(job_dir) / "progress")
+    except FileNotFoundError:
+        return None
+    found = [one for one in _records(raw) if one is not None]
+    return max(found, key=lambda one: one.began, default=None)
+
+
+def saved_steps(job_dir: Path, checkpoint_dir: str) -> int:
+    """How far the job has come: steps in the newest checkpoints of all its Runs; -1 without one.
+
+    The ledger knows where the Runs have their checkpoints, the checkpoints how far each has come.
+
+    Args:
+        checkpoint_dir: Where the policy has them; for a Run that no ledger tells of.
+    """
+    told = [one.checkpoints for one in _shares(job_dir)]
+    directories = {os.path.normpath(job_dir / one) for one in (checkpoint_dir, *told)}
+    return sum(saved_step(Path(one)) + 1 for one in directories) - 1
+
+
+def has_stepped(job_dir: Path, since: float) -> bool:
+    """Whether a Run that began after that time (Unix) has done a step, and could have saved it."""
+    progress = read_progress(job_dir)
+    if progress is None or progress.began <= since:
+        return False
+    starts = [one for one in _events(job_dir, progress.attempt) if one["kind"] == "start"]
+    return bool(starts) and progress.step > starts[0]["step"]
+
+
+def has_finished(job_dir: Path, checkpoint_dir: Path) -> bool:
+    """Whether this process, or one of the same owner, has finished the training that lies there."""
+    run, owner = _run_in(checkpoint_dir, job_dir), spawned.owner()
+    own = [one for one in _shares(job_dir) if (one.checkpoints, one.owner) == (run, owner)]
+    is_ended = any(
+        event["kind"] == "finish" for one in own for event in _events(job_dir, one.number)
+    )
+    return is_ended and saved_step(checkpoint_dir) >= 0
+
+
+def trainers(job_dir: Path) -> set[int]:
+    """This process and its children, as far as they have entered a Run; some may be gone."""
+    owner = spawned.owner()
+    return {one.pid for one in _shares(job_dir) if one.owner == owner}
+
+
+def last_attempt(job_dir: Path) -> int:
+    """The number of the newest attempt of any Run; 0 before the first."""
+    return max((one.number for one in _shares(job_dir)), default=0)
+
+
+def lost_run(job_dir: Path, after: int) -> str | None:
+    """The checkpoints of a Run, in an attempt after that number, whose process ended inside it.
+
+    Of children of main's alone: the end of main's own process is seen by whoever started it. Only
+    the last attempt of a Run counts, since main may have started another child for it.
+    """
+    last = {one.checkpoints: one for one in _shares(job_dir) if one.number > after}
+    for place, one in last.items():
+        is_child = bool(one.owner) and one.owner.split()[1] != str(one.pid)
+        kinds = {event["kind"] for event in _events(job_dir, one.number)}
+        if is_child and not kinds & {"finish", "stop", "halt", "error"}:
+            return place
+    return None
+
+
+class _Share(NamedTuple):
+    """Whose attempt it is."""
+
+    number: int
+    checkpoints: str = "."
+    """What tells the Runs of a job apart."""
+    pid: int = 0
+    owner: str = ""
+    """See `spawned.owner`."""
+
+
+def _shares(job_dir: Path | str) -> list[_Share]:
+    """One an attempt, in order."""
+    folder = forge_dir(job_dir) / "ledger"
+    return [_share(job_dir, one) for one in sorted(_numbers(folder))] if folder.is_dir() else []
+
+
+def _share(job_dir: Path | str, number: int) -> _Share:
+    """By the first line; where that is lost, as the job's only Run."""
+    try:
+        with os.fdopen(open_file(_attempt_file(job_dir, number)), errors="replace") as file:
+            event = _parse(file.readline())
+    except OSError:
+        event = None
+    if event is None or event["kind"] != "run":
+        return _Share(number)
+    return _Share(number, event["checkpoints"], event["pid"], event["owner"])
+
+
+def _attempt_file(job_dir: Path | str, number: int) -> Path:
+    return forge_dir(job_dir) / "ledger" / f"attempt_{number:04d}.jsonl"
+
+
+def _events(job_dir: Path | str, number: int) -> list[dict[str, Any]]:
+    """Of one attempt; lines that a crash tore are left out."""
+    text = read_plain(_attempt_file(job_dir, number)).decode(errors="replace")
+    return [event for event in map(_parse, text.split("\n")) if event]
+
+
+@dataclass
+class Attempt:
+    """One process's share of a Run."""
+
+    number: int
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def start_step(self) -> int:
+        """Steps done when this attempt began; 0 where it died before it knew."""
+        starts = [event for event in self.events if event["kind"] == "start"]
+        return int(starts[0]["step"]) if starts else 0
+
+
+@dataclass
+class History:
+    """A whole job, over all its attempts."""
+
+    attempts: list[Attempt]
+    runs: dict[str, dict[int, dict[str, float]]]
+    """Checkpoint directory of each Run, as seen from the job's -> its metrics."""
+
+    @property
+    def metrics(self) -> dict[int, dict[str, float]]:
+        """step -> name -> value: what an undisturbed Run would have logged.
+
+        Raises:
+            ForgeError: Where the job has several Runs; ask `runs`.
+        """
+        if len(self.runs) > 1:
+            raise ForgeError(
+                f"This job has several Runs: {', '.join(self.runs)}. Take the metrics of one:"
+                f" `.runs[{next(iter(self.runs))!r}]`"
+            )
+        return next(iter(self.runs.values()), {})
+
+
+def read(job_dir: Path | str) -> History:
+    """Merge the ledgers of a job; lines that a crash tore are left out."""
+    history = History([], {})
+    for share in _shares(job_dir):
+        events = _events(job_dir, share.number)
+        history.attempts.append(Attempt(share.number, events))
+        if not events:
+            continue  # killed before it could say whose it is
+        run = history.runs.setdefault(share.checkpoints, {})
+        for event in events:
+            if event["kind"] in ("start", "rollback"):
+                _forget_after(run, event["step"], keeps_step=event.get("replays", False))
+            elif event["kind"] == "metrics":
+                run.setdefault(event["step"], {}).update(event["values"])
+    history.runs = {name: dict(sorted(run.items())) for name, run in history.runs.items()}
+    return history
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "kind" in event else None
+
+
+def _forget_after(metrics: dict[int, dict[str, float]], step: int, keeps_step: bool) -> None:
+    """Drop what was logged by steps that are done again from `step` on."""
+    for logged in [s for s in metrics if s > step or (s == step and not keeps_step)]:
+        del metrics[logged]

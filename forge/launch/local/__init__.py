@@ -1,0 +1,1 @@
+"""`hydra/launcher=local`: a sweep on one machine."""

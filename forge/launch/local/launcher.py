@@ -1,0 +1,111 @@
+"""`hydra/launcher=local`: one batch of a sweep, from its overrides to what its jobs returned."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+import sys
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import DictConfig, OmegaConf
+
+from forge import messages
+from forge.config import loading
+from forge.config.schema import Policy
+from forge.errors import Exit, ForgeError
+from forge.filesystem.files import make_trusted_directory
+from forge.hydra_app import frozen
+from forge.jobdir import job_dir
+from forge.jobdir.job_files import STATE, TASK, forge_dir, write_atomically
+from forge.launch import opening, payload, plan
+from forge.launch.compose import ComposedJob, compose, is_stale, start_over
+from forge.launch.hydra_launcher import Request
+from forge.launch.local import orphans, resources
+from forge.launch.local.queue import Queue, QueuedJob
+from forge.launch.results import result_of
+
+log = logging.getLogger(__name__)
+
+
+def launch(request: Request) -> list[JobReturn]:
+    """Run a batch to its end.
+
+    Raises:
+        SystemExit: 78 where something is wrong before the first job starts, 73 where another
+            launcher runs this sweep, 129, 130 or 143 after a stop.
+    """
+    if sys.platform == "win32":
+        raise ForgeError("hydra/launcher=local needs POSIX signals and locks. Use WSL, or Linux.")
+    with opening.refusals(request.config) as directory:
+        options = resources.options(request.options)
+        slots = resources.slots(options)
+        sweep = opening.sweep_dir(directory, request)
+        try:
+            jobs = compose(sweep, request, functools.partial(_policy, options))
+            sweep.add([job.place for job in jobs])
+            orphans.wait_for([job.directory for job in jobs])
+            _freeze(jobs, payload.Shared(request.function, request.context), options)
+            queued = [QueuedJob(j.place.number, j.label, j.directory) for j in jobs]
+            command = job_dir.sweep_command(directory)
+            job_dir.write_resume_script(directory, command)
+            log.info(f"Launching {len(jobs)} jobs, {slots.count} at a time, in {directory}")
+            log.info(f"To resume this sweep after a stop:\n  {command}")
+            queue = Queue(queued, slots, options.progress)
+            stopped_by = queue.run()
+        finally:
+            sweep.close()
+    if stopped_by is not None:
+        messages.say(f"The sweep was stopped. To resume it:\n  {command}")
+        name = signal.Signals(stopped_by).name
+        raise Exit(128 + stopped_by, f"the sweep was stopped by {name}")
+    results = [result_of(job, one) for job, one in zip(jobs, queued, strict=True)]
+    if any(result.status is JobStatus.FAILED for result in results):
+        messages.say(f"To run again what did not finish:\n  {command}")
+    return results
+
+
+def _policy(options: resources.LocalOptions, cfg: DictConfig) -> Policy | None:
+    section = OmegaConf.select(cfg, "resilience")
+    if section is None:
+        return None
+    limit_key = f"hydra.launcher.timeout_min={options.timeout_min}"
+    return loading.load(section, time_limit_s=options.time_limit_s, limit_key=limit_key)
+
+
+def _freeze(
+    jobs: list[ComposedJob], shared: payload.Shared, options: resources.LocalOptions
+) -> None:
+    """Write down how each job is started, unless it is finished."""
+    outer = HydraConfig.instance().cfg
+    code = job_dir.code_fingerprint()
+    for job in jobs:
+        if plan.is_finished(job.directory):
+            if not is_stale(job, code):
+                continue
+            start_over(job)
+        HydraConfig.instance().set_config(job.config)
+        try:
+            make_trusted_directory(forge_dir(job.directory))
+            (forge_dir(job.directory) / STATE).unlink(missing_ok=True)
+            if job.policy is not None and job.policy.enabled:
+                frozen.freeze(job.config, job.directory, job.written)
+            job_dir.changed_code(job.directory, code)  # the first start notes it
+            data, main = shared.with_config(job.config)
+            write_atomically(forge_dir(job.directory) / TASK, data)
+            plan.make(
+                job.directory,
+                list(job.place.overrides),
+                job.policy,
+                main,
+                options.time_limit_s,
+                options.cpus_per_job,
+                dict(os.environ),
+                job.program,
+                job.composed,
+                job.written,
+            ).materialize(job.directory)
+        finally:
+            HydraConfig.instance().cfg = outer

@@ -1,0 +1,224 @@
+"""The local queue: starts jobs where there is room, watches them, and stops them all together."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from forge.filesystem.files import open_file
+from forge.job.requeue import signal_name
+from forge.jobdir.job_files import OUTPUT, PLAN, TOKEN, forge_dir, read_json
+from forge.launch.local.resources import Slots
+from forge.launch.plan import ROOT
+from forge.launch.progress.display import Display
+from forge.launch.progress.observed import ObservedJob
+from forge.launch.progress.view import State
+from forge.process import processes
+
+_START = f"import sys; sys.path.append({ROOT!r}); from forge.job.local import main;"
+_START += " sys.exit(main(sys.argv[1:]))"
+_LOOK_S = 0.2
+"""Between two looks at the jobs' files; a job that ends wakes us at once."""
+_MAX_WRAPPERS = 2
+
+
+@dataclass
+class QueuedJob(ObservedJob):
+    """A job of the batch, from waiting to its end."""
+
+    process: subprocess.Popen[bytes] | None = None
+    slot: int | None = None
+    handle: int | None = None
+    wrappers: int = 0
+    """How many of its wrappers have ended without saying why."""
+
+    def is_own(self, content: dict[str, Any]) -> bool:
+        """Whether it was written by the wrapper that we started."""
+        return self.process is not None and content.get("pid") == self.process.pid
+
+
+class Queue:
+    """Runs the jobs of a batch; `run` returns when none is left."""
+
+    def __init__(self, jobs: list[QueuedJob], slots: Slots, progress: Any) -> None:
+        self._jobs = jobs
+        self._slots = slots
+        self._free = list(range(slots.count))[::-1]
+        self._progress = progress
+        self._received: list[int] = []
+        self._handled = 0
+        for job in jobs:
+            content = job.read_state()
+            if content is not None and content.get("state") == "finished":
+                job.state, job.because = State.finished, "finished before"
+                job.restarts = content.get("counts", {}).get("restarts", 0)
+
+    @property
+    def stopped_by(self) -> int | None:
+        """The signal that stopped the sweep; None while nothing did."""
+        return self._received[0] if self._received else None
+
+    def run(self) -> int | None:
+        """Run every job; returns the signal that stopped the sweep, or None."""
+        before = self._listen()
+        mode: Any = "plain" if self._progress == "none" else self._progress
+        try:
+            with Display(len(self._jobs), self._slots.count, mode=mode) as self._display:
+                try:
+                    self._loop()
+                except BaseException:
+                    self._received.append(signal.SIGTERM)
+                    self._loop()  # no job is left alone
+                    raise
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return self.stopped_by
+
+    def _listen(self) -> dict[int, Any]:
+        """Take the signals that stop a sweep; returns the handlers to put back."""
+        before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # no child would have a code
+                before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                    before[number] = signal.signal(number, self._on_signal)
+        return before
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # Only a person insists. A connection that drops hangs up twice, by kernel and shell; srun
+        # passes on the SIGTERM that its task gets as well; and the end of a job that we run in
+        # signals all below it more than once.
+        if not self._received or (number == signal.SIGINT and TOKEN not in os.environ):
+            self._received.append(number)
+
+    def _loop(self) -> None:
+        while True:
+            if len(self._received) > self._handled:
+                self._handled = len(self._received)
+                self._stop(self._received[-1], self._handled)
+            while self._free and not self._received and (job := self._next()) is not None:
+                self._start(job)
+            running = [job for job in self._jobs if job.process is not None]
+            has_ended = False
+            for job in running:
+                job.look()
+                if job.process is not None and job.process.poll() is not None:
+                    self._ended(job)
+                    has_ended = True
+            self._show()
+            if has_ended and not self._received and self._next() is not None:
+                continue  # its place is free: whoever waits for it starts now
+            if not any(job.process is not None for job in self._jobs):
+                return
+            self._wait()
+
+    def _next(self) -> QueuedJob | None:
+        return next((job for job in self._jobs if job.state is State.queued), None)
+
+    def _wait(self) -> None:
+        """Until a job ends, or it is time to look again."""
+        poll = select.poll()
+        for job in self._jobs:
+            if job.process is not None and job.handle is not None:
+                poll.register(job.handle, select.POLLIN)
+        poll.poll(_LOOK_S * 1000)
+
+    def _show(self) -> None:
+        if self._progress != "none":
+            self._display.update([job.view() for job in self._jobs])
+
+    # -- a job ---------------------------------------------------------------------------------
+
+    def _start(self, job: QueuedJob, is_continued: bool = False) -> None:
+        if job.slot is None:
+            job.slot = self._free.pop()
+        environment = dict(os.environ)
+        if self._slots.has_gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._slots.gpus[job.slot])
+        try:
+            self._spawn(job, environment, is_continued)
+        except OSError as error:
+            job.state, job.because, job.code = State.failed, f"cannot be started: {error}", 1
+            self._free.append(job.slot)
+            job.slot = None
+
+    def _spawn(self, job: QueuedJob, environment: dict[str, str], is_continued: bool) -> None:
+        plan = read_json(forge_dir(job.directory) / PLAN) or {}
+        environment[TOKEN] = plan.get("token", "")  # the job's own, also where we are a job's
+        flags = ["--parent", str(os.getpid())] + ["--continue"] * is_continued
+        output = open_file(job.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        try:
+            job.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _START, *flags, str(job.directory)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,  # a Ctrl+C reaches us alone, and we pass it on
+            )
+        finally:
+            os.close(output)
+        job.handle = processes.open_pidfd(job.process.pid)
+        job.state = State.starting
+
+    def _ended(self, job: QueuedJob) -> None:
+        """The job's wrapper is gone: because the job has ended, or because it was killed."""
+        assert job.process is not None
+        code = job.process.returncode
+        if job.handle is not None:
+            os.close(job.handle)
+            job.handle = None
+        job.look()
+        content = job.read_state() if job.state.is_final else None
+        job.process = None
+        if content is not None:
+            job.reason, job.code = content["reason"], content["code"]
+        elif not self._received and job.wrappers <= _MAX_WRAPPERS:
+            how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
+            self._say(job, f"its wrapper {how}")
+            job.wrappers += code >= 0  # a kill is chance, an end may be a habit
+            self._start(job, is_continued=True)
+            return
+        elif self._received:
+            job.state, job.because, job.code = State.stopped, "stopped", code
+        else:
+            job.state, job.code = State.failed, code
+            job.because = f"its wrapper ended with code {code}, see {job.directory / OUTPUT}"
+        assert job.slot is not None
+        self._free.append(job.slot)
+        job.slot = None
+
+    def _say(self, job: QueuedJob, text: str) -> None:
+        if self._progress != "none":
+            self._display.say(f"job {job.number}: {text}")
+
+    # -- stopping ------------------------------------------------------------------------------
+
+    def _stop(self, number: int, count: int) -> None:
+        """The first signal has the jobs save and leave, the second kills them."""
+        live = [job for job in self._jobs if job.process is not None]
+        name = "Ctrl+C" if number == signal.SIGINT else signal.Signals(number).name
+        if self._progress != "none":
+            again = "pressing it again" if number == signal.SIGINT else "Ctrl+C"
+            text = f"saving and exiting; {again} kills them" if count == 1 else "killing them"
+            self._display.say(f"{name}: {len(live)} job{'s' * (len(live) != 1)}, {text}")
+        for job in live:
+            assert job.process is not None
+            if count == 1:
+                job.process.send_signal(signal.SIGINT if number == signal.SIGINT else 15)
+            elif count == 2:
+                job.process.send_signal(signal.SIGQUIT)
+            else:
+                job.process.kill()
+        for job in self._jobs:
+            if job.state is State.queued:
+                job.because = "not started"

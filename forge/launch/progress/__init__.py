@@ -1,0 +1,1 @@
+"""What a launcher shows of its jobs."""

@@ -1,0 +1,112 @@
+"""A job as its launcher sees it: by the small files that the job's wrapper and its task write."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forge.jobdir import ledger
+from forge.jobdir.job_files import STATE, forge_dir, read_json
+from forge.launch.progress.view import JobView, State
+
+_RATE_S = 15.0
+"""The rate is that of so many last seconds."""
+
+
+@dataclass
+class ObservedJob(ABC):
+    """A job of the batch, from waiting to its end."""
+
+    number: int
+    label: str
+    directory: Path
+    state: State = State.queued
+    because: str = ""
+    """Why it is in this state, for people."""
+    reason: str = ""
+    """Name of the `forge.job.requeue.Reason` it ended with."""
+    code: int = 0
+    restarts: int = 0
+    waits_for: str = ""
+    """On a cluster: why it waits in the queue, in Slurm's word."""
+    taken: float = 0.0
+    """When the wrapper's last word was read, by the monotonic clock."""
+    _stamp: tuple[int, int] | None = None
+    _since: float = 0.0
+    _samples: deque[tuple[float, int]] = field(default_factory=deque)
+
+    @abstractmethod
+    def is_own(self, content: dict[str, Any]) -> bool:
+        """Whether a state was written by the start that we look at."""
+
+    def read_state(self) -> dict[str, Any] | None:
+        """What the job's wrapper has written; None where nothing of it is there."""
+        return read_json(forge_dir(self.directory) / STATE)
+
+    def forget(self) -> None:
+        """Take what the wrapper has said so far as said by another."""
+        stat = (forge_dir(self.directory) / STATE).stat()
+        self._stamp = (stat.st_mtime_ns, stat.st_ino)
+
+    def look(self) -> None:
+        """Take in what the wrapper says, if it has said something new."""
+        try:
+            stat = (forge_dir(self.directory) / STATE).stat()
+        except FileNotFoundError:
+            return
+        stamp = (stat.st_mtime_ns, stat.st_ino)
+        content = self.read_state() if stamp != self._stamp else None
+        if content is None or not self.is_own(content):
+            return
+        self._stamp = stamp
+        self.taken = time.monotonic()
+        self.take(content)
+
+    def take(self, content: dict[str, Any]) -> None:
+        """What the wrapper has said last."""
+        self.state = State[content["state"]]
+        self.because, self.waits_for = content["because"], ""
+        self.restarts = content["counts"]["restarts"]
+        self._since = content["time"]
+
+    def view(self) -> JobView:
+        """What is shown of it."""
+        progress = None
+        if self.state is not State.queued:
+            progress = ledger.read_progress(self.directory)
+        step = progress.step if progress else None
+        planned = progress.planned if progress else None
+        state = self.state
+        if state is State.running and (progress is None or progress.began < self._since):
+            state = State.starting  # the process runs, its loop does not yet
+        rate = self._rate(step) if state is State.running and step is not None else None
+        left_s = None
+        if rate and planned is not None and step is not None and step < planned:
+            left_s = (planned - step) / rate
+        return JobView(
+            self.number,
+            self.label,
+            self.directory,
+            state,
+            planned if state is State.finished and planned else step,
+            planned,
+            self.restarts,
+            rate,
+            left_s,
+            "" if state is State.finished else self.because,
+            self.waits_for if state is State.queued else "",
+        )
+
+    def _rate(self, step: int) -> float | None:
+        now = time.monotonic()
+        if self._samples and step < self._samples[-1][1]:
+            self._samples.clear()
+        self._samples.append((now, step))
+        while now - self._samples[0][0] > _RATE_S and len(self._samples) > 2:
+            self._samples.popleft()
+        began, first = self._samples[0]
+        return (step - first) / (now - began) if now - began > 1 and step > first else None

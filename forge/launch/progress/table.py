@@ -1,0 +1,151 @@
+"""How a job is put into words, and many jobs into a table that fits its terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from forge.launch.progress.view import JobView, State
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+ACTIVE = (State.starting, State.running, State.stopping)
+STYLES = dict(zip(State, ("dim", "cyan", "cyan", "yellow", "green", "red", "yellow"), strict=True))
+_RIGHT = ("job", "steps", "restarts", "rate", "left")
+_KEPT = ("job", "state", "overrides")
+_IMPORTANCE = (*_KEPT, "steps", "restarts", "left", "progress", "rate", "remark")
+_LEAST = {"state": 8, "rate": 6, "left": 7}  # else the columns would jump with every digit
+_BAR = (8, 24)
+
+
+def news(view: JobView, last: JobView | None) -> str:
+    """What to say about a job's change; empty where there is nothing."""
+    was = State.queued if last is None else last.state
+    remark = f": {escape(view.remark)}" if view.remark else ""
+    if view.state is not was and view.state is State.finished:
+        return f"finished{at(view)}" if last else ""  # else it had before this sweep resumed
+    if view.state is not was and view.state.is_final:
+        place = f" ({escape(str(view.directory))})" if view.state is State.failed else ""
+        return f"{view.state.value}{at(view)}{remark}{place}"
+    if last is not None and view.restarts > last.restarts:
+        return f"restart {view.restarts}{at(view)}{remark}"
+    is_start = was is State.queued and view.state in ACTIVE and (last is None or not view.restarts)
+    return f"started {escape(view.overrides)}" if is_start else ""
+
+
+def at(view: JobView) -> str:
+    """Where it stands: ` at step 3 of 10 (30%)`; empty before training began."""
+    share = f" of {view.steps} ({(view.step or 0) / view.steps:.0%})" if view.steps else ""
+    return "" if view.step is None else f" at step {view.step}{share}"
+
+
+def escape(text: str) -> str:
+    """The text without anything that a terminal would obey."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def waiting(view: JobView) -> str:
+    """Why it waits in a cluster's queue; empty where it does not."""
+    return f"waiting: {view.waits_for}" if view.waits_for else ""
+
+
+def clock(seconds: float | None) -> str:
+    """Seconds as `1:02:03`; empty where nobody knows."""
+    if seconds is None or not 0 <= seconds < 1e8:
+        return ""
+    minutes, second = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{second:02}"
+
+
+def per_second(rate: float | None) -> str:
+    """A rate as people read it; empty where nobody knows."""
+    if rate is None or not 0 < rate < math.inf:
+        return ""
+    return f"{rate:.0f}/s" if rate >= 100 else f"{rate:.1f}/s" if rate >= 1 else f"{rate:.2g}/s"
+
+
+def text(*parts: tuple[str, str]) -> Text:
+    """Pieces of (text, style) as one line of rich's."""
+    from rich.text import Text
+
+    return Text.assemble(*parts, overflow="crop", no_wrap=True)
+
+
+def _shorten(text: str, width: int) -> str:
+    """Cut from the middle, as overrides often differ in their ends."""
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(text) <= width:
+        return text
+    head = set_cell_size(text[:width], width // 2).rstrip()
+    tail = set_cell_size(text[: -width - 1 : -1], width - 1 - cell_len(head)).rstrip()[::-1]
+    return f"{head}…{tail}"
+
+
+def _cells(view: JobView) -> dict[str, str]:
+    is_active, step = view.state in ACTIVE, "" if view.step is None else str(view.step)
+    if step and view.steps:
+        step = f"{step.rjust(len(str(view.steps)))}/{view.steps}"
+    return {
+        "job": str(view.number),
+        "state": view.state.value,
+        "overrides": escape(view.overrides),
+        "progress": " " * _BAR[1] if view.steps and view.step is not None else "",
+        "steps": step,
+        "restarts": str(view.restarts or ""),
+        "rate": per_second(view.rate) if is_active else "",
+        "left": clock(view.left_s) if is_active else "",
+        "remark": escape(", ".join(filter(None, (view.remark, waiting(view))))),
+    }
+
+
+def rows(views: Sequence[JobView], width: int) -> list[Text]:
+    """A header and one line per job; columns that have no room are left out."""
+    from rich.cells import cell_len
+
+    cells = [_cells(view) for view in views]
+    full = {
+        name: max(cell_len(name), _LEAST.get(name, 0), *(cell_len(row[name]) for row in cells))
+        for name in cells[0]
+        if any(row[name] for row in cells)
+    }
+    gap, enough = (2, 24) if width >= 60 else (1, 16)
+    floors = {"overrides": enough, "remark": 20, "progress": _BAR[0]}
+    widths, room = dict[str, int](), width + gap
+    for name in sorted(full, key=_IMPORTANCE.index):
+        size = min(full[name], floors.get(name, full[name]))
+        if name in _KEPT or size + gap <= room:
+            widths[name] = size
+            room -= size + gap
+    for name in ("overrides", "remark", "progress"):
+        if name in widths:
+            more = max(1 - widths[name], min(room, min(full[name], width // 2) - widths[name]))
+            widths[name] += more
+            room -= more
+    widths = {name: widths[name] for name in full if name in widths}
+    header = _row({name: name for name in widths}, widths, gap)
+    return [header, *(_row(row, widths, gap, view) for row, view in zip(cells, views, strict=True))]
+
+
+def _row(
+    cells: dict[str, str], widths: dict[str, int], gap: int, view: JobView | None = None
+) -> Text:
+    from rich.cells import set_cell_size
+
+    state = "dim" if view is None else STYLES[view.state]
+    styles = {"state": state, "remark": state, "restarts": "yellow"}
+    rest = "dim" if view is None or view.state is State.queued else ""
+    parts = []
+    for name, size in widths.items():
+        if name == "progress" and view is not None and cells[name]:
+            done = int(size * min(1.0, (view.step or 0) / (view.steps or 1)))
+            parts += [("━" * done, state), ("─" * (size - done) + " " * gap, "dim")]
+            continue
+        cell = set_cell_size(_shorten(cells[name], size), size)
+        cell = cells[name].rjust(size) if name in _RIGHT else cell
+        parts.append((cell + " " * gap, rest or styles.get(name, "")))
+    line = text(*parts)
+    line.rstrip()
+    return line

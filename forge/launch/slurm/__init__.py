@@ -1,0 +1,1 @@
+"""`hydra/launcher=slurm`: a sweep on a cluster."""

@@ -1,0 +1,114 @@
+"""What the cluster allows, asked before anything is submitted; nothing where it does not answer."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+
+from forge import messages
+from forge.config.schema import Policy
+from forge.errors import ConfigError
+from forge.launch.slurm.slurm_options import SlurmOptions
+from forge.slurm import client
+
+_MAX_ARRAY_SIZE = 1001  # Slurm's default
+_KILL_WAIT_S = 30.0
+
+
+@dataclass
+class Cluster:
+    """Its limits."""
+
+    max_array_size: int = _MAX_ARRAY_SIZE
+    """An array's numbers are below this; so many jobs fit into one."""
+    kill_wait_s: float = _KILL_WAIT_S
+    """Seconds from SIGTERM to SIGKILL at the end of a job."""
+    preempts: bool = False
+    """Whether jobs are preempted at all."""
+    partitions: dict[str, dict[str, str]] = field(default_factory=dict)
+    problem: str = ""
+    """Why it could not be asked."""
+
+    @staticmethod
+    def ask() -> Cluster:
+        """Of the cluster that this machine belongs to."""
+        try:
+            settings, partitions = client.settings(), client.partitions()
+        except client.Refused as error:
+            return Cluster(problem=str(error).splitlines()[-1])
+        kill_wait = re.match(r"\d+", settings.get("KillWait", ""))
+        size = settings.get("MaxArraySize", "")
+        return Cluster(
+            int(size) if size.isdecimal() else _MAX_ARRAY_SIZE,
+            float(kill_wait[0]) if kill_wait else _KILL_WAIT_S,
+            "preempt/none" not in settings.get("PreemptType", "preempt/none"),
+            partitions,
+        )
+
+    def partition(self, name: str | None) -> dict[str, str]:
+        """The fields of a partition, None: the default one's; empty where nothing is known."""
+        name = name or os.environ.get("SBATCH_PARTITION")
+        if name is not None:
+            return self.partitions.get(name, {})
+        defaults = (one for one in self.partitions.values() if one.get("Default") == "YES")
+        return next(defaults, {})
+
+    def grace_s(self, name: str | None) -> float | None:
+        """Seconds from the notice of a preemption to its SIGTERM; None where nobody preempts."""
+        fields = self.partition(name)
+        grace = fields.get("GraceTime", "")
+        can_be_preempted = self.preempts and fields.get("PreemptMode") not in ("OFF", None)
+        return float(grace) if can_be_preempted and grace.isdecimal() else None
+
+    def check(self, jobs: list[tuple[SlurmOptions, Policy | None]]) -> None:
+        """Refuse what could never run; warn of what could not save in time.
+
+        Raises:
+            ConfigError: With every problem found.
+        """
+        if self.problem:
+            return
+        problems: dict[str, None] = {}
+        warned: set[str] = set()
+        for options, policy in jobs:
+            for name in (options.partition or "").split(",") if options.partition else [None]:
+                problem = self._problem(options, name)
+                if problem:
+                    problems[problem] = None
+                elif policy is not None and policy.enabled and str(name) not in warned:
+                    warned.add(str(name))
+                    self._warn(name, policy)
+        if problems:
+            raise ConfigError(list(problems), "The submission")
+
+    def _problem(self, options: SlurmOptions, name: str | None) -> str | None:
+        if name is not None and name not in self.partitions:
+            there = ", ".join(self.partitions)
+            return f"`partition={name}`: the cluster has no such partition. There are {there}."
+        fields = self.partition(name)
+        most_s = client.seconds(fields.get("MaxTime", ""))
+        if most_s is not None and options.time_limit_s > most_s:
+            return (
+                f"`timeout_min={options.timeout_min:g}`: the partition"
+                f" {fields['PartitionName']} allows {most_s / 60:g} minutes. Lower it, or choose"
+                " another partition: with restarts a job needs no more than a part of its time."
+            )
+        nodes = fields.get("TotalNodes", "")
+        if nodes.isdecimal() and options.nodes > int(nodes):
+            return f"`nodes={options.nodes}`: the partition {fields['PartitionName']} has {nodes}."
+        return None
+
+    def _warn(self, name: str | None, policy: Policy) -> None:
+        grace_s, timeout_s = self.grace_s(name), policy.stop_s
+        partition = self.partition(name).get("PartitionName", "default")
+        total_s = None if grace_s is None else grace_s + self.kill_wait_s
+        if total_s is not None and (timeout_s == 0 or timeout_s > total_s):
+            given = "none" if timeout_s == 0 else f"{timeout_s:g} s"
+            messages.warn(
+                f"Partition {partition} gives a preempted job {grace_s:g} s, and"
+                f" {self.kill_wait_s:g} s more after its SIGTERM, while"
+                f" `resilience.shutdown.timeout_s` allows {given}: a"
+                " save that takes longer is lost, and the job resumes from the one before it"
+                " (`resilience.checkpoint.every_s`)."
+            )

@@ -1,0 +1,374 @@
+"""`hydra/launcher=slurm`: one batch of a sweep, from its overrides to what its jobs returned.
+
+Everything is decided here, on the submitting side, and written down: each job's config, its plan,
+the options for sbatch. What runs on the cluster reads that and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import shlex
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import DictConfig, OmegaConf
+
+from forge import messages
+from forge.config import loading
+from forge.config.schema import Policy
+from forge.errors import ConfigError, Exit, ExitCode
+from forge.jobdir import job_dir
+from forge.jobdir.job_files import STATE, forge_dir, read_json, write_atomically
+from forge.launch import opening, payload, plan
+from forge.launch.compose import ComposedJob, compose, is_stale, start_over
+from forge.launch.hydra_launcher import Request
+from forge.launch.plan import ROOT
+from forge.launch.progress.view import State
+from forge.launch.results import result_of
+from forge.launch.slurm import preview, slurm_options
+from forge.launch.slurm.cluster import Cluster
+from forge.launch.slurm.sbatch import Batch, Group, batches, log_folder
+from forge.launch.slurm.slurm_options import SlurmOptions
+from forge.launch.slurm.slurm_wait import SubmittedJob, Watcher, numbers
+from forge.launch.slurm.submitted import Submitted, submissions
+from forge.launch.sweep import SweepDir
+from forge.slurm import bundle, client
+
+log = logging.getLogger(__name__)
+_ENDED = ("failed", "stopped")
+_STEP = f"import sys; sys.path.append({ROOT!r}); from pathlib import Path;"
+_STEP += " from forge.slurm.step import main; sys.exit(main(Path(sys.argv[1])))"
+_BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+
+
+@dataclass
+class _Job:
+    """A job with how it is submitted."""
+
+    composed: ComposedJob
+    options: SlurmOptions
+    slurm_id: str | None = None
+    is_finished: bool = False
+    has_ended: bool = False
+    """It had, and somebody has put it back into the queue by hand."""
+    is_stale: bool = False
+    """It was finished, and runs again."""
+
+
+def launch(request: Request) -> list[JobReturn]:
+    """Run a batch on the cluster; exits as `local.launch` has them."""
+    with opening.refusals(request.config) as directory:
+        options = slurm_options.read(request.options)
+        _check_sweeper(options, request.config)
+        cluster = Cluster.ask()
+        if options.dry_run:
+            sweep = SweepDir(directory, request.taken, is_looked_at=True)
+        else:
+            sweep = opening.sweep_dir(directory, request)
+        try:
+            complete = functools.partial(slurm_options.into_policy, options)
+            composed = compose(sweep, request, functools.partial(_policy, options), complete)
+            jobs = [_Job(job, options.of_job(job.policy)) for job in composed]
+            cluster.check([(job.options, job.composed.policy) for job in jobs])
+            submitted = Submitted(directory)
+            _find(jobs, submitted, directory)
+            new = [job for job in jobs if job.slurm_id is None and not job.is_finished]
+            calls = _calls(new, options, directory, cluster.max_array_size)
+            if options.dry_run:
+                preview.show(calls, [job.composed for job in new], cluster)
+                raise Exit(0, "nothing was submitted: hydra.launcher.dry_run=true")
+            sweep.add([job.place for job in composed])
+            command = job_dir.sweep_command(directory)
+            job_dir.write_resume_script(directory, command)
+            try:
+                shared = payload.Shared(request.function, request.context)
+                _submit(calls, new, shared, submitted, cluster, command)
+            except KeyboardInterrupt as error:
+                messages.say(
+                    "Ctrl+C while jobs were being submitted. Those that were submitted keep"
+                    f" running; this finds them, and submits the rest:\n  {command}"
+                )
+                raise Exit(ExitCode.INTERRUPTED, "stopped while submitting") from error
+            _say_where(jobs, len(new), directory)
+            if not options.wait:
+                _say_how(jobs, command)
+                return [_result_without_waiting(job) for job in jobs]
+            logs = log_folder(options.submitit_folder, directory)
+            observed = [_observed(job, logs) for job in jobs]
+            for one in observed:
+                one.script = submitted.scripts.get(one.number, "")
+            resubmit = functools.partial(_resubmit, jobs, options, shared, submitted, cluster)
+            stopped_by = Watcher(observed, options.progress, resubmit).run()
+        finally:
+            sweep.close()
+    if stopped_by is not None:
+        messages.say("No longer waiting; the jobs keep running.")
+        _say_how(jobs, command)
+        raise Exit(128 + stopped_by, "the launcher was asked to stop waiting")
+    results = [result_of(job.composed, one) for job, one in zip(jobs, observed, strict=True)]
+    if any(result.status is JobStatus.FAILED for result in results):
+        messages.say(f"To run again what did not finish:\n  {command}")
+    return results
+
+
+# -- before anything is submitted ------------------------------------------------------------------
+
+
+def _check_sweeper(options: SlurmOptions, sweep_config: DictConfig) -> None:
+    sweeper = OmegaConf.select(sweep_config, "hydra.sweeper._target_", default=_BASIC)
+    if not options.wait and sweeper != _BASIC:
+        problem = (
+            f"`hydra.launcher.wait=false`: the sweeper {sweeper.rpartition('.')[2]} chooses the"
+            " next jobs by what earlier ones return, so it has to wait. Leave it out, or use the"
+            " basic sweeper."
+        )
+        raise ConfigError([problem], "The launcher's configuration")
+
+
+def _policy(options: SlurmOptions, cfg: DictConfig) -> Policy | None:
+    if OmegaConf.select(cfg, "resilience") is None:
+        return None
+    own = OmegaConf.select(cfg, "resilience.slurm.timeout_min")
+    if isinstance(own, (int, float)):
+        limit, key = float(own), f"resilience.slurm.timeout_min={own}"
+    else:
+        limit, key = options.timeout_min, f"hydra.launcher.timeout_min={options.timeout_min}"
+    section = OmegaConf.select(cfg, "resilience")
+    return loading.load(section, time_limit_s=60.0 * limit, limit_key=key)
+
+
+def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
+    """What an earlier start of this sweep has finished, or has in the queue still."""
+    code = job_dir.code_fingerprint()
+    for job in jobs:
+        if plan.is_finished(job.composed.directory):
+            job.is_stale = is_stale(job.composed, code)
+            job.is_finished = not job.is_stale
+    if submitted.is_empty:
+        return
+    try:
+        queue = client.queue()
+    except client.Refused as error:
+        problem = (
+            f"this sweep has jobs on the cluster, but it does not report their state: {error}."
+            " Start it again when the cluster answers."
+        )
+        raise ConfigError([problem], "The sweep") from error
+    submitted.find_lost(queue)
+    for job in jobs:
+        number = job.composed.place.number
+        slurm_id = submitted.ids.get(number, "")
+        said = read_json(forge_dir(job.composed.directory) / STATE) or {}
+        if slurm_id in numbers(said):
+            slurm_id = numbers(said)[0]
+        known, script = queue.get(slurm_id), submitted.scripts.get(number, "")
+        if known is None or not known.is_alive:  # its wrapper may not have lived to say so
+            slurm_id = client.resubmitted(slurm_id, script, queue) or ""
+            known = queue.get(slurm_id)
+        if known is None or job.is_finished:
+            continue
+        if known.script != script or not Path(script).is_relative_to(directory):
+            continue  # of the sweep that this one is a copy of, or of somebody else
+        has_ended = said.get("slurm_job") == slurm_id and said.get("state") in _ENDED
+        if has_ended and known.state in ("RUNNING", "COMPLETING"):
+            continue  # it is leaving, and is to run again
+        job.slurm_id, job.has_ended = slurm_id, has_ended
+        if submitted.has_changed(number, job.composed.composed):
+            messages.warn(
+                f"Job {number} is in the queue with the config it was submitted with, which has"
+                f" changed since. To resubmit it, first `scancel {slurm_id}`."
+            )
+
+
+def _calls(
+    jobs: list[_Job], options: SlurmOptions, directory: Path, max_array_size: int
+) -> list[Batch]:
+    groups = []
+    for job in jobs:
+        policy = job.composed.policy
+        is_active = policy is not None and policy.enabled
+        groups.append(
+            Group(
+                options=job.options,
+                signal=policy.signal.name if policy is not None and is_active else None,
+                lead_s=policy.signal.lead_s if policy is not None else 0.0,
+                is_requeued=policy.requeue.enabled if policy is not None and is_active else None,
+            )
+        )
+    folder = log_folder(options.submitit_folder, directory)
+    return batches(groups, folder, bundle.paths(submissions(directory)), max_array_size)
+
+
+# -- submitting ------------------------------------------------------------------------------------
+
+
+def _submit(
+    calls: list[Batch],
+    jobs: list[_Job],
+    shared: payload.Shared,
+    submitted: Submitted,
+    cluster: Cluster,
+    command: str,
+) -> None:
+    """One sbatch for each batch; what was submitted is written down before the next.
+
+    `command`: what starts this sweep again.
+    """
+    code = job_dir.code_fingerprint() if calls else {}
+    for call in calls:
+        members = [jobs[number] for number in call.members]
+        packed = [_pack(job, shared, cluster) for job in members]
+        bundle.write(call.bundle, shared.common, packed, code)
+        for job in members:
+            if job.is_stale:
+                start_over(job.composed)
+        call.folder.mkdir(parents=True, exist_ok=True)
+        script = call.bundle.with_suffix(".sh")
+        write_atomically(script, call.script)
+        numbers = [job.composed.place.number for job in members]
+        submitted.begin(script, numbers, [job.composed.composed for job in members])
+        try:
+            submitted.end(script, client.submit(script, tell=_tell_of_sbatch))
+        except client.Refused as error:
+            _find_in_queue(submitted)
+            if submitted.is_lost(script):
+                raise _not_submitted(error, script, _arrays(jobs), command) from error
+        for job in members:
+            job.slurm_id = submitted.ids[job.composed.place.number]
+
+
+def _tell_of_sbatch(said: str) -> None:
+    messages.warn(f"{said}\nsbatch keeps trying for a while; Ctrl+C stops it.")
+
+
+def _find_in_queue(submitted: Submitted) -> None:
+    """A busy controller may take a job, and lose the answer: else it would be submitted twice."""
+    with contextlib.suppress(client.Refused):
+        submitted.find_lost(client.queue())
+
+
+def _not_submitted(
+    error: client.Refused, script: Path, before: list[str], command: str
+) -> ConfigError:
+    ids = " ".join(before)
+    hint = f" What was submitted before it stays in the queue: {ids}." if before else ""
+    problem = (
+        f"{error}. The batch script is {script}.{hint} Once sbatch takes it (there is room in the"
+        f" queue, a limit was raised), this submits what is missing, and collects:\n  {command}"
+    )
+    return ConfigError([problem], "The submission")
+
+
+def _pack(
+    job: _Job, shared: payload.Shared, cluster: Cluster
+) -> tuple[Path, dict[str, Any], bytes]:
+    composed, options = job.composed, job.options
+    data, main = shared.dump(composed.config)
+    made = plan.make(
+        composed.directory,
+        list(composed.place.overrides),
+        composed.policy,
+        main,
+        options.time_limit_s,
+        options.cpus_per_task or 1,
+        dict(os.environ),
+        composed.program,
+        composed.composed,
+        composed.written,
+    )
+    content = asdict(made)
+    python = shlex.split(options.python) if options.python else [sys.executable, "-I", "-S"]
+    srun_args = list(options.srun_args or ())
+    if options.cpus_per_task is not None:  # since Slurm 22.05 srun does not inherit it
+        srun_args.append(f"--cpus-per-task={options.cpus_per_task}")
+    content["slurm"] = {
+        "start": [*python, "-c", _STEP, str(composed.directory)],
+        "srun_args": srun_args,
+        "ranks": options.ranks,
+        "kill_wait_s": cluster.kill_wait_s,
+    }
+    if options.python:  # it has packages of its own
+        ours = (sys.prefix, sys.base_prefix)
+        content["path"] = [entry for entry in made.path if not entry.startswith(ours)]
+        content["has_whole_path"] = False
+    is_active = composed.policy is not None and composed.policy.enabled
+    content["requeue"]["as_site"] = not is_active
+    if composed.policy is not None:
+        content["requeue"]["max_excluded_nodes"] = composed.policy.health.max_excluded_nodes
+    return composed.directory, content, data
+
+
+def _resubmit(
+    jobs: list[_Job],
+    options: SlurmOptions,
+    shared: payload.Shared,
+    submitted: Submitted,
+    cluster: Cluster,
+    gone: list[SubmittedJob],
+) -> None:
+    """Jobs that are no longer in the queue, though they are to run again."""
+    directory, before = submitted.sweep, dict(submitted.ids)
+    try:
+        _find_in_queue(submitted)  # of an earlier try
+        left = [one.number for one in gone if submitted.ids[one.number] == before[one.number]]
+        again = [job for job in jobs if job.composed.place.number in left]
+        calls = _calls(again, options, directory, cluster.max_array_size)
+        _submit(calls, again, shared, submitted, cluster, job_dir.sweep_command(directory))
+    finally:
+        for one in gone:
+            if submitted.ids[one.number] != before[one.number]:
+                one.slurm_id = submitted.ids[one.number]
+                one.script = submitted.scripts[one.number]
+
+
+# -- afterwards ------------------------------------------------------------------------------------
+
+
+def _observed(job: _Job, logs: Path | None) -> SubmittedJob:
+    composed = job.composed
+    found = SubmittedJob(composed.place.number, composed.label, composed.directory)
+    found.slurm_id = job.slurm_id or ""
+    found.logs = logs
+    if job.is_finished:
+        found.state, found.because = State.finished, "finished before"
+    if job.has_ended:
+        found.forget()  # how it ended then is not how it ends
+    return found
+
+
+def _result_without_waiting(job: _Job) -> JobReturn:
+    if job.is_finished:
+        return result_of(job.composed, _observed(job, None))
+    result = JobReturn(status=JobStatus.COMPLETED)
+    result.return_value = None
+    result.cfg, result.overrides = job.composed.config, list(job.composed.place.overrides)
+    result.working_dir = str(job.composed.directory)
+    return result
+
+
+def _arrays(jobs: list[_Job]) -> list[str]:
+    names = (job.slurm_id.partition("_")[0] for job in jobs if job.slurm_id)
+    return list(dict.fromkeys(names))
+
+
+def _say_where(jobs: list[_Job], new: int, directory: Path) -> None:
+    ids = " ".join(_arrays(jobs)) or "none"
+    before = sum(job.is_finished for job in jobs)
+    text = f"Submitted {new} of {len(jobs)} jobs (Slurm: {ids}), in {directory}"
+    log.info(f"{text}; {before} were finished before" if before else text)
+
+
+def _say_how(jobs: list[_Job], command: str) -> None:
+    ids = ",".join(_arrays(jobs))
+    if ids:
+        messages.say(
+            f"To check on them: squeue --jobs={ids}\n"
+            f"To cancel them:   scancel {ids.replace(',', ' ')}\n"
+            f"To collect what they return (it waits for those that are not finished):\n  {command}"
+        )

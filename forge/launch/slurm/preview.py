@@ -1,0 +1,47 @@
+"""What would be submitted, for people: the very batch scripts, and when each signal would come."""
+
+from __future__ import annotations
+
+import sys
+
+from forge.launch.compose import ComposedJob
+from forge.launch.slurm.cluster import Cluster
+from forge.launch.slurm.sbatch import Batch
+
+
+def show(calls: list[Batch], jobs: list[ComposedJob], cluster: Cluster) -> None:
+    """Print it to stdout."""
+    lines = []
+    for call in calls:
+        count = len(call.members)
+        lines.append(f"# {call.bundle.with_suffix('.sh')}: {count} job{'s' * (count > 1)}")
+        lines += [call.script, timeline(call, jobs[call.members[0]], cluster), ""]
+        for index, number in enumerate(call.members):
+            job = jobs[number]
+            lines.append(f"  {index:>4}  {job.directory}  {job.label}")
+        lines.append("")
+    if not calls:
+        lines.append("Nothing to submit: every job is finished, or in the queue.")
+    if cluster.problem:
+        lines.append(f"The cluster was not asked: {cluster.problem}")
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def timeline(call: Batch, job: ComposedJob, cluster: Cluster) -> str:
+    """When what happens to a job of this call, in seconds before its time limit."""
+    group, policy = call.group, job.policy
+    kill_s = f"T+{cluster.kill_wait_s:g} s SIGKILL"
+    if policy is None or not policy.enabled:
+        return f"time limit T={group.options.timeout_min:g} min:  T SIGTERM · {kill_s}"
+    parts = [f"T-{policy.signal.lead_s:g} s {policy.signal.name}, saves and requeues"]
+    if policy.stop_s > 0:
+        forced_s = policy.signal.lead_s - policy.stop_s
+        parts.append(f"T-{forced_s:g} s forced exit, at the latest")
+    parts.append(f"T SIGTERM · {kill_s}")
+    text = f"time limit T={group.options.timeout_min:g} min:  {' · '.join(parts)}"
+    grace_s = cluster.grace_s(group.options.partition)
+    if grace_s is not None:
+        ends = f"+{grace_s:g} s SIGTERM · +{grace_s + cluster.kill_wait_s:g} s SIGKILL"
+        notice = "at once SIGTERM, saves and requeues" if grace_s > 0 else "no notice"
+        text += f"\npreemption:  {notice} · {ends}"
+    return text

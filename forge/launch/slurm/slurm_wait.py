@@ -1,0 +1,255 @@
+"""Waiting for submitted jobs: by the files they write, and by one squeue for all of them.
+
+Neither needs Slurm's accounting. A job that ends says so in its own directory; one that the
+cluster no longer knows, and that has not said anything, is reported at the next look.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from forge import messages
+from forge.errors import ExitCode, ForgeError
+from forge.job.requeue import Reason
+from forge.launch.progress.display import Display
+from forge.launch.progress.observed import ObservedJob
+from forge.launch.progress.view import State
+from forge.slurm import client, pending
+
+_LOOK_S = 0.5
+_LOOK_PER_JOB_S = 0.005
+_ASK_S, _ASK_LEAST_S, _ASK_PER_JOB_S = 15.0, 3.0, 0.3
+"""squeue: every 15 s where there are many jobs, sooner where there are few."""
+_PATIENCE = 4
+"""Unanswered queries in a row before a warning is logged."""
+_WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING")
+_SILENCE_S = 10.0
+"""A network disk may show what a job wrote so much later than Slurm its end."""
+
+
+@dataclass
+class SubmittedJob(ObservedJob):
+    """A job of the cluster."""
+
+    slurm_id: str = ""
+    logs: Path | None = None
+    """Folder of what the batch scripts print."""
+    script: str = ""
+    """Its batch script."""
+    unrequeued: str = ""
+    """Why its wrapper could not requeue it, and left that to us."""
+    _gone: float | None = None
+
+    def is_own(self, content: dict[str, Any]) -> bool:
+        """Whether it was written under a number that the job has, or has had."""
+        return self.slurm_id in numbers(content)
+
+    def take(self, content: dict[str, Any]) -> None:
+        """Where the job stands, under which number, and why it ended if it did."""
+        super().take(content)
+        self.slurm_id = numbers(content)[0]
+        self.unrequeued = content.get("unrequeued", "")
+        if self.unrequeued:
+            self.state, self.because = State.queued, f"not requeued: {self.unrequeued}"
+        elif self.state.is_final:
+            self.reason, self.code = content.get("reason", ""), content.get("code", 0)
+
+    def learn(self, queued: client.Queued | None, now: float) -> None:
+        """Take in what squeue says; None: it does not know the job."""
+        if queued is not None and queued.is_alive:
+            self._gone = None
+            if queued.reason == "BadConstraints" and self._num_excluded() > 0:
+                self._give_up()
+            elif queued.state in _WAITING:
+                self.state, self.waits_for = State.queued, queued.reason
+            else:
+                self.waits_for = ""
+            return
+        if self._gone is None:
+            self._gone = now
+        elif now - self._gone > _SILENCE_S or (queued is not None and now - self._gone > 3):
+            self.look()
+            if not self.state.is_final:
+                self._vanished(queued)
+
+    def _num_excluded(self) -> int:
+        """Restarts on other nodes, since one was unhealthy."""
+        content = self.read_state() or {}
+        return int(content["counts"]["excluded"]) if self.is_own(content) else 0
+
+    def _give_up(self) -> None:
+        """Every node that it could run on was excluded: it would wait forever."""
+        client.cancel(self.slurm_id)
+        self.state, self.reason = State.failed, Reason.unhealthy.name
+        self.code = int(ExitCode.UNHEALTHY)
+        self.because = f"{self._num_excluded()} nodes are unhealthy, and no other is left for it"
+
+    def _vanished(self, queued: client.Queued | None) -> None:
+        is_cancelled = queued is not None and queued.state == "CANCELLED"
+        self.state = State.stopped if is_cancelled else State.failed
+        self.reason, self.code = "cancelled" if is_cancelled else "crashed", 1
+        said = "no longer knows it" if queued is None else f"says {queued.state}"
+        if queued is not None and queued.reason not in ("None", ""):
+            said += f" ({queued.reason})"
+        content = self.read_state()
+        if content is not None and content["state"] == "finished":  # under another number
+            self.state, self.because, self.code = State.finished, "finished", 0
+            return
+        if is_cancelled:  # in the queue, where it has no wrapper
+            self.because = "cancelled"
+            return
+        self.because = f"Slurm {said}, and its wrapper has not said how it ended"
+        found = self.logs.glob(f"{self.slurm_id}_0_log.*") if self.logs is not None else ()
+        logs = [str(path) for path in sorted(found)]
+        if logs:
+            what = "the batch script's output" if content is not None else "did its setup fail?"
+            self.because += f"; {what} {' '.join(logs)}"
+
+
+def numbers(content: dict[str, Any]) -> list[str]:
+    """Slurm's numbers of a job by what its wrapper says: the one that it has now comes first.
+
+    Where Slurm ends a job for good, the wrapper resubmits it, under another number.
+    """
+    found = (content.get("successor"), content.get("slurm_job"), *content.get("ancestors", ()))
+    return [number for number in found if number]
+
+
+class Watcher:
+    """Waits until every job has ended; a signal ends the waiting, not the jobs."""
+
+    def __init__(
+        self,
+        jobs: list[SubmittedJob],
+        progress: Any,
+        submit: Callable[[list[SubmittedJob]], None] | None = None,
+    ) -> None:
+        """`submit`: resubmits jobs, gives them their numbers; raises ForgeError, OSError."""
+        self._jobs = jobs
+        self._submit = submit
+        self._problem = ""
+        self._progress = progress
+        self._received: list[int] = []
+        self._told = pending.Told()
+        self._question: threading.Thread | None = None
+        self._answer: dict[str, client.Queued] | client.Refused | None = None
+        self._ask_s = min(_ASK_S, max(_ASK_LEAST_S, _ASK_PER_JOB_S * len(jobs)))
+        self._asked = time.monotonic()
+        self._refused = 0
+
+    def run(self) -> int | None:
+        """Returns the signal that ended the waiting, or None once every job has ended."""
+        bell, self._bell = os.pipe()
+        before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                    before[number] = signal.signal(number, self._on_signal)
+        mode: Any = "plain" if self._progress == "none" else self._progress
+        try:
+            with Display(len(self._jobs), len(self._jobs), mode=mode) as self._display:
+                while not self._received and self._look():
+                    self._show()
+                    # Nothing tells of a file that changes on another machine.
+                    pause_s = _LOOK_S + _LOOK_PER_JOB_S * len(self._jobs)
+                    select.select([bell], [], [], pause_s)
+                self._show()
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+            os.close(bell)
+            os.close(self._bell)
+        return self._received[0] if self._received else None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._received.append(number)
+        os.write(self._bell, b"!")
+
+    def _show(self) -> None:
+        if self._progress != "none":
+            self._display.update([job.view() for job in self._jobs])
+
+    def _look(self) -> bool:
+        """Whether there is anything to wait for."""
+        waiting = [job for job in self._jobs if not job.state.is_final]
+        for job in waiting:
+            if self._received:
+                return True  # on a slow disk this takes a while
+            job.look()
+        waiting = [job for job in waiting if not job.state.is_final]
+        now = time.monotonic()
+        answer, self._answer = self._answer, None
+        if isinstance(answer, client.Refused):
+            self._refused += 1
+            if self._refused == _PATIENCE:  # a busy controller answers sooner
+                said = str(answer).splitlines()[-1]
+                messages.warn(f"The cluster does not answer: {said}. Waiting by files alone.")
+        elif answer is not None:
+            self._refused = 0
+            left = []
+            for job in waiting:
+                queued = answer.get(job.slurm_id)
+                if queued is None or not queued.is_alive:
+                    successor = client.resubmitted(job.slurm_id, job.script, answer)
+                    job.slurm_id = successor or job.slurm_id
+                    queued = answer.get(job.slurm_id)
+                if job.taken > self._asked:
+                    continue  # the wrapper has said something since
+                if job.unrequeued and (queued is None or not queued.is_alive):
+                    left.append(job)
+                else:
+                    job.learn(queued, now)
+            self._resubmit(left)
+            self._tell_pending(waiting)
+        is_asking = self._question is not None and self._question.is_alive()
+        if waiting and not is_asking and now - self._asked >= self._ask_s:
+            self._asked = now
+            self._question = threading.Thread(target=self._ask, name="forge-squeue", daemon=True)
+            self._question.start()
+        return bool(waiting)
+
+    def _ask(self) -> None:
+        """In a thread: a busy controller may take a minute, and a Ctrl+C waits for nobody."""
+        try:
+            self._answer = client.queue()
+        except client.Refused as error:
+            self._answer = error
+
+    def _resubmit(self, jobs: list[SubmittedJob]) -> None:
+        """What a wrapper could not requeue while the controller was away."""
+        if not jobs or self._submit is None:
+            return
+        before = [job.slurm_id for job in jobs]
+        try:
+            self._submit(jobs)
+        except (ForgeError, OSError) as error:  # a full disk, say
+            if str(error) != self._problem:  # it is tried again at the next answer
+                messages.warn(str(error))
+            self._problem = str(error)
+        for job, old in zip(jobs, before, strict=True):
+            if job.slurm_id == old:
+                continue
+            self._say(f"job {job.number}: {old} was {job.because}; resubmitted as {job.slurm_id}")
+            job.unrequeued, job.because = "", ""
+
+    def _say(self, text: str, style: str = "") -> None:
+        if self._progress != "none":
+            self._display.say(text, style)
+
+    def _tell_pending(self, waiting: list[SubmittedJob]) -> None:
+        """Why jobs wait, once a change; the table has it, but not what to do about it."""
+        reasons = [(job.number, job.slurm_id, job.waits_for) for job in waiting]
+        for line, is_stuck in self._told.news(reasons):
+            if is_stuck and self._progress == "none":
+                messages.warn(line)
+            elif is_stuck or not self._display.is_live:
+                self._say(line, "yellow" if is_stuck else "")

@@ -1,0 +1,85 @@
+"""Which jobs of a sweep were submitted, and under which numbers Slurm knows them.
+
+<sweep dir>/.forge/slurm/jobs.jsonl   two lines a call of sbatch: before it the batch script and
+                                      the numbers of its jobs, after it the script and Slurm's
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from forge.filesystem.files import append, read_if_there
+from forge.jobdir.job_files import forge_dir
+from forge.slurm.client import Queued
+
+
+def submissions(sweep: Path) -> Path:
+    """Where a sweep keeps what it has submitted."""
+    return forge_dir(sweep) / "slurm"
+
+
+class Submitted:
+    """The last submission of each job of a sweep."""
+
+    def __init__(self, sweep: Path) -> None:
+        self.sweep = sweep
+        self._path = submissions(sweep) / "jobs.jsonl"
+        self.ids: dict[int, str] = {}
+        """Hydra's number of a job -> Slurm's: `12`, or `12_3` in an array."""
+        self.scripts: dict[int, str] = {}
+        """Path of the batch script of each: numbers come again, these do not."""
+        self.composed: dict[int, str] = {}
+        """Fingerprint of the config that each was submitted with."""
+        self._unanswered: dict[str, list[int]] = {}
+        text = read_if_there(self._path)
+        for line in text.split("\n"):
+            try:
+                self._take(json.loads(line))
+            except (ValueError, KeyError, TypeError):
+                continue  # torn by a crash
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever submitted."""
+        return not self.ids and not self._unanswered
+
+    def begin(self, script: Path, numbers: list[int], composed: list[str]) -> None:
+        """Remember what is about to be submitted: we may not live to hear Slurm's answer."""
+        short = [one[:12] for one in composed]
+        self._write({"script": str(script), "numbers": numbers, "composed": short})
+
+    def has_changed(self, number: int, composed: str) -> bool:
+        """Whether a job's config is another one now."""
+        return self.composed.get(number) not in (None, composed[:12])
+
+    def end(self, script: Path, slurm_id: str) -> None:
+        """Remember the answer; nothing of it is lost whatever happens to this process."""
+        self._write({"script": str(script), "id": slurm_id})
+
+    def find_lost(self, queue: Mapping[str, Queued]) -> None:
+        """Take in answers that nobody heard: the queue has the scripts of its jobs."""
+        for name, queued in queue.items():
+            if self.is_lost(Path(queued.script)):
+                self.end(Path(queued.script), name.partition("_")[0])
+
+    def is_lost(self, script: Path) -> bool:
+        """Whether it was submitted, and nobody has heard Slurm's answer."""
+        return str(script) in self._unanswered
+
+    def _take(self, entry: dict[str, Any]) -> None:
+        if "numbers" in entry:
+            numbers = [int(number) for number in entry["numbers"]]
+            self._unanswered[entry["script"]] = numbers
+            self.scripts |= dict.fromkeys(numbers, entry["script"])
+            self.composed |= dict(zip(numbers, entry["composed"], strict=True))
+            return
+        numbers, slurm_id = self._unanswered.pop(entry["script"]), entry["id"]
+        for index, number in enumerate(numbers):
+            self.ids[number] = slurm_id if len(numbers) == 1 else f"{slurm_id}_{index}"
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        self._take(entry)
+        append(self._path, json.dumps(entry) + "\n")

@@ -1,0 +1,169 @@
+"""The process of a job in which the user's main runs; started by the watch.
+
+It takes the config that was frozen at submission, calls main as Hydra would, and leaves what main
+returned or raised in `<job dir>/.forge/result.pkl`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import gc
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from forge.errors import ExitCode, is_disk_full
+from forge.filesystem.files import read_trusted, refusals, write_atomically
+from forge.job.supervisor import DUMP_SIGNAL
+from forge.jobdir.job_files import (
+    PLAN,
+    RESULT,
+    TASK,
+    VERDICT,
+    forge_dir,
+    read_json,
+    suffix,
+    write_json,
+)
+from forge.shutdown import interpreter_exit
+
+
+@refusals()
+def main(directory: Path) -> int:
+    """Run the job once; returns the exit code."""
+    atexit.register(_last_breath)  # the first of all, so it comes after the others
+    plan = read_json(forge_dir(directory) / PLAN)
+    assert plan is not None  # the wrapper has read it
+    _listen_early(plan["actions"], os._exit)  # no import may take it for an error of its own
+    if DUMP_SIGNAL is not None:
+        faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
+    sys.argv[:] = plan["argv"]
+    sys.orig_argv[:] = plan["orig_argv"]
+    sys.path[:] = [*plan["path"], *(sys.path if not plan["has_whole_path"] else ())]
+
+    gc.disable()  # what is loaded now stays: to look through it again and again is a tenth
+    from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
+
+    from forge.launch import payload
+
+    if plan["main"] is not None:
+        payload.import_main(plan["main"])
+    function, context, config = payload.load(read_trusted(forge_dir(directory) / TASK))
+    setup_globals()
+    gc.freeze()
+    gc.enable()
+    _listen_early(plan["actions"], sys.exit)
+    try:
+        result: JobReturn = run_job(
+            hydra_context=context,
+            task_function=function,
+            config=config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+        )
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        return int(ExitCode.INTERRUPTED)
+    except OSError as error:  # of Hydra's own files: what main raises is in the result
+        return _disk_full(error)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+        result = JobReturn(status=JobStatus.COMPLETED, overrides=plan["overrides"])
+    is_failed = result.status is JobStatus.FAILED
+    try:
+        _store(result, _show(result._return_value) if is_failed else None, directory)
+    except OSError as error:
+        return _disk_full(error)
+    if is_failed:
+        _tell(result._return_value, directory)
+    return 1 if is_failed else int(ExitCode.FINISHED)
+
+
+def _disk_full(error: OSError) -> int:
+    """The exit code that has the job started again once there is room; else the error."""
+    if not is_disk_full(error):
+        raise error
+    traceback.print_exc()
+    return int(ExitCode.DISK_FULL)
+
+
+def _last_breath() -> None:
+    """The job has ended, however it did.
+
+    What main has left in cycles goes as it does anywhere. What importing main has made was frozen,
+    and nobody looks through it again, but for files.
+    """
+    gc.collect()
+    interpreter_exit.hurry()
+
+
+def _listen_early(actions: dict[str, str], end: Callable[[int], NoReturn]) -> None:
+    """Until the policy's handlers stand: a stop has nothing to save, so leave at once.
+
+    Signals that came even earlier were blocked by the watch, and arrive here.
+    """
+    for name, action in actions.items():
+        number = signal.Signals[f"SIG{name}"]
+        if action in ("stop", "requeue"):
+            code = ExitCode.REQUEUE if action == "requeue" else 128 + number
+
+            def leave(number: int, frame: FrameType | None, code: int = int(code)) -> None:
+                for other in actions:  # the same once more would kill an interpreter that ends
+                    signal.signal(signal.Signals[f"SIG{other}"], signal.SIG_IGN)
+                end(code)
+
+            signal.signal(number, leave)
+        elif action == "save":
+            signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+
+
+def _show(error: BaseException) -> tuple[Any, str]:
+    """The traceback into the job's log; returns what the launcher makes it of again."""
+    from forge.launch import tracebacks
+
+    frames = tracebacks.shorten(error)
+    sys.stderr.write(tracebacks.shown(error))
+    sys.stderr.flush()
+    return frames, tracebacks.origin(error)
+
+
+def _tell(error: BaseException, directory: Path) -> None:
+    """One line for whoever watches the job: its wrapper reads the verdict."""
+    line = str(error).strip().split("\n")[0][:300]
+    reason = f"{type(error).__name__}: {line}" if line else type(error).__name__
+    try:
+        path = forge_dir(directory) / f"{VERDICT}{suffix()}"
+        write_json(path, {"reason": reason, "exit_code": 1})
+    except OSError as problem:  # a full disk: the log has it all the same
+        sys.stderr.write(f"forge: the verdict could not be written: {problem}\n")
+
+
+def _store(result: Any, shown: tuple[Any, str] | None, directory: Path) -> None:
+    import cloudpickle
+
+    try:
+        data = cloudpickle.dumps((result, shown))
+        cloudpickle.loads(data)  # some exceptions can be written, and not read
+    except Exception as error:  # noqa: BLE001 - whatever the user's object raises
+        value, result._return_value = result._return_value, None
+        if isinstance(value, BaseException):
+            result._return_value = RuntimeError(f"{type(value).__name__}: {value}")
+        else:
+            sys.stderr.write(
+                f"forge: main returned a {type(value).__name__} that cannot be sent to the"
+                f" sweeper ({type(error).__name__}: {error}); it gets None\n"
+            )
+        data = cloudpickle.dumps((result, shown))
+    write_atomically(forge_dir(directory) / f"{RESULT}{suffix()}", data, is_synced=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,1 @@
+"""The processes below this one, and how much time is left."""

@@ -1,0 +1,1 @@
+"""How a process leaves: callbacks, children, and an exit that does not hang."""

@@ -1,0 +1,108 @@
+"""All jobs of one submission in one file: a network disk is slow with thousands of small ones.
+
+The launcher writes it; in the batch script each job's wrapper takes out its own, into the job's
+directory. The file begins with one line of JSON that says where everything is, and is written in
+one step. Standard library only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pickle
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from forge.filesystem.files import make_trusted_directory, open_trusted
+from forge.jobdir.job_files import (
+    CODE,
+    PLAN,
+    STATE,
+    TASK,
+    forge_dir,
+    is_busy,
+    read_json,
+    write_atomically,
+    write_json,
+)
+
+_SUFFIX = ".bundle"
+
+
+def paths(folder: Path) -> Iterator[Path]:
+    """For new bundles: each name is higher than all that are there, whatever the clock says."""
+    names = (path.stem for path in folder.glob(f"*{_SUFFIX}"))
+    highest = max((int(name) for name in names if name.isdecimal()), default=0)
+    first = max(time.time_ns(), highest + 1)
+    return (folder / f"{number:019}{_SUFFIX}" for number in itertools.count(first))
+
+
+def write(
+    path: Path,
+    common: bytes,
+    jobs: list[tuple[Path, dict[str, Any], bytes]],
+    code: dict[str, str],
+) -> None:
+    """Write a bundle.
+
+    Args:
+        path: One of `paths`.
+        common: What all jobs have in common, pickled.
+        jobs: The directory, the plan and the pickled config of each.
+        code: As `job_dir.code_fingerprint` has it: what they are started with.
+    """
+    entries, parts, position = [], [common], len(common)
+    for directory, plan, config in jobs:
+        data = json.dumps(plan).encode()
+        entries.append([str(directory), position, len(data), len(config)])
+        parts += [data, config]
+        position += len(data) + len(config)
+    content = {"common": len(common), "jobs": entries, "code": code}
+    head = json.dumps(content).encode() + b"\n"
+    make_trusted_directory(path.parent)
+    write_atomically(path, b"".join([head, *parts]), is_synced=True)
+
+
+def read_plan(path: Path, number: int) -> dict[str, Any]:
+    """A job's plan."""
+    with os.fdopen(open_trusted(path), "rb") as file:
+        _, position, size, _ = json.loads(file.readline())["jobs"][number]
+        file.seek(position, os.SEEK_CUR)
+        plan: dict[str, Any] = json.loads(file.read(size))
+        return plan
+
+
+def unpack(path: Path, number: int) -> Path:
+    """Put a job's plan and task where its wrapper looks for them, unless that was done.
+
+    What an earlier launch has left of the job's budgets is forgotten; its checkpoints stay.
+
+    Returns:
+        The job's directory.
+    """
+    with os.fdopen(open_trusted(path), "rb") as file:
+        head = json.loads(file.readline())
+        begin = file.tell()
+        name, position, plan_size, config_size = head["jobs"][number]
+        directory = Path(name)
+        before = read_json(forge_dir(directory) / PLAN) or {}
+        # A later launch has the higher name: what it has put there stays, and so does what a
+        # job works with that runs (one of an earlier launch that somebody has requeued by hand).
+        if before.get("launch", "") >= path.name or is_busy(directory):
+            return directory
+        common = file.read(head["common"])
+        file.seek(begin + position)
+        plan, config = json.loads(file.read(plan_size)), file.read(config_size)
+    make_trusted_directory(forge_dir(directory))
+    state = read_json(forge_dir(directory) / STATE) or {}
+    if state.get("state") != "finished" and "unrequeued" not in state:
+        (forge_dir(directory) / STATE).unlink(missing_ok=True)
+    if not (forge_dir(directory) / CODE).exists():  # the first start notes it
+        write_json(forge_dir(directory) / CODE, head["code"])
+    task = pickle.dumps({"common": common, "config": config})
+    write_atomically(forge_dir(directory) / TASK, task)
+    write_json(forge_dir(directory) / PLAN, plan | {"launch": path.name})  # last: now it is there
+    return directory

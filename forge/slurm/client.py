@@ -1,0 +1,487 @@
+"""What Slurm knows of a job, and what is asked of it: the only caller of Slurm's commands.
+
+A signal alone cannot tell a preemption from a cancel: both are SIGCONT and SIGTERM. So the
+controller is asked. Standard library only: this runs in the batch script, outside containers.
+One module, since every call is made in one way: its environment, its patience, what a refusal says.
+Source: scontrol(1); the table of `why` was measured on Slurm 22.05.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from forge.filesystem.files import read_trusted
+
+_CALL_S = 10.0
+"""One question may take so long; a busy controller answers in seconds."""
+_SUBMIT_S = 300.0
+"""sbatch gives up by itself after 120 s where the queue is full, later where nobody answers."""
+_FIRST_PAUSE_S = 0.2
+
+
+class Why(Enum):
+    """Why a job is being stopped."""
+
+    preempted = "preempted"
+    time_limit = "time limit"
+    cancelled = "cancelled"
+    requeued = "already requeued by Slurm"
+    script_killed = "its batch script was killed"
+    unknown = "unknown"
+    """Slurm has no reason: somebody sent the signal by hand."""
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """The fields of `scontrol show job` that decide."""
+
+    state: str
+    """JobState: RUNNING, COMPLETING, PENDING, CANCELLED, …"""
+    reason: str
+    restarts: int
+    preempt_time: str | None
+    """When it was preempted; None where it was not."""
+    left_s: float | None = None
+    """Seconds until the time limit, by the controller's clock; None where there is no limit."""
+    excluded: str = ""
+    """ExcNodeList: the nodes it must not run on."""
+    end_time: str = ""
+    """When it ended; of one that runs, when it will."""
+    partition: str = ""
+    is_requeueable: bool = True
+    """Whether Slurm would requeue it."""
+
+    @staticmethod
+    def parse(text: str) -> JobInfo:
+        """From one line of `scontrol --oneliner show job`."""
+        # A job's name and what stands last (comment, command) are free text, which may look alike.
+        text = re.sub(r" JobName=.*? UserId=", " UserId=", text, count=1, flags=re.DOTALL)
+        fields: dict[str, str] = {}
+        for word in text.split():
+            name, is_field, value = word.partition("=")
+            if is_field:
+                fields.setdefault(name, value)
+        preempt_time = fields.get("PreemptTime", "None")
+        limit_s, run_s = seconds(fields.get("TimeLimit", "")), seconds(fields.get("RunTime", ""))
+        excluded = fields.get("ExcNodeList", "")
+        return JobInfo(
+            state=fields.get("JobState", ""),
+            reason=fields.get("Reason", ""),
+            restarts=int(fields.get("Restarts", 0)),
+            preempt_time=None if preempt_time in ("None", "N/A", "") else preempt_time,
+            left_s=None if limit_s is None or run_s is None else limit_s - run_s,
+            excluded="" if excluded == "(null)" else excluded,
+            end_time=fields.get("EndTime", ""),
+            partition=fields.get("Partition", ""),
+            is_requeueable=fields.get("Requeue", "1") != "0",
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it runs no more; its processes may still."""
+        return self.state in ("COMPLETING", "CANCELLED", "TIMEOUT", "FAILED", "PREEMPTED")
+
+    @property
+    def is_preempted_at_end(self) -> bool:
+        """Whether a preemption ended it, and not a cancel while it was saving after one.
+
+        PreemptTime is when the grace time began and, once Slurm has ended the job, when it did:
+        a cancel in between leaves it before the end.
+        """
+        has_both = bool(self.preempt_time and self.end_time)
+        return has_both and str(self.preempt_time) >= self.end_time
+
+
+def seconds(text: str) -> float | None:
+    """Slurm's `[days-]hours:minutes:seconds` in seconds; None for UNLIMITED and the like."""
+    days, _, clock = text.rpartition("-")
+    try:
+        hours, minutes, rest = (int(part) for part in clock.split(":"))
+        return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest)
+    except ValueError:
+        return None
+
+
+class NoAnswer(Exception):
+    """The controller did not answer in time."""
+
+
+class NotRequeueable(NoAnswer):
+    """The controller did answer: it will not requeue this job."""
+
+
+class NoSuchJob(Exception):
+    """The controller does not know the job, or no longer."""
+
+
+def own_job(environment: Mapping[str, str]) -> str:
+    """The name of this process's job for scontrol.
+
+    One task of every array has the array's own number as its SLURM_JOB_ID: asked by that, scontrol
+    would mean all of them.
+    """
+    array = environment.get("SLURM_ARRAY_JOB_ID")
+    if array:
+        return f"{array}_{environment['SLURM_ARRAY_TASK_ID']}"
+    return environment["SLURM_JOB_ID"]
+
+
+def show(job: str, within_s: float) -> JobInfo:
+    """Ask the controller, again and again if it is too busy to answer.
+
+    Args:
+        job: As `own_job` has it.
+        within_s: Seconds after which to give up.
+    Raises:
+        NoAnswer: Where it did not answer within that time.
+        NoSuchJob: Where it does not know the job.
+    """
+    return JobInfo.parse(_scontrol(["--oneliner", "show", "job", job], within_s))
+
+
+def requeue(job: str, within_s: float) -> None:
+    """Put the job back into the queue; it ends now. Raises as `show` does, and NotRequeueable.
+
+    One that is in the queue already stays there: somebody was faster.
+    """
+    said = _scontrol(["requeue", job], within_s, settled=("pending execution", *_NEVER))
+    if any(words in said for words in _NEVER):
+        raise NotRequeueable(said)
+
+
+_NEVER = ("presently disabled", "denied", "already completing or completed")
+
+
+def delay(job: str, seconds: float, within_s: float) -> None:
+    """Keep a job that was just requeued in the queue for a while. Raises as `show` does."""
+    _scontrol(["update", f"JobId={job}", f"StartTime=now+{math.ceil(seconds)}"], within_s)
+
+
+def requeues_preempted(partition: str, within_s: float) -> bool:
+    """Whether Slurm brings back by itself what it preempts in this partition.
+
+    Where quality of service decides that, nobody knows: False. Raises as `show` does.
+    """
+    if re.search(r"PreemptType\s*=.*qos", _scontrol(["show", "config"], within_s)):
+        return False
+    shown = _scontrol(["--oneliner", "show", "partition", partition], within_s)
+    return re.search(r"PreemptMode=\S*REQUEUE", shown) is not None
+
+
+def exclude(job: str, nodes: list[str], before: str, within_s: float) -> None:
+    """Keep a job that was just requeued off these nodes, too; `before` is its ExcNodeList."""
+    names = ",".join(filter(None, [before, *nodes]))
+    _scontrol(["update", f"JobId={job}", f"ExcNodeList={names}"], within_s)
+
+
+def end_step(job: str, number: int, within_s: float) -> None:
+    """Kill a step and wait until nothing of it is left; one that is gone is left alone.
+
+    By its number: killing the tasks of `job` would cancel it where it waits in the queue.
+
+    Raises:
+        NoAnswer: Where something of it is left, or nobody answers.
+    """
+    deadline = time.monotonic() + within_s
+    try:
+        signal_step(job, number, "KILL", within_s)
+        while f"{job}.{number}" in _steps(job, within_s):
+            if time.monotonic() > deadline:
+                raise NoAnswer(f"the step {job}.{number} does not end")
+            time.sleep(_FIRST_PAUSE_S)  # Slurm tells nobody
+    except Refused as error:
+        raise NoAnswer(str(error)) from error
+
+
+def signal_step(job: str, number: int, name: str, within_s: float) -> bool:
+    """Signal every task of a step; False where there is no such step.
+
+    Raises:
+        NoAnswer: Where the controller refuses, or does not answer.
+    """
+    step = f"{job}.{number}"
+    try:
+        is_there = step in _steps(job, within_s)
+        if is_there:
+            _ask("scancel", f"--signal={name}", step, within_s=within_s)
+        return is_there
+    except Refused as error:
+        raise NoAnswer(str(error)) from error
+
+
+def _steps(job: str, within_s: float) -> list[str]:
+    form = ["--noheader", "--steps", f"--jobs={job}", "--format=%i"]
+    try:
+        return _ask("squeue", *form, within_s=within_s).split()
+    except Refused as error:
+        if "Invalid job id" in str(error):
+            return []  # the job is gone, and its steps with it
+        raise
+
+
+def srun(options: list[str], output: str, command: list[str]) -> list[str]:
+    """The command that starts a step; what its tasks print is appended to a file.
+
+    Args:
+        options: More options for srun.
+        output: Path of that file.
+        command: What every task runs.
+    """
+    path = output.replace("%", "%%")
+    fixed = ["srun", "--unbuffered", f"--output={path}", "--open-mode=append", "--input=none"]
+    fixed.append("--export=ALL")  # sbatch's --export is not for the step
+    # The others have to save: they end by themselves, or by the job's wrapper.
+    return [*fixed, "--kill-on-bad-exit=0", "--wait=0", *options, *command]
+
+
+def why(info: JobInfo, own_restarts: int, within_s: float = _CALL_S) -> Why:
+    """Why the job is being stopped. Raises as `show` does: it may have to ask once more.
+
+    Args:
+        info: What the controller says now.
+        own_restarts: SLURM_RESTART_COUNT of this start.
+        within_s: Seconds for that question.
+    """
+    if info.restarts > own_restarts:
+        return Why.requeued  # GraceTime=0: Slurm did it before it told us
+    if info.state == "PREEMPTED":
+        return Why.preempted
+    if info.has_ended:
+        if info.reason == "TimeLimit" or info.state == "TIMEOUT":
+            return Why.time_limit
+        # A cancel in the very second of a preemption's notice looks like PreemptMode=CANCEL; but
+        # where Slurm would have requeued the job, it was no preemption that ended it.
+        if not info.is_preempted_at_end:
+            return Why.cancelled
+        is_brought_back = info.is_requeueable and requeues_preempted(info.partition, within_s)
+        return Why.cancelled if is_brought_back else Why.preempted
+    return Why.preempted if info.preempt_time is not None else Why.unknown
+
+
+_OURS = ("SIGNAL", "REQUEUE", "NO_REQUEUE", "ARRAY_INX", "OUTPUT", "ERROR", "OPEN_MODE", "WAIT")
+"""What sbatch would read from the environment, and the batch script sets."""
+
+
+# -- the launcher's side ---------------------------------------------------------------------
+
+
+def submit(script: Path, *options: str, tell: Callable[[str], None] = lambda text: None) -> str:
+    """Submit a batch script; the number of the job, or of the array.
+
+    Where the queue is full sbatch itself tries again, for two minutes.
+
+    Args:
+        script: Its path.
+        options: More options for sbatch, which hold before those in the script.
+        tell: Told what sbatch says while it tries.
+    Raises:
+        Refused: Where sbatch refuses it, with its words.
+    """
+    # What belongs to a job that we may ourselves stand in is not for the new one.
+    inner = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "FORGE_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(inner) or k == "SLURM_CONF"}
+    for name in _OURS:  # SBATCH_ACCOUNT and the like are the user's own defaults
+        kept.pop(f"SBATCH_{name}", None)
+    command = ["sbatch", "--parsable", *options, str(script)]
+    try:
+        answer, said, code = _run_telling(command, kept, tell)
+    except OSError as error:
+        raise Refused(f"sbatch: {error}") from error
+    if code != 0:
+        raise Refused(said or f"sbatch: exit code {code}")
+    return answer.strip().partition(";")[0]
+
+
+def _run_telling(
+    command: Sequence[str], environment: Mapping[str, str], tell: Callable[[str], None]
+) -> tuple[str, str, int]:
+    """(stdout, stderr, exit code) of a command, which is ended after `_SUBMIT_S`."""
+    pipe, none = subprocess.PIPE, subprocess.DEVNULL
+    environment = {**environment, "LC_ALL": "C"}
+    deadline, told = time.monotonic() + _SUBMIT_S, ""
+    with subprocess.Popen(command, stdin=none, stdout=pipe, stderr=pipe, env=environment) as one:
+        while True:
+            try:
+                out, err = (text.decode(errors="replace") for text in one.communicate(timeout=1.0))
+                return out, err.strip(), one.returncode
+            except subprocess.TimeoutExpired as error:
+                said = (error.stderr or b"").decode(errors="replace").strip()
+            if said != told:
+                tell(said)
+                told = said
+            if time.monotonic() > deadline:
+                one.kill()
+                return "", f"{said}\n{command[0]}: no answer within {_SUBMIT_S:g} s".strip(), 1
+
+
+def comment_of(script: Path) -> str:
+    """The comment that a batch script asks for; empty where it has none."""
+    for line in read_trusted(script).decode(errors="replace").splitlines():
+        if line.startswith("#SBATCH --comment="):
+            return " ".join(shlex.split(line.partition("=")[2]))
+    return ""
+
+
+def find_by_comment(comment: str) -> str | None:
+    """The job of this user's that has the comment, alive or not; None where there is none.
+
+    Raises:
+        Refused: Where squeue does not answer.
+    """
+    form = ["--noheader", "--array", "--states=all", "--format=%i|%k"]
+    for line in _ask("squeue", f"--user={os.getuid()}", *form).splitlines():
+        name, _, text = line.strip().partition("|")
+        if text == comment:
+            return name
+    return None
+
+
+def cancel(job: str) -> None:
+    """End a job, in the queue or running; one that has ended already stays as it is."""
+    with contextlib.suppress(Refused):
+        _ask("scancel", job)
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A job as squeue shows it."""
+
+    state: str
+    """PENDING, RUNNING, COMPLETING, COMPLETED, CANCELLED, FAILED, TIMEOUT, …"""
+    reason: str
+    script: str = ""
+    """Path of its batch script."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether something may still come of it."""
+        return self.state in _ALIVE
+
+
+_ALIVE = (
+    *("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING"),
+    *("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESIZING", "STAGE_OUT", "RESV_DEL_HOLD"),
+    "SPECIAL_EXIT",
+)
+
+
+_JOB_LINE = re.compile(r"(\d+(?:_\S+?)?)\|([A-Z_]+)\|([^|]*)\|(.*)")
+
+
+def queue() -> dict[str, Queued]:
+    """All of this user's jobs that the controller remembers, by number or `<array>_<task>`.
+
+    Raises:
+        Refused: Where squeue does not answer.
+    """
+    user = f"--user={os.getuid()}"
+    found = {}
+    for line in _ask(
+        "squeue", user, "--noheader", "--array", "--states=all", "--format=%i|%T|%r|%o"
+    ).splitlines():
+        # %o is the script with its arguments; those of other jobs may hold newlines, anything.
+        if match := _JOB_LINE.fullmatch(line.strip()):
+            name, state, reason, script = match.groups()
+            found[name] = Queued(state, reason, script)
+    return found
+
+
+def resubmitted(job: str, script: str, queue: Mapping[str, Queued]) -> str | None:
+    """Another number of a job that is gone: that of a live one with its script and array task."""
+    task = job.partition("_")[2]
+    for name, queued in queue.items():
+        if (
+            script
+            and queued.script == script
+            and queued.is_alive
+            and name.partition("_")[2] == task
+        ):
+            return name
+    return None
+
+
+def settings() -> dict[str, str]:
+    """The cluster's configuration. Raises Refused where it does not answer."""
+    lines = _ask("scontrol", "show", "config", within_s=2 * _CALL_S).splitlines()
+    pairs = (line.partition("=") for line in lines if "=" in line)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def partitions() -> dict[str, dict[str, str]]:
+    """Every partition's fields, by name. Raises Refused where the controller does not answer."""
+    found = {}
+    lines = _ask("scontrol", "--oneliner", "show", "partition", within_s=2 * _CALL_S)
+    for line in lines.splitlines():
+        fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        found[fields.get("PartitionName", "")] = fields
+    return found
+
+
+class Refused(Exception):
+    """A command of Slurm's failed; the text is what it said."""
+
+
+def _ask(
+    *command: str, environment: Mapping[str, str] | None = None, within_s: float = 6 * _CALL_S
+) -> str:
+    try:
+        done = _run(command, within_s, os.environ if environment is None else environment)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Refused(f"{command[0]}: {error}") from error
+    if done.returncode != 0:
+        raise Refused(f"{command[0]}: {(done.stderr or done.stdout).strip()}")
+    return done.stdout
+
+
+def _run(
+    command: Sequence[str], within_s: float, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """In plain English, whatever the user's language; free text of others need not be UTF-8."""
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="surrogateescape",
+        timeout=within_s,
+        env={**environment, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"},
+    )
+
+
+# -- asking again and again ------------------------------------------------------------------
+
+
+def _scontrol(arguments: list[str], within_s: float, settled: Sequence[str] = ()) -> str:
+    """Ask until there is an answer; a refusal with any of the words `settled` is one."""
+    deadline = time.monotonic() + within_s
+    pause_s, said = _FIRST_PAUSE_S, ""
+    while (left_s := deadline - time.monotonic()) > 0:
+        try:
+            done = _run(["scontrol", *arguments], min(_CALL_S, left_s), os.environ)
+        except subprocess.TimeoutExpired:
+            said = f"no answer within {min(_CALL_S, left_s):.1f} s"
+        except OSError as error:
+            raise NoAnswer(f"scontrol cannot be started: {error}") from error
+        else:
+            if done.returncode == 0:
+                return done.stdout
+            said = (done.stderr or done.stdout).strip()
+            if any(words in said for words in settled):
+                return said
+            if "Invalid job id" in said:
+                raise NoSuchJob(said)
+        # With jitter: a thousand jobs that are preempted together must not ask together.
+        time.sleep(min(pause_s * random.uniform(0.5, 1.5), max(deadline - time.monotonic(), 0)))
+        pause_s = min(pause_s * 2, 5.0)
+    raise NoAnswer(f"scontrol {' '.join(arguments)}: {said or 'no time left'}")

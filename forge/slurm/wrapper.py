@@ -1,0 +1,561 @@
+"""A job on a cluster: `python -m forge.slurm.wrapper <bundle>`, in its batch script.
+
+The batch script is the one place of a job that outlives its tasks, stands outside the container
+and has Slurm's commands. From there the tasks are started, as a step; why they ended is asked of
+the controller; and this is the only place that requeues the job:
+
+    preempted, time limit, asked to, unhealthy node ─► requeued, within its budget
+    crashed, killed, forced exit, SIGTERM by hand   ─► started again right here, the nodes are ours
+    cancelled                                       ─► never again
+
+Where Slurm refuses to requeue it, the job is resubmitted; where the controller does not answer
+until the allocation ends, the job's state says so, and the launcher submits it. One module, since
+what is known of an end (by the tasks, by srun, by the controller) decides what becomes of the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from forge.errors import ExitCode, is_disk_full
+from forge.filesystem.files import refusals
+from forge.job.requeue import Counts, Decision, Outcome, Reason, decide, signal_name
+from forge.job.supervisor import MARGIN_S, ORPHANED_S
+from forge.job.wrapper import Job
+from forge.jobdir import ledger
+from forge.jobdir.job_files import STATE, WATCH, read_json, suffix, write_atomically
+from forge.process import processes, time_limit
+from forge.slurm import bundle, client, step, successor
+from forge.slurm.client import JobInfo, Why
+
+_ASK_S = 10.0
+"""Seconds for a question whose answer can be done without."""
+_TICK_S = 1.0
+_LEAD_SLACK_S = 90.0
+"""Slurm announces the time limit up to a minute earlier than it was asked to."""
+_RESTART_S = 60.0
+"""A task is not started again where less than this is left before the limit is announced."""
+_GRACE_S = 3600.0
+"""Longer than any grace time of a preemption."""
+_SRUN_FAILED = 1
+"""Exit code of srun where there is no step: its nodes do not answer, say."""
+_LOOK_S = (10.0, 600.0)
+"""Seconds between two looks at the time limit, which may be moved."""
+_END_S = 15.0
+"""Seconds of the allocation that are left for its end: until then a silent controller is asked."""
+_SRUN_S = 15.0
+"""Seconds for srun to end after its tasks have."""
+_HERE = (Reason.signalled, Reason.crashed, Reason.forced, Reason.failed)
+"""Reasons to start the task again on the same nodes."""
+
+
+class SlurmJob(Job):
+    """The wrapper of a job that was submitted by `hydra/launcher=slurm`."""
+
+    def __init__(self, directory: Path, script: Path) -> None:
+        """`script` is what sbatch was called with."""
+        super().__init__(directory)
+        self._script = script
+        self._job = client.own_job(os.environ)
+        self._slurm_restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+        self._is_ending = False
+        """Whether Slurm has begun to end the job: the batch script got a signal, too."""
+        self._is_by_hand = False
+        """Whether somebody else has signalled the batch script to end."""
+        self._heard: list[int] = []
+        """Signals to the batch script that nobody has passed on to the tasks."""
+        self._srun = 0
+        self._step = -1
+        """Number of the step, as Slurm counts them in each start of the job."""
+        self._reported: set[str] = set()
+        """Names of the reports of ranks that ended without an error."""
+        self._has_begun = True
+        """Whether a task of the last attempt has begun."""
+        self._sick: list[str] = []
+        self._info: JobInfo | None = None
+        self._why = Why.unknown
+        self._end_time: float | None = None
+        """When the time limit is, by the monotonic clock; None where there is none."""
+        self._batch_shell = os.getppid()
+        self._ancestors: list[str] = []
+        """Numbers under which the job was submitted before, the oldest first."""
+        self._is_ours = False
+        """Whether the allocation is new, though an attempt has just been accounted for."""
+
+    def _take_over(self) -> Outcome | None:
+        """Take over the budgets of this job's earlier starts.
+
+        Returns:
+            How the attempt ended that nobody could account for, since its wrapper was killed as
+            well; None where there is none.
+        """
+        self._end_strays()
+        state = read_json(self.forge / STATE)  # the launcher has removed that of earlier sweeps
+        if state is None:
+            self.counts.best_step = self._saved_step()
+            self.counts.restarts = self._slurm_restarts
+            return None
+        if state["state"] == "finished":
+            return Outcome(ExitCode.FINISHED)
+        before = int(state.get("slurm_restarts", 0))
+        is_same_job = state.get("slurm_job") == self._job
+        is_same_start = is_same_job and before == self._slurm_restarts
+        self._ancestors = list(state.get("ancestors", ()))
+        self._ancestors += [] if is_same_job else [str(state.get("slurm_job"))]
+        if is_same_start and "successor" in state:
+            sys.exit(int(ExitCode.REQUEUE))
+        has_ended = state["state"] in ("failed", "stopped")
+        if has_ended and is_same_start:  # it had ended, and then its wrapper was killed
+            sys.exit(state["code"] if state["code"] >= 0 else 128 - state["code"])
+        if has_ended and "unrequeued" not in state:
+            self.counts.best_step = self._saved_step()
+            return None  # requeued by hand: another chance
+        self.counts = Counts(**state["counts"])
+        if is_same_start and successor.is_noted(self.forge, self._job, before):
+            refusal = "a wrapper that was resubmitting it was killed"
+            sys.exit(self._resubmit(state["because"], int(ExitCode.REQUEUE), 0.0, refusal))
+        self._step = int(state.get("step", -1)) if is_same_start else -1
+        # Slurm starts a job that was resubmitted without a requeue.
+        self._account(self._slurm_restarts - (before + 1 if is_same_job else 0))
+        if state["state"] != "running":
+            self._because = state["because"]
+            return None
+        progress = ledger.read_progress(self.directory)
+        self._began = state["time"]
+        self._took_s = max(progress.began - self._began, 0.0) if progress is not None else 0.0
+        if is_same_start:  # our wrapper was killed, and the batch script has started another
+            self._end_step()
+            return Outcome(-signal.SIGKILL)
+        # Slurm has requeued it by itself: there was no time to say so, or nobody left to.
+        self._is_ours = True
+        is_told = state.get("is_ending", False)
+        return Outcome(-signal.SIGKILL, Reason.preempted if is_told else Reason.node_failed)
+
+    def _account(self, unseen: int) -> None:
+        """Requeues by Slurm of which no wrapper has seen anything."""
+        if unseen > 0:
+            self.counts.preemptions += unseen
+            self.counts.restarts += unseen
+            self._tell("requeued by Slurm", times=unseen)
+
+    def _is_cut_short(self, has_boundary: bool) -> bool:
+        limit_s = self.plan["time_limit_s"]
+        return not has_boundary or (limit_s is not None and self._took_s < limit_s / 2)
+
+    def _write_state(self, state: str, because: str = "", **more: Any) -> None:
+        start = {"slurm_job": self._job, "slurm_restarts": self._slurm_restarts}
+        start |= {"ancestors": self._ancestors}
+        super()._write_state(state, because, **start, step=self._step, **more)
+
+    def _end_step(self) -> None:
+        """Nothing of the last step may live when the next begins."""
+        try:
+            client.end_step(self._job, self._step, _ASK_S)
+        except client.NoAnswer as error:
+            self._print(str(error))
+
+    # -- an attempt ----------------------------------------------------------------------------
+
+    def _start(self, output: int) -> int:
+        """Start the step; srun is the child to wait for."""
+        for path in self.forge.glob(f"{step.EARLY}*"):
+            path.unlink()
+        self._why, self._info, self._is_by_hand = Why.unknown, None, False
+        self._reported.clear()
+        self._heard.clear()
+        environment = self._environment()
+        self._is_ours = False
+        left_s = self._time_left()
+        self._end_time = None if left_s is None else time.monotonic() + left_s
+        (self.forge / time_limit.MOVED).unlink(missing_ok=True)
+        environment |= self._end_told(environment)
+        options = self.plan["slurm"]
+        command = client.srun(
+            options["srun_args"],
+            str(self.directory / "output.log"),
+            step.command(self.directory, options["start"]),
+        )
+        self._step += 1
+        self._write_state("running", self._because)  # with the step's number
+        # Not waited for by Popen: `processes.reap` collects every child. In a session of its own,
+        # since `scancel --full` signals our process group: of a SIGTERM srun kills the tasks.
+        self._popen = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+        self._srun = self._popen.pid
+        return self._srun
+
+    def _end_told(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """The end for the task; what Slurm has put into the environment may be an earlier one."""
+        others = {k: v for k, v in environment.items() if k != time_limit.SLURM_END_TIME}
+        return time_limit.handed_on(self._left_s(), self.plan, others)
+
+    def _look_at_limit(self) -> None:
+        """Now and then, and more often near the end: somebody may have moved the time limit."""
+        before = self._left_s()
+        if before is None or time.monotonic() < self._next_look:
+            return
+        # A full disk ends no job, and the end is asked for again.
+        with contextlib.suppress(client.NoAnswer, client.NoSuchJob, OSError):
+            info = client.show(self._job, _TICK_S)
+            if info.left_s is not None and not info.has_ended and abs(info.left_s - before) > 5:
+                self._end_time = time.monotonic() + info.left_s
+                (end,) = self._end_told(os.environ).values()
+                write_atomically(self.forge / time_limit.MOVED, end)
+                self._tell("time limit moved", left_s=info.left_s, before_s=round(before, 1))
+        self._look_next()
+
+    def _look_next(self) -> None:
+        until_s = (self._left_s() or 0.0) - self.plan["lead_s"]
+        self._next_look = time.monotonic() + min(max(until_s / 4, _LOOK_S[0]), _LOOK_S[1])
+
+    def _time_left(self) -> float | None:
+        """Seconds until the time limit; None where there is none."""
+        try:
+            return client.show(self._job, _ASK_S).left_s
+        except (client.NoAnswer, client.NoSuchJob) as error:
+            self._print(f"{error}; the time limit is counted from now on")
+            limit_s: float | None = self.plan["time_limit_s"]
+            return limit_s
+
+    def _wait(self, child: int, began: float) -> int:
+        """Until the step has ended, or Slurm leaves no more time to wait for that."""
+        poll = select.poll()
+        poll.register(self._reader, select.POLLIN)
+        deadline, is_killed = math.inf, False
+        self._look_next()
+        while (status := processes.reap(child)) is None:
+            poll.poll(_TICK_S * 1000)
+            was_ending = self._is_ending
+            self._look_at_limit()
+            self._take_in()
+            if self._is_ending and not was_ending:
+                self._ask_controller(self._asking_s())
+            if self._heard and not self._is_ending:
+                self._pass_on()
+            if self._is_ending and not was_ending:
+                # If it is killed before it can say why.
+                self._write_state("running", self._because, is_ending=True, time=self._began)
+                deadline = min(deadline, time.monotonic() + self._patience_s())
+            if deadline == math.inf and self._has_failed_rank():
+                deadline = time.monotonic() + self._patience_s()
+            if deadline == math.inf and all(self._reports()):
+                deadline = time.monotonic() + _SRUN_S
+            if time.monotonic() > deadline:
+                self._print("tasks are still there: killing them")
+                # By a SIGTERM srun kills its step. Not by scancel, which at this moment may hit a
+                # job that Slurm has requeued. Where Slurm ends the job it kills the step itself.
+                is_last = self._is_ending or is_killed
+                processes.send(child, signal.SIGKILL if is_last else signal.SIGTERM)
+                deadline = time.monotonic() + self.plan["slurm"]["kill_wait_s"] + _ASK_S
+                is_killed = True
+        self._take_in()
+        self._srun = 0
+        return status
+
+    def _patience_s(self) -> float:
+        """Seconds for tasks to leave, once one of them has failed or Slurm ends the job."""
+        if self._is_ending:  # after KillWait nobody is left who could requeue
+            kill_wait_s = self.plan["slurm"]["kill_wait_s"]
+            return float(max(kill_wait_s * 0.6, kill_wait_s - 5.0))
+        return float((self.plan["timeout_s"] or ORPHANED_S) + 2 * MARGIN_S)
+
+    def _has_failed_rank(self) -> bool:
+        """Whether a rank has ended with an error while others run."""
+        if self.plan["slurm"]["ranks"] == 1:
+            return False
+        names = {name for name in os.listdir(self.forge) if name.startswith(WATCH)}
+        for name in names - self._reported:
+            report = read_json(self.forge / name)
+            if report is None:
+                continue  # a network disk that shows the name before the content
+            if report["code"] != 0:
+                return True
+            self._reported.add(name)
+        return False
+
+    def _reports(self) -> list[dict[str, Any] | None]:
+        """What the watch of each rank says; None where it has not said anything."""
+        ranks = range(self.plan["slurm"]["ranks"])
+        return [read_json(self.forge / f"{WATCH}{suffix(rank)}") for rank in ranks]
+
+    def _take_in(self) -> None:
+        for number in processes.heard(self._reader):
+            self._is_ending |= number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+            if number != signal.SIGCHLD:
+                self._heard.append(number)
+
+    def _pass_on(self) -> None:
+        """Pass on to the tasks what `scancel --full` has sent to the batch script alone."""
+        while self._heard:
+            name = signal_name(self._heard[0])
+            try:
+                if not client.signal_step(self._job, self._step, name, _ASK_S):
+                    return  # not there yet
+            except client.NoAnswer as error:
+                return self._print(f"{name} by hand has not reached the tasks yet: {error}")
+            self._tell("passed on", signal=name)
+            del self._heard[0]
+
+    # -- how it ended --------------------------------------------------------------------------
+
+    def _outcome(self, status: int) -> Outcome:
+        """By the rank that ended first with an error, and by what the controller says."""
+        reports = self._reports()
+        if not all(reports) and not self._is_ending:  # srun is gone, and perhaps the step is not
+            self._end_step()
+            reports = self._reports()
+        self._has_begun = any(reports) or self._is_by_hand
+        ended = []
+        for rank, report in enumerate(reports):
+            if report is None:
+                ended.append((math.inf, self._from_srun(status), "", False, ""))
+                continue
+            code, said = self._as_said(report, suffix(rank))
+            ended.append((report["time"], code, said, report["is_held"], report["node"]))
+        bad = [one for one in ended if one[1] != ExitCode.FINISHED]
+        _, code, said, is_held, _ = min(bad or ended)
+        self._sick = sorted({one[4] for one in ended if one[1] == ExitCode.UNHEALTHY and one[4]})
+        asked = self._reason(code, is_held) if code != ExitCode.FINISHED else None
+        if asked is None and code == _SRUN_FAILED and not self._has_begun:
+            asked, said = Reason.crashed, "the task could not be started by srun"
+        if self._why is Why.script_killed and asked is Reason.crashed:
+            said = self._why.value
+        is_lost = code < 0 and not self._has_begun
+        return Outcome(code, asked, is_held, is_watch_lost=is_lost, verdict=said)
+
+    def _from_srun(self, status: int) -> int:
+        """The code of a rank that left no report, from srun's wait status: at best a signal.
+
+        One that came in the first instant of the task, before anybody could keep it, ends the
+        task as the policy says of this signal.
+        """
+        code = os.waitstatus_to_exitcode(status)
+        if code > 128 and signal_name(code - 128).startswith("SIG"):
+            action = self.plan["actions"].get(signal_name(code - 128).removeprefix("SIG"))
+            if action == "requeue":
+                return int(ExitCode.REQUEUE)
+            return code if action == "stop" else 128 - code
+        return code if code > 0 else -signal.SIGKILL
+
+    def _reason(self, code: int, is_held: bool) -> Reason | None:
+        """Why Slurm ends the job, if it does; asked once for each stop."""
+        self._ask_controller(self._asking_s())
+        if self._why is Why.cancelled:
+            return Reason.cancelled
+        if self._why is Why.script_killed:
+            return Reason.crashed
+        if code in (ExitCode.HALTED, ExitCode.BAD_CONFIG, ExitCode.UNHEALTHY):
+            return None
+        if self._why in (Why.preempted, Why.requeued):
+            return Reason.preempted
+        number = signal.Signals[f"SIG{self.plan['signal']}"]
+        signalled = 128 + number
+        if self._why is Why.time_limit:
+            return Reason.time_limit
+        # One that was still importing, or just ending, when the limit was announced.
+        is_stopped = is_held or code in (ExitCode.REQUEUE, ExitCode.FORCED, signalled, -number)
+        if is_stopped and self._is_limit_near():
+            return Reason.time_limit
+        was_told = self._is_by_hand and code < 0
+        if was_told:
+            self._print("signalled by hand, and killed before it had saved")
+        if was_told or code in (ExitCode.TERMINATED, signalled, 128 + signal.SIGHUP):
+            return Reason.signalled
+        return None
+
+    def _is_limit_near(self) -> bool:
+        left_s = self._left_s()
+        return left_s is not None and left_s <= self.plan["lead_s"] + _LEAD_SLACK_S
+
+    def _left_s(self) -> float | None:
+        """Seconds until the time limit; None where there is none, or nobody knows."""
+        if self._why is Why.requeued:
+            return None  # what the controller says is the next start's
+        return None if self._end_time is None else self._end_time - time.monotonic()
+
+    def _ask_controller(self, within_s: float) -> bool:
+        """Learn why; False where nobody answers: what is known stays, and is said."""
+        try:
+            self._learn(within_s)
+        except client.NoAnswer as error:
+            self._print(f"the controller does not say why the job is stopped: {error}")
+            self._tell("why", answer=self._why.name, left_s=self._left_s(), is_answered=False)
+            return False
+        return True
+
+    def _learn(self, within_s: float) -> None:
+        """Ask the controller why. Raises NoAnswer."""
+        try:
+            self._info = client.show(self._job, within_s)
+            self._why = client.why(self._info, self._slurm_restarts, within_s)
+        except client.NoSuchJob:
+            self._why = Why.cancelled  # it is gone: there is nothing to requeue
+        else:
+            if self._why is Why.cancelled and os.getppid() != self._batch_shell:
+                self._why = Why.script_killed
+            if self._why in (Why.unknown, Why.preempted) and not self._info.has_ended:
+                self._is_by_hand |= self._is_ending and self._why is Why.unknown
+                self._is_ending = False
+            if self._why is not Why.unknown:
+                self._heard.clear()  # Slurm tells the tasks, too
+            left_s = self._info.left_s
+            self._end_time = None if left_s is None else time.monotonic() + left_s
+        self._tell("why", answer=self._why.name, left_s=self._left_s(), is_answered=True)
+
+    def _asking_s(self) -> float:
+        """Seconds that a question may take now: what the end needs is not for questions."""
+        if self._is_ending:
+            return self._patience_s() / 2
+        left_s = self._left_s()
+        return 6 * _ASK_S if left_s is None else min(max(left_s - _END_S, _ASK_S), 6 * _ASK_S)
+
+    def _end(self, outcome: Outcome, decision: Decision) -> int:
+        if outcome.reason is Reason.cancelled:
+            decision = Decision(False, "cancelled")
+        if outcome.code == ExitCode.BAD_CONFIG and self.plan["slurm"]["ranks"] > 1:
+            said = f"{decision.because}: see `hydra.launcher.tasks_per_node` in its output"
+            decision = Decision(False, said)
+        return super()._end(outcome, decision)
+
+    # -- starting again ------------------------------------------------------------------------
+
+    def _move_on(self, outcome: Outcome, pause_s: float) -> int | None:
+        """Requeue the job and leave; None where its nodes are still ours and it stays."""
+        if self._is_ours or (outcome.reason in _HERE and self._can_stay()):
+            return None
+        code = outcome.code if outcome.code > 0 else 128 - outcome.code
+        if self.plan["requeue"].get("as_site"):
+            return self._leave_it_to_slurm()
+        excluded = "" if self._info is None else self._info.excluded
+        sick = self._sick if outcome.reason is Reason.unhealthy else []
+        try:
+            # Once more: it may have been cancelled while it was saving.
+            self._insist(self._learn)
+            if self._why is Why.cancelled:
+                self._tell("stopped", because="cancelled")
+                self._write_state("stopped", "cancelled", code=code, reason=Reason.cancelled.name)
+                return code
+            if self._why is not Why.requeued:
+                self._insist(lambda within_s: client.requeue(self._job, within_s))
+                self._tell("requeued", job=self._job)
+        except client.NotRequeueable as refusal:
+            return self._resubmit(str(outcome), code, pause_s, str(refusal))
+        except (client.NoAnswer, client.NoSuchJob) as error:
+            return self._leave_note(str(outcome), code, str(error))
+        try:
+            if sick:
+                client.exclude(self._job, sick, excluded, _ASK_S)
+                self._tell("excluded", nodes=sick)
+            if pause_s:
+                client.delay(self._job, pause_s, _ASK_S)
+        except (client.NoAnswer, client.NoSuchJob) as error:
+            self._print(f"the job may come back too soon, or to this node: {error}")
+        return int(ExitCode.REQUEUE)
+
+    def _leave_it_to_slurm(self) -> int:
+        """Without a policy: whether the job comes back is the site's to say.
+
+        Whoever ends in the grace time has ended for Slurm, and is not brought back: so we stay.
+        """
+        deadline = time.monotonic() + _GRACE_S
+        while self._why is Why.preempted and time.monotonic() < deadline:
+            select.select([self._reader], [], [], _TICK_S)
+            processes.heard(self._reader)
+        return int(ExitCode.REQUEUE)
+
+    def _insist(self, ask: Callable[[float], None]) -> None:
+        """Ask until there is an answer, or until the rest of the allocation is for its end.
+
+        Raises:
+            NoAnswer: What the last try has raised.
+        """
+        while True:
+            try:
+                return ask(self._asking_s())
+            except client.NotRequeueable:
+                raise
+            except client.NoAnswer as error:
+                self._take_in()
+                left_s = self._left_s()
+                if self._is_ending or (left_s is not None and left_s < _END_S):
+                    raise
+                self._print(f"asking again until the time limit: {error}")
+
+    def _leave_note(self, what: str, code: int, problem: str) -> int:
+        """The job could not be requeued: the launcher resubmits it, or whoever resumes."""
+        because = f"{what}; could not be requeued: {problem}"
+        self._print(f"{because}; the launcher, or the sweep's command, resubmits it")
+        self._tell("stopped", because=because)
+        self._write_state("stopped", because, code=code, reason="unanswered", unrequeued=problem)
+        return code
+
+    def _resubmit(self, what: str, code: int, pause_s: float, refusal: str) -> int:
+        """Slurm ends the job and does not bring it back: the same again, as another job."""
+        options = [f"--begin=now+{math.ceil(pause_s)}"] if pause_s else []
+        try:
+            job = successor.submit(
+                self.forge, self._script, self._job, self._slurm_restarts, options
+            )
+        except (client.Refused, OSError) as error:
+            return self._leave_note(what, code, f"{refusal}; {error}")
+        self._tell("submitted anew", job=self._job, successor=job)
+        self._print(
+            f"Slurm does not requeue job {self._job} ({refusal}): resubmitted as {job}."
+            f" Jobs that depend on {self._job} do not wait for it."
+        )
+        self._write_state("starting", what, successor=job)
+        return int(ExitCode.REQUEUE)
+
+    def _can_stay(self) -> bool:
+        """Whether the nodes are ours for long enough."""
+        if self._is_ending or self._why is not Why.unknown or not self._has_begun:
+            return False
+        left_s = self._left_s()
+        return left_s is None or left_s > self.plan["lead_s"] + _LEAD_SLACK_S + _RESTART_S
+
+
+def _wait_for_room(path: Path, number: int, error: OSError) -> int:
+    """No room for the job's first files: it goes back into the queue for a while, within budget."""
+    job, limits = client.own_job(os.environ), bundle.read_plan(path, number)["requeue"]
+    # Whatever has restarted it so far was this: once unpacked, a job has a state of its own.
+    counts = Counts(failures=int(os.environ.get("SLURM_RESTART_COUNT") or 0))
+    decision = decide(Outcome(ExitCode.DISK_FULL), counts, limits, -1, has_run=False)
+    text = f"{decision.because} ({error})"
+    try:
+        if decision.starts_again:
+            client.requeue(job, 6 * _ASK_S)
+            client.delay(job, decision.pause_s, _ASK_S)
+    except (client.NoAnswer, client.NoSuchJob) as refusal:
+        text += f"; could not be requeued: {refusal}"
+    with contextlib.suppress(OSError):  # it may lie there as well
+        os.write(2, f"forge: {text}\n".encode())
+    return int(ExitCode.DISK_FULL)
+
+
+@refusals()
+def main(arguments: list[str]) -> int:
+    """`python -m forge.slurm.wrapper <bundle>`."""
+    (path,) = arguments
+    number = int(os.environ.get("SLURM_ARRAY_TASK_ID") or 0)
+    try:
+        directory = bundle.unpack(Path(path), number)
+    except OSError as error:
+        if is_disk_full(error):
+            return _wait_for_room(Path(path), number, error)
+        raise
+    return SlurmJob(directory, Path(path).with_suffix(".sh")).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The objects of a run: their state captured, compared leaf by leaf, and restored."""

@@ -1,0 +1,246 @@
+"""What the script builds, before a checkpoint is loaded over it: rates, decays, lengths.
+
+A checkpoint brings back the hyperparameters that it was saved with. Where a job is taken on with
+another config (`resilience.resume=changed`), those that the script builds otherwise now are put
+into what is loaded; all others keep the value that training has given them. A rate that a schedule
+has moved becomes the one that the new schedule comes to in as many steps.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from forge.errors import ConfigError
+from forge.jobdir.identity import Change, changes
+
+_Path = tuple[Any, ...]
+_SCALARS = (bool, int, float, str, type(None))
+_MOST = 100
+_CYCLED = ("momentum", "betas")
+"""What a schedule with `cycle_momentum` moves beside the rate."""
+
+
+class Built:
+    """The hyperparameters of the registered objects as they are now; `record` is for JSON."""
+
+    def __init__(self, objects: dict[str, Any]) -> None:
+        self._objects = {n: o for n, o in objects.items() if not isinstance(o, torch.nn.Module)}
+        states = {name: _hyperparameters(one) for name, one in self._objects.items()}
+        self._fresh = {n: copy.deepcopy(s) for n, s in states.items() if self._is_known(n)}
+        self.record: dict[str, dict[str, Any]] = {
+            name: {"(class)": type(one).__qualname__, **_values(states[name])}
+            for name, one in self._objects.items()
+        }
+        for name, one in self._objects.items():
+            if isinstance(one, torch.optim.Optimizer):
+                self.record[name]["(groups)"] = len(one.param_groups)
+
+    def _is_known(self, name: str) -> bool:
+        kinds = (torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
+        return isinstance(self._objects[name], kinds)
+
+    def _since(self, recorded: dict[str, Any]) -> dict[str, list[Change]]:
+        """By object, in what it is built otherwise than was recorded."""
+        both = [name for name in self.record if name in recorded]
+        found = {name: changes(recorded[name], self.record[name]) for name in both}
+        return {name: changed for name, changed in found.items() if changed}
+
+    def kept(self, recorded: dict[str, Any]) -> list[Change]:
+        """Hyperparameters that loading puts back though the script builds others now."""
+        since = self._since(recorded)
+        return [one for n in since if n in self._fresh for one in _named(n, since[n])]
+
+    def check(self, recorded: dict[str, Any]) -> None:
+        """Raise ConfigError naming what `adapt` cannot decide."""
+        since = self._since(recorded)
+        problems = []
+        for name, changed in since.items():
+            why = self._undecided(name, {one.key for one in changed}, since)
+            # Of another class, or other groups, no value of it says more.
+            whole = [one for one in changed if one.key in ("(class)", "(groups)")]
+            if why:
+                problems += [f"{one}: {why}" for one in _named(name, whole or changed)]
+        if problems:
+            raise ConfigError(problems, "`resilience.resume=changed`")
+
+    def _undecided(self, name: str, keys: set[str], since: dict[str, list[Change]]) -> str | None:
+        one = self._objects[name]
+        if "(class)" in keys:
+            return "one class cannot take the state of another. Keep it, or start a new job."
+        if "(groups)" in keys:
+            return "which group takes whose state is not known. Keep their number."
+        if isinstance(one, torch.optim.Optimizer):
+            schedules = self._schedules_of(one)
+            is_driven = any(key.rpartition(".")[2] in ("lr", "initial_lr") for key in keys)
+            is_repeated = any(s in since and _steps_alone(self._objects[s]) for s in schedules)
+            if is_driven and schedules and not is_repeated:
+                return f"`{schedules[0]}` has moved it since, by a rule that is not known."
+        elif isinstance(one, LRScheduler):
+            if not _steps_alone(one):
+                return f"how a {type(one).__qualname__} has moved the rate cannot be repeated."
+            if len(self._schedules_of(one.optimizer)) > 1:
+                return "several schedules move the rate of one optimizer. Chain them into one."
+            if self._name_of(one.optimizer) is None:
+                return "its optimizer was not given to forge.Run."
+        elif name not in self._fresh:
+            return f"what it means to the state of a {type(one).__qualname__} is not known."
+        return None
+
+    def _schedules_of(self, optimizer: Any) -> list[str]:
+        schedules = [(n, o) for n, o in self._objects.items() if isinstance(o, LRScheduler)]
+        return [name for name, one in schedules if one.optimizer is optimizer]
+
+    def _name_of(self, optimizer: Any) -> str | None:
+        return next((name for name, one in self._objects.items() if one is optimizer), None)
+
+    def adapt(self, states: dict[str, Any], recorded: dict[str, Any]) -> list[Change]:
+        """Put what is built otherwise into saved states, by object; load them afterwards.
+
+        Returns:
+            The values that are others now than were saved.
+        Raises:
+            ConfigError: As `check`; or where a state is not built as the object's own.
+        """
+        self.check(recorded)
+        since = self._since(recorded)
+        names = [n for n in self._fresh if n in states and n in recorded]
+        before = {name: _values(states[name]) for name in names}
+        for name in names:
+            if not isinstance(self._objects[name], LRScheduler):
+                self._put(name, states[name], {one.key for one in since.get(name, ())})
+        for name in names:
+            one = self._objects[name]
+            if isinstance(one, LRScheduler) and (name in since or self._has_functions(name)):
+                self._replay(name, one, states)
+        return [
+            change
+            for name in names
+            for change in _named(name, changes(before[name], _values(states[name])))
+        ]
+
+    def _put(self, name: str, saved: dict[str, Any], keys: set[str]) -> None:
+        for path, _ in _leaves(self._fresh[name]):
+            if _key(path) in keys:
+                target, source = saved, self._fresh[name]
+                try:
+                    for part in path[:-1]:
+                        target, source = target[part], source[part]
+                    target[path[-1]] = copy.deepcopy(source[path[-1]])
+                except (KeyError, IndexError, TypeError) as error:
+                    text = f"{name}.{_key(path)}: the checkpoint has no place for it ({error!r})."
+                    raise ConfigError([text], "`resilience.resume=changed`") from error
+
+    def _has_functions(self, name: str) -> bool:
+        """Whether the rate comes from functions of the script, which no state shows."""
+        one = self._objects[name]
+        is_alone = len(self._schedules_of(one.optimizer)) == 1 and self._name_of(one.optimizer)
+        return _holds_functions(self._fresh[name]) and bool(is_alone) and _steps_alone(one)
+
+    def _replay(self, name: str, schedule: LRScheduler, states: dict[str, Any]) -> None:
+        """Step the schedule, as it was built now, as often as the saved one was."""
+        owner = self._name_of(schedule.optimizer)
+        assert owner is not None
+        fresh = self._fresh[owner]["param_groups"]
+        live = schedule.optimizer.param_groups
+        for group, first in zip(live, fresh, strict=False):  # the loop may have added groups
+            group.update(copy.deepcopy(first))
+        num_steps = _steps(states[name]) - _steps(self._fresh[name])
+        try:
+            schedule.load_state_dict(copy.deepcopy(self._fresh[name]))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of optimizer.step(), which has its own time
+                for _ in range(num_steps):
+                    schedule.step()
+        except Exception as error:  # it may be the user's own
+            problem = f"{name}: cannot come to step {num_steps} as it is built now: {error}"
+            raise ConfigError([problem], "`resilience.resume=changed`") from error
+        states[name] = copy.deepcopy(schedule.state_dict())
+        cycled = _CYCLED if getattr(schedule, "cycle_momentum", False) else ()
+        for group, first, saved in zip(live, fresh, states[owner]["param_groups"], strict=False):
+            for key in first:
+                if key in ("lr", *cycled) or _values([group[key]]) != _values([first[key]]):
+                    saved[key] = copy.deepcopy(group[key])
+
+
+def _hyperparameters(one: Any) -> Any:
+    if isinstance(one, LRScheduler):
+        return one.state_dict()
+    if not isinstance(one, torch.optim.Optimizer):
+        return _without_data(one.state_dict())
+    left_out = ("params", "param_names")
+    groups = [{k: v for k, v in group.items() if k not in left_out} for group in one.param_groups]
+    return {"param_groups": groups}
+
+
+def _without_data(tree: Any) -> Any:
+    """A state of the user's own may hold an order or a history: too long to be a setting."""
+    if isinstance(tree, dict | list | tuple) and len(tree) > _MOST:
+        return {}
+    if isinstance(tree, dict):
+        return {key: _without_data(one) for key, one in tree.items()}
+    return list(map(_without_data, tree)) if isinstance(tree, list | tuple) else tree
+
+
+def _steps_alone(schedule: Any) -> bool:
+    """Whether it makes a step without arguments."""
+    parameters = inspect.signature(schedule.step).parameters.values()
+    return all(one.default is not one.empty for one in parameters)
+
+
+def _holds_functions(state: dict[str, Any]) -> bool:
+    """Whether a schedule, or one that it is made of, is a LambdaLR or the like."""
+    inner = state.get("_schedulers", ())
+    return None in state.get("lr_lambdas", ()) or any(map(_holds_functions, inner))
+
+
+def _steps(state: dict[str, Any]) -> int:
+    return int(state["last_epoch"] if "last_epoch" in state else _steps(state["_schedulers"][0]))
+
+
+def _named(name: str, changed: list[Change]) -> list[Change]:
+    """With the object's name; without counters and caches."""
+    shown = [one for one in changed if not any(p.startswith("_") for p in one.key.split("."))]
+    return [Change(f"{name}.{one.key}", one.before, one.now) for one in shown or changed]
+
+
+def _values(tree: Any) -> dict[str, Any]:
+    return {_key(path): value for path, value in _leaves(tree) if "params" not in path}
+
+
+def _key(path: _Path) -> str:
+    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
+
+
+def _leaves(tree: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
+    """Numbers, texts and short lists of them, as JSON has them."""
+    value = _plain(tree)
+    if value is not NotImplemented:
+        yield path, value
+    elif isinstance(tree, dict):
+        for key, one in tree.items():
+            if path or key != "state":  # an optimizer's, which is trained
+                yield from _leaves(one, (*path, key))
+    elif isinstance(tree, list | tuple):
+        for index, one in enumerate(tree):
+            yield from _leaves(one, (*path, index))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _plain(value.item()) if value.dim() == 0 and not value.is_meta else NotImplemented
+    if isinstance(value, np.generic) and not isinstance(value, _SCALARS):  # np.float32(0.1)
+        return _plain(value.item())
+    if isinstance(value, _SCALARS):
+        return value
+    if isinstance(value, list | tuple) and value:
+        items = [_plain(one) for one in value]
+        return NotImplemented if any(one is NotImplemented for one in items) else items
+    return NotImplemented

@@ -1,0 +1,92 @@
+"""Whether a state that does not say what it is of fits an object.
+
+Torch takes much of that in silence: a schedule's `load_state_dict` sets whatever attributes it is
+given, and an optimizer's takes over all settings of a group, those of another algorithm, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from forge.state.module_state import describe
+from forge.state.optimizer_state import is_usual
+
+_IMPLEMENTATION = {
+    *("capturable", "decoupled_weight_decay", "differentiable", "foreach", "fused", "maximize"),
+}
+"""Settings that came to torch's optimizers one by one: they tell versions, not algorithms."""
+
+_OF_SOME_VERSIONS = {"default_min_lr", "use_beta1", "verbose"}
+"""Attributes that the same schedule has in one version of torch and not in another."""
+
+
+def differences(name: str, one: Any, state: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each leaf that tells of another class than that of `one`."""
+    if isinstance(one, torch.optim.Optimizer):
+        yield from _of_optimizer(name, one, state)
+    elif isinstance(one, torch.optim.lr_scheduler.LRScheduler):
+        yield from _of_schedule(name, one, state)
+
+
+def _of_optimizer(name: str, one: torch.optim.Optimizer, state: Mapping[str, Any]) -> Iterator[str]:
+    if not is_usual(state):
+        if is_usual(one.state_dict()):
+            yield f"{name}: expected the state of an optimizer, found {', '.join(map(str, state))}"
+        return
+    for i, (live, saved) in enumerate(zip(one.param_groups, state["param_groups"], strict=False)):
+        for key in saved:
+            if key not in live and key in _settings():
+                yield f"{name}.param_groups[{i}].{key}: expected no such setting, found one"
+    if type(one).__module__.startswith("torch.optim."):
+        for number, value in state["state"].items():
+            if not isinstance(value, Mapping):
+                yield f"{name}.state[{number}]: expected a dict, found {describe(value)}"
+
+
+def lacking(name: str, one: Any) -> Iterator[str]:
+    """A sentence for each setting that an optimizer lacks once it has loaded a state."""
+    if isinstance(one, torch.optim.Optimizer):
+        for i, group in enumerate(one.param_groups):
+            for key in getattr(one, "defaults", {}):
+                if key not in group and key not in _IMPLEMENTATION:
+                    yield f"{name}.param_groups[{i}].{key}: expected this setting, found none"
+
+
+@functools.cache
+def _settings() -> frozenset[str]:
+    """Whatever changes what one of torch's optimizers does."""
+    kinds = [
+        kind
+        for kind in vars(torch.optim).values()
+        if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)
+    ]
+    names = {name for kind in kinds for name in inspect.signature(kind).parameters}
+    return frozenset(names - _IMPLEMENTATION - {"params"})
+
+
+def _of_schedule(name: str, one: Any, state: Mapping[str, Any]) -> Iterator[str]:
+    live = one.state_dict()
+    expected, found = (set(filter(_is_told, keys)) for keys in (live, state))
+    for key in sorted(expected - found):
+        yield f"{name}.{key}: expected {describe(live[key])}, found nothing"
+    # A schedule of the user's own may have got an attribute only as it was used.
+    is_known = type(one).__module__ == torch.optim.lr_scheduler.__name__
+    for key in sorted(found - expected) if is_known else ():
+        yield f"{name}.{key}: expected nothing, found {describe(state[key])}"
+    inner = getattr(one, "_schedulers", None)
+    if "_schedulers" in live and isinstance(inner, list):
+        states = state.get("_schedulers")
+        if not isinstance(states, list) or len(states) != len(inner):
+            yield f"{name}._schedulers: expected {len(inner)} schedules, found others"
+            return
+        for i, (below, saved) in enumerate(zip(inner, states, strict=True)):
+            yield from _of_schedule(f"{name}._schedulers[{i}]", below, saved)
+
+
+def _is_told(key: Any) -> bool:
+    return not str(key).startswith("_") and key not in _OF_SOME_VERSIONS

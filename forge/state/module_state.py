@@ -1,0 +1,102 @@
+"""A module's state: in what it differs from a saved one, and which tensors it is copied into.
+
+Torch itself loads most modules: what was saved is copied into the tensor of the same name. A hook,
+or a loading of its own, may do anything instead, with all that lies below it: resize, rename,
+create. Nobody else can tell beforehand what fits there; afterwards everybody can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from forge.checkpoint.format.codec import UNKNOWN
+
+_EXTRA = "_extra_state"
+"""The key of what `get_extra_state` returns; `set_extra_state` alone knows what fits."""
+
+
+def own_ways(module: torch.nn.Module) -> tuple[str, ...]:
+    """Prefixes of the keys that are not simply copied into the tensors of their names."""
+    if not loads_as(module, torch.nn.Module):
+        return ("",)
+    return tuple(
+        f"{path}." if path else ""
+        for path, one in module.named_modules(remove_duplicate=False)
+        if _loads_in_its_way(one)
+    )
+
+
+def loads_as(one: Any, kind: Any) -> bool:
+    """Whether the `load_state_dict` of `one` is that of torch's class `kind`."""
+    return type(one).load_state_dict is kind.load_state_dict and "load_state_dict" not in vars(one)
+
+
+def _loads_in_its_way(module: torch.nn.Module) -> bool:
+    method = getattr(module._load_from_state_dict, "__func__", None)
+    # Torch's own layers only add what older versions of them had not.
+    is_known = getattr(method, "__module__", "").startswith("torch.nn.modules.")
+    has_hooks = module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks
+    return bool(has_hooks) or not is_known
+
+
+def has_extra_state(module: torch.nn.Module) -> bool:
+    """Whether a part of it has a `set_extra_state`."""
+    plain = torch.nn.Module.set_extra_state
+    return any(type(one).set_extra_state is not plain for one in module.modules())
+
+
+def differences(
+    name: str, live: Mapping[str, Any], saved: Mapping[str, Any], own: tuple[str, ...] = ()
+) -> Iterator[str]:
+    """A sentence for each leaf that is missing, unexpected or of another kind.
+
+    Args:
+        own: Prefixes of keys that are not compared.
+    """
+    for key in [*live, *(k for k in saved if k not in live)]:
+        leaf = f"{name}.{key}"
+        if own and str(key).startswith(own):
+            continue
+        if key not in saved:
+            yield f"{leaf}: expected {describe(live[key])}, found nothing in the checkpoint"
+        elif key not in live:
+            yield f"{leaf}: expected nothing, found {describe(saved[key])} in the checkpoint"
+        elif key.rpartition(".")[2] != _EXTRA and differ(live[key], saved[key]):
+            yield f"{leaf}: expected {describe(live[key])}, found {describe(saved[key])}"
+
+
+def differ(live: Any, saved: Any) -> bool:
+    """Whether two leaves are not of one type, dtype and shape."""
+    return saved is not UNKNOWN and describe(live) != describe(saved)
+
+
+def describe(value: Any) -> str:
+    """A leaf for people."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+def places(module: torch.nn.Module, saved: Mapping[str, Any]) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Leaves of what was saved, and the live tensors that torch copies them into."""
+    own = own_ways(module)
+    modules = list(module.named_modules(prefix="", remove_duplicate=False))
+    theirs = {
+        id(tensor)
+        for path, one in modules
+        if own and f"{path}.".startswith(own)
+        for tensor in _tensors(one).values()
+    }
+    for path, one in modules:
+        if type(one)._load_from_state_dict is torch.nn.Module._load_from_state_dict:
+            for name, live in _tensors(one).items():
+                key = f"{path}.{name}" if path else name
+                if live is not None and key in saved and id(live) not in theirs:
+                    yield saved[key], live.detach()
+
+
+def _tensors(module: torch.nn.Module) -> dict[str, Any]:
+    return {**module._parameters, **module._buffers}

@@ -1,0 +1,199 @@
+"""An optimizer's state: in what it differs from a saved one, and how it goes back exactly.
+
+`Optimizer.load_state_dict` casts floating-point state to the dtype of its parameter, in lists and
+dicts too, makes one tensor that several parameters share into several, and of a text, an array or
+a namedtuple nothing useful. What it did is put right after it, and before the user's own hooks.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from forge.state.module_state import loads_as
+
+
+class Copies:
+    """Tensors for live objects: what was one tensor when it was saved is one again.
+
+    Args:
+        owned: The `id` of saved tensors that may become part of the live objects.
+        known: By the `id` of saved tensors, live ones that hold the same already.
+    """
+
+    def __init__(
+        self,
+        owned: Collection[int] = frozenset(),
+        known: Mapping[int, torch.Tensor] | None = None,
+    ) -> None:
+        self._owned = owned
+        self._made = {(id_, live.device): live for id_, live in (known or {}).items()}
+
+    def of(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """`value` on `device`, with its own dtype."""
+        key = (id(value), device)
+        if key not in self._made:
+            self._made[key] = value.to(device, copy=id(value) not in self._owned)
+        return self._made[key]
+
+
+def load(optimizer: torch.optim.Optimizer, saved: dict[str, Any], copies: Copies) -> None:
+    """As `optimizer.load_state_dict(saved)`, exactly."""
+    given: list[dict[str, Any]] = []
+
+    def begin(_: Any, state: dict[str, Any]) -> dict[str, Any]:
+        given.append(state)  # what the user's hooks have made of it
+        return {**state, "state": {k: _shielded(v) for k, v in state["state"].items()}}
+
+    def end(one: torch.optim.Optimizer) -> None:
+        _restore(one, given[-1], copies)
+
+    handles = []
+    if hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):  # not if it never called init
+        handles = [
+            optimizer.register_load_state_dict_pre_hook(begin),
+            optimizer.register_load_state_dict_post_hook(end, prepend=True),
+        ]
+    try:
+        optimizer.load_state_dict(saved)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not given and is_usual(saved):  # its own way, which mostly is torch's in older words
+        _restore(optimizer, saved, copies)
+
+
+def is_usual(state: Any) -> bool:
+    """Whether `state` is built as torch's optimizers build theirs; a wrapper's may not be."""
+    groups = state.get("param_groups")
+    return (
+        isinstance(state.get("state"), Mapping)
+        and isinstance(groups, list)
+        and all(isinstance(g, Mapping) and isinstance(g.get("params"), list) for g in groups)
+    )
+
+
+class _Shield:
+    """Around what torch would iterate over, to make another of its type."""
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+
+def _shielded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _shielded(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return (list if isinstance(value, list) else tuple)(map(_shielded, value))
+    is_whole = isinstance(value, torch.Tensor) or not isinstance(value, Iterable)
+    return value if is_whole else _Shield(value)
+
+
+def _restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any], copies: Copies) -> None:
+    parameters: dict[Any, Any] = {number: p for p, number in _numbered(optimizer, saved)}
+    for number, value in saved["state"].items():
+        key = parameters.get(number, number)
+        if key in optimizer.state:
+            optimizer.state[key] = _exact(optimizer.state[key], value, copies)
+
+
+def _exact(made: Any, value: Any, copies: Copies) -> Any:
+    """What was saved in place of what torch has made of it; what is newer than both stays."""
+    if isinstance(made, _Shield):
+        return copy.deepcopy(value)
+    if isinstance(made, torch.Tensor) and isinstance(value, torch.Tensor):
+        return copies.of(value, made.device) if made.shape == value.shape else made
+    if isinstance(made, dict) and isinstance(value, dict):
+        found = copy.copy(value)
+        found.clear()
+        for key, one in made.items():
+            found[key] = _exact(one, value[key], copies) if key in value else one
+        return found
+    is_sequence = isinstance(made, list | tuple) and isinstance(value, list | tuple)
+    if is_sequence and len(made) == len(value):
+        pairs = zip(made, value, strict=True)
+        return getattr(value, "_make", type(value))([_exact(a, b, copies) for a, b in pairs])
+    return made
+
+
+def _numbered(
+    optimizer: torch.optim.Optimizer, saved: dict[str, Any]
+) -> Iterator[tuple[torch.Tensor, Any]]:
+    """An optimizer's parameters, and their numbers in its saved state."""
+    for live, old in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        yield from zip(live["params"], old["params"], strict=True)
+
+
+def copied(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """Tensors of a saved state of which `load` makes copies, unless they are owned."""
+    if loads_as(optimizer, torch.optim.Optimizer) and is_usual(saved):
+        yield from _tensors(saved["state"])
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(one)
+
+
+def places(
+    optimizer: torch.optim.Optimizer, saved: dict[str, Any]
+) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Leaves of what was saved, and the live tensors in their places."""
+    if loads_as(optimizer, torch.optim.Optimizer) and is_usual(saved):
+        for parameter, number in _numbered(optimizer, saved):
+            if parameter in optimizer.state and number in saved["state"]:
+                yield from _pairs(saved["state"][number], optimizer.state[parameter])
+
+
+def _pairs(saved: Any, live: Any) -> Iterator[tuple[Any, torch.Tensor]]:
+    if isinstance(live, torch.Tensor):
+        yield saved, live
+    elif isinstance(live, dict) and isinstance(saved, dict):
+        for key, one in live.items():
+            if key in saved:
+                yield from _pairs(saved[key], one)
+    elif isinstance(live, list | tuple) and isinstance(saved, list | tuple):
+        for old, new in zip(saved, live, strict=False):
+            yield from _pairs(old, new)
+
+
+def differences(name: str, live: torch.optim.Optimizer, saved: dict[str, Any]) -> Iterator[str]:
+    """A sentence for each group or parameter that does not fit."""
+    if not is_usual(saved):
+        return
+    groups, saved_groups = live.param_groups, saved["param_groups"]
+    if len(groups) != len(saved_groups):
+        yield f"{name}.param_groups: expected {len(groups)} groups, found {len(saved_groups)}"
+        return
+    for i, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
+        expected, found = len(group["params"]), len(saved_group["params"])
+        if expected != found:
+            yield f"{name}.param_groups[{i}]: expected {expected} parameters, found {found}"
+            continue
+        total = sum(parameter.numel() for parameter in group["params"])
+        for parameter, number in zip(group["params"], saved_group["params"], strict=True):
+            state = saved["state"].get(number, {})
+            # Averages of a parameter have its shape; counters have not, nor do all factors, or
+            # what LBFGS keeps for all parameters at once. It misfits where nothing fits.
+            averages = {
+                key: value
+                for key, value in (state.items() if isinstance(state, dict) else [("", state)])
+                if isinstance(value, torch.Tensor) and value.dim() == parameter.dim() > 0
+            }
+            if averages and not any(_fits(v, parameter, total) for v in averages.values()):
+                key, value = next(iter(averages.items()))
+                yield (
+                    f"{name}.state[{number}]{'.' if key else ''}{key}: expected"
+                    f" {list(parameter.shape)}, found {list(value.shape)}"
+                )
+
+
+def _fits(value: torch.Tensor, parameter: torch.Tensor, total: int) -> bool:
+    sizes = zip(value.shape, parameter.shape, strict=True)
+    return all(found in (1, size) for found, size in sizes) or list(value.shape) == [total]

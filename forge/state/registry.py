@@ -1,0 +1,376 @@
+"""The objects of a run: their state taken, compared leaf by leaf, and put back."""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from forge import messages
+from forge.checkpoint import Store
+from forge.errors import ConfigError, StateMismatch
+from forge.state import expanded, module_state, optimizer_state, stray_parameters
+from forge.state.optimizer_state import Copies
+from forge.state.transient_buffers import Unsaved
+
+_SHOWN = 8
+"""Differences that one error names."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What `forge.Run` saves: modules, optimizers, schedules, scalers, and anything like them."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to resume."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
+        """Resume from there."""
+        ...
+
+
+class _GeneratorState:
+    """A `torch.Generator` as an object with a state_dict."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": self.generator.get_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self.generator.set_state(state_dict["state"])
+
+
+class LiveState:
+    """The registered objects by name.
+
+    Raises:
+        TypeError: Naming an object that has no state to save.
+    """
+
+    def __init__(self, objects: dict[str, Any]) -> None:
+        self.objects: dict[str, Stateful] = {}
+        for name, one in objects.items():
+            if isinstance(one, torch.Generator):
+                one = _GeneratorState(one)
+            if not isinstance(one, Stateful):
+                raise TypeError(
+                    f"forge.Run({name}=…): a {type(one).__name__} has no state_dict and"
+                    " load_state_dict, so it cannot be saved. Pass the object that has (the module,"
+                    " the optimizer, …), or give it these two methods."
+                )
+            self.objects[name] = one
+        self._unsaved = Unsaved(self.objects)
+        self._groups: list[int] = []
+
+    def holds(self, one: object) -> bool:
+        """Whether this very object is registered."""
+        return any(known is one for known in self.objects.values())
+
+    def name_of(self, one: object) -> str:
+        """The name that a registered object was given."""
+        return next(name for name, known in self.objects.items() if known is one)
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The registered optimizers."""
+        return [one for one in self.objects.values() if isinstance(one, torch.optim.Optimizer)]
+
+    def _named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Every parameter of modules and optimizers under every name that it has."""
+        for name, one in self.objects.items():
+            if isinstance(one, torch.nn.Module):
+                yield from one.named_parameters(prefix=name, remove_duplicate=False)
+        for name, one in self.objects.items():
+            if isinstance(one, torch.optim.Optimizer):
+                for place, parameter in stray_parameters.placed(one):
+                    yield f"{name}.{place}", parameter
+
+    def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Every parameter of modules and optimizers, each once, with a name for people."""
+        seen: set[int] = set()
+        for name, parameter in self._named():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield name, parameter
+
+    def _order(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+        """By group, the names of an optimizer's parameters: its state has nothing but numbers."""
+        names: dict[int, str] = {}
+        for name, one in self.objects.items():
+            if isinstance(one, torch.nn.Module):
+                for full, p in one.named_parameters(prefix=name, remove_duplicate=False):
+                    names[id(p)] = min(full, names.get(id(p), full))
+        groups = [group["params"] for group in optimizer.param_groups]
+        return [[names.get(id(p), "") for p in group] for group in groups]
+
+    def fix_groups(self) -> None:
+        """Refuse parameter groups that are added from now on."""
+        self._groups = [len(one.param_groups) for one in self.optimizers]
+
+    def check_groups(self) -> None:
+        """Find what `add_param_group` has added, before it is saved: no start could load it.
+
+        Raises:
+            ConfigError: Naming the optimizer.
+        """
+        for one, before in zip(self.optimizers, self._groups, strict=False):
+            if len(one.param_groups) != before:
+                name = self.name_of(one)
+                raise ConfigError(
+                    [
+                        f"{name}: expected {before} parameter groups as at the start, found"
+                        f" {len(one.param_groups)}. A checkpoint with a group that was added inside"
+                        " the loop could not be loaded, since the next start builds the optimizer"
+                        " without it. Give the optimizer all parameters at the start: those that"
+                        " are to be trained later with requires_grad_(False), and call"
+                        " requires_grad_(True) where you call add_param_group now."
+                    ],
+                    "The training loop",
+                )
+
+    def capture(self, states: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Everything, gradients that are being accumulated included."""
+        self._unsaved.look()
+        if states is None:
+            states = {name: one.state_dict() for name, one in self.objects.items()}
+        return {
+            "kinds": {name: _kind(one) for name, one in self.objects.items()},
+            "states": states,
+            "order": {self.name_of(one): self._order(one) for one in self.optimizers},
+            "unregistered": stray_parameters.capture(self.objects, states),
+            "frozen": [name for name, p in self.parameters() if not p.requires_grad],
+            "grads": {name: p.grad for name, p in self.parameters() if p.grad is not None},
+        }
+
+    def ask(self) -> dict[str, Any]:
+        """Every object's state, asked for before the first step.
+
+        Raises:
+            ConfigError: Naming an object that raises.
+        """
+        return {name: asked(name, one) for name, one in self.objects.items()}
+
+    def check_savable(self, states: dict[str, Any] | None = None) -> None:
+        """Warn of what may be missing in a captured state.
+
+        Args:
+            states: What `ask` returned.
+        Raises:
+            CheckpointError: Naming what cannot be saved.
+        """
+        captured = self.capture(states)
+        Store.check_savable(captured)
+        for sentence in stray_parameters.nowhere(self.objects, captured["states"]):
+            messages.warn(
+                f"{sentence}. Their values are saved with it; if they belong to a module, nothing"
+                " else of it (averages of a BatchNorm, other buffers) is saved: give the module to"
+                " forge.Run, too."
+            )
+
+    def places(self, saved: dict[str, Any]) -> list[tuple[Any, torch.Tensor]]:
+        """For leaves of a captured state, the live tensors that loading it would copy them to.
+
+        Only where torch itself loads: another class may do anything with what it is given.
+
+        Args:
+            saved: May hold tensors without data, and `UNKNOWN`.
+        Raises:
+            StateMismatch: As `load`.
+        """
+        self.check(saved)
+        found = list(stray_parameters.places(self.objects, saved.get("unregistered", {})))
+        for name, one in self.objects.items():
+            if isinstance(one, torch.nn.Module):
+                found += module_state.places(one, saved["states"][name])
+            elif isinstance(one, torch.optim.Optimizer):
+                found += optimizer_state.places(one, saved["states"][name])
+        return found
+
+    def check(self, saved: dict[str, Any]) -> None:
+        """Compare a captured state with the objects, as far as that is known beforehand.
+
+        Raises:
+            StateMismatch: Naming each leaf, what was expected and what was found.
+        """
+        refuse(self._differences(saved))
+
+    def load(
+        self,
+        saved: dict[str, Any],
+        owned: Collection[int] = frozenset(),
+        is_kept: bool = False,
+    ) -> None:
+        """Put a captured state back; compares first, so that a misfit changes nothing.
+
+        What a module loads in a way of its own is compared afterwards.
+
+        Args:
+            owned: The `id` of tensors that may become part of the live objects; of all others
+                they get copies.
+            is_kept: Whether `saved` is to be loaded once more: then the objects get copies of all
+                that they might keep and change, but not of what torch itself copies.
+        Raises:
+            StateMismatch: Naming each leaf, what was expected and what was found.
+        """
+        self.check(saved)
+        if is_kept:
+            copied = {id(tensor): tensor for tensor in self._copied(saved)}
+            saved = {**saved, "states": copy.deepcopy(saved["states"], copied)}
+        copies = Copies(owned, self._known(saved))
+        for name in self.objects:
+            self.put(name, saved["states"][name], copies)
+        if "unregistered" in saved:
+            stray_parameters.load(self.objects, saved["unregistered"])
+        else:
+            states = {name: one.state_dict() for name, one in self.objects.items()}
+            for sentence in stray_parameters.nowhere(self.objects, states):
+                messages.warn(
+                    f"{sentence}. An older forge wrote this checkpoint and did not save them: they"
+                    " keep the values that the script gave them."
+                )
+        self._load_gradients(saved, copies)
+        refuse(self._late_differences(saved))
+
+    def put(self, name: str, state: dict[str, Any], copies: Copies) -> None:
+        """Put one object's state back.
+
+        Raises:
+            StateMismatch: Where the object itself refuses it.
+        """
+        one = self.objects[name]
+        try:
+            if isinstance(one, torch.optim.Optimizer):
+                optimizer_state.load(one, state, copies)
+            else:
+                with expanded.set_aside(one):
+                    one.load_state_dict(state)
+        except Exception as error:  # it may be the user's own
+            raise StateMismatch(f"{name}: {_kind(one)}.load_state_dict failed: {error}") from error
+
+    def _known(self, saved: dict[str, Any]) -> dict[int, torch.Tensor]:
+        """Leaves of modules and the tensors they go to: an optimizer may refer to them as well."""
+        return {
+            id(leaf): live
+            for name, one in self.objects.items()
+            if isinstance(one, torch.nn.Module)
+            for leaf, live in module_state.places(one, saved["states"][name])
+        }
+
+    def _load_gradients(self, saved: dict[str, Any], copies: Copies) -> None:
+        frozen, gradients = set(saved["frozen"]), dict(saved["grads"])
+        names: dict[torch.nn.Parameter, list[str]] = {}
+        for name, parameter in self._named():
+            names.setdefault(parameter, []).append(name)
+        for parameter, known_as in names.items():
+            # Which of several names it was saved under depends on the order of the objects.
+            parameter.requires_grad_(frozen.isdisjoint(known_as))
+            found = [gradients.pop(name) for name in known_as if name in gradients]
+            parameter.grad = copies.of(found[0], parameter.device) if found else None
+        refuse(f"{name}: expected no such parameter, found its gradient" for name in gradients)
+
+    def _copied(self, saved: dict[str, Any]) -> Iterator[torch.Tensor]:
+        """Tensors of a captured state of which `load` makes copies anyhow."""
+        for name, one in self.objects.items():
+            state = saved["states"][name]
+            if isinstance(one, torch.nn.Module):
+                yield from (leaf for leaf, _ in module_state.places(one, state))
+            elif isinstance(one, torch.optim.Optimizer):
+                yield from optimizer_state.copied(one, state)
+
+    def _differences(self, saved: dict[str, Any]) -> Iterator[str]:
+        for name in sorted(self.objects.keys() | saved["states"].keys()):
+            if name not in saved["states"]:
+                yield f"{name}: expected its state in the checkpoint, found none"
+            elif name not in self.objects:
+                yield f"{name}: expected an object of this name, found none given to forge.Run"
+            else:
+                yield from self._object_differences(name, self.objects[name], saved)
+        if "unregistered" in saved and self.objects.keys() == saved["states"].keys():
+            yield from stray_parameters.misfits(self.objects, saved["unregistered"])
+            yield from stray_parameters.missing(self.objects, saved["unregistered"])
+
+    def _object_differences(self, name: str, one: Stateful, saved: dict[str, Any]) -> Iterator[str]:
+        state = saved["states"][name]
+        found = _of_main(saved["kinds"].get(name, _kind(one)))
+        if isinstance(one, torch.nn.Module):
+            own = module_state.own_ways(one)
+            yield from module_state.differences(name, one.state_dict(), state, own)
+        elif found != _kind(one):
+            yield f"{name}: expected a {_kind(one)}, found the state of a {found}"
+        elif isinstance(one, torch.optim.Optimizer):
+            order = saved.get("order", {}).get(name)  # not of an older forge
+            found_order = list(_order_differences(name, self._order(one), order or []))
+            yield from found_order or optimizer_state.differences(name, one, state)
+
+    def _late_differences(self, saved: dict[str, Any]) -> Iterator[str]:
+        """Those of modules that load in a way of their own: they were left to it so far."""
+        for name, one in self.objects.items():
+            if isinstance(one, torch.nn.Module) and module_state.own_ways(one):
+                yield from module_state.differences(name, one.state_dict(), saved["states"][name])
+
+
+def _order_differences(name: str, live: list[list[str]], saved: list[list[str]]) -> Iterator[str]:
+    """A sentence for each group of the same size whose parameters are others, or elsewhere."""
+    for i, (group, saved_group) in enumerate(zip(live, saved, strict=False)):
+        if len(group) == len(saved_group) and group != saved_group:
+            pairs = enumerate(zip(group, saved_group, strict=True))
+            j, expected, found = next((j, a, b) for j, (a, b) in pairs if a != b)
+            yield (
+                f"{name}.param_groups[{i}][{j}]: expected the state of"
+                f" {expected or 'a parameter of no module'}, found that of"
+                f" {found or 'a parameter of no module'}. Parameters have to come in the same order"
+                " at every start: sort those that come out of a set"
+            )
+
+
+def asked(name: str, one: Any) -> Any:
+    """The state of an object that is asked for the first time.
+
+    Raises:
+        ConfigError: Where it raises: at the stop that would cost all there is.
+    """
+    try:
+        return one.state_dict()
+    except Exception as error:  # the user's own
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            [
+                f"{name}: {_kind(one)}.state_dict() raised {type(error).__name__}: {error}"
+                f" ({place.filename}:{place.lineno}). No save would succeed. Repair it, or leave"
+                " the object out and give forge the one that it wraps."
+            ],
+            "What is to be saved",
+        ) from error
+
+
+def refuse(differences: Iterable[str]) -> None:
+    """Raise if there are any.
+
+    Raises:
+        StateMismatch: Naming the first of them.
+    """
+    found = list(differences)
+    if found:
+        more = len(found) - _SHOWN
+        lines = found[:_SHOWN] + ([f"… and {more} more"] if more > 0 else [])
+        raise StateMismatch(
+            "The checkpoint does not fit the objects given to forge.Run:"
+            + "".join(f"\n  - {line}" for line in lines)
+            + "\nBuild them as they were at that save (with what the loop had added to them by"
+            " then), or start in a new directory."
+        )
+
+
+def _kind(one: object) -> str:
+    return _of_main(f"{type(one).__module__}.{type(one).__qualname__}")
+
+
+def _of_main(kind: str) -> str:
+    """The script is `__main__` where it is started, and `__mp_main__` in a job of a sweep."""
+    return f"__main__.{kind[12:]}" if kind.startswith("__mp_main__.") else kind

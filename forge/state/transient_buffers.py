@@ -1,0 +1,67 @@
+"""Buffers that no state_dict holds (`persistent=False`): logged, where training changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from forge import messages
+from forge.checkpoint.format import tensor_encoding
+
+_SMALL = 1 << 16
+"""Bytes up to which a buffer is looked at: counters and averages. Larger ones are mostly caches."""
+
+_SHOWN = 8
+"""Names that one message has."""
+
+
+class Unsaved:
+    """Compares such buffers of modules, at each `look`, with what they were at the first."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._objects = objects
+        self._first: dict[str, torch.Tensor] | None = None
+
+    def look(self) -> None:
+        """Warn, once, of those that have changed; one of another shape is made again as needed."""
+        if self._first is None:
+            self._first = {name: buffer.clone() for name, buffer in self._buffers()}
+        if not self._first:
+            return
+        found = [
+            name
+            for name, now in self._buffers()
+            if name in self._first and _has_changed(self._first[name], now)
+        ]
+        if not found:
+            return
+        self._first = {}
+        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        messages.warn(
+            f"{', '.join(found[:_SHOWN])}{more}: changed since the run began, but not saved"
+            " (`persistent=False`): a resume starts with what the script puts there."
+            " If it depends on the values, a resume is not exact: register with `persistent=True`."
+        )
+
+    def _buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, one in self._objects.items():
+            if not isinstance(one, torch.nn.Module):
+                continue
+            for prefix, module in one.named_modules(prefix=name):
+                for key in sorted(module._non_persistent_buffers_set):
+                    buffer = module._buffers.get(key)
+                    if buffer is not None and _is_looked_at(buffer):
+                        yield f"{prefix}.{key}", buffer.detach()
+
+
+def _is_looked_at(buffer: torch.Tensor) -> bool:
+    is_plain = tensor_encoding.problem(buffer) is None and buffer.layout is torch.strided
+    return is_plain and buffer.numel() * buffer.dtype.itemsize <= _SMALL
+
+
+def _has_changed(first: torch.Tensor, now: torch.Tensor) -> bool:
+    if (first.shape, first.dtype, first.device) != (now.shape, now.dtype, now.device):
+        return False
+    return not tensor_encoding.are_same_bits(first, now)

@@ -1,0 +1,1 @@
+"""What plain submitit submits."""

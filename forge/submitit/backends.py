@@ -1,0 +1,139 @@
+"""What submitit started this process with, and how the job is started again.
+
+submitit's own `_requeue` is not used: under Slurm it asks for no reason, and tries once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shlex
+import signal
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from forge.errors import ExitCode, ForgeError
+from forge.job.requeue import Reason
+from forge.jobdir.job_files import write_atomically
+from forge.shutdown import stopping
+from forge.slurm import client
+from forge.slurm.client import Why
+
+ASK_S = 20.0
+"""One question to Slurm's controller, repeated while it is busy, may take so long."""
+
+
+class AlreadyRequeued(Exception):
+    """Slurm brings the job back by itself."""
+
+
+class Backend(ABC):
+    """What started this process, and can start it again."""
+
+    job: str
+    command: str
+    """The shell line that resumes the job."""
+    restart_code = int(ExitCode.REQUEUE)
+    """What a process that is to be started again ends with."""
+
+    def __init__(self, environment: Any) -> None:
+        if environment.num_tasks > 1:
+            raise ForgeError(
+                "forge.Checkpointable runs one task a job, and this job has"
+                f" {environment.num_tasks}. Set tasks_per_node=1 and nodes=1."
+            )
+        self.folder: Path = environment.paths.folder
+        self.result: Path = environment.paths.result_pickle
+        self.submitted: Path = environment.paths.submitted_pickle
+        self.own_signal: signal.Signals = environment._usr_sig()
+
+    @abstractmethod
+    def why(self, received: signal.Signals | None, code: int) -> Reason:
+        """Why the job is being stopped, having received that signal and leaving with that code."""
+
+    def refusal(self, restarts: int) -> str:
+        """Why the job cannot be started again after so many restarts; empty where it can."""
+        return ""
+
+    def requeue(self) -> None:  # noqa: B027 - optional
+        """Have the job started again, once this process has ended with `restart_code`."""
+
+    def store_error(self, text: str) -> None:
+        """What `job.result()` raises, where the main thread cannot raise it."""
+        import cloudpickle
+
+        write_atomically(self.result, cloudpickle.dumps(("error", text)))
+
+
+class _Slurm(Backend):
+    def __init__(self, environment: Any) -> None:
+        super().__init__(environment)
+        self.job = client.own_job(os.environ)
+        self.command = f"scontrol requeue {self.job}"
+        self._restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+
+    def why(self, received: signal.Signals | None, code: int) -> Reason:
+        """Slurm is asked: the signals are the same for a preemption and for a cancel."""
+        why = self._ask()
+        if why is Why.requeued:
+            raise AlreadyRequeued
+        if why is Why.cancelled:
+            return Reason.cancelled
+        if received is signal.SIGINT:
+            return Reason.interrupted
+        if why is Why.preempted:
+            return Reason.preempted
+        if why is Why.time_limit or received in (None, self.own_signal):
+            return Reason.time_limit
+        return Reason.signalled if received is signal.SIGTERM else Reason.requested
+
+    def requeue(self) -> None:
+        """The answer may be lost: Slurm ends this step meanwhile."""
+        try:
+            with stopping.shielded():
+                client.requeue(self.job, ASK_S)
+        except client.NoAnswer:
+            if self._ask() is not Why.requeued:
+                raise
+
+    def _ask(self) -> Why:
+        with stopping.shielded():  # Slurm signals every process of the step, scontrol as well
+            return client.why(client.show(self.job, ASK_S), self._restarts)
+
+
+class _Local(Backend):
+    def __init__(self, environment: Any) -> None:
+        from submitit.local import local
+
+        super().__init__(environment)
+        self.job = environment.job_id
+        self.restart_code = local.LOCAL_REQUEUE_RETURN_CODE
+        self._most = inspect.signature(local.Controller.run).parameters["max_retry"].default
+        line = ["env", "SUBMITIT_EXECUTOR=local", f"SUBMITIT_LOCAL_JOB_ID={self.job}"]
+        line += [sys.executable, "-m", "submitit.core._submit", os.environ["SUBMITIT_FOLDER"]]
+        self.command = f"cd {shlex.quote(os.getcwd())} && {shlex.join(line)}"
+
+    def why(self, received: signal.Signals | None, code: int) -> Reason:
+        """As the policy's action for the signal says, which the exit code tells."""
+        if code != ExitCode.REQUEUE:
+            return Reason.interrupted if received is signal.SIGINT else Reason.cancelled
+        return Reason.time_limit if received in (None, self.own_signal) else Reason.requested
+
+    def refusal(self, restarts: int) -> str:
+        """submitit's controller would give up without a word."""
+        text = f"submitit's LocalExecutor starts a job at most {self._most} times"
+        return text if restarts >= self._most else ""
+
+
+def current() -> Backend | None:
+    """What started this process; None where submitit did not, or runs it in its own process."""
+    kinds: dict[str, Callable[[Any], Backend]] = {"slurm": _Slurm, "local": _Local}
+    kind = kinds.get(os.environ.get("SUBMITIT_EXECUTOR", ""))
+    if kind is None or "SUBMITIT_FOLDER" not in os.environ:
+        return None
+    import submitit
+
+    return kind(submitit.JobEnvironment())

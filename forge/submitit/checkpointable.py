@@ -1,0 +1,359 @@
+"""`forge.Checkpointable`: the callable that submitit submits, without Hydra or forge's launchers.
+
+    executor = submitit.SlurmExecutor("log")
+    job = executor.submit(forge.Checkpointable(train, policy), lr=1e-3)
+
+submitit alone ignores SIGTERM, which is Slurm's notice of a preemption; it saves inside a signal
+handler, and brings cancelled jobs back. Here forge's handlers take the place of submitit's:
+
+    signal ─► flag ─► the loop's next boundary saves and leaves ─┐
+                └─ none within PATIENCE of the time for stopping: │
+                   the main thread is interrupted, saves, leaves ─┤
+                                                                  ▼
+    main thread: callbacks, children ─► asks Slurm why ─► budgets ─► requeues, or raises JobError
+
+Counts of the budgets are kept in `<directory>/.forge/state.json`. submitit's own pickle is left as
+it is, so that a kill can never leave a job without one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import math
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from forge import messages
+from forge.config import loading
+from forge.config.schema import Policy, SignalAction
+from forge.errors import Exit, ExitCode, JobError
+from forge.filesystem.files import make_directory
+from forge.filesystem.foreign import foreign
+from forge.job.requeue import Counts, Decision, Outcome, Reason, decide
+from forge.jobdir import job_dir, ledger
+from forge.jobdir.job_files import STATE, forge_dir, read_json, write_json
+from forge.process import processes
+from forge.shutdown import stopping
+from forge.slurm import client
+from forge.submitit import backends
+from forge.submitit.backends import ASK_S, AlreadyRequeued, Backend
+
+PATIENCE = 1 / 6
+"""Fraction of `shutdown.timeout_s` in which the loop may come to a boundary by itself."""
+MARGIN_S = 10.0
+"""Before the forced exit, to requeue a job whose main thread does not come out of its task."""
+_LOOK_S = 0.2
+
+
+class Checkpointable:
+    """A task that survives time limits and preemptions under plain submitit.
+
+    `policy` is checked here, before anything is submitted. The task builds its own `forge.Run`
+    with the same policy; relative checkpoint directories lie in the job's `directory`. What the
+    task returns is `job.result()`, what it raises fails the job, as ever. A job that is stopped
+    for good (cancelled, or a budget of `requeue` is used up) raises with the reason.
+
+    A stop comes at the next step boundary, and a job resumes with the same bits. Where no boundary
+    comes within a sixth of `shutdown.timeout_s` (a step that is very long, a loop without
+    `run.steps`), what was given to `forge.Run` is saved once as it is, in the main thread, between
+    two bytecodes, and never inside an update of `run.update` or of an optimizer. Such a save is
+
+    - exact, where `Run.poll` would be, and where the step's own checkpoint is in place already;
+    - exact but for what follows the update, in a step whose `run.update` is done;
+    - not exact in a step before its update: the step is repeated with its batch from the weights it
+      began with, but buffers that forward changes (BatchNorm) see it twice, accumulated gradients
+      are dropped, and random draws differ unless the last step took 20 ms or longer;
+    - of a loop without `run.steps` nothing but the objects and the random state: where it was must
+      be in one of the objects.
+
+    A main thread that does not come back to Python at all (a collective that hangs) cannot save:
+    the job is requeued from its last good checkpoint, `MARGIN_S` before the forced exit, and that
+    counts as a failure.
+
+    Args:
+        task: What to call in the job, with the arguments given to `submit`.
+        policy: `cfg.resilience`, a mapping, a `forge.Policy`, or None for the defaults.
+        directory: The job's own; `%j` stands for its number (`<array>_<task>` in arrays). By
+            default `<job>_forge_<id of this object>` in submitit's folder. A later submission with
+            the same directory resumes from what lies there, on budgets of its own.
+    Raises:
+        ConfigError: For a policy that cannot work.
+    """
+
+    def __init__(
+        self,
+        task: Callable[..., Any],
+        policy: Any = None,
+        directory: str | Path | None = None,
+    ) -> None:
+        self.task = task
+        self.policy: Policy = loading.load(policy)
+        # Numbers of jobs come again (a LocalExecutor's are pids): a new one must not resume from
+        # what an old one left.
+        self.directory = str(directory or f"%j_forge_{uuid.uuid4().hex[:8]}")
+        self._is_in_folder = directory is None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the task; outside a job of submitit's just call it."""
+        backend = backends.current()
+        if backend is None:
+            return self.task(*args, **kwargs)
+        directory = Path(self.directory.replace("%j", backend.job))
+        if self._is_in_folder:
+            directory = backend.folder / directory
+        return _Attempt(self.policy, directory.absolute(), backend).run(self.task, args, kwargs)
+
+    def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """Save what an open `forge.Run` holds, unless its checkpoint is there; what to resubmit.
+
+        submitit's protocol: its own handler (before the task begins) and plugins call this in the
+        main thread, and requeue. forge's own handlers do not need it.
+        """
+        from submitit.core.utils import DelayedSubmission
+
+        if "forge.training.interruption" in sys.modules:
+            from forge.training import interruption
+
+            interruption.save()
+        return DelayedSubmission(self, *args, **kwargs)
+
+
+# -- one start ---------------------------------------------------------------------------------
+
+
+class _Attempt:
+    """One start of a job: listens, runs the task, decides what follows."""
+
+    def __init__(self, policy: Policy, directory: Path, backend: Backend) -> None:
+        # At once: until here submitit's handlers ignore a SIGTERM.
+        name = backend.own_signal.name.removeprefix("SIG")
+        policy.signal.actions.setdefault(name, SignalAction.requeue)
+        self._handler = stopping.install(policy, forge_dir(directory))
+        signal.signal(signal.SIGCONT, self._on_wake)
+        stopping.allow(3 * ASK_S + MARGIN_S)
+        job_dir.place(directory, backend.command)
+        stopping.has_job(directory)
+        self._policy = policy
+        self._directory = directory
+        self._backend = backend
+        self._counts = Counts()
+        self._pid = os.getpid()
+        self._has_left = threading.Event()
+        self._is_late = False
+        self._decider = threading.Lock()
+        """Held by the thread that decides what follows."""
+
+    def run(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The value of the task; or raises, or leaves to be started again."""
+        value: Any = None
+        refusal: JobError | None = None
+        try:
+            refusal = self._begin()
+            if refusal is None:
+                value = self._call(task, args, kwargs)
+        except SystemExit as error:
+            ending: BaseException | None = error if error.code not in (None, 0) else None
+        except Exception as error:  # noqa: BLE001 - raised again, unless a rule says otherwise
+            ending = error
+        else:
+            ending = None
+        if refusal is not None:
+            raise refusal
+        if ending is None:
+            self._write("finished")
+            return value
+        following = self._what_follows(ending)
+        if following is ending:
+            raise ending
+        raise following from None
+
+    def _call(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        threading.Thread(target=self._watch, name="forge-late", daemon=True).start()
+        try:
+            return task(*args, **kwargs)
+        finally:
+            # What follows must not be interrupted: a result that is being stored, a requeue.
+            stopping.hold_interrupts(True)
+            self._has_left.set()
+            self._decider.acquire()  # forever, where the other thread ends this process
+
+    # -- the job's own record ------------------------------------------------------------------
+
+    def _begin(self) -> JobError | None:
+        """Take over the counts; an error where the job must not be started again."""
+        self._warn_of_others()
+        make_directory(forge_dir(self._directory))
+        # The outcome of an earlier start no longer holds; and over the temporary file of a kill
+        # in the middle of storing one submitit stumbles.
+        result = self._backend.result
+        for path in (result, result.with_suffix(f"{result.suffix}.save_tmp")):
+            path.unlink(missing_ok=True)
+        found = read_json(forge_dir(self._directory) / STATE) or {}
+        state = found.get("state") if found.get("job") == self._backend.job else None
+        if state in ("running", "requeued"):
+            self._counts = Counts(**found["counts"])
+        else:
+            self._counts.best_step = self._saved_step()
+        if state == "given up":
+            return JobError(found["because"], found["code"])
+        if state == "running":
+            decision = self._decide(Outcome(-signal.SIGKILL))
+            if not decision.starts_again:
+                because = f"an earlier start ended without a verdict, as if {decision.because}"
+                return self._give_up(because, 128 + signal.SIGKILL)
+        self._write("running")
+        return None
+
+    def _warn_of_others(self) -> None:
+        """It is submitit that executes what lies in its folder: too late to refuse."""
+        for path in (self._backend.folder, self._backend.submitted):
+            found = foreign(path)
+            if found:
+                messages.warn(
+                    f"{path} {found}. submitit executes what lies there, as you, at each start of"
+                    " this job: let nobody else write there (`chmod -R go-w`), or choose another"
+                    " folder."
+                )
+                return
+
+    def _write(self, state: str, because: str = "", code: int = 0) -> None:
+        content = {
+            "job": self._backend.job,
+            "state": state,
+            "because": because,
+            "code": code,
+            "pid": os.getpid(),
+            "time": time.time(),
+            "counts": asdict(self._counts),
+        }
+        try:
+            write_json(forge_dir(self._directory) / STATE, content)
+        except OSError as error:  # a full disk ends no job
+            messages.warn(f"state.json cannot be written: {error}")
+
+    def _saved_step(self) -> int:
+        """How far all Runs of the job have come; -1 before the first checkpoint."""
+        return ledger.saved_steps(self._directory, self._policy.checkpoint.dir)
+
+    # -- deciding ------------------------------------------------------------------------------
+
+    def _what_follows(self, ending: BaseException) -> BaseException:
+        """Requeue if that is due; returns what this process leaves with."""
+        received = self._handler.signal_received
+        is_stop = received is not None
+        if isinstance(ending, SystemExit):
+            code = ending.code if isinstance(ending.code, int) else 1
+            said = ending.reason if isinstance(ending, Exit) else f"sys.exit({ending.code!r})"
+            is_stop = code in (ExitCode.REQUEUE, 128 + (received or 0))
+        else:
+            # With a signal: it hit a helper first, or the task stumbled over it.
+            code = self._handler.exit_code if is_stop else 1
+            said = f"{type(ending).__name__}: {ending}"
+        outcome, is_back = Outcome(int(code), verdict=said), False
+        try:
+            if is_stop:
+                outcome = replace(outcome, asked=self._backend.why(received, outcome.code))
+                has_saved = isinstance(ending, SystemExit)
+                if not has_saved and outcome.asked not in (Reason.cancelled, Reason.interrupted):
+                    outcome = Outcome(int(ExitCode.FORCED), verdict=said)
+            decision = self._decide(outcome)
+            if decision.starts_again:
+                return self._start_again(decision, must_ask=not is_stop)
+        except AlreadyRequeued:
+            is_back = True
+            decision = self._decide(Outcome(int(ExitCode.REQUEUE)))
+            if decision.starts_again:
+                self._write("requeued", "by Slurm")
+                return stopping.leave(self._backend.restart_code, "requeued by Slurm")
+        except (client.NoAnswer, client.NoSuchJob) as problem:
+            decision = Decision(False, f"Slurm does not say why it was stopped: {problem}")
+        if not is_stop and not isinstance(ending, SystemExit):
+            self._write("failed", decision.because, outcome.code)
+            return ending
+        is_cancelled = outcome.reason is Reason.cancelled
+        because = "it was cancelled" if is_cancelled else decision.because
+        return self._give_up(f"{said}; not started again: {because}", outcome.code, is_back)
+
+    def _start_again(self, decision: Decision, must_ask: bool) -> Exit:
+        """Requeue; the job's record says so before Slurm can end this process."""
+        if must_ask and self._backend.why(None, self._backend.restart_code) is Reason.cancelled:
+            raise client.NoSuchJob("it was cancelled")
+        leaving = stopping.leave(self._backend.restart_code, f"requeued: {decision.because}")
+        self._write("requeued", decision.because)
+        self._backend.requeue()
+        messages.say(f"Requeued job {self._backend.job}: {decision.because}")
+        return leaving
+
+    def _decide(self, outcome: Outcome) -> Decision:
+        late = sys.modules.get("forge.training.interruption")
+        if late is not None and late.written:
+            self._counts.no_progress = -1  # of a loop without steps nothing else tells
+        limits = asdict(self._policy.requeue)
+        decision = decide(outcome, self._counts, limits, self._saved_step())
+        refusal = self._backend.refusal(self._counts.restarts) if decision.starts_again else ""
+        return Decision(False, f"{decision.because}; {refusal}") if refusal else decision
+
+    def _give_up(self, because: str, code: int, is_back: bool = False) -> JobError:
+        # A job that is requeued by hand after its end has new budgets.
+        self._write("given up" if is_back else "stopped", because, code)
+        return JobError(
+            f"{because}. Its checkpoints are in {self._directory}; to resume:\n"
+            f"  {self._backend.command}",
+            code,
+        )
+
+    # -- a task that does not come out ---------------------------------------------------------
+
+    def _watch(self) -> None:
+        """The thread that waits for a stop: first with patience, then it interrupts, then it ends.
+
+        It saves nothing itself, and decides only for a main thread that does not come out.
+        """
+        while not self._handler.should_shutdown():
+            if self._has_left.wait(_LOOK_S):
+                return
+        began = time.monotonic()
+        limit_s = self._handler.timeout_sec
+        self._has_left.wait((limit_s or Policy().stop_s) * PATIENCE)
+        self._is_late = True
+        end = began + limit_s - min(MARGIN_S, limit_s / 4) if limit_s else math.inf
+        while not self._has_left.wait(_LOOK_S) and time.monotonic() < end:
+            if self._is_late:
+                main = threading.main_thread().ident
+                assert main is not None
+                signal.pthread_kill(main, signal.SIGCONT)  # which ends what it sleeps in, too
+        if not self._has_left.is_set() and self._decider.acquire(blocking=False):
+            self._end_by_force()
+
+    def _on_wake(self, number: int, frame: FrameType | None) -> None:
+        """SIGCONT, in the main thread: from `_watch`, or from Slurm, which sends it with others."""
+        late = sys.modules.get("forge.training.interruption")
+        if not self._is_late or late is None or os.getpid() != self._pid:
+            return
+        if late.is_active() and late.is_safe(frame):
+            self._is_late = False
+            late.stop()
+
+    def _end_by_force(self) -> None:
+        """The main thread is in a call that does not end, or swallows `Exit`: without it, then."""
+        self._handler.cancel_forced_exit()
+        with contextlib.suppress(OSError), open(2, "w", closefd=False) as output:
+            faulthandler.dump_traceback(output, all_threads=True)
+        code = int(ExitCode.FORCED)
+        following = self._what_follows(JobError("the task did not end", code))
+        if isinstance(following, Exit):
+            code = self._backend.restart_code
+        else:
+            self._backend.store_error(str(following))
+        processes.kill_descendants()
+        os._exit(code)

@@ -1,0 +1,271 @@
+"""What a new job begins with, where `checkpoint.init_from` names a file or a checkpoint.
+
+Only state is taken, never the step, the place in the data or random states: training
+starts from step 0.
+
+    keys are names given to forge.Run     each goes to the object of its name
+    a checkpoint of forge's               the same, from its `live` state
+    a checkpoint of Lightning             `state_dict` to the one module, `optimizer_states` and
+                                          `lr_schedulers` by their order, where they are there
+    a bare state_dict                     to the one module
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forge import messages
+from forge.checkpoint.load.inspection import find
+from forge.checkpoint.ownership.trust import Trust
+from forge.config.schema import CheckpointConfig
+from forge.errors import CheckpointError, ConfigError, StateMismatch
+from forge.jobdir import job_dir
+from forge.state import compatibility, module_state, stray_parameters
+from forge.state.optimizer_state import Copies
+from forge.state.registry import LiveState, refuse
+
+_SHOWN = 8
+"""Keys that one message names."""
+
+
+@dataclass
+class _Found:
+    """States by the name of the object they go to, and what was left out."""
+
+    what: str
+    states: dict[str, Any]
+    left_out: list[str] = field(default_factory=list)
+    kinds: dict[str, str] = field(default_factory=dict)
+    """The classes that the states are of, where the source says so."""
+    unregistered: stray_parameters.Values = field(default_factory=dict)
+    """What optimizers trained and no module held."""
+
+
+def load(config: CheckpointConfig, live: LiveState) -> dict[str, Any]:
+    """Put what `config.init_from` names into the objects; compares first.
+
+    Returns:
+        What was done, for the ledger.
+    Raises:
+        ConfigError: Where there is nothing of that name.
+        CheckpointError: Where it cannot be read, or is not trusted.
+        StateMismatch: Where it does not fit; the objects are as they were.
+    """
+    assert config.init_from is not None
+    key = f"`resilience.checkpoint.init_from={config.init_from}`"
+    path = job_dir.started_in() / config.init_from
+    if not path.exists():
+        raise ConfigError([f"{key}: there is nothing at {path}."])
+    try:
+        trust = Trust(config.on_foreign)
+        trust.check(path)
+        found = _read_checkpoint(path, config, live, trust) if path.is_dir() else None
+        if found is None:
+            found = _assign(_read_file(path, config.init_trust_pickle), live)
+        _put(found, live)
+    except StateMismatch as error:
+        raise StateMismatch(
+            f"{key}: {error}\nNothing was loaded from {path}. What it does not hold would stay as"
+            " the script made it."
+        ) from error
+    except CheckpointError as error:
+        raise CheckpointError(f"{key}: {error}") from error
+    kept = [name for name in live.objects if name not in found.states]
+    messages.say(
+        f"Training starts from {', '.join(found.states)} of {path} ({found.what}), at step 0."
+        + (f" Not loaded: {'; '.join(found.left_out)}." if found.left_out else "")
+        + (f" As the script built them: {', '.join(kept)}." if kept else "")
+    )
+    return {
+        "source": str(path),
+        "what": found.what,
+        "taken": list(found.states),
+        "left_out": found.left_out,
+        "as_made": kept,
+    }
+
+
+def _read_checkpoint(path: Path, config: CheckpointConfig, live: LiveState, trust: Trust) -> _Found:
+    checkpoint = find(path, config.verify)
+    trust.check(checkpoint.path.parent)
+    trust.check_step(checkpoint.path)
+    saved = checkpoint.state.get("live")
+    if not isinstance(saved, Mapping):
+        raise CheckpointError(f"{checkpoint.path}: was not saved by forge.Run")
+    states, kinds = saved["states"], saved["kinds"]
+    found = _by_name(states, live, f"checkpoint {checkpoint.path.name}")
+    if not found.states:
+        raise StateMismatch(_nothing_fits(states, live))
+    found.kinds = {name: kinds[name] for name in found.states}
+    bare = saved.get("unregistered", {})
+    found.unregistered = {name: bare[name] for name in found.states if name in bare}
+    return found
+
+
+def _read_file(path: Path, is_trusted: bool) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=not is_trusted)
+    except pickle.UnpicklingError as error:
+        if is_trusted:
+            raise CheckpointError(f"{path}: is not a torch.save file: {error}") from error
+        reason = (
+            str(error).strip().splitlines()[-1].strip() if "global" in str(error).lower() else ""
+        )
+        raise CheckpointError(
+            f"{path}: holds more than tensors and plain values, or is not a torch.save file"
+            f" ({reason or str(error).splitlines()[0]}). Reading such a file executes what it says."
+            " If you trust whoever wrote it, set `resilience.checkpoint.init_trust_pickle` to true;"
+            " else save its state_dict alone."
+        ) from error
+    except Exception as error:  # a pickle may raise anything
+        raise CheckpointError(f"{path}: cannot be read by torch.load: {error}") from error
+
+
+def _assign(content: Any, live: LiveState) -> _Found:
+    """Which object each part of a file goes to."""
+    if not isinstance(content, Mapping):
+        raise StateMismatch(f"expected a dict in the file, found a {type(content).__name__}")
+    found = _by_name(content, live, "its keys are the names given to forge.Run")
+    if found.states:
+        return found
+    if isinstance(content.get("state_dict"), Mapping):
+        return _of_lightning(content, live)
+    if any(isinstance(value, torch.Tensor) for value in content.values()):
+        name, module = _the_module(live)
+        return _Found("a state_dict", {name: _renamed(content, module)})
+    raise StateMismatch(_nothing_fits(content, live))
+
+
+def _by_name(content: Mapping[Any, Any], live: LiveState, what: str) -> _Found:
+    states = {
+        name: content[name] for name in live.objects if isinstance(content.get(name), Mapping)
+    }
+    others = [str(key) for key in content if key not in states]
+    return _Found(what, states, [_shown(others)] if others else [])
+
+
+def _of_lightning(content: Mapping[Any, Any], live: LiveState) -> _Found:
+    name, module = _the_module(live)
+    version = content.get("pytorch-lightning_version")
+    what = f"Lightning {version}" if version else "its state_dict"
+    found = _Found(what, {name: _renamed(content["state_dict"], module)})
+    schedule_class = torch.optim.lr_scheduler.LRScheduler
+    for key, kind in (
+        ("optimizer_states", torch.optim.Optimizer),
+        ("lr_schedulers", schedule_class),
+    ):
+        states = content.get(key) or []
+        names = [name for name, one in live.objects.items() if isinstance(one, kind)]
+        if states and names and len(states) != len(names):
+            raise StateMismatch(
+                f"{key}: expected {len(names)}, one each for {', '.join(names)}; found"
+                f" {len(states)}"
+            )
+        if states and not names:
+            found.left_out.append(f"{key}, since forge.Run was given none")
+        found.states.update(zip(names, states, strict=False) if states else ())
+    known = ("state_dict", "optimizer_states", "lr_schedulers", "pytorch-lightning_version")
+    others = [str(key) for key in content if key not in known]
+    found.left_out += [_shown(others)] if others else []
+    return found
+
+
+def _the_module(live: LiveState) -> tuple[str, torch.nn.Module]:
+    modules = [(n, one) for n, one in live.objects.items() if isinstance(one, torch.nn.Module)]
+    if len(modules) != 1:
+        names = ", ".join(name for name, _ in modules) or "none"
+        raise StateMismatch(
+            f"a state_dict goes to the one module, but forge.Run was given {len(modules)}"
+            f" ({names}). Save a dict whose keys are those names."
+        )
+    return modules[0]
+
+
+def _renamed(state: Mapping[str, Any], module: torch.nn.Module) -> Mapping[str, Any]:
+    """`state` without a prefix that all of its keys have, where that makes all of them fit."""
+    expected = set(module.state_dict())
+    if not expected or not state or expected == set(state) or not all(map(_is_text, state)):
+        return state
+    first = next(iter(state))
+    for name in expected:
+        prefix = first.removesuffix(name)
+        if prefix == first or not prefix.endswith("."):
+            continue
+        if {f"{prefix}{one}" for one in expected} == set(state):
+            renamed = type(module.state_dict())((k[len(prefix) :], v) for k, v in state.items())
+            _rename_metadata(state, renamed, prefix)
+            return renamed
+    return state
+
+
+def _rename_metadata(state: Any, renamed: Any, prefix: str) -> None:
+    """The versions of the layers' formats, by which old ones are converted."""
+    metadata = getattr(state, "_metadata", None)
+    if metadata is not None:
+        below = {k: v for k, v in metadata.items() if f"{k}.".startswith(prefix)}
+        renamed._metadata = {f"{k}."[len(prefix) : -1]: v for k, v in below.items()}
+
+
+def _is_text(key: Any) -> bool:
+    return isinstance(key, str)
+
+
+def _put(found: _Found, live: LiveState) -> None:
+    """All of it, or nothing: what may be refused as it is loaded goes first, and goes back."""
+    part = LiveState({name: live.objects[name] for name in found.states})
+    refuse(
+        sentence
+        for name, one in part.objects.items()
+        if name not in found.kinds
+        for sentence in compatibility.differences(name, one, found.states[name])
+    )
+    part.check({"states": found.states, "kinds": found.kinds})
+    refuse(stray_parameters.misfits(live.objects, found.unregistered))
+    safe = [name for name, one in part.objects.items() if _is_only_copied(one)]
+    others = [name for name in part.objects if name not in safe]
+    before = {name: copy.deepcopy(part.objects[name].state_dict()) for name in others}
+    try:
+        for name in others:
+            part.put(name, found.states[name], Copies())
+        refuse(s for name in others for s in compatibility.lacking(name, part.objects[name]))
+    except StateMismatch as error:
+        _put_back(part, before, error)
+        raise
+    for name in safe:
+        part.put(name, found.states[name], Copies())
+    stray_parameters.load(live.objects, found.unregistered)
+
+
+def _is_only_copied(one: Any) -> bool:
+    """Whether nothing can go wrong as a state is loaded that has been compared."""
+    if not isinstance(one, torch.nn.Module):
+        return False
+    return not (module_state.own_ways(one) or module_state.has_extra_state(one))
+
+
+def _put_back(part: LiveState, before: dict[str, Any], reason: StateMismatch) -> None:
+    try:
+        for name, state in before.items():
+            part.put(name, state, Copies())
+    except StateMismatch as error:
+        raise CheckpointError(f"{reason}\nWhat was there before is lost: {error}") from reason
+
+
+def _nothing_fits(content: Mapping[Any, Any], live: LiveState) -> str:
+    return (
+        f"expected the names given to forge.Run ({', '.join(live.objects)}), a state_dict, or a"
+        f" checkpoint of Lightning; found {_shown(content)}"
+    )
+
+
+def _shown(keys: Any) -> str:
+    names = [str(key) for key in keys]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more if names else "nothing"

@@ -1,0 +1,97 @@
+"""Logged values: kept where they are until a good moment, then written to the ledger."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from forge.jobdir.ledger import Ledger
+
+_MAX_PENDING = 50
+_MAX_AGE_S = 1.0
+
+
+class Metrics:
+    """Takes values without a host synchronisation; `flush` reads them all with one per device."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._pending: list[tuple[int, dict[str, Any]]] = []
+        self._flushed = time.monotonic()
+        self._step = -1
+        self.logged: set[str] = set()
+        """Names logged in the step that is under way."""
+        self._latest: dict[str, tuple[int, float]] = {}
+
+    def begin(self, step: int, logged: set[str]) -> None:
+        """A new step; names in `logged` were logged in it before a stop, and are not again."""
+        self._step = step
+        self.logged = set(logged)
+        self._kept = frozenset(logged)
+
+    def log(self, values: dict[str, Any]) -> None:
+        """Note values of the current step.
+
+        Raises:
+            TypeError: For what is neither a number nor a tensor of one element.
+        """
+        taken: dict[str, Any] = {}
+        for name, value in values.items():
+            if name in self._kept:
+                continue
+            if isinstance(value, torch.Tensor) and value.numel() == 1:
+                # A copy: what was logged must not change when the tensor is reused.
+                taken[name] = value.detach().reshape(()).clone()
+            elif hasattr(value, "__float__") and not isinstance(value, torch.Tensor):
+                taken[name] = float(value)
+            else:
+                raise TypeError(
+                    f"run.log({name}=…): expected a number or a tensor of one element, found"
+                    f" {type(value).__name__}"
+                    + (f" of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else "")
+                )
+        self.logged.update(taken)
+        if taken:
+            self._pending.append((self._step, taken))
+
+    def flush_if_due(self) -> None:
+        """Write what is pending if it is much or old."""
+        if self._pending and (
+            len(self._pending) >= _MAX_PENDING or time.monotonic() - self._flushed >= _MAX_AGE_S
+        ):
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is pending."""
+        pending, self._pending = self._pending, []
+        self._flushed = time.monotonic()
+        tensors: dict[torch.device, list[torch.Tensor]] = {}
+        for _, values in pending:
+            for value in values.values():
+                if isinstance(value, torch.Tensor):
+                    tensors.setdefault(value.device, []).append(value)
+        numbers = {device: _to_host(some) for device, some in tensors.items()}
+        for step, values in pending:
+            plain = {
+                name: next(numbers[v.device]) if isinstance(v, torch.Tensor) else v
+                for name, v in values.items()
+            }
+            self._ledger.write("metrics", step=step, values=plain)
+            self._latest.update({name: (step, value) for name, value in plain.items()})
+
+    def latest(self) -> dict[str, tuple[int, float]]:
+        """Name -> the step in which it was last logged, and the value; writes what is pending."""
+        self.flush()
+        return dict(self._latest)
+
+    def restore(self, latest: dict[str, tuple[int, float]]) -> None:
+        """Go back to what `latest` returned when the state was saved that was loaded."""
+        self._latest = dict(latest)
+
+
+def _to_host(tensors: list[torch.Tensor]) -> Any:
+    """An iterator over the tensors' values; float64 holds every smaller type exactly."""
+    values: list[float] = torch.stack([t.double() for t in tensors]).tolist()
+    return iter(values)

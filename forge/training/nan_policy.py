@@ -1,0 +1,177 @@
+"""What a bad step leads to: warn, skip, roll back or halt, as `resilience.nan` says.
+
+One look a step: loss and gradient norm are brought to the host together. The norm overflows on
+huge finite gradients, so an alarm is looked into exactly before anything is decided.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from forge.config.schema import NanAction, NanConfig
+from forge.resilience.health import (
+    NaNDetector,
+    NaNState,
+    any_rank,
+    mean,
+    non_finite,
+    total_norm,
+    widest,
+)
+
+_ACTION: Any = NanAction
+
+
+class NanPolicy:
+    """Judges steps. `halt_reason` and `rollback_from` say what the next boundary has to do."""
+
+    def __init__(self, config: NanConfig) -> None:
+        self._config = config
+        self._detector = NaNDetector("skip", config.max_consecutive)
+        self.rollbacks = 0
+        """Rollbacks so far."""
+        self.lr_scale = 1.0
+        """What the learning rate is multiplied by."""
+        self.first_bad_step: int | None = None
+        """The first step of the streak that is under way."""
+        self._judged: int | None = None
+        self._first_bad_before: int | None = None
+        self.halt_reason: str | None = None
+        self.rollback_from: int | None = None
+
+    @property
+    def total(self) -> int:
+        """Bad steps so far."""
+        return self._detector.state.total_nans
+
+    def look(
+        self, loss: torch.Tensor | float, named: list[tuple[str, torch.Tensor]], needs_norm: bool
+    ) -> tuple[float, torch.Tensor | None, str]:
+        """Judge one step's loss and gradients, with one host synchronisation.
+
+        Args:
+            loss: Scalar.
+            named: Gradients by parameter name.
+            needs_norm: Whether the caller clips by the norm.
+        Returns:
+            The loss, the gradients' norm (float, or None if not computed) and what is wrong, in
+            words; empty if nothing is.
+        """
+        value = mean(loss)
+        norm = None
+        if named and (needs_norm or self._config.check_gradients):
+            norm = total_norm([grad for _, grad in named])
+            pair = torch.stack([value, norm.to(value.device, value.dtype)])
+            host_loss, host_norm = pair.tolist()
+        else:
+            host_loss, host_norm = float(value.item()), 0.0
+        if not math.isfinite(host_loss):
+            return host_loss, norm, f"the loss is {host_loss}"
+        if not self._config.check_gradients or math.isfinite(host_norm):
+            return host_loss, norm, ""
+        culprits = non_finite(named)
+        if not culprits:
+            # Huge but finite: squares overflow in float32 and below, not in float64.
+            norms = [torch.linalg.vector_norm(g, dtype=widest(g.device)) for _, g in named]
+            norm = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
+            return host_loss, norm, ""
+        more = f" and {len(culprits) - 3} more" if len(culprits) > 3 else ""
+        return host_loss, norm, f"the gradient of {', '.join(culprits[:3])}{more}"
+
+    def judge(self, step: int, loss: float, problem: str) -> tuple[bool, str]:
+        """Decide about a step that was looked at; once for each of its updates.
+
+        Returns:
+            Whether to update, and what to log (empty: nothing).
+        """
+        is_bad = any_rank(bool(problem))
+        is_same_step = step == self._judged
+        if not is_same_step:
+            self._judged, self._first_bad_before = step, self.first_bad_step
+        self._detector.record(is_bad, step, loss, is_same_step)
+        if not is_bad:
+            if self._detector.state.consecutive_nans == 0:
+                self.first_bad_step = None
+            return True, ""
+        self.first_bad_step = step if self._first_bad_before is None else self._first_bad_before
+        what = f"Step {step}: NaN or Inf: {problem or 'on another rank'}"
+        count = self._detector.state.consecutive_nans
+        streak = f"{count} of {self._config.max_consecutive} in a row"
+        action = self._config.action
+        if action is _ACTION.warn:
+            return True, f"{what}; the update is applied (`resilience.nan.action=warn`)"
+        if action is _ACTION.halt:
+            self.halt_reason = f"{what}; `resilience.nan.action=halt`"
+            return False, ""
+        if not self._detector.should_rollback:
+            return False, f"{what}; this update is skipped ({streak})"
+        if action is _ACTION.skip:
+            self.halt_reason = f"{what}; {streak} (`resilience.nan.max_consecutive`)"
+        elif self.rollbacks >= self._config.rollback.max_rollbacks:
+            self.halt_reason = (
+                f"{what}; {streak}, and {self.rollbacks} rollbacks were made"
+                " (`resilience.nan.rollback.max_rollbacks`)"
+            )
+        else:
+            self.rollback_from = self.first_bad_step
+        return False, f"{what}; this update is skipped ({streak})"
+
+    def rolled_back(self) -> None:
+        """Note that a rollback was done."""
+        self.rollbacks += 1
+        self.lr_scale *= self._config.rollback.lr_scale
+        self.first_bad_step = self.rollback_from = self._judged = None
+        self._detector.state.consecutive_nans = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Streak and budgets, for the checkpoint."""
+        return {
+            "detector": asdict(self._detector.state),
+            "rollbacks": self.rollbacks,
+            "lr_scale": self.lr_scale,
+            "first_bad_step": self.first_bad_step,
+            # A stop inside the step whose end they are due at.
+            "halt_reason": self.halt_reason,
+            "rollback_from": self.rollback_from,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with a saved streak and budgets."""
+        self._detector.state = NaNState(**state["detector"])
+        self.rollbacks = state["rollbacks"]
+        self.lr_scale = state["lr_scale"]
+        self.first_bad_step = state["first_bad_step"]
+        self.halt_reason, self.rollback_from = state["halt_reason"], state["rollback_from"]
+        self._judged = None
+
+
+class RateScale:
+    """Multiplies the learning rate while an optimizer steps, whatever schedule sets it."""
+
+    def __init__(self, policy: NanPolicy, optimizer: torch.optim.Optimizer) -> None:
+        self._policy = policy
+        self._rates: list[Any] = []
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before),
+            optimizer.register_step_post_hook(self._after),
+        ]
+
+    def remove(self) -> None:
+        """Leave the optimizer as it was."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._rates = []
+        if self._policy.lr_scale != 1.0:
+            self._rates = [group["lr"] for group in optimizer.param_groups]
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * self._policy.lr_scale
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group, rate in zip(optimizer.param_groups, self._rates, strict=False):
+            group["lr"] = rate

@@ -1,0 +1,205 @@
+"""What a run checks before its first step."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forge import messages
+from forge.config import loading
+from forge.config.schema import CodeChange, HealthAction, HealthCheck, HealthConfig, Policy
+from forge.errors import ConfigError, DiskFull, Exit, ExitCode, ForgeError, is_disk_full, unwritable
+from forge.jobdir import job_dir, spawned, verdict
+from forge.jobdir.job_files import RANKS
+from forge.resilience.health import bounded, check_gpu_health
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.=+,@-]{0,99}", re.ASCII)
+_TAKEN = re.compile(r"latest|step_\d+")
+
+
+@contextmanager
+def exits() -> Iterator[None]:
+    """Turn errors that end a job into `Exit` with their code, and log them."""
+    try:
+        yield
+    except ForgeError as error:
+        messages.say(str(error), logging.ERROR)
+        raise Exit(error.exit_code, str(error)) from error
+    except OSError as error:
+        text = f"The job's directory cannot be used: {error}"
+        messages.say(text, logging.ERROR)
+        raise Exit(unwritable(text, error).exit_code, text) from error
+
+
+@contextmanager
+def told_to_parent(job: Path, checkpoint_dir: Path) -> Iterator[None]:
+    """Where a child of the job's main refuses to train, let the job end with its exit code."""
+    try:
+        yield
+    except Exit as error:
+        if spawned.parent() is not None:
+            verdict.write(job, checkpoint_dir, error.reason, 0, int(error.code or 0))
+        raise
+
+
+def checked_policy(policy: Any) -> Policy:
+    """The policy, checked; a bad one ends the process with code 78."""
+    if sys.platform == "win32":
+        raise ForgeError(
+            "forge.Run needs POSIX signals and file locks, which Windows lacks. Use Linux, macOS"
+            " or WSL; on Windows only `import forge` and reading checkpoints and ledgers work."
+        )
+    with exits():
+        checked = loading.load(policy)
+        ranks = int(os.environ.get(RANKS) or 1)
+        if checked.enabled and ranks > 1:
+            problem = (
+                f"`hydra.launcher.tasks_per_node` and `hydra.launcher.nodes` start {ranks} tasks,"
+                " and forge.Run can be used in one alone: they would save into one directory. Set"
+                " both to 1, or `resilience.enabled` to false."
+            )
+            raise ConfigError([problem], "The job")
+        return checked
+
+
+def checked_name(name: Any) -> str | None:
+    """The name of a Run, which is to be that of a directory; a bad one ends the process with 78."""
+    is_text = isinstance(name, str)
+    if name is None or (is_text and _NAME.fullmatch(name) and not _TAKEN.fullmatch(name)):
+        return name  # type: ignore[no-any-return]
+    found = repr(name) if is_text else f"a {type(name).__name__}"
+    problem = (
+        f"`name=` is {found}, and becomes the name of a directory: expected a string of at most 100"
+        " letters, digits and `_ - . = + , @`, which begins with a letter or a digit, and is"
+        " neither `latest` nor `step_<number>`. An object to be saved needs another keyword."
+    )
+    with exits():
+        raise ConfigError([problem], "This Run")
+
+
+def check_alone(is_inside: bool) -> None:
+    """Refuse what would take the signals away from another Run, or never get any.
+
+    Args:
+        is_inside: Whether another Run of this process is open.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise ForgeError(
+            f"forge.Run was entered in the thread {threading.current_thread().name!r}. Python"
+            " delivers signals to the main thread alone, so the Run could be neither stopped nor"
+            " saved: enter it there."
+        )
+    if is_inside:
+        problem = (
+            "it was entered inside another forge.Run, which listens to the signals of this process."
+            " Enter them one after the other, each with a name: forge.Run(policy,"
+            ' name="stage2", …). What belongs to one training goes into one Run.'
+        )
+        with exits():
+            raise ConfigError([problem], "This Run")
+
+
+def whoami() -> dict[str, Any]:
+    """Where this attempt runs."""
+    return {"pid": os.getpid(), "host": socket.gethostname(), "torch": torch.__version__}
+
+
+def check_code(directory: Path, action: CodeChange) -> None:
+    """Compare the code with that of the job's first start.
+
+    Raises:
+        ConfigError: Where it changed and the policy says refuse.
+    """
+    changed = job_dir.changed_code(directory)
+    if not changed:
+        return
+    text = f"the code changed since this job was first started: {', '.join(changed[:5])}"
+    if len(changed) > 5:
+        text += f" and {len(changed) - 5} more"
+    if action is CodeChange.refuse:
+        raise ConfigError(
+            [
+                f"`resilience.requeue.on_code_change=refuse`: {text}. Put the code back, or"
+                " start it with `resilience.requeue.on_code_change=warn`."
+            ]
+        )
+    messages.warn(text)
+
+
+def keep_threads(directory: Path, is_resumed: bool) -> None:
+    """Let torch use as many threads as at the first start: another number gives other bits."""
+    now = torch.get_num_threads()
+    first = job_dir.first_threads(directory) if is_resumed else None
+    if first is None:
+        job_dir.note_threads(directory, now)
+    elif first != now:
+        torch.set_num_threads(first)
+        messages.warn(
+            f"torch had {now} threads here, and {first} when this job was first started. It has"
+            f" {first} again, since the number of threads changes the order of sums. What ran"
+            f" before `forge.Run` had {now}; .forge/resume.sh starts with the original environment."
+        )
+
+
+def check_health(health: HealthConfig, checkpoint_dir: Path) -> None:
+    """Run the start-up checks.
+
+    Raises:
+        Exit: With code 69, where one fails and the policy says refuse.
+        DiskFull: Where the disk is full, which is no fault of this node's.
+    """
+    checks: dict[HealthCheck, Callable[[], str | DiskFull]] = {
+        HealthCheck.disk: lambda: _disk_problem(checkpoint_dir, health.min_free_gib),
+        HealthCheck.gpu: _gpu_problem,
+    }
+    for check in health.checks:
+        late = f"no answer within {health.timeout_s:g} s"
+        problem = bounded(checks[check], health.timeout_s, default=late)
+        if isinstance(problem, DiskFull):
+            raise problem
+        if not problem:
+            continue
+        text = f"Health check `{check.name}` failed on {socket.gethostname()}: {problem}"
+        if health.action is HealthAction.refuse:
+            messages.say(
+                f"{text}. The job does not run on this node (exit code 69).", logging.ERROR
+            )
+            raise Exit(ExitCode.UNHEALTHY, text)
+        messages.warn(text)
+
+
+def _disk_problem(directory: Path, min_free_gib: float) -> str | DiskFull:
+    try:
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".step_health_") as file:
+            file.write(b"\0" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+        free_gib = shutil.disk_usage(directory).free / 2**30
+    except OSError as error:
+        text = f"{directory} cannot be written: {error}"
+        return DiskFull(text) if is_disk_full(error) else text
+    if free_gib < min_free_gib:
+        return (
+            f"{directory} has {free_gib:.1f} GiB free,"
+            f" `resilience.health.min_free_gib={min_free_gib:g}`"
+        )
+    return ""
+
+
+def _gpu_problem() -> str:
+    if not torch.cuda.is_available():
+        return ""
+    results = [check_gpu_health(device) for device in range(torch.cuda.device_count())]
+    return "; ".join(result["error"] for result in results if result["error"])

@@ -1,0 +1,194 @@
+"""`forge.Run`: the part of forge that stands in the user's loop.
+
+    with forge.Run(cfg.resilience, model=model, optimizer=optimizer) as run:
+        for step, batch in run.steps(1000, loader):
+            loss = loss_fn(model, batch)
+            loss.backward()
+            run.update(loss, optimizer)
+
+Entering claims the directory, checks the node and loads the newest good checkpoint. Every step
+boundary is where a stop, a save or a rollback happens, so that what is saved is always the state
+between two steps. Leaving without an error saves the finished state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+
+from forge.config.schema import Policy
+from forge.data.position import Position
+from forge.errors import Exit, ForgeError
+from forge.shutdown import stopping
+from forge.state.registry import LiveState
+from forge.training import preflight
+from forge.training.interruption import LateSession
+from forge.training.nan_policy import NanPolicy
+from forge.training.session import Session
+from forge.training.update import Updater
+
+_Callback = TypeVar("_Callback")
+
+
+class Run:
+    """One attempt at a training job.
+
+    Args:
+        policy: `cfg.resilience`, a mapping, a `forge.Policy`, or None for the defaults.
+        name: What tells this Run from the others of a script that has several, one after the
+            other (folds, seeds, stages): its checkpoints lie in `<checkpoint.dir>/<name>`.
+        stateful: Objects with state_dict and load_state_dict (or `torch.Generator`s), by name.
+            Random states of python, numpy, torch and every CUDA device are always saved.
+    Raises:
+        Exit: With code 78 for a bad policy or name; on entering 78 inside another Run, and where
+            this process has finished the training in the directory, 73 where a running job owns
+            the directory, 69 for a failed health check, 74 where no checkpoint can be used.
+        StateMismatch: On entering, where the checkpoint does not fit the objects.
+    """
+
+    def __init__(self, policy: Any = None, /, *, name: str | None = None, **stateful: Any) -> None:
+        self.policy: Policy = preflight.checked_policy(policy)
+        self.name = preflight.checked_name(name)
+        self._live = LiveState(stateful)
+        self._nan = NanPolicy(self.policy.nan)
+        self._updater = Updater(self._live, self._nan, self.policy.enabled)
+        self._session: Session | None = None
+        self._is_inside = False
+        self._plain_step = 0
+        self._plain_position: Position | None = None
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self._session.step if self._session is not None else self._plain_step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the loader that is being read; 0 without one."""
+        if self._session is not None:
+            return self._session.epoch
+        return self._plain_position.epoch if self._plain_position is not None else 0
+
+    @property
+    def resumed_from(self) -> str | None:
+        """Name of the checkpoint this attempt began with, or None."""
+        return self._session.resumed_from if self._session is not None else None
+
+    def __enter__(self) -> Run:
+        self._is_inside = True
+        if self.policy.enabled:
+            self._session = LateSession(
+                self.policy, self.name, self._live, self._nan, self._updater
+            )
+            self._session.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._is_inside = False
+        if self._session is not None:
+            self._session.close(error)
+
+    def steps(self, n: int, loader: Iterable[Any] | None = None) -> Iterator[Any]:
+        """Yield `(step, batch)`, or `step` without a loader, from the saved step up to `n`.
+
+        Epochs begin by themselves. A second call keeps counting where the first ended, with
+        its own loader and a larger `n`; what stands between two calls runs again at every
+        resume, so keep evaluations inside the loop. A stop leaves through `Exit`, which only
+        `finally` blocks see.
+
+        Args:
+            n: Steps in total, not those still to do.
+            loader: A DataLoader, StatefulDataLoader, or any iterable of batches.
+        """
+        if not self._is_inside:
+            raise ForgeError("Run.steps() needs `with forge.Run(...) as run:` around the loop")
+        if self._session is not None:
+            return self._session.steps(n, loader)
+        return self._plain_steps(n, loader)
+
+    def _plain_steps(self, n: int, loader: Iterable[Any] | None) -> Iterator[Any]:
+        self._plain_position = position = Position(loader) if loader is not None else None
+        while self._plain_step < n:
+            step = self._plain_step
+            yield (step, position.next()) if position is not None else step
+            self._updater.settle()
+            self._plain_step += 1
+
+    def update(
+        self,
+        loss: torch.Tensor | float,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        schedule: Any = None,
+        *,
+        scaler: Any = None,
+        clip_norm: float | None = None,
+    ) -> bool:
+        """The whole update under the NaN policy: check, clip, step, schedule, zero_grad.
+
+        One host synchronisation a step, none per parameter. A skipped update moves neither the
+        optimizer nor the schedule. Gradients are set to None afterwards.
+
+        Args:
+            loss: The loss that `backward` was called on (unscaled, where a scaler is used).
+            optimizer: One that was given to `forge.Run`; or a list of them, for one update under
+                one check: their gradients are clipped together, and all step or none.
+            schedule: A learning rate schedule given to `forge.Run`, stepped once; or a list.
+            scaler: A `torch.amp.GradScaler` given to `forge.Run`; overflows of its own are no NaNs.
+                One that several optimizers share moves its scale when all gradients are used.
+            clip_norm: Largest L2 norm of the gradients, as in `clip_grad_norm_`.
+        Returns:
+            Whether the update was done.
+        Raises:
+            ForgeError: Where one of the objects was not given to `forge.Run`.
+        """
+        return self._updater.update(loss, optimizer, schedule, scaler, clip_norm)
+
+    def guard(self, loss: torch.Tensor | float) -> bool:
+        """Whether the update may be done, for loops that do it themselves.
+
+        One host synchronisation. Where it returns False, clear the gradients and do not step.
+        """
+        return self._updater.guard(loss)
+
+    def log(self, **values: Any) -> None:
+        """Record numbers or one-element tensors under the current step; no host synchronisation."""
+        if self._session is not None:
+            self._session.metrics.log(values)
+
+    def poll(self) -> bool:
+        """Let a stop happen inside a long evaluation or warm-up.
+
+        Where the state can be saved exactly, this saves it and leaves through `Exit`; the
+        evaluation begins again when the job does. Else it returns whether a stop is wanted
+        (then come to the step's end soon; the loop stops there). The step is repeated up to its
+        update, with the weights of after it: log what comes from the model, other than the loss
+        given to `update`, before the evaluation.
+        """
+        return self._session.poll() if self._session is not None else False
+
+    def save(self, *, pin: bool = False) -> None:
+        """Save at the next step boundary (at once where no step is under way).
+
+        Args:
+            pin: Keep this checkpoint permanently, as `forge pin` does.
+        """
+        if self._session is not None:
+            self._session.request_save(pin)
+
+    def on_stop(self, callback: Any, timeout_s: float = stopping.CALLBACK_TIMEOUT_S) -> Any:
+        """Call `callback()` when the run is stopped, after the save; see `forge.on_stop`."""
+        if self._session is not None:
+            self._session.callbacks.append(callback)
+            return stopping.on_stop(callback, timeout_s)
+        return callback
+
+
+__all__ = ["Exit", "Run"]

@@ -1,0 +1,183 @@
+"""What one attempt holds on disk: the claimed directory, its checkpoints, ledger and verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from forge import messages
+from forge.checkpoint import Checkpoint, Store
+from forge.checkpoint.format.names import step_dirs
+from forge.checkpoint.load.reading import Place
+from forge.config.rules import directory_problem
+from forge.config.schema import NanAction, Policy
+from forge.errors import ConfigError, ExitCode
+from forge.jobdir import job_dir, ledger, verdict
+from forge.jobdir.ledger import Ledger
+from forge.state.registry import LiveState
+from forge.training import init_from, preflight
+from forge.training.metrics import Metrics
+from forge.training.nan_policy import NanPolicy
+from forge.training.saver import Saver
+
+_ACTION: Any = NanAction
+
+
+class Holdings:
+    """Claims the directories of a job; `release` gives them up.
+
+    Raises:
+        ConfigError: Where nothing can be written there.
+        DirectoryInUse: Where a live job holds them.
+    """
+
+    def __init__(
+        self, policy: Policy, name: str | None, nan: NanPolicy, job: Path, checkpoint_dir: Path
+    ) -> None:
+        self.job = job
+        began = time.time()
+        self._name = name
+        self._training = f"Training of {name}" if name else "Training"
+        self._config = policy.checkpoint
+        self.checkpoint_dir = checkpoint_dir
+        problem = directory_problem(checkpoint_dir)
+        if problem:
+            key = f"`resilience.checkpoint.dir={policy.checkpoint.dir}`"
+            raise ConfigError([f"{key} ({checkpoint_dir}): {problem}"])
+        if ledger.has_finished(job, checkpoint_dir):
+            problem = (
+                f"this process has finished a training in {checkpoint_dir} already, from whose end"
+                " this one would resume: it would train nothing. Where a script has several Runs"
+                ' (folds, seeds, stages), give each a name: forge.Run(policy, name="fold2", …).'
+            )
+            raise ConfigError([problem], "This Run")
+        self._every = policy.checkpoint.every_steps or 1
+        can_roll_back = policy.nan.action is _ACTION.rollback
+        self.store = Store(
+            checkpoint_dir,
+            policy.checkpoint,
+            keep_back_steps=policy.nan.rollback.steps_back if can_roll_back else None,
+            keep_back_every=self._every,
+        )
+        self.ledger = Ledger(job, checkpoint_dir)
+        self.store.attempt = self.ledger.attempt
+        self.saver = Saver(self.store, policy.checkpoint, self.ledger, nan)
+        self.metrics = Metrics(self.ledger)
+        self.store.logged = self.metrics.latest
+        verdict.clear(job, checkpoint_dir, began)
+        self.command = job_dir.resume_command(job)
+        """The shell line that resumes this job."""
+        job_dir.write_resume_script(job, self.command)
+        self._is_supervised = job_dir.is_supervised()
+
+    def newest(self, live: LiveState) -> Checkpoint | None:
+        """The checkpoint to begin with; says why newer ones were passed over.
+
+        Where there is none, the objects get what `checkpoint.init_from` names.
+        """
+        found = self.store.newest(place=_places(live))
+        for reason in self.store.passed_over:
+            messages.warn(f"Passed over {reason}")
+        if found is None and self._config.init_from is not None:
+            self.ledger.write("import", **init_from.load(self._config, live))
+        return found
+
+    def begin(self, step: int, resumed_from: str | None, replays: bool, is_complete: bool) -> None:
+        """Record and log where this attempt starts."""
+        self.ledger.write(
+            "start",
+            step=step,
+            resumed_from=resumed_from,
+            passed_over=self.store.passed_over,
+            previous_step=self.ledger.previous_step,
+            replays=replays,
+            **preflight.whoami(),
+        )
+        self.ledger.progress(step)
+        self.saver.begin(step if resumed_from else None)
+        if resumed_from:
+            self.saver.tidy()  # a stop leaves that to the next attempt
+        self.metrics.begin(step, set())
+        begins = f"resumes at step {step}" if resumed_from else "starts at step 0"
+        if is_complete and self._name is not None:
+            messages.say(
+                f"{self._training} already finished at step {step}: it is not trained again"
+            )
+            return
+        messages.say(f"{self._training} {begins}; checkpoints in {self.checkpoint_dir}")
+        if is_complete:
+            messages.warn(
+                f"This job already finished at step {step}: only steps beyond that are"
+                " trained. To train from scratch, choose another directory."
+            )
+        if not self._is_supervised:
+            messages.say(f"To resume this job after a stop:\n  {self.command}")
+
+    def rollback_target(self, live: LiveState, at_most: int) -> Checkpoint | None:
+        """The newest good checkpoint at a boundary with at most so many steps done.
+
+        Preferably one that every run of this job has: the saves of a stop are this one's own.
+        """
+        every, place = self._every, _places(live)
+        newest = self.store.newest
+        found = newest(at_most, every, place) or newest(at_most, place=place)
+        while found is not None and found.state["replay"] is not None:
+            found = newest(found.manifest.step - 1, place=place)  # saved inside a step
+        for reason in self.store.passed_over:
+            messages.warn(f"Passed over {reason}")
+        return found
+
+    def pin(self, step: int) -> None:
+        """Keep the checkpoint of this step; a failure is logged."""
+        try:
+            self.store.pin(step)
+        except OSError as error:
+            messages.warn(f"The checkpoint of step {step} could not be pinned: {error}")
+
+    def in_place(self) -> str:
+        """A sentence on what a later start would begin with."""
+        with contextlib.suppress(OSError):
+            steps = step_dirs(self.checkpoint_dir)
+            return f"{steps[0].name} is in place" if steps else "There is no checkpoint yet"
+        return f"{self.checkpoint_dir} cannot be read"
+
+    def end(self, kind: str, reason: str, step: int, code: int, level: int, **details: Any) -> None:
+        """Record and log why this attempt leaves."""
+        verdict.write(self.job, self.checkpoint_dir, reason, step, code)
+        self.ledger.write(kind, reason=reason, step=step, code=int(code), **details)
+        text = f"{reason} at step {step}, exit code {int(code)}."
+        if not self._is_supervised:  # else whoever started it decides, and says so
+            text += f" To resume:\n  {self.command}"
+        messages.say(text, level)
+
+    def finish(self, step: int) -> None:
+        """Record and log that training is finished."""
+        self.ledger.write("finish", step=step)
+        verdict.write(self.job, self.checkpoint_dir, "finished", step, ExitCode.FINISHED)
+        messages.say(f"{self._training} finished at step {step}")
+
+    def fail(self, error: str, step: int) -> None:
+        """Record and log that the user's code raised."""
+        with contextlib.suppress(RuntimeError):  # values on a device that has failed stay there
+            self.metrics.flush()
+        self.ledger.write("error", reason=error, step=step)
+        text = f"{error} (in step {step})."
+        if not self._is_supervised:
+            text += f" To resume from the last checkpoint:\n  {self.command}"
+        messages.say(text, logging.ERROR)
+
+    def release(self) -> None:
+        """Wait for the save that is under way and give everything up."""
+        try:
+            self.saver.finish()
+        finally:
+            self.store.close()
+            self.ledger.close()
+
+
+def _places(live: LiveState) -> Place:
+    """Where a checkpoint's tensors go: nowhere, if they are to be put back a second time."""
+    return lambda state: live.places(state["live"]) if state["replay"] is None else None

@@ -1,0 +1,217 @@
+"""When state is saved, and what happens when saving fails."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from forge import messages
+from forge.checkpoint import Store
+from forge.checkpoint.save.copies import Snapshot
+from forge.config.schema import CheckpointConfig, WhenBusy
+from forge.errors import CheckpointError, unwritable
+from forge.jobdir.ledger import Ledger
+from forge.process.time_limit import RECENT_SAVES, Recent, first_save_s
+from forge.training.nan_policy import NanPolicy
+
+MAX_FAILURES = 5
+"""Failed saves in a row after which the run ends: it would only train what it cannot keep."""
+
+FINAL_TRIES = 3
+"""Tries of the save at a stop."""
+
+ROOM_WAIT_S = 5.0
+"""Seconds that another try waits at most for old checkpoints that are being deleted."""
+
+
+class Saver:
+    """Saves in this thread or, with `checkpoint.async_save`, beside training."""
+
+    def __init__(
+        self, store: Store, config: CheckpointConfig, ledger: Ledger, nan: NanPolicy
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._ledger = ledger
+        self._nan = nan
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._failures = 0
+        self._last_step: int | None = None
+        self._last_time = time.monotonic()
+        self._first_by = math.inf
+        """When the first save is due at the latest, by the monotonic clock."""
+        self.costs = Recent(RECENT_SAVES)
+        """Seconds that saves took, from the start of the snapshot to the commit."""
+
+    def expect(self, num_bytes: int, within_s: float = math.inf) -> None:
+        """Before the first save: so many bytes of parameters, within so many seconds."""
+        self._first_by = time.monotonic() + within_s
+        self.costs = Recent(RECENT_SAVES, first_save_s(num_bytes))
+
+    @property
+    def cost_s(self) -> float:
+        """What a save takes that would be wanted now; it would wait for one that is under way."""
+        is_waited_for = self._thread is not None and self._thread.is_alive()
+        return self.costs.longest * (1 + is_waited_for)
+
+    def begin(self, step: int | None) -> None:
+        """Count intervals from `step`, which is saved; None: nothing is saved yet."""
+        self._last_step = step
+        self._last_time = time.monotonic()
+
+    def is_due(self, step: int) -> bool:
+        """Whether a periodic save falls on the boundary before `step`."""
+        if step == self._last_step:
+            return False
+        if self._last_step is None and step == 0:
+            return False  # what nothing was done for can be built again
+        if time.monotonic() >= self._first_by:
+            return True
+        every_steps, every_s = self._config.every_steps, self._config.every_s
+        if every_steps is not None and step % every_steps == 0:
+            return True
+        return every_s is not None and time.monotonic() - self._last_time >= every_s
+
+    def save(self, step: int, state: Callable[[], Any], reason: str) -> None:
+        """A periodic save; a failure is logged and counted, and ends the run only when repeated.
+
+        Raises:
+            CheckpointError: After MAX_FAILURES failures in a row.
+            DirectoryInUse: Where a newer attempt has taken over.
+        """
+        if reason == "periodic" and self._is_skipped(step):
+            return
+        self._first_by = math.inf
+        self.wait()
+        self.begin(step)
+        if self._store.holds(step, is_complete=False):
+            return
+        began = time.monotonic()
+        snapshot = self._store.snapshot(step, state(), False, copy=self._config.async_save)
+        if snapshot.is_independent:
+            self._thread = threading.Thread(
+                target=self._commit_beside,
+                args=(snapshot, reason, began),
+                name="forge-save",
+                daemon=True,
+            )
+            self._thread.start()
+            return
+        try:
+            self._commit(snapshot, reason, began)
+        except OSError as error:
+            self._count_failure(step, error)
+
+    def _is_skipped(self, step: int) -> bool:
+        """Whether one that is under way takes the place of this one, and tell so."""
+        is_busy = self._thread is not None and self._thread.is_alive()
+        if not is_busy or self._config.when_busy is not WhenBusy.skip:
+            return False
+        messages.warn(
+            f"The save at step {step} is skipped: the one of step {self._last_step} is still being"
+            " written (`resilience.checkpoint.when_busy=skip`)."
+        )
+        self._ledger.write("save_skipped", step=step, busy_with=self._last_step)
+        self._last_time = time.monotonic()
+        return True
+
+    def save_final(self, step: int, state: Callable[[], Any], is_complete: bool, why: str) -> None:
+        """The save at a stop or at the end; tried more than once.
+
+        Raises:
+            CheckpointError: Where it could not be written.
+        """
+        try:
+            self.wait()
+        except CheckpointError as error:
+            messages.warn(str(error))  # this save may still succeed
+        self.begin(step)
+        if self._store.holds(step, is_complete):
+            return
+        began = time.monotonic()
+        snapshot = self._store.snapshot(step, state(), is_complete, copy=False)
+        for tries_left in range(FINAL_TRIES - 1, -1, -1):
+            try:
+                # A process whose thread is deleting a large file is not gone before that is done:
+                # after a stop the next attempt removes what is too much.
+                self._commit(snapshot, why, began, tidies=is_complete)
+                return
+            except OSError as error:
+                messages.warn(f"The save at step {step} failed: {error}")
+                self._ledger.write("save_failed", step=step, error=str(error))
+                if not tries_left:
+                    raise unwritable(
+                        f"The state at step {step} could not be saved to {self._store.directory}:"
+                        f" {error}. The last good checkpoint is in place.",
+                        error,
+                    ) from error
+                self._store.wait(ROOM_WAIT_S)  # what is being deleted makes room
+
+    def wait(self) -> None:
+        """Wait for the save that is under way, and take its outcome in."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def finish(self) -> None:
+        """Wait for the save that is under way; a failure can only be logged by now."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            messages.warn(f"The last save failed: {self._failure}")
+
+    def check(self) -> None:
+        """Take in the outcome of a save that has ended beside training."""
+        failure, self._failure = self._failure, None
+        if isinstance(failure, OSError):
+            self._count_failure(self._last_step or 0, failure)
+        elif failure is not None:
+            raise failure
+
+    def _commit_beside(self, snapshot: Snapshot, reason: str, began: float) -> None:
+        try:
+            self._commit(snapshot, reason, began)
+        except BaseException as error:  # noqa: BLE001 - raised again by `check`
+            self._failure = error
+
+    def _commit(self, snapshot: Snapshot, reason: str, began: float, tidies: bool = True) -> None:
+        begin = time.monotonic()
+        self._ledger.sync()
+        path = self._store.commit(snapshot)
+        self._failures = 0
+        self.costs.add(time.monotonic() - began)
+        self._ledger.write(
+            "save",
+            step=snapshot.step,
+            reason=reason,
+            path=path.name,
+            bytes=snapshot.num_bytes,
+            seconds=round(time.monotonic() - begin, 4),
+        )
+        if tidies:
+            self.tidy()
+
+    def tidy(self) -> None:
+        """Remove the checkpoints that the policy does not keep."""
+        try:
+            self._store.retain(self._nan.first_bad_step)
+        except OSError as error:
+            messages.warn(f"Old checkpoints could not be removed: {error}")
+
+    def _count_failure(self, step: int, error: OSError) -> None:
+        self._failures += 1
+        self._ledger.write("save_failed", step=step, error=str(error))
+        text = f"The save at step {step} failed ({self._failures} of {MAX_FAILURES}): {error}"
+        if self._failures >= MAX_FAILURES:
+            raise unwritable(
+                f"{text}. The run ends here, because nothing it learns from now on could be kept."
+                f" Make room or repair {self._store.directory}, then start it again.",
+                error,
+            ) from error
+        messages.warn(f"{text}. Training continues; the next save will try again.")
