@@ -62,7 +62,7 @@ slurm-install:
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurm-wlm munge
 
 slurm-shell: $(VENV)/.dev-installed
-	$(IN_VENV) tests/slurm/cluster.py
+	$(IN_VENV) tests/support/cluster.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage-data .mypy_cache .pytest_cache .ruff_cache

@@ -27,7 +27,7 @@ from pathlib import Path
 import launch
 from launch import cores, median
 
-sys.path.insert(0, str(launch.ROOT / "tests" / "slurm"))
+sys.path.insert(0, str(launch.ROOT / "tests" / "support"))
 
 from cluster import Cluster, missing
 

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "packaging"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from environments import Environment  # noqa: E402 - where the tests have it
 

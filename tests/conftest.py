@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
+pytest_plugins = ["store_fixtures"]
+
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start: threads that wait take a core
-QUICK = str(Path(__file__).with_name("quick"))
+QUICK = str(Path(__file__).parent / "support/quick")
 if QUICK not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     given = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     os.environ["PYTHONPATH"] = os.pathsep.join([QUICK, *given])
@@ -84,7 +86,7 @@ def _handlers_are_restored():
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory):
     """A true Slurm with two nodes, for all tests of this process; skipped where there is none."""
-    from slurm.cluster import Cluster, missing
+    from cluster import Cluster, missing
 
     problem = missing()
     if problem and os.environ.get("FORGE_REQUIRE_SLURM"):

@@ -12,42 +12,19 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from stores import STATE, TENSORS, assert_holds, rewrite_manifest
 
 from forge.checkpoint.format import manifest
 from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint
 
-STATE, TENSORS = "state_rank00000.json", "tensors_rank00000.safetensors"
 FILES = [manifest.NAME, STATE, TENSORS]
-
-
-def leftovers(directory):
-    """What is hidden there, but for the lock, the token and an empty work directory."""
-    hidden = [p for p in directory.iterdir() if p.name.startswith(".")]
-    hidden = [p for p in hidden if p.name not in (".lock", ".lock.kept", ".fence.json")]
-    return [p.name for p in hidden if not p.name.startswith(".work_") or any(p.iterdir())]
-
-
-def assert_holds(store, step, state_of):
-    found = store.newest()
-    assert found.manifest.step == step
-    assert found.state["step"] == step
-    assert torch.equal(found.state["weights"], state_of(step)["weights"])
 
 
 def flip(path, rng):
     content = bytearray(path.read_bytes())
     content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     path.write_bytes(content)
-
-
-def rewrite_manifest(path, **changes):
-    """As an attacker, or a bug, would: with a checksum that matches."""
-    content = json.loads((path / manifest.NAME).read_bytes())
-    del content["checksum"]
-    content.update(changes)
-    checksum = zlib.crc32(json.dumps(content, sort_keys=True).encode())
-    (path / manifest.NAME).write_text(json.dumps({**content, "checksum": checksum}))
 
 
 # -- damage ----------------------------------------------------------------------------------------

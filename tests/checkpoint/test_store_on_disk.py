@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+import stores
 import torch
-from test_store import STATE, assert_holds, leftovers
+from stores import STATE, assert_holds, leftovers
 
 from forge.checkpoint import Store
 from forge.config.schema import CheckpointConfig
@@ -83,7 +83,8 @@ torch.set_num_threads(1)
 from forge.checkpoint import Store
 from forge.config.schema import CheckpointConfig
 sys.path.insert(0, sys.argv[2])
-from conftest import state_of
+import stores
+from stores import state_of
 NAMES = ["write", "pwrite", "fsync", "rename", "replace", "symlink", "mkdir", "open"]
 NAMES += ["unlink", "rmdir"]
 for line in sys.stdin:
@@ -117,7 +118,7 @@ def test_a_kill_between_any_two_calls_leaves_the_newest_loadable(tmp_path, state
     with _closing(directory) as store:
         store.commit(store.snapshot(0, state_of(0), False, copy=False))
     process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(directory), str(Path(__file__).parent)],
+        [sys.executable, "-c", KILLED, str(directory), stores.__file__.rpartition("/")[0]],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -18,7 +18,7 @@ class Runner:
 
     def start(self):
         self.popen = subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(Path(__file__).with_name("runner.py"))],
+            [sys.executable, "-W", "ignore", str(Path(__file__).parents[1] / "support/runner.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

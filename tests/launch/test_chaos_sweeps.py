@@ -1,5 +1,5 @@
 """Sweeps of the local launcher outlive SIGKILLs of any of their processes; the whole of it is
-`python tests/chaos_sweeps.py`."""
+`python tests/support/chaos_sweeps.py`."""
 
 import chaos_sweeps
 import pytest

@@ -2,7 +2,7 @@
 
 import signal
 
-from scripts import make
+from main_scripts import make
 from sweeps import until
 
 TRAIN = """

@@ -3,7 +3,7 @@
 import gzip
 
 import pytest
-from launch.sweeps import App
+from sweeps import App
 
 TRAIN = """
     import atexit, gzip, io, os, sys

@@ -2,7 +2,7 @@
 
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
-from launch.suites import suites
+from suites import suites
 
 TestLocal, TestLocalInBatches, TestLocalIntegration = suites(
     "local", "hydra.launcher.progress=none"

@@ -8,7 +8,7 @@ import textwrap
 import types
 
 import pytest
-from scripts import make, run
+from main_scripts import make, run
 
 from forge.launch import payload
 

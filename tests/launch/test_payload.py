@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from scripts import make, run, seen
+from main_scripts import make, run, seen
 
 RICH = """
     import enum, functools, json, sys, threading

@@ -160,7 +160,7 @@ def test_the_signal_actions_are_the_ones_there_are():
 
 
 def test_the_diff_of_the_examples_is_up_to_date():
-    """`python tests/packaging/readme.py` renews it."""
+    """`python tests/support/readme.py` renews it."""
     assert readme.written_diff() == readme.diff()
 
 

@@ -10,8 +10,8 @@ import signal
 import pytest
 from cluster import submit, wait_for
 from harness import made_once
-from jobs import HOLD, SlurmApp, SlurmJob, table, urgent
-from launch.sweeps import App, SweptJob, assert_same_job, until
+from slurm_apps import HOLD, SlurmApp, SlurmJob, table, urgent
+from sweeps import App, SweptJob, assert_same_job, until
 
 from forge.process import processes
 
@@ -161,7 +161,7 @@ def undisturbed(shared_folder):
     """What a job ends with that nobody interrupted; on this machine, without a cluster."""
 
     def make(folder):
-        from jobs import CONF, TRAIN
+        from slurm_apps import CONF, TRAIN
 
         app = App(folder / "app", TRAIN, CONF)
         (app.folder / "places").mkdir()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from cluster import submit, wait_for
-from jobs import TRAIN, SlurmApp, SlurmJob, table
-from launch.sweeps import assert_same_job, until
+from slurm_apps import TRAIN, SlurmApp, SlurmJob, table
+from sweeps import assert_same_job, until
 from test_disturbed import reasons, undisturbed  # noqa: F401 - a fixture
 
 from forge.jobdir.job_files import forge_dir, read_json

@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from jobs import SlurmApp
+from slurm_apps import SlurmApp
 
 from forge.jobdir import ledger
 

@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 from cluster import wait_for
-from jobs import BARE_CONF, SlurmApp
+from slurm_apps import BARE_CONF, SlurmApp
 
 from forge.jobdir.job_files import PLAN, STATE, forge_dir, is_busy, read_json, take_lock, write_json
 from forge.launch.slurm import slurm_wait

@@ -1,0 +1,396 @@
+"""Checkpoints read straight into live tensors: the same bits as by copies, nothing too early."""
+
+import os
+import subprocess
+import sys
+import zlib
+
+import pytest
+import torch
+from placed import adam, aliases, bits, content, newest, pair, resume, save, tensors_of
+from stores import TENSORS
+from torch import nn
+
+from forge.checkpoint.format.checksums import Checksums
+from forge.checkpoint.load import file_reading, tensor_reading
+from forge.config.schema import Verify
+from forge.errors import DamagedCheckpoint
+from forge.state.registry import LiveState
+
+# -- where it goes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verify", Verify)
+def test_live_tensors_are_filled_where_they_are_and_not_before(small_chunks, open_store, verify):
+    """No second copy of the model; and until everything is verified, no change."""
+    store = open_store(verify=verify)
+    old, new = pair(1), pair(2)
+    save(store, old)
+    before, addresses = content(new), [t.data_ptr() for t in tensors_of(new.capture())]
+    found = newest(store, new)
+    assert content(new) == before != content(old)
+    model = found.state["live"]["states"]["model"]
+    assert model["0.weight"].data_ptr() == new.objects["model"][0].weight.data_ptr()
+    new.load(found.state["live"], found.fill())
+    assert content(new) == content(old)
+    # Counters of a module with its own way of loading, and of the optimizer, may be replaced.
+    large = [t for t in tensors_of(new.capture()) if t.numel() > 40]
+    assert {t.data_ptr() for t in large} <= set(addresses)
+
+
+def test_a_new_optimizer_keeps_what_was_read_for_it(small_chunks, store):
+    """A copy would be a second copy of two thirds of the state."""
+    old, new = pair(1), pair(2, num_steps=0)
+    save(store, old)
+    found = newest(store, new)
+    new.load(found.state["live"], found.fill())
+    assert content(new) == content(old)
+    saved = found.state["live"]["states"]["optimizer"]["state"]
+    for number, state in enumerate(new.objects["optimizer"].state.values()):
+        for key, tensor in state.items():
+            assert tensor.data_ptr() == saved[number][key].data_ptr()
+            # torch.save writes whole storages, and kernels like aligned memory.
+            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+            assert tensor.data_ptr() % 64 == 0
+    new.objects["optimizer"].step()
+
+
+def test_what_is_loaded_twice_stays_as_it_was_read(store):
+    """The state after a repeated step's update is put back once more."""
+    old, new = pair(1), pair(2)
+    save(store, old, replay={"batch": 1})
+    before = content(new)
+    found = store.newest(place=lambda state: None)
+    assert found.state["replay"] == {"batch": 1}
+    expected = content(old)
+    for _ in range(2):
+        new.load(found.state["live"], found.fill())
+        assert content(new) == expected != before
+        for parameter in new.objects["model"].parameters():
+            parameter.grad = torch.ones_like(parameter)
+        new.objects["optimizer"].step()
+        new.objects["optimizer"].zero_grad()
+
+
+class Average:
+    """Refers to the weights of a module, and to its own."""
+
+    def __init__(self, model):
+        self.weights = [p.detach() for p in model.parameters()]
+        self.own = torch.rand(300)
+
+    def state_dict(self):
+        return {"weights": self.weights, "own": self.own}
+
+    def load_state_dict(self, state):
+        assert not torch.equal(state["own"], self.own), "overwritten before it was asked"
+        self.weights, self.own = state["weights"], state["own"]
+
+
+class Odd(nn.Module):
+    """Every kind of tensor that is not quite usual."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+        self.turned = nn.Parameter(torch.rand(20, 30).t())
+        self.narrow = nn.Parameter(torch.rand(20, 30)[:, 3:9])
+        self.short = nn.Parameter(torch.rand(40, 5).bfloat16())
+        self.broad = nn.Parameter(torch.rand(9, 9, dtype=torch.complex128))
+        self.register_buffer("conj", torch.rand(5, dtype=torch.complex64).conj())
+        self.register_buffer("empty", torch.rand(0, 3))
+        self.register_buffer("mask", torch.rand(100) > 0.5)
+        self.register_buffer("count", torch.randint(9, ()))
+        self.register_buffer("expanded", torch.rand(1).expand(7).clone())
+        self.register_buffer("gone", torch.rand(3), persistent=False)
+
+
+class OneThird(nn.Module):
+    """Loads in a way of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(100))
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        state_dict[f"{prefix}weight"] = state_dict[f"{prefix}weight"] / 3 + self.weight.detach()
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def tied(is_tied=True):
+    model = nn.Sequential(nn.Linear(30, 30, bias=False), nn.Linear(30, 30, bias=False))
+    if is_tied:
+        model[1].weight = model[0].weight
+    return model
+
+
+def flat(size):
+    """Two parameters in one memory, overlapping if `size` is below 200."""
+    memory = torch.rand(400)
+    model = nn.Module()
+    model.b = nn.Parameter(memory[:200])
+    model.a = nn.Parameter(memory[size : size + 200])
+    return model
+
+
+def with_average():
+    model = nn.Linear(30, 30)
+    return {"average": Average(model), "model": model}
+
+
+def with_gradients():
+    model = nn.Linear(30, 30)
+    model.weight.grad = torch.rand(30, 30)
+    model.bias.requires_grad_(False)
+    return {"model": model}
+
+
+def wide_averages():
+    model = nn.Linear(30, 30).bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters())
+    shared = torch.rand(30, 30)
+    optimizer.state[model.weight] = {"step": torch.tensor(1.0), "a": shared, "b": shared}
+    return {"model": model, "optimizer": optimizer}
+
+
+def with_bare():
+    model = nn.Linear(30, 30)
+    bare = nn.Parameter(torch.rand(500))
+    return {"model": model, "optimizer": torch.optim.SGD([*model.parameters(), bare])}
+
+
+def hooked():
+    model = nn.Linear(30, 30)
+    model.register_state_dict_post_hook(
+        lambda module, state, prefix, _: state.update({f"{prefix}weight": module.weight * 2})
+    )
+    model.register_load_state_dict_pre_hook(
+        lambda module, state, prefix, *_: state.update(
+            {f"{prefix}weight": state[f"{prefix}weight"] / 2}
+        )
+    )
+    return {"model": model}
+
+
+def swapped():
+    """A layout on disk of its own: under each key lies the value of the other."""
+    model = nn.ParameterDict({"a": torch.rand(30), "b": torch.rand(30)})
+
+    def swap(state, prefix):
+        state[f"{prefix}a"], state[f"{prefix}b"] = state[f"{prefix}b"], state[f"{prefix}a"]
+
+    model.register_state_dict_post_hook(lambda _, state, prefix, *rest: swap(state, prefix))
+    model.register_load_state_dict_pre_hook(lambda _, state, prefix, *rest: swap(state, prefix))
+    return model
+
+
+def swapped_below():
+    """What is tied may be reached beside the hook as well."""
+    model = nn.ModuleDict({"inner": swapped(), "outer": nn.Linear(3, 3)})
+    model["again"] = nn.ParameterDict({"c": model["inner"]["a"]})
+    return {"m": model}
+
+
+CASES = {
+    "usual": (lambda: pair(0).objects, lambda: pair(1).objects),
+    "new optimizer": (lambda: pair(0).objects, lambda: pair(1, num_steps=0).objects),
+    "odd": (lambda: {"m": Odd()}, lambda: {"m": Odd()}),
+    "strides differ": (
+        lambda: {"m": nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)},
+        lambda: {"m": nn.Conv2d(3, 8, 3)},
+    ),
+    "strides differ back": (
+        lambda: {"m": nn.Conv2d(3, 8, 3)},
+        lambda: {"m": nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)},
+    ),
+    "tied": (lambda: {"m": tied()}, lambda: {"m": tied()}),
+    "tied no more": (lambda: {"m": tied()}, lambda: {"m": tied(False)}),
+    "tied now": (lambda: {"m": tied(False)}, lambda: {"m": tied()}),
+    "one memory": (lambda: {"m": flat(200)}, lambda: {"m": flat(200)}),
+    "overlap": (lambda: {"m": flat(200)}, lambda: {"m": flat(50)}),
+    "own class": (with_average, with_average),
+    "gradients": (with_gradients, with_gradients),
+    "wide averages": (wide_averages, wide_averages),
+    "own loading": (lambda: {"m": OneThird()}, lambda: {"m": OneThird()}),
+    "hooks": (hooked, hooked),
+    "hooks that exchange": (lambda: {"m": swapped()}, lambda: {"m": swapped()}),
+    "hooks that exchange, below": (swapped_below, swapped_below),
+    "a parameter of no module": (with_bare, with_bare),
+    "the same twice": (
+        lambda: dict.fromkeys("ab", nn.Linear(30, 30)),
+        lambda: dict.fromkeys("ab", nn.Linear(30, 30)),
+    ),
+    "array in extra state": (lambda: {"m": Array()}, lambda: {"m": Array()}),
+    "generator": (
+        lambda: {"g": torch.Generator().manual_seed(1)},
+        lambda: {"g": torch.Generator().manual_seed(2)},
+    ),
+}
+
+
+class Array(nn.Module):
+    """Has state that cannot be told without its data."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(2000))
+        self.array = torch.rand(50).numpy()
+
+    def get_extra_state(self):
+        return self.array
+
+    def set_extra_state(self, state):
+        self.array = state
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_bits_as_by_copies(small_chunks, store, case):
+    """Whatever is unusual goes the slow way; it must never go wrong."""
+    old, new = CASES[case]
+    torch.manual_seed(1)
+    save(store, LiveState(old()))
+    found = []
+    for load in (resume, lambda store, live: live.load(store.newest().state["live"])):
+        torch.manual_seed(2)
+        live = LiveState(new())
+        begin = content(live)
+        load(store, live)
+        assert content(live) != begin
+        found.append((content(live), aliases(live), str(live.capture())))
+    assert found[0] == found[1]
+
+
+def test_hooks_that_exchange_keys_lose_nothing(store):
+    """Read in place, both would get what the second of them had."""
+    old, new = swapped(), swapped()
+    save(store, LiveState({"m": old}))
+    resume(store, LiveState({"m": new}))
+    assert [bits(p) for p in new.values()] == [bits(p) for p in old.values()]
+
+
+@pytest.mark.parametrize("kind", ["method", "class"])
+def test_who_loads_in_a_way_of_its_own_gets_memory_of_its_own(store, kind):
+    """It may compare old with new, or refuse."""
+    model = nn.Linear(3, 3)
+    if kind == "method":
+        model.load_state_dict = lambda state: None
+    else:
+        model.__class__ = type("Own", (nn.Linear,), {"load_state_dict": lambda self, state: None})
+    live = LiveState({"m": model})
+    save(store, live)
+    assert live.places(live.capture()) == []
+    live = LiveState({"m": nn.Linear(3, 3)})
+    assert len(live.places(live.capture())) == 2
+
+
+# -- devices, threads, memory ----------------------------------------------------------------------
+
+
+def test_a_device_gets_its_bytes_through_a_buffer(small_chunks, store):
+    """Larger tensors than the buffer, too."""
+    live = LiveState({"m": nn.ParameterList([torch.rand(5000), torch.rand(7, 3)])})
+    path = save(store, live) / TENSORS
+    entry = {"size": path.stat().st_size, "crc32": 0, "chunks": []}
+    file = tensor_reading.TensorFile(file_reading.CheckedFile(path, entry))
+    targets = {name: torch.zeros(one.shape) for name, one in file.entries.items()}
+    file._fill_devices([(file.entries[name], tensor) for name, tensor in targets.items()])
+    saved = live.capture()["states"]["m"]
+    assert [bits(targets[f"live.states.m.{key}"]) for key in "01"] == [
+        bits(saved[key]) for key in "01"
+    ]
+    file.file.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_tensors_on_a_gpu_are_filled_where_they_are(store, num_steps):
+    """They cannot be read into directly."""
+    torch.manual_seed(1)
+    model = nn.Linear(3000, 2000).cuda()
+    old = LiveState({"m": model, "o": adam(model)})
+    save(store, old)
+    other = nn.Linear(3000, 2000).cuda()
+    new = LiveState({"m": other, "o": adam(other, num_steps)})
+    addresses = [p.data_ptr() for p in other.parameters()]
+    resume(store, new)
+    assert [p.data_ptr() for p in other.parameters()] == addresses
+    assert str(new.capture()) == str(old.capture())
+    for one, two in zip(tensors_of(new.capture()), tensors_of(old.capture()), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_gaps_between_pieces_are_checksummed_as_well(small_chunks, tmp_path):
+    """Bytes that nobody asked for still tell whether the file is whole."""
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(20_000))
+    found = Checksums()
+    found.update(memoryview(path.read_bytes()))
+    assert found.entry()["crc32"] == zlib.crc32(path.read_bytes())
+    file = file_reading.CheckedFile(path, found.entry())
+    places = [(0, 3), (3, 4), (100, 700), (4090, 4100), (8192, 16384), (19_999, 20_000)]
+    memory = [bytearray(end - begin) for begin, end in places]
+    pieces = [
+        file_reading.Piece(*place, memoryview(one))
+        for place, one in zip(places, memory, strict=True)
+    ]
+    file.read(pieces, is_checked=True)
+    assert memory == [path.read_bytes()[begin:end] for begin, end in places]
+    changed = bytearray(path.read_bytes())
+    changed[50] ^= 1
+    path.write_bytes(changed)
+    with pytest.raises(DamagedCheckpoint, match="of the 4096 bytes from 0 on"):
+        file.read(pieces, is_checked=True)
+    file.close()
+
+
+PEAK = """
+import sys
+from pathlib import Path
+import torch
+from forge.checkpoint import Store
+from forge.config.schema import CheckpointConfig
+from forge.state.registry import LiveState
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+def build():
+    model = torch.nn.ParameterList(torch.ones(1024, 1024) for _ in range(12))
+    return model, torch.optim.AdamW(model.parameters())
+
+way, directory = sys.argv[1:]
+model, optimizer = build()
+store = Store(Path(directory), CheckpointConfig())
+live = LiveState({"model": model, "optimizer": optimizer})
+if way == "save":
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    store.commit(store.snapshot(1, {"live": live.capture()}, False, copy=False))
+    torch.save([model.state_dict(), optimizer.state_dict()], directory + ".pt")
+    sys.exit()
+before = peak()
+if way == "forge":
+    found = store.newest(place=lambda state: live.places(state["live"]))
+    live.load(found.state["live"], found.fill())
+else:
+    for one, state in zip((model, optimizer), torch.load(directory + ".pt"), strict=True):
+        one.load_state_dict(state)
+print((peak() - before) >> 10)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
+def test_the_peak_of_a_load_is_the_state_that_was_not_there_yet(tmp_path):
+    """A model that just fits into memory has to resume, too: 48 MiB here, its averages 96."""
+
+    def run(way):
+        command = [sys.executable, "-c", PEAK, way, str(tmp_path / "checkpoints")]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    run("save")
+    assert int(run("torch")) > 130, "the measure sees a second copy"
+    assert int(run("forge")) < 96 + 24

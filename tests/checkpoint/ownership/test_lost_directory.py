@@ -1,0 +1,272 @@
+"""A checkpoint directory that vanishes, turns read-only or is another one, under a run."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from stores import assert_holds
+from test_fence import ask, hold  # noqa: F401
+
+import forge
+from forge.errors import CheckpointError, DirectoryInUse
+from forge.jobdir import ledger
+from forge.shutdown import stopping
+
+
+def directory_of(store):
+    return store.directory, store.directory.with_name("away")
+
+
+# -- one store -------------------------------------------------------------------------------------
+
+
+def test_a_directory_that_comes_back_is_still_ours(store, commit, state_of):
+    """A network file system that was away for a minute."""
+    directory, away = directory_of(store)
+    commit(store, 1)
+    directory.rename(away)
+    with pytest.raises(FileNotFoundError):
+        commit(store, 2)
+    with pytest.raises(FileNotFoundError):
+        store.retain()
+    away.rename(directory)
+    commit(store, 3)
+    assert_holds(store, 3, state_of)
+
+
+def test_a_directory_that_was_emptied_or_made_again_is_not_written_to(store, commit):
+    """It may be the bare mount point of a file system that is away: what it got would vanish."""
+    directory, away = directory_of(store)
+    commit(store, 1)
+    directory.rename(away)
+    directory.mkdir()
+    for call in (lambda: commit(store, 2), store.retain):
+        with pytest.raises(FileNotFoundError, match="removed or emptied under a running job"):
+            call()
+    assert os.listdir(directory) == []
+
+
+def test_a_copy_put_back_is_locked_anew(store, commit, state_of, caplog):
+    """The lock is on the file that was copied: without another lock a second job would get in."""
+    directory, away = directory_of(store)
+    commit(store, 1)
+    directory.rename(away)
+    shutil.copytree(away, directory, symlinks=True)
+    assert not is_locked(directory)
+    commit(store, 2)
+    assert is_locked(directory)
+    assert_holds(store, 2, state_of)
+    assert "was replaced under a running job: it is locked again" in caplog.text
+    commit(store, 3)
+    assert len(caplog.messages) == 1
+
+
+def is_locked(directory):
+    script = f"import fcntl; fcntl.lockf(open({str(directory / '.lock')!r}, 'r+'), 6)"
+    return subprocess.run([sys.executable, "-c", script], capture_output=True).returncode != 0
+
+
+def test_a_lock_file_that_was_removed_is_made_anew(store, commit):
+    """People remove files that look left over."""
+    (store.directory / ".lock").unlink()
+    commit(store, 1)
+    assert is_locked(store.directory)
+
+
+def test_a_copy_that_another_job_has_taken_is_not_written_to(hold, tmp_path, commit):  # noqa: F811
+    """While ours was away, somebody put a copy there and started a job in it."""
+    ours = hold()
+    directory = tmp_path / "checkpoints"
+    directory.rename(tmp_path / "away")
+    shutil.copytree(tmp_path / "away", directory)
+    assert ask(ours) == "may commit"
+    directory.rename(tmp_path / "copy")
+    shutil.copytree(tmp_path / "copy", directory)
+    theirs = hold()
+    assert ask(theirs) == "may commit"
+    assert ask(ours) == "DirectoryInUse"
+
+
+def test_a_lock_that_another_job_has_is_respected_though_the_token_is_ours(store, commit):
+    """It has the lock and is about to write its token."""
+    directory, away = directory_of(store)
+    directory.rename(away)
+    shutil.copytree(away, directory)
+    script = "import fcntl,sys; f=open(sys.argv[1],'r+'); fcntl.lockf(f,6); print(1); input()"
+    other = subprocess.Popen(
+        [sys.executable, "-uc", script, directory / ".lock"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert other.stdout.readline() == b"1\n"
+    with pytest.raises(DirectoryInUse):
+        commit(store, 1)
+    other.communicate(b"\n")
+
+
+def test_a_directory_that_cannot_be_read_is_no_fresh_start(store, commit, monkeypatch):
+    """Only one in which there is nothing is."""
+    commit(store, 1)
+
+    def failing(path):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr("forge.checkpoint.store.step_dirs", failing)
+    with pytest.raises(CheckpointError, match=r"cannot be read: \[Errno 116\] Stale"):
+        store.newest()
+    with pytest.raises(CheckpointError, match=r"after step 0.*Move them away"):
+        store.discard_after(0)
+
+
+# -- a whole run -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """A run of 20 steps with a save each 2; `at[step]()` is called in it."""
+    monkeypatch.setattr(
+        "forge.shutdown.stopping.leave", lambda code, reason: forge.Exit(code, reason)
+    )
+    directory = tmp_path / "job"
+    model = torch.nn.Linear(2, 1)
+    policy = {"checkpoint": {"dir": str(directory), "every_steps": 2, "keep_last": 2}}
+    trained = []
+
+    def run(at):
+        with forge.Run(policy, model=model) as run:
+            for step in run.steps(20):
+                at.get(step, lambda: None)()
+                trained.append(step)
+
+    yield run, directory, trained
+    stopping.uninstall()
+
+
+def test_a_run_outlives_its_directory_for_some_saves(train, caplog):
+    """Steps go on; what could not be saved meanwhile is saved with the next save."""
+    run, directory, trained = train
+    away = directory.with_name("away")
+    run({3: lambda: directory.rename(away), 9: lambda: away.rename(directory)})
+    assert trained == list(range(20))
+    assert [text.partition(":")[0] for text in caplog.messages if "failed (" in text] == [
+        f"The save at step {step} failed ({number} of 5)"
+        for number, step in enumerate([4, 6, 8], 1)
+    ]
+    assert "removed or emptied" in caplog.text
+    assert sorted(path.name for path in directory.glob("step_*")) == ["step_18", "step_20"]
+    events = ledger.read(directory).attempts[0].events
+    assert [e["step"] for e in events if e["kind"] == "save_failed"] == [4, 6, 8]
+
+
+def test_a_run_whose_directory_stays_away_ends_with_74(train):
+    """It would only train what it cannot keep."""
+    run, directory, trained = train
+    with pytest.raises(forge.Exit) as exit_:
+        run({3: lambda: directory.rename(directory.with_name("away"))})
+    assert exit_.value.code == 74
+    assert trained[-1] == 11  # saves at 4, 6, 8, 10 and 12 failed
+
+
+def test_a_run_whose_directory_another_job_took_ends_with_73(train):
+    """Not a failure that a retry could mend."""
+    run, directory, trained = train
+
+    def take():
+        directory.rename(directory.with_name("away"))
+        directory.mkdir()
+        (directory / ".lock").touch()
+        token = json.loads((directory.with_name("away") / ".fence.json").read_text())
+        (directory / ".fence.json").write_text(json.dumps({**token, "token": "another"}))
+
+    with pytest.raises(forge.Exit) as exit_:
+        run({3: take})
+    assert exit_.value.code == 73
+    assert trained[-1] == 3
+    assert not list(directory.glob("step_*"))
+
+
+def test_a_halt_with_the_directory_away_still_says_why(train, monkeypatch):
+    """The code of a halt is what the next start depends on, not a missing directory."""
+    _, directory, _ = train
+    policy = {"checkpoint": {"dir": str(directory)}, "nan": {"action": "halt"}}
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run():
+        with forge.Run(policy, model=model, optimizer=optimizer) as run:
+            for step in run.steps(20):
+                if step == 3:
+                    directory.rename(directory.with_name("away"))
+                run.update(torch.tensor(float("nan") if step == 3 else 0.0), optimizer)
+
+    with pytest.raises(forge.Exit, match=r"halted by the NaN policy.*job cannot be read") as exit_:
+        run()
+    assert exit_.value.code == 65
+
+
+MOUNTED = """
+import subprocess, sys
+from pathlib import Path
+import torch
+import forge
+
+torch.set_num_threads(1)
+torch.manual_seed(1)
+place, disk = sys.argv[1:3]
+def mount(*arguments):
+    subprocess.run(["mount", *arguments], check=True)
+at = {
+    3: lambda: (mount("--bind", place, place), mount("-o", "remount,bind,ro", place)),
+    7: lambda: subprocess.run(["umount", place], check=True),
+    11: lambda: subprocess.run(["umount", "-l", place], check=True),
+    15: lambda: mount("--bind", disk, place),
+}
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+policy = {"checkpoint": {"dir": place, "every_steps": 2, "keep_last": 2}}
+with forge.Run(policy, model=model, optimizer=optimizer) as run:
+    for step in run.steps(20):
+        at.get(step, int)()
+        loss = model(torch.randn(4, 3)).square().mean()
+        loss.backward()
+        run.update(loss, optimizer)
+        print(step, flush=True)
+print(*sorted(path.name for path in Path(disk).glob("step_*")))
+"""
+
+
+def test_a_file_system_that_turns_read_only_and_then_goes_away_and_comes_back(tmp_path):
+    """True mounts: the kernel's own errors, at the calls that really fail."""
+    disk, place = tmp_path / "disk", tmp_path / "place"
+    for directory in (disk, place):
+        directory.mkdir()
+    probe = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", str(disk)]
+    if subprocess.run(probe, capture_output=True).returncode:
+        pytest.skip("needs the right to mount in a private namespace (root)")
+    script = """
+    mount -t tmpfs -o size=8m tmpfs "$2" && mount --bind "$2" "$1" && exec "$3" -c "$4" "$1" "$2"
+    """
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", place, disk, sys.executable, MOUNTED],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:20] == [str(step) for step in range(20)]
+    assert done.stdout.split("\n")[20] == "step_18 step_20"
+    for step, number, error in [
+        (4, 1, "Read-only file system"),
+        (6, 2, "Read-only file system"),
+        (12, 1, "removed or emptied"),
+        (14, 2, "removed or emptied"),
+    ]:
+        (line,) = [x for x in done.stderr.splitlines() if f"save at step {step} failed" in x]
+        assert f"({number} of 5)" in line
+        assert error in line
+    assert list(place.iterdir()) == []  # nothing went to the bare mount point

@@ -1,0 +1,409 @@
+"""Every rule of the policy, one case each: what is said when it is broken.
+
+One module, since it is one list.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from forge.config.loading import load
+from forge.config.rules import SIGNALS, directory_problem, nearest_key
+from forge.config.schema import (
+    CheckpointConfig,
+    HealthCheck,
+    NanAction,
+    NanConfig,
+    Policy,
+    SignalAction,
+    SignalConfig,
+)
+from forge.errors import ConfigError, ExitCode
+
+ROOT = Path(__file__).parents[2]
+NAN = float("nan")
+INF = float("inf")
+
+
+def problems(policy, **limits) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(policy, **limits)
+    assert caught.value.exit_code == ExitCode.BAD_CONFIG
+    for problem in caught.value.problems:
+        assert problem in str(caught.value)
+    return caught.value.problems
+
+
+def nested(key: str, value) -> dict:
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return value
+
+
+INTERVAL = "above 0 and finite. To switch it off, set it to null"
+WORDS = "warn | skip | rollback | halt | raise"
+# key, value, what is said about it
+SINGLE = [
+    # intervals
+    ("checkpoint.every_steps", 0, INTERVAL),
+    ("checkpoint.every_steps", -5, INTERVAL),
+    ("checkpoint.every_s", 0, INTERVAL),
+    ("checkpoint.every_s", -0.5, INTERVAL),
+    ("checkpoint.every_s", NAN, INTERVAL),
+    ("checkpoint.every_s", INF, INTERVAL),
+    ("checkpoint.keep_every_steps", 0, INTERVAL),
+    # least values
+    ("checkpoint.keep_last", 0, "at least 1. The newest one is always kept"),
+    ("checkpoint.best.keep", 0, "at least 1. For none set `best.metric` to null"),
+    ("checkpoint.best.mode", "least", "expected min | max, found 'least'"),
+    ("checkpoint.best.metric", " ", "is empty. Name a metric that run.log() is given, or null"),
+    ("checkpoint.best.metric", True, "expected a string, found a boolean"),
+    ("checkpoint.init_from", " ", "is empty. Name a file or a checkpoint"),
+    ("checkpoint.init_from", "~/weights.pt", "Write the path in full"),
+    ("health.timeout_s", 0, "above 0 and finite"),
+    ("health.timeout_s", NAN, "above 0 and finite"),
+    ("health.min_free_gib", -1, "at least 0"),
+    ("health.min_free_gib", NAN, "at least 0"),
+    ("nan.max_consecutive", 0, "at least 1"),
+    ("nan.rollback.steps_back", -1, "at least 0"),
+    ("nan.rollback.max_rollbacks", -1, "at least 0"),
+    ("nan.rollback.lr_scale", 0, "above 0 and finite; 1 keeps it"),
+    ("nan.rollback.lr_scale", NAN, "above 0 and finite; 1 keeps it"),
+    # signals
+    ("signal.name", "KILL", "unknown signal. It can be TERM, INT, HUP, USR1, USR2"),
+    ("signal.name", "USR3", "unknown signal"),
+    ("signal.actions.KILL", "stop", "unknown signal. A policy can name TERM, INT, HUP"),
+    ("signal.actions.TERM", "stopp", "expected stop | requeue | save | ignore, found 'stopp'"),
+    ("signal.actions.TERM", None, "expected stop | requeue | save | ignore, found None"),
+    ("signal.lead_s", 0, "no time to save. Set it to the seconds"),
+    ("signal.lead_s", -1, "no time to save"),
+    ("signal.lead_s", NAN, "no time to save"),
+    ("signal.lead_s", INF, "above 0 and finite"),
+    ("shutdown.timeout_s", -1, "has to be 0 (never force), or above 0"),
+    ("shutdown.timeout_s", NAN, "has to be 0 (never force)"),
+    ("shutdown.timeout_s", INF, "has to be 0 (never force)"),
+    # words
+    ("nan.action", "skipp", f"expected {WORDS}, found 'skipp'"),
+    ("nan.action", 3, f"expected {WORDS}, found 3"),
+    ("nan.action", None, f"expected {WORDS}, found None"),
+    ("nan.action", {}, f"expected {WORDS}, found {{}}"),
+    ("nan.action", "???", f"expected {WORDS}, found '???'"),
+    ("checkpoint.verify", "half", "expected full | size | none"),
+    ("health.action", "halt", "expected warn | refuse"),
+    ("requeue.on_code_change", "ask", "expected warn | refuse"),
+    ("health.checks", ["disk", "fan"], "expected disk | gpu"),
+    ("health.checks", "disk", "expected disk | gpu"),
+    ("health.checks", None, "expected disk | gpu"),
+    ("health.checks", ["???"], "expected disk | gpu"),
+    # booleans where a word or number is expected: YAML reads off, on, yes and no so
+    ("nan.action", False, f"expected {WORDS}, found a boolean"),
+    ("signal.actions.USR1", False, "expected stop | requeue | save | ignore, found a boolean"),
+    ("checkpoint.every_steps", True, "expected a whole number, found a boolean"),
+    ("checkpoint.every_s", False, "expected a number, found a boolean"),
+    ("checkpoint.dir", True, "expected a string, found a boolean"),
+    ("health.checks", False, "expected disk | gpu, found a boolean"),
+    # numbers
+    ("checkpoint.every_steps", 2.5, "expected a whole number, found a fraction"),
+    ("checkpoint.every_steps", "ten", "expected a whole number, found 'ten'"),
+    ("checkpoint.keep_last", 1.5, "expected a whole number, found a fraction"),
+    ("nan.max_consecutive", NAN, "expected a whole number"),
+    ("nan.max_consecutive", None, "expected a whole number, found None"),
+    ("signal.lead_s", "2min", "expected a number, found '2min'"),
+    ("nan.check_gradients", "perhaps", "expected true or false"),
+    ("enabled", None, "expected true or false"),
+    # directories
+    ("checkpoint.dir", "", "is empty. Name a directory, or leave the default"),
+    ("checkpoint.dir", "  ", "is empty"),
+    ("checkpoint.dir", None, "expected a string"),
+    ("checkpoint.dir", ["a"], "expected a string"),
+    ("checkpoint.dir", "~/saves", "Write the path in full, or as `${oc.env:HOME}/…`"),
+    ("checkpoint.dir", "/proc/forge/saves", "/proc cannot be written"),
+    # groups and keys
+    ("nan", "skip", "is a group of keys, not a value. Set one of resilience.nan.action,"),
+    ("nan", None, "is a group of keys"),
+    ("signal.actions", "stop", "is a group of keys"),
+    ("nan.rollback", 3, "is a group of keys"),
+    ("nan.actoin", "skip", "no such key. Did you mean `resilience.nan.action`?"),
+    ("nan.rollback.stepsback", 3, "Did you mean `resilience.nan.rollback.steps_back`?"),
+    ("nan.lr_scale", 0.5, "Did you mean `resilience.nan.rollback.lr_scale`?"),
+    ("checkpoints.dir", "x", "Did you mean `resilience.checkpoint.dir`?"),
+    ("checkpoint.dir.path", "x", "Did you mean `resilience.checkpoint.dir`?"),
+    ("every_steps", 3, "Did you mean `resilience.checkpoint.every_steps`?"),
+    ("rolback", {}, "no such key"),
+    ("xyzzy", 1, "no such key. See conf/resilience/default.yaml"),
+    ("checkpoint.dir", "${oc.env:FORGE_NO_SUCH_VARIABLE}", "interpolation does not give a string"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "said"), SINGLE, ids=[f"{k}={v}" for k, v, _ in SINGLE])
+def test_a_broken_rule_names_key_and_value_and_what_to_do(key, value, said):
+    """One problem, one sentence: full key, value, what is wrong, what would be right."""
+    (problem,) = problems(nested(key, value))
+    assert f"resilience.{key}" in problem
+    if isinstance(value, (str, list)) or value is None:
+        assert f"resilience.{key}={value}" in problem
+    assert said in problem
+
+
+def test_the_forced_exit_has_to_be_shorter_than_the_lead():
+    """Slurm would kill the job before its own exit, without a stack and without a word."""
+    for timeout_s in (60, 61, 1000):
+        (problem,) = problems({"signal": {"lead_s": 60}, "shutdown": {"timeout_s": timeout_s}})
+        assert f"`resilience.shutdown.timeout_s={timeout_s}`" in problem
+        assert "`resilience.signal.lead_s=60`" in problem
+        assert "at most 45" in problem
+    load({"signal": {"lead_s": 60}, "shutdown": {"timeout_s": 45}})
+    load({"signal": {"lead_s": 60}, "shutdown": {"timeout_s": 0}})
+
+
+@pytest.mark.parametrize("lead_s", [30, 90.0, 600])
+def test_a_lead_alone_is_enough(lead_s):
+    """Nobody who gives a signal less time has said anything of a forced exit."""
+    assert load({"signal": {"lead_s": lead_s}}).stop_s == 0.75 * lead_s
+    assert load({"signal": {"lead_s": lead_s}, "shutdown": {"timeout_s": 0}}).stop_s == 0
+
+
+@pytest.mark.parametrize("limit_s", [60.0, 120.0])
+def test_the_lead_has_to_be_below_the_time_limit(limit_s):
+    """The signal would arrive as the job starts, forever."""
+    (problem,) = problems({}, time_limit_s=limit_s, limit_key="hydra.launcher.timeout_min=2")
+    assert "`resilience.signal.lead_s=120`: is not below" in problem
+    assert f"{limit_s:g} s (`hydra.launcher.timeout_min=2`)" in problem
+    assert f"at most {limit_s / 2:g}" in problem
+    load({}, time_limit_s=121.0)
+
+
+def test_rollback_needs_checkpoints():
+    policy = {"nan": {"action": "rollback"}, "checkpoint": {"every_steps": None, "every_s": None}}
+    (problem,) = problems(policy)
+    assert "`resilience.nan.action=rollback`" in problem
+    assert "Set one of them" in problem
+    policy["checkpoint"]["every_s"] = 60
+    assert load(policy).checkpoint.every_steps is None
+
+
+def test_a_signal_that_announces_the_time_limit_may_not_be_ignored():
+    (problem,) = problems({"signal": {"actions": {"SIGUSR2": "ignore"}}})
+    assert "`resilience.signal.name=USR2`" in problem
+    assert "`resilience.signal.actions.USR2` is ignore" in problem
+
+
+def test_all_problems_are_reported_at_once():
+    """Fixing them one by one costs a queue's wait each."""
+    policy = {
+        "nan": {"actoin": "skip", "max_consecutive": 0},
+        "checkpoint": {"every_steps": 0, "dir": "/proc/x", "verify": "half"},
+        "signal": {"name": "KILL", "lead_s": 10, "actions": {"TERM": "die"}},
+        "shutdown": {"timeout_s": 20},
+        "health": "none",
+    }
+    found = problems(policy, time_limit_s=5)
+    for key in (
+        "nan.actoin=skip",
+        "nan.max_consecutive=0",
+        "checkpoint.every_steps=0",
+        "checkpoint.dir=/proc/x",
+        "checkpoint.verify=half",
+        "signal.name=KILL",
+        "signal.actions.TERM=die",
+        "shutdown.timeout_s=20",
+        "signal.lead_s=10`: is not below",
+        "health=none",
+    ):
+        assert sum(f"`resilience.{key}" in problem for problem in found) == 1, key
+    assert len(found) == 10
+
+
+def test_one_interpolation_that_fails_does_not_hide_the_other_problems():
+    found = problems(OmegaConf.create({"checkpoint": {"dir": "${nowhere}"}, "nan": {"actoin": 1}}))
+    assert len(found) == 2
+    assert "`resilience.checkpoint.dir`: cannot be resolved" in found[0]
+
+
+@pytest.mark.parametrize("policy", [5, "default", [1], True])
+def test_a_policy_that_is_no_group_is_told_how_to_choose_a_preset(policy):
+    (problem,) = problems(policy)
+    assert "`resilience=default`" in problem
+
+
+# -- directories ----------------------------------------------------------------------------------
+
+
+def test_a_file_in_the_way_of_the_directory_is_found_also_as_root(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "deeper" / "still"):
+        (problem,) = problems({"checkpoint": {"dir": str(path)}})
+        assert f"{tmp_path / 'file'} is not a directory. Remove it" in problem
+
+
+def test_a_link_to_nowhere_is_found(tmp_path):
+    """Its directory can be written, and yet nothing can be made of that name."""
+    (tmp_path / "link").symlink_to(tmp_path / "gone" / "away")
+    assert "is not a directory" in directory_problem(tmp_path / "link" / "saves")
+
+
+def test_checking_a_directory_leaves_nothing_behind(tmp_path):
+    assert directory_problem(tmp_path / "a" / "b") is None
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_link_to_a_directory_is_a_directory(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    assert directory_problem(tmp_path / "link") is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+def test_a_directory_of_another_user_is_a_problem_and_not_a_traceback(mode, tmp_path):
+    """Below a directory that may not even be searched, every look raises PermissionError."""
+    code = (
+        "import os; from pathlib import Path; from forge.config.rules import directory_problem;"
+        f"os.setuid(65534); print(directory_problem(Path({str(tmp_path)!r}, 'mine', 'deep')))"
+    )
+    tmp_path.chmod(mode)
+    for path in [tmp_path.parent, tmp_path.parent.parent]:
+        path.chmod(0o755)
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert "cannot be written (Permission denied)" in found.stdout, found.stderr
+
+
+# -- what is accepted -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spelling", ["USR1", "SIGUSR1", "usr1", "sigusr1"])
+def test_a_signal_has_one_meaning_however_it_is_spelled(spelling):
+    policy = load({"signal": {"name": spelling, "actions": {spelling: "stop"}}})
+    assert policy == load({"signal": {"name": "USR1", "actions": {"USR1": "stop"}}})
+    assert policy.signal.name == "USR1"
+    assert policy.signal.actions["USR1"] is SignalAction.stop
+
+
+def test_every_signal_that_may_be_named_exists_here():
+    import signal
+
+    assert all(hasattr(signal, f"SIG{name}") for name in SIGNALS)
+
+
+def test_raise_is_a_synonym_of_halt():
+    assert load({"nan": {"action": "raise"}}) == load({"nan": {"action": "halt"}})
+
+
+def test_every_form_of_a_policy_is_accepted():
+    """A Hydra config, a plain dict, nothing, or the dataclass itself."""
+    expected = Policy(nan=NanConfig(action=NanAction.halt))
+    assert load(None) == Policy()
+    assert load({}) == Policy()
+    assert load(OmegaConf.create({})) == Policy()
+    assert load(OmegaConf.create(None)) == Policy()
+    assert load(Policy()) == Policy()
+    assert load(expected) == expected
+    assert load({"nan": {"action": "halt"}}) == expected
+    assert load({"nan": {"action": NanAction.halt}}) == expected
+    assert load(OmegaConf.create({"nan": {"action": "halt"}})) == expected
+    assert load(OmegaConf.structured(expected)) == expected
+    assert load({"nan": OmegaConf.create({"action": "halt"})}) == expected
+    assert load(asdict(expected)) == expected
+
+
+def test_a_group_of_which_nothing_is_set_changes_nothing():
+    assert load({"nan": {}, "signal": {"actions": {}}}) == Policy()
+
+
+def test_a_policy_object_is_checked_like_any_other():
+    """A dataclass takes every value: the word `skip` is not the member, and would roll back."""
+    policy = Policy(nan=NanConfig(action="skip"), signal=SignalConfig(name="SIGUSR2"))
+    assert load(policy).nan.action is NanAction.skip
+    assert load(policy).signal.name == "USR2"
+    assert "every_steps=x" in problems(Policy(checkpoint=CheckpointConfig(every_steps="x")))[0]
+
+
+def test_loading_leaves_its_argument_alone():
+    given = {"signal": {"actions": {"sigterm": "save"}}, "health": {"checks": ["gpu"]}}
+    load(given)
+    assert given == {"signal": {"actions": {"sigterm": "save"}}, "health": {"checks": ["gpu"]}}
+    policy = Policy()
+    load(policy).signal.actions["TERM"] = SignalAction.ignore
+    assert policy == Policy()
+
+
+def test_interpolations_are_resolved(monkeypatch):
+    """From the environment, and from elsewhere in the user's config."""
+    monkeypatch.setenv("FORGE_TEST_ACTION", "halt")
+    app = OmegaConf.create(
+        {
+            "interval": 7,
+            "resilience": {
+                "nan": {"action": "${oc.env:FORGE_TEST_ACTION}"},
+                "checkpoint": {"every_steps": "${interval}"},
+                "health": {"checks": ["${word}"]},
+            },
+            "word": "gpu",
+        }
+    )
+    policy = load(app.resilience)
+    assert policy.nan.action is NanAction.halt
+    assert policy.checkpoint.every_steps == 7
+    assert policy.health.checks == [HealthCheck.gpu]
+    assert load({"nan": {"action": "${oc.env:FORGE_TEST_ACTION}"}}) == load(
+        {"nan": {"action": "halt"}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("checkpoint.every_steps", 1e3, 1000),
+        ("checkpoint.every_steps", "20", 20),
+        ("checkpoint.every_s", 5, 5.0),
+        ("checkpoint.every_s", None, None),
+        ("checkpoint.async_save", "yes", True),
+        ("checkpoint.dir", 2024, "2024"),
+    ],
+)
+def test_what_plainly_means_the_right_thing_is_taken(key, value, expected):
+    policy = load(nested(key, value))
+    group, name = key.split(".")
+    found = getattr(getattr(policy, group), name)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"),
+    [
+        ("nan.acton", "nan.action"),
+        ("nan.maxconsecutive", "nan.max_consecutive"),
+        ("nan.rolback.skip_data", "nan.rollback.skip_data"),
+        ("rollback", "nan.rollback"),
+        ("signal.lead", "signal.lead_s"),
+        ("lead_s", "signal.lead_s"),
+        ("shutdown.timeout", "shutdown.timeout_s"),
+        ("checkpoint.every_step", "checkpoint.every_steps"),
+        ("checkpoint.directory", "checkpoint.dir"),
+        ("requeue.code_change", "requeue.on_code_change"),
+        ("ckpt.keep_last", "checkpoint.keep_last"),
+        ("enable", "enabled"),
+        ("qqq", None),
+    ],
+)
+def test_the_nearest_key_is_the_one_that_was_meant(typo, meant):
+    assert nearest_key(typo) == meant
+
+
+def test_a_source_of_weights_that_nothing_would_load_is_refused():
+    """Training from scratch while the config names weights would be found out after days."""
+    policy = {"enabled": False, "checkpoint": {"init_from": "weights.pt"}}
+    (problem,) = problems(policy)
+    assert "nothing is loaded with `resilience.enabled=false`" in problem

@@ -1,0 +1,221 @@
+"""A job keeps the config it began with, and says how to go on: true Hydra apps as processes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from harness import assert_same_bits, wait_for
+from hydra_apps import App
+
+
+@pytest.fixture
+def app(tmp_path):
+    return App(tmp_path / "user's project")  # a name that has to be quoted
+
+
+def test_the_printed_command_goes_on_with_the_same_bits(app):
+    """A bare `python train.py` would start a new directory and train from the first step."""
+    assert app.run("hydra.run.dir=whole", "lr=0.2").returncode == 0
+    stopped = app.run("hydra.run.dir=cut", "lr=0.2", "+signal_in=3".replace("+", ""))
+    assert stopped.returncode == 143, stopped.stdout
+    resumed = app.resume(stopped.stdout)
+    assert resumed.returncode == 0, resumed.stdout
+    assert_same_bits(app.weights("whole"), app.weights("cut"))
+    assert (app.folder / "cut/.forge/resume.sh").read_text().splitlines()[-1].startswith("cd ")
+
+
+def test_the_default_output_directory_works_too(app):
+    """Hydra's own date-and-time directory is where most jobs live."""
+    stopped = app.run("signal_in=3")
+    assert stopped.returncode == 143, stopped.stdout
+    assert app.resume(stopped.stdout).returncode == 0
+    assert len(list(app.folder.glob("outputs/*/*/weights.pt"))) == 1
+
+
+def test_an_edited_config_file_does_not_reach_a_running_job(app):
+    """A requeued job re-reads its files: someone has prepared the next experiment in them."""
+    stopped = app.run("hydra.run.dir=job", "signal_in=3")
+    assert stopped.returncode == 143, stopped.stdout
+    config = app.folder / "train.yaml"
+    config.write_text(config.read_text().replace("lr: 0.1", "lr: 0.7").replace("plain", "other"))
+    resumed = app.resume(stopped.stdout)
+    assert resumed.returncode == 0, resumed.stdout
+    first, second = app.seen("job")
+    assert first == second
+    assert "lr=0.1 (now 0.7)" in resumed.stdout
+    assert "name=plain (now other)" in resumed.stdout
+
+
+def test_interpolations_are_resolved_once(app):
+    """`${now:…}` read at every start would rename things in the middle of a run."""
+    stopped = app.run("hydra.run.dir=job", "signal_in=3")
+    app.resume(stopped.stdout)
+    assert len(set(app.seen("job"))) == 1
+    assert "config files have changed" not in app.shell(["cat", "job/train.log"]).stdout
+
+
+def test_overrides_may_be_left_out_or_repeated_but_not_contradicted(app):
+    """Silently training with another rate, or silently ignoring one, would both be wrong."""
+    assert app.run("hydra.run.dir=job", "signal_in=3", "lr=0.3").returncode == 143
+    refused = app.run("hydra.run.dir=job", "lr=0.4")
+    assert refused.returncode == 78
+    assert "lr=0.4" in refused.stdout
+    assert "new directory" in refused.stdout
+    assert app.run("hydra.run.dir=job", "lr=0.3").returncode == 0
+    assert app.seen("job")[0].split()[0] == app.seen("job")[1].split()[0] == "lr=0.3"
+
+
+def test_another_choice_of_a_group_is_a_contradiction_wherever_its_content_goes(app):
+    """An experiment is a file of values for many keys: it was ignored, as if it were edited."""
+    for name, rate in (("small", 0.2), ("large", 0.4)):
+        for group, head in (("experiment", "# @package _global_\n"), ("model", "")):
+            (app.folder / group).mkdir(exist_ok=True)
+            (app.folder / group / f"{name}.yaml").write_text(f"{head}lr: {rate}\n")
+    first = ("+experiment=small", "+model@net=small")
+    assert app.run("hydra.run.dir=job", "signal_in=3", *first).returncode == 143
+    for other in (("+experiment=large", first[1]), (first[0], "+model@net=large")):
+        refused = app.run("hydra.run.dir=job", *other)
+        assert refused.returncode == 78, refused.stdout
+        assert "lr: 0.2 before, 0.4 now" in refused.stdout
+    again = app.run("hydra.run.dir=job", "resilience.nan.action=halt", *first)
+    assert again.returncode == 0, again.stdout
+    assert "have changed" not in again.stdout
+
+
+def test_the_policy_may_be_changed_by_overrides_at_any_start(app):
+    """How a job is kept alive is no part of what it computes; and what is changed stays so."""
+    where = ("hydra.run.dir=job", "signal_in=3")
+    assert app.run(*where, "resilience.requeue.on_code_change=refuse").returncode == 143
+    with (app.folder / "train.py").open("a") as file:
+        file.write("# edited\n")
+    refused = app.run("hydra.run.dir=job")
+    assert refused.returncode == 78
+    assert "start it with `resilience.requeue.on_code_change=warn`" in refused.stdout
+    keep = ("resilience.checkpoint.every_steps=1", "~resilience.signal.actions.USR1")
+    warned = app.run("hydra.run.dir=job", "resilience.requeue.on_code_change=warn", *keep)
+    assert warned.returncode == 0, warned.stdout
+    assert sorted(p.name for p in app.folder.glob("job/checkpoints/step_*"))[0] == "step_6"
+    stored = (app.folder / "job/.forge/config.yaml").read_text()
+    assert "on_code_change: warn" in stored
+    assert "USR1" not in stored
+    assert app.run("hydra.run.dir=job").returncode == 0
+    assert app.run("hydra.run.dir=job", "lr=0.4", *keep).returncode == 78
+
+
+def test_a_signal_before_training_prints_the_command_too(app):
+    """Hydra has made a directory by then; a new start should not need another one."""
+    stopped = app.run("hydra.run.dir=job", "signal_in=building")
+    assert stopped.returncode == 143, stopped.stdout
+    assert "nothing to save" in stopped.stdout
+    assert "hydra.run.dir=" in stopped.stdout
+
+
+def test_changed_code_is_named_or_refused(app):
+    """After an edit a requeued job would run the old state with the new code."""
+    stopped = app.run("hydra.run.dir=warned", "signal_in=3")
+    refusing = app.run(
+        "hydra.run.dir=refused", "signal_in=3", "resilience.requeue.on_code_change=refuse"
+    )
+    with (app.folder / "train.py").open("a") as file:
+        file.write("# edited\n")
+    resumed = app.resume(stopped.stdout)
+    assert resumed.returncode == 0
+    assert "train.py" in resumed.stdout
+    assert "code changed" in resumed.stdout
+    refused = app.resume(refusing.stdout)
+    assert refused.returncode == 78
+    assert "resilience.requeue.on_code_change" in refused.stdout
+    assert (app.folder / "refused/checkpoints/latest").exists()
+
+
+def test_a_policy_problem_ends_the_job_before_anything_is_built(app):
+    """All problems at once, with code 78, and not after minutes of loading data."""
+    result = app.run(
+        "hydra.run.dir=job",
+        "resilience.nan.action=skp",
+        "resilience.checkpoint.every_steps=0",
+        "resilience.signal.lead_s=0",
+    )
+    assert result.returncode == 78
+    for key in ("nan.action=skp", "checkpoint.every_steps=0", "signal.lead_s=0"):
+        assert f"`resilience.{key}`" in result.stdout
+    assert not (app.folder / "job/seen.txt").exists()
+
+
+def test_the_disabled_preset_is_a_plain_loop(app):
+    """For profiling, and to see whether a bug is forge's."""
+    result = app.run("hydra.run.dir=plain", "resilience=disabled")
+    assert result.returncode == 0, result.stdout
+    assert not (app.folder / "plain/.forge").exists()
+    assert not (app.folder / "plain/checkpoints").exists()
+    assert app.run("hydra.run.dir=guarded").returncode == 0
+    assert_same_bits(app.weights("plain"), app.weights("guarded"))
+
+
+def test_a_second_job_in_the_directory_of_a_running_one_is_refused(app):
+    """Two jobs started in the same second get the same directory from Hydra."""
+    config = app.folder / "train.yaml"
+    config.write_text(config.read_text().replace("steps: 8", "steps: 100000000"))
+    first = subprocess.Popen(
+        [sys.executable, "train.py", "hydra.run.dir=job"],
+        cwd=app.folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for((app.folder / "job/.forge/progress").exists, first, "training")
+        second = app.run("hydra.run.dir=job")
+        assert second.returncode == 73, second.stdout
+        assert f"pid {first.pid}" in second.stdout
+    finally:
+        first.kill()
+        first.wait()
+
+
+def test_a_sweep_with_hydras_own_launcher_keeps_its_jobs_apart(app):
+    """Until forge's launchers come, `-m` runs the jobs one after the other."""
+    result = app.run("-m", "hydra.sweep.dir=sweep", "lr=0.1,0.2", "resilience.nan.action=skip,halt")
+    assert result.returncode == 0, result.stdout
+    assert sorted(p.parent.name for p in app.folder.glob("sweep/*/weights.pt")) == list("0123")
+    assert [app.seen(f"sweep/{i}")[0].split()[0] for i in range(4)] == [
+        "lr=0.1",
+        "lr=0.1",
+        "lr=0.2",
+        "lr=0.2",
+    ]
+
+
+def test_a_job_of_a_sweep_is_resumed_by_itself(app):
+    """The printed command names the job's own overrides and directory, not the sweep."""
+    stopped = app.run("-m", "hydra.sweep.dir=sweep", "lr=0.1,0.2", "signal_in=3")
+    assert stopped.returncode == 143, stopped.stdout
+    resumed = app.resume(stopped.stdout)
+    assert resumed.returncode == 0, resumed.stdout
+    assert (app.folder / "sweep/0/weights.pt").exists()
+
+
+def test_checkpoints_may_lie_elsewhere(app, tmp_path):
+    """Scratch disks are faster than home directories; the job's own directory stays small."""
+    scratch = tmp_path / "scratch"
+    stopped = app.run("hydra.run.dir=job", "signal_in=3", f"resilience.checkpoint.dir={scratch}")
+    assert stopped.returncode == 143, stopped.stdout
+    assert (scratch / "latest").resolve().name == "step_4"
+    assert app.resume(stopped.stdout).returncode == 0
+    verdict = json.loads((app.folder / "job/.forge/verdict.json").read_text())
+    assert (verdict["reason"], verdict["step"], verdict["exit_code"]) == ("finished", 8, 0)
+
+
+@pytest.mark.parametrize("how", ["module", "config_name"])
+def test_other_ways_to_start_an_app_are_resumed_too(app, how):
+    """`python -m`, `--config-name`: the printed command has to bring them back."""
+    if how == "module":
+        command = [sys.executable, "-m", "train", "hydra.run.dir=job", "signal_in=3"]
+    else:
+        os.rename(app.folder / "train.yaml", app.folder / "other.yaml")
+        command = [sys.executable, "train.py", "--config-name", "other"]
+        command += ["hydra.run.dir=job", "signal_in=3"]
+    stopped = app.shell(command)
+    assert stopped.returncode == 143, stopped.stdout
+    assert app.resume(stopped.stdout).returncode == 0

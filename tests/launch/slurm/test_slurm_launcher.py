@@ -1,0 +1,213 @@
+"""`hydra/launcher=slurm` from the submitting side: what it refuses, how it waits, what it finds."""
+
+import contextlib
+import signal
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, missing
+from harness import PATIENCE_S
+from slurm_apps import BARE_CONF, SlurmApp
+from sweeps import command_in
+
+from forge.jobdir.job_files import PLAN, WATCH, forge_dir, read_json
+from forge.jobdir.ledger import read as read_ledger
+from forge.process import processes
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+WAITS = """
+    import os, time
+    from pathlib import Path
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+
+    @hydra.main(version_base=None, config_path=".", config_name="conf")
+    def main(cfg):
+        gates = Path(cfg.gates)
+        out = Path(HydraConfig.get().runtime.output_dir)
+        (out / "began").touch()
+        (gates / f"{cfg.kind} began").touch()
+        while not (gates / "go").exists():
+            time.sleep(0.05)
+        return cfg.kind
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+SHORT = """
+      checkpoint: {every_steps: 2}
+    seed: 3
+    steps: 4
+    hold: null
+"""
+HOLDS = """
+    if step == 2:
+        Path(cfg.gates, "trained").touch()
+        while not Path(cfg.gates, "go").exists():
+            time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def app(cluster, tmp_path):
+    with contextlib.closing(SlurmApp(cluster, tmp_path / "app", WAITS, BARE_CONF)) as found:
+        yield found
+
+
+def queued(cluster):
+    return cluster.run("squeue", "--noheader", "--array", "--format=%i").split()
+
+
+def test_a_launcher_is_not_needed_and_its_next_start_finds_the_jobs(app):
+    """Killed, interrupted, or not waiting at all: the jobs go on, and none is submitted twice."""
+    overrides = ["kind=a,b", "hydra.launcher.timeout_min=5"]
+    first = app.start(*overrides)
+    for kind in "ab":
+        app.wait_for_gate(f"{kind} began", first)
+    first.signal(signal.SIGKILL)
+    first.wait()
+    jobs = queued(app.cluster)
+    assert len(jobs) == 2
+
+    second = app.start(*overrides)
+    second.wait_for(lambda: "Submitted 0 of 2 jobs" in second.output, "second start")
+    second.wait_for(lambda: second.output.count("started kind=") >= 2, "look at the jobs")
+    second.signal(signal.SIGINT)
+    assert second.wait() == 130
+    assert "the jobs keep running" in second.output
+    assert queued(app.cluster) == jobs
+
+    third = app.run(*overrides, "hydra.launcher.wait=false")
+    assert third.returncode == 0, third.stdout
+    assert f"squeue --jobs={jobs[0].partition('_')[0]}" in third.stdout
+    assert "scancel" in third.stdout
+    assert command_in(third.stdout)[:2] == ["cd", str(app.folder)]
+    assert queued(app.cluster) == jobs
+
+    (app.gates / "go").touch()
+    collected = app.go_on_here(third.stdout)
+    assert collected.returncode == 0, collected.stdout + collected.stderr
+    assert "2 of 2 finished" in collected.stdout + collected.stderr
+    assert all(job.attempts == 0 and len(job.told) == 3 for job in app.jobs().values())
+    again = app.run(*overrides)
+    assert "2 were finished before" in again.stdout
+
+
+def test_a_lead_in_the_launcher_s_own_words_is_no_changed_config(cluster, tmp_path):
+    """And it is all that has to be set: the forced exit follows it."""
+    conf = BARE_CONF + SHORT
+    with contextlib.closing(SlurmApp(cluster, tmp_path / "app", conf=conf, misbehave=HOLDS)) as app:
+        command = ["hydra.launcher.signal_delay_s=30", "hydra.launcher.timeout_min=5"]
+        first = app.start(*command)
+        app.wait_for_gate("trained", first)
+        first.signal(signal.SIGINT)
+        assert first.wait() == 130
+        app.cluster.clear()
+        (app.gates / "go").touch()
+        again = app.run(*command)
+        (job,) = app.jobs_by_place()
+        plan = read_json(forge_dir(job.directory) / PLAN)
+    assert again.returncode == 0, again.stdout
+    assert read_ledger(job.directory).attempts[1].start_step == 2
+    assert "changed since" not in first.output + again.stdout + job.output
+    assert (plan["lead_s"], plan["timeout_s"]) == (30, 22.5)
+
+
+def test_a_pending_job_that_is_cancelled_is_reported(app):
+    """Its wrapper never ran, so nobody but Slurm can say so; and Slurm's accounting is off."""
+    held = app.start("+hydra.launcher.additional_parameters.hold=true")
+    held.wait_for(lambda: len(queued(app.cluster)) == 1, "submission")
+    held.wait_for(lambda: "Submitted 1 of 1" in held.output, "submission")
+    app.cluster.run("scancel", *queued(app.cluster))
+    assert held.wait(60) == 1
+    assert "job 0: stopped: cancelled\n" in held.output
+    assert "1 stopped ·" in held.output  # and waits for nothing any more
+
+
+def test_slurm_weird_dir(cluster, tmp_path):
+    """Spaces, quotes, and what Slurm takes for a job's number; as submitit's test of this name."""
+    folder = tmp_path / 'it\'s 100%j of "a" $HOME'
+    with contextlib.closing(SlurmApp(cluster, folder, WAITS, BARE_CONF)) as app:
+        (app.gates / "go").touch()
+        done = app.run("kind=a,b", "hydra.job.name=two words")
+    assert done.returncode == 0, done.stdout
+    logs = list((app.sweep_dir / ".submitit").glob("*_0_log.out"))
+    assert len(logs) == 2
+    assert all((job.directory / "output.log").exists() for job in app.jobs().values())
+
+
+def test_jobs_with_other_limits_are_other_arrays(app):
+    """`resilience.slurm.*` can be swept, as `hydra.launcher.*` cannot."""
+    (app.gates / "go").touch()
+    done = app.run("kind=a,b", "resilience.slurm.timeout_min=5,6")
+    assert done.returncode == 0, done.stdout
+    numbers = {job.directory.name: job.slurm_id for job in app.jobs_by_place()}
+    arrays = [numbers[name].partition("_")[0] for name in "0123"]
+    assert arrays[0] == arrays[2] != arrays[1] == arrays[3]
+    limits = {app.cluster.show(one)["TimeLimit"] for one in numbers.values()}
+    assert limits == {"00:05:00", "00:06:00"}
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("hydra.launcher.timeout_min=2", "`resilience.signal.lead_s=120`: is not below"),
+        ("hydra.launcher.partition=lwo", "no such partition"),
+        ("hydra.launcher.nodes=3", "has 2"),
+        ("+hydra.launcher.partitoin=low", "Did you mean `partition`?"),
+        ("+hydra.launcher.additional_parameters.signal=USR1", "forge sets --signal itself"),
+        ("+hydra.launcher.additional_parameters.nonsense=x", "The batch script is"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_runs(app, override, said):
+    """Each of them would have cost a night in the queue."""
+    done = app.run("kind=a,b", override)
+    assert done.returncode == 78, done.stdout
+    assert said in done.stdout
+    assert queued(app.cluster) == []
+
+
+def test_a_controller_that_does_not_answer_is_waited_for(tmp_path):
+    """It is restarted, say, while the job ends; the wrapper waits for it, and then decides."""
+    problem = missing()
+    if problem:
+        pytest.skip(problem)
+    cluster = Cluster(tmp_path / "slurm")
+    try:
+        app = SlurmApp(cluster, tmp_path / "app", WAITS, BARE_CONF)
+        sweep = app.start()
+        app.wait_for_gate("plain began", sweep)
+        (job,) = app.jobs_by_place()
+        wrapper, controller = job.wrapper, int((cluster.folder / "slurmctld.pid").read_text())
+        assert processes.send(controller, signal.SIGSTOP)
+        try:
+            for pid in job.marked:
+                processes.send(pid, signal.SIGUSR1)
+            sweep.wait_for(lambda: _asks(wrapper), "question", PATIENCE_S)
+            assert (read_json(forge_dir(job.directory) / WATCH) or {})["code"] == 75
+            # Longer than it takes; but after 10 s Slurm's own daemons lose a minute, too.
+            signal.sigtimedwait([], 3)
+            assert _asks(wrapper)
+            assert job.state["state"] == "running"
+        finally:
+            processes.send(controller, signal.SIGCONT)
+        (app.gates / "go").touch()
+        assert sweep.wait() == 0, sweep.output
+        assert job.restarts == 1
+        assert job.counts["preemptions"] == 1
+    finally:
+        cluster.stop()
+
+
+def _asks(wrapper):
+    """Whether the wrapper waits for the controller's answer."""
+    for pid in processes.descendants(wrapper):
+        try:
+            if b"scontrol" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return True
+        except OSError:
+            continue
+    return False

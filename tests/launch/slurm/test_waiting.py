@@ -1,0 +1,310 @@
+"""How a launcher waits for Slurm: what it says meanwhile, what ends it, what it follows."""
+
+import contextlib
+import os
+import signal
+import stat
+import textwrap
+import threading
+import time
+
+import pytest
+from cluster import Cluster, missing, submit, wait_for
+from slurm_apps import BARE_CONF, SlurmApp
+
+from forge.errors import ConfigError
+from forge.jobdir.job_files import STATE, forge_dir, write_json
+from forge.launch.slurm import slurm_wait
+from forge.launch.slurm.slurm_wait import SubmittedJob, Watcher
+from forge.slurm import client
+from forge.slurm.client import Queued
+
+TRAIN = """
+    import time
+    from pathlib import Path
+    import hydra
+
+    @hydra.main(version_base=None, config_path=".", config_name="conf")
+    def main(cfg):
+        Path(cfg.gates, f"{cfg.kind} began").touch()
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+@pytest.fixture
+def app(cluster, tmp_path):
+    with contextlib.closing(SlurmApp(cluster, tmp_path / "app", TRAIN, BARE_CONF)) as found:
+        yield found
+
+
+# -- what it says ------------------------------------------------------------------------------
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_why_jobs_wait_is_said_and_what_to_do_about_it(app, cluster, tmp_path):
+    """Else the launcher waits without a word, permanently."""
+    failed = submit(cluster, tmp_path, "exit 1", "--partition=urgent")
+    wait_for(lambda: cluster.show(failed)["JobState"] == "FAILED", "a job that fails")
+    cluster.run("scontrol", "update", "PartitionName=zero", "State=DOWN")
+    try:
+        sweep = app.start(
+            f"resilience.slurm.dependency=null,'afterok:{failed}'",
+            "hydra.launcher.partition=zero",
+        )
+        for said in ("job 0 waiting: PartitionDown", "job 1 waiting: DependencyNeverSatisfied"):
+            sweep.wait_for(lambda said=said: f"{said}, which does not" in sweep.output, said, 60)
+        one, other = cluster.run("squeue", "--noheader", "--sort=i", "--format=%i").split()
+        cluster.run("scontrol", "uhold", one)
+        line = "job 0 waiting: JobHeldUser, which does not end by itself: held by hand."
+        sweep.wait_for(lambda: line in sweep.output, "word of the hold", 60)
+    finally:
+        cluster.run("scontrol", "update", "PartitionName=zero", "State=UP")
+    for what, job in (("scontrol release", one), ("scancel", other)):
+        assert f"`{what} {job}`" in sweep.output
+        cluster.run(*what.split(), job)
+    assert sweep.wait() == 1
+    assert "1 of 2 finished" in sweep.output
+    assert sweep.output.count("waiting: DependencyNeverSatisfied") == 1
+
+
+# -- submitting --------------------------------------------------------------------------------
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_a_full_queue_is_said_in_sbatch_s_own_words_and_waited_for(tmp_path):
+    """sbatch tries for two minutes; people see why, and can make room."""
+    if missing():
+        pytest.skip(missing())
+    cluster = Cluster(tmp_path / "slurm", "MaxJobCount=4", "MinJobAge=2")
+    try:
+        held = [submit(cluster, tmp_path, "sleep 9", "--hold") for _ in range(3)]
+        with contextlib.closing(SlurmApp(cluster, tmp_path / "app", TRAIN, BARE_CONF)) as app:
+            sweep = app.start()
+            said = "Slurm temporarily unable to accept job, sleeping and retrying"
+            sweep.wait_for(lambda: said in sweep.output, "word of the full queue", 60)
+            cluster.run("scancel", *held)
+            assert sweep.wait() == 0, sweep.output
+    finally:
+        cluster.stop()
+
+
+def fake(tmp_path, monkeypatch, name, text):
+    """A command of Slurm's that does as the text says."""
+    folder = tmp_path / "bin"
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text("#!/bin/sh\n" + textwrap.dedent(text))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+def test_what_sbatch_says_while_it_tries_is_told_at_once_and_is_the_error(tmp_path, monkeypatch):
+    """After 60 s it was "timed out", and what sbatch had said was lost."""
+    gate, told = tmp_path / "gate", []
+    script = f"""
+        echo 'sbatch: error: no room, sleeping and retrying' >&2
+        while ! [ -e {gate} ]; do sleep 0.05; done
+        echo 'sbatch: error: Batch job submission failed' >&2
+        exit 1
+    """
+    fake(tmp_path, monkeypatch, "sbatch", script)
+
+    def tell(said):
+        told.append(said)
+        gate.touch()
+
+    with pytest.raises(client.Refused) as refused:
+        client.submit(tmp_path / "job.sh", tell=tell)
+    first = "sbatch: error: no room, sleeping and retrying"
+    assert told == [first]
+    assert str(refused.value) == f"{first}\nsbatch: error: Batch job submission failed"
+
+
+def test_an_sbatch_that_never_ends_is_ended_with_its_words(tmp_path, monkeypatch):
+    fake(tmp_path, monkeypatch, "sbatch", "echo words >&2; exec sleep 600")
+    monkeypatch.setattr(client, "_SUBMIT_S", 0.0)
+    with pytest.raises(client.Refused, match="words\nsbatch: no answer within 0 s"):
+        client.submit(tmp_path / "job.sh")
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_a_submission_whose_answer_was_lost_is_found_and_not_done_twice(
+    app, cluster, tmp_path, monkeypatch
+):
+    """A busy controller takes the job, and sbatch says that nobody answered."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    path = folder / "sbatch"
+    path.write_text(
+        f'#!/bin/sh\nPATH="{cluster.environment["PATH"]}" sbatch "$@" >>"{tmp_path}/taken"\n'
+        "echo 'sbatch: error: Batch job submission failed: Socket timed out' >&2\nexit 1\n"
+    )
+    path.chmod(0o755)
+    environment = cluster.environment | {"PATH": f"{folder}:{cluster.environment['PATH']}"}
+    monkeypatch.setattr(type(cluster), "environment", environment)
+    sweep = app.start("kind=a,b")
+    assert sweep.wait() == 0, sweep.output
+    (taken,) = (tmp_path / "taken").read_text().split()
+    assert {job.slurm_id for job in app.jobs().values()} == {f"{taken}_0", f"{taken}_1"}
+
+
+# -- what ends it ------------------------------------------------------------------------------
+
+
+def submitted(folder, number=0, slurm_id="7"):
+    forge_dir(folder).mkdir(parents=True, exist_ok=True)
+    return SubmittedJob(number, "lr=1", folder, slurm_id=slurm_id)
+
+
+def say(job, state, slurm_id, **more):
+    """What the job's wrapper writes."""
+    counts = {"restarts": 1, "excluded": 0}
+    content = {"state": state, "because": "", "slurm_job": slurm_id, "time": 0.0, "pid": 1}
+    write_json(forge_dir(job.directory) / STATE, content | {"counts": counts} | more)
+
+
+@pytest.fixture
+def signals():
+    """Handlers as they were, whatever a test leaves."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_ctrl_c_ends_the_waiting_at_once_however_many_jobs_there_are(
+    tmp_path, monkeypatch, signals
+):
+    """It lasted until the next look: six seconds with a thousand jobs."""
+    shown = threading.Event()
+    monkeypatch.setattr(slurm_wait, "_LOOK_S", 120.0)
+    watcher = Watcher([submitted(tmp_path)], "none")
+    look = watcher._look
+
+    def looked():
+        shown.set()
+        return look()
+
+    monkeypatch.setattr(watcher, "_look", looked)
+
+    def interrupt():
+        shown.wait()
+        time.sleep(0.2)  # into the pause between two looks
+        os.kill(os.getpid(), signal.SIGINT)
+
+    began = time.monotonic()
+    threading.Thread(target=interrupt).start()
+    assert watcher.run() == signal.SIGINT
+    assert time.monotonic() - began < 60
+
+
+def test_a_ctrl_c_does_not_wait_for_a_busy_controller(tmp_path, monkeypatch, signals):
+    """squeue may take a minute to say nothing."""
+    answered = threading.Event()
+
+    def asked():
+        os.kill(os.getpid(), signal.SIGINT)
+        answered.wait(100)
+        raise client.Refused("squeue: no answer")
+
+    monkeypatch.setattr(client, "queue", asked)
+    monkeypatch.setattr(slurm_wait, "_ASK_LEAST_S", 0.0)
+    monkeypatch.setattr(slurm_wait, "_ASK_PER_JOB_S", 0.0)
+    began = time.monotonic()
+    try:
+        assert Watcher([submitted(tmp_path)], "none").run() == signal.SIGINT
+        assert time.monotonic() - began < 60
+    finally:
+        answered.set()
+
+
+# -- what it follows ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """No pauses: whoever waits asks all the time."""
+    for name in ("_LOOK_S", "_LOOK_PER_JOB_S", "_ASK_LEAST_S", "_ASK_PER_JOB_S"):
+        monkeypatch.setattr(slurm_wait, name, 0.0)
+
+
+def test_a_job_that_its_wrapper_submitted_anew_is_followed(tmp_path, monkeypatch, at_once):
+    """Its first number is gone from the queue, which is no reason to call it dead."""
+    job = submitted(tmp_path)
+    say(job, "starting", "7", successor="9")
+    answers = [
+        {"7": Queued("PREEMPTED", "None"), "9": Queued("PENDING", "Priority")},
+        {"9": Queued("RUNNING", "None")},
+    ]
+
+    def queue():
+        assert job.slurm_id == "9"
+        if answers:
+            return answers.pop(0)
+        say(job, "finished", "12", ancestors=["7", "9"], reason="finished", code=0)
+        return {}
+
+    monkeypatch.setattr(client, "queue", queue)
+    assert Watcher([job], "none").run() is None
+    assert (job.state.name, job.slurm_id) == ("finished", "12")
+
+
+def test_a_successor_that_nobody_has_told_of_is_found_by_its_batch_script(
+    tmp_path, monkeypatch, at_once
+):
+    """The wrapper was killed between sbatch and its note: else the job would be submitted twice."""
+    job = submitted(tmp_path, slurm_id="7_3")
+    job.script = "/sweep/1.sh"
+    say(job, "running", "7_3")
+    others = {
+        "7_3": Queued("PREEMPTED", "None", "/sweep/1.sh"),
+        "7_4": Queued("RUNNING", "None", "/sweep/1.sh"),
+        "8_3": Queued("RUNNING", "None", "/sweep/2.sh"),
+    }
+
+    def queue():
+        if job.slurm_id == "9_3":
+            say(job, "finished", "9_3", ancestors=["7_3"], reason="finished", code=0)
+        return others | {"9_3": Queued("PENDING", "Priority", "/sweep/1.sh")}
+
+    monkeypatch.setattr(client, "queue", queue)
+    assert Watcher([job], "none").run() is None
+    assert (job.state.name, job.slurm_id) == ("finished", "9_3")
+
+
+def test_what_a_wrapper_could_not_requeue_is_submitted_anew_once(tmp_path, monkeypatch, at_once):
+    """The controller was away for longer than the allocation; now it answers."""
+    job, calls = submitted(tmp_path), []
+    say(job, "stopped", "7", unrequeued="nobody answered", reason="unanswered", code=75)
+    states = ["RUNNING", "COMPLETING", "COMPLETED", "COMPLETED", "COMPLETED"]
+    problems = [ConfigError(["sbatch: not now"], "The submission"), OSError(28, "no space left")]
+
+    def queue():
+        if job.slurm_id == "9":
+            say(job, "finished", "9", reason="finished", code=0)
+            return {}
+        return {"7": Queued(states.pop(0), "None")}
+
+    def anew(jobs):
+        calls.append((len(states), *(one.slurm_id for one in jobs)))
+        if problems:
+            raise problems.pop(0)
+        job.slurm_id = "9"
+
+    monkeypatch.setattr(client, "queue", queue)
+    assert Watcher([job], "none", anew).run() is None
+    assert calls == [(2, "7"), (1, "7"), (0, "7")]  # not while it was leaving
+    assert (job.state.name, job.slurm_id) == ("finished", "9")
+
+
+def test_a_state_of_another_submission_is_not_taken_for_this_one_s(tmp_path):
+    """What an earlier launch has left says nothing of the job that waits now."""
+    job = submitted(tmp_path, slurm_id="60")
+    say(job, "failed", "12", ancestors=["7"], successor="13", reason="failed", code=1)
+    job.look()
+    assert (job.state.name, job.slurm_id) == ("queued", "60")

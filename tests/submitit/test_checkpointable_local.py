@@ -1,0 +1,175 @@
+"""`forge.Checkpointable` under submitit's own LocalExecutor; its processes are true ones."""
+
+import os
+import pickle
+import signal
+
+import light
+import pytest
+import submitit
+import submitted
+from cluster import wait_for
+from light import POLICY, noted
+from submitit.core.utils import FailedJobError
+
+import forge
+from forge.jobdir.job_files import STATE, forge_dir, read_json
+
+pytestmark = pytest.mark.slow
+
+OFTEN = {"checkpoint": {"every_steps": 4}}
+
+
+class Submitted:
+    """A job, and the folder in which it notes what it does."""
+
+    def __init__(self, folder, task, *arguments, policy=None, **options):
+        self.notes = folder / "notes"
+        executor = submitit.LocalExecutor(folder / "log")
+        executor.update_parameters(timeout_min=4, signal_delay_s=1)
+        one = forge.Checkpointable(task, POLICY | (policy or {}))
+        self.job = executor.submit(one, self.notes, *arguments, **options)
+        self.result = self.job.result
+
+    def noted(self, what):
+        return noted(self.notes, what)
+
+    def signal(self, number, count=1):
+        """To the process that waits in its task, once it does for the `count`th time."""
+        wait_for(lambda: len(self.noted("waits")) >= count, "task that waits", 120)
+        os.kill(int(self.noted("waits")[count - 1]), number)
+
+    @property
+    def directory(self):
+        (found,) = self.job.paths.folder.glob(f"{self.job.job_id}_forge_*")
+        return found
+
+
+JOBS = {
+    "good": ((light.value, 20), {"summand": 2}),
+    "bad": ((light.fail,), {}),
+    "without a run": (
+        (light.wait_without_a_run,),
+        {"policy": {"requeue": {"no_progress_limit": 2}}},
+    ),
+    "limited": ((submitted.train,), {"how": "boundary"}),
+    "over": ((submitted.train,), {"how": "boundary", "policy": {"requeue": {"max_timeouts": 0}}}),
+    "stopped": ((submitted.train,), {"how": "boundary"}),
+    "in C": ((submitted.train, POLICY | OFTEN), {"how": "in C", "policy": OFTEN}),
+    "after": ((submitted.train,), {"how": "late", "place": "after"}),
+    "before": ((submitted.train,), {"how": "late", "place": "before"}),
+    "by hand": ((submitted.train_by_hand,), {"how": "in the update"}),
+}
+
+
+@pytest.fixture(scope="module")
+def jobs(own_environment, tmp_path_factory):
+    """All of them at once: they start while others wait."""
+    folder = tmp_path_factory.mktemp("jobs")
+    found = {
+        name: Submitted(folder / name, *arguments, **options)
+        for name, (arguments, options) in JOBS.items()
+    }
+    yield found
+    for one in found.values():
+        one.job._process.terminate()  # only where a test has failed is there anything left
+        one.job._process.wait()
+
+
+def test_a_task_s_value_and_its_error_are_the_job_s(jobs):
+    """As in plain submitit."""
+    assert jobs["good"].result() == 42
+    with pytest.raises(FailedJobError, match="ValueError: no such luck"):
+        jobs["bad"].result()
+    assert len(jobs["bad"].noted("starts")) == 1
+
+
+LATE = {
+    # On a machine so busy that its steps take 20 ms, that step is repeated, draws and all.
+    "after": (submitted.train, {"step_6", "step_5"}),
+    "before": (submitted.train, {"step_5"}),
+    "by hand": (submitted.train_by_hand, {"step_0"}),
+}
+
+
+def test_training_that_never_polls_is_saved_once_and_requeued(jobs, undisturbed):
+    """In a step after and before its update, and in a loop of its own, but never inside an update.
+
+    What is saved is whole in these places, so the bits are the same.
+    """
+    for name in LATE:
+        jobs[name].signal(signal.SIGUSR2)
+    for name, (task, steps) in LATE.items():
+        assert jobs[name].result() == undisturbed[task], name
+        first, second = jobs[name].noted("resumed")
+        assert first == "None", name
+        assert second in steps, name
+
+
+def test_requeuing_checkpointable(jobs, undisturbed):
+    """The signal of the time limit: saved at the boundary, and the same bits at the end."""
+    one = jobs["limited"]
+    one.signal(signal.SIGUSR2)
+    assert one.result() == undisturbed[submitted.train]
+    assert one.noted("resumed") == ["None", "step_6"]
+    state = read_json(forge_dir(one.directory) / STATE)
+    assert (state["state"], state["counts"]["timeouts"]) == ("finished", 1)
+
+
+def test_requeuing_not_checkpointable(jobs):
+    """A task that saves nothing begins anew each time, but not forever."""
+    for count in (1, 2):
+        jobs["without a run"].signal(signal.SIGUSR1, count)
+    with pytest.raises(FailedJobError, match="2 attempts in a row saved nothing new"):
+        jobs["without a run"].result()
+
+
+def test_a_task_that_is_lost_in_c_is_requeued_from_its_last_checkpoint(jobs, undisturbed):
+    """Nothing can be saved then; nothing is lost but what no checkpoint holds."""
+    one = jobs["in C"]
+    one.signal(signal.SIGUSR2)
+    assert one.result() == undisturbed[submitted.train]
+    assert one.noted("resumed") == ["None", "step_4"]
+    assert "in wait_here" in one.job.stderr()  # the stacks of all threads
+
+
+def test_a_budget_that_is_used_up_and_a_stop_by_hand_are_told(jobs):
+    """Both save; neither comes back; `result()` says why."""
+    over, stopped = jobs["over"], jobs["stopped"]
+    over.signal(signal.SIGUSR2)
+    stopped.signal(signal.SIGTERM)
+    with pytest.raises(FailedJobError, match=r"requeue\.max_timeouts=0"):
+        over.result()
+    with pytest.raises(FailedJobError, match="SIGTERM; not started again"):
+        stopped.result()
+    for one in (over, stopped):
+        assert (one.directory / "checkpoints" / "step_6").is_dir()
+
+
+def test_a_bad_policy_is_refused_before_anything_is_submitted():
+    """Not hours later, in the queue."""
+    with pytest.raises(forge.ConfigError, match=r"nan\.action"):
+        forge.Checkpointable(light.value, {"nan": {"action": "explode"}})
+
+
+def test_outside_submitit_the_task_is_just_called(tmp_path):
+    """For a debugger; and it can be pickled like any other."""
+    one = pickle.loads(pickle.dumps(forge.Checkpointable(light.value)))
+    assert one(tmp_path, 1, summand=1) == 3
+    assert one.checkpoint(tmp_path, 1, summand=1).result() == 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to a group")
+def test_a_folder_that_a_group_can_write_to_is_warned_of(own_environment, tmp_path):
+    """submitit unpickles what lies there, at each start, before anybody could refuse it."""
+    os.chown(tmp_path, 0, 4321)
+    tmp_path.chmod(0o2775)
+    before = os.umask(0o002)
+    try:
+        one = Submitted(tmp_path, light.value, 20, summand=2)
+        assert one.result() == 42
+    finally:
+        os.umask(before)
+    said = one.job.stderr() + one.job.stdout()
+    assert f"{one.job.paths.folder} can be written by the group gid 4321" in said
+    assert said.count("submitit executes what lies there") == 1

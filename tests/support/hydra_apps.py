@@ -1,0 +1,52 @@
+"""True Hydra apps as processes, in a folder of the user's."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+APP = Path(__file__).parent / "app"
+
+
+class App:
+    """A user's folder with a train.py and a train.yaml."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        shutil.copytree(APP, folder)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess:
+        return self.shell([sys.executable, "train.py", *arguments])
+
+    def shell(self, command, **options) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            command,
+            cwd=self.folder,
+            text=True,
+            timeout=120,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            **options,
+        )
+
+    def resume(self, output: str) -> subprocess.CompletedProcess:
+        """By the command that was printed, from some other directory."""
+        lines = [line.strip() for line in output.splitlines()]
+        command = next(line for line in reversed(lines) if line.startswith("cd "))
+        return subprocess.run(
+            command,
+            shell=True,
+            cwd="/",
+            text=True,
+            timeout=120,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def seen(self, job: str) -> list[str]:
+        return (self.folder / job / "seen.txt").read_text().splitlines()
+
+    def weights(self, job: str):
+        return torch.load(self.folder / job / "weights.pt", weights_only=True)

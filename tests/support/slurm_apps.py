@@ -1,0 +1,281 @@
+"""A user's folder with an app, swept over by `hydra/launcher=slurm` on the tests' own cluster.
+
+A job holds still at a step until something happens to it: no test depends on how fast a machine is.
+`kind` names what a job is there for, and gives it its own options by a table in its config.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, submit
+from harness import Process
+from sweeps import App, SweptJob
+
+from forge.jobdir import ledger
+from forge.jobdir.job_files import forge_dir
+
+PATIENCE_S = 150.0
+HOLD = 12
+"""The step at which a job of TRAIN waits to be disturbed."""
+STEPS = 30
+
+TRAIN = """
+    import os, signal, sys, time
+    from pathlib import Path
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    import forge
+
+    if "hydra/launcher=slurm" not in sys.argv or "FORGE_JOB_TOKEN" in os.environ:
+        import torch  # the launcher can do without: a second of each test
+    from forge.shutdown import stopping
+
+    RESTARTS = int(os.environ.get("FORGE_RESTART_COUNT", 0))
+
+    def misbehave(cfg, step):
+        pass
+
+    class Slow:
+        \"\"\"Its state is a while on its way.\"\"\"
+
+        def __init__(self, cfg):
+            self.gate = Path(cfg.gates) / "saving"
+            self.is_slow = cfg.kind == "slow" and not RESTARTS
+
+        def state_dict(self):
+            if self.is_slow and stopping._state.handler.signal_received:
+                self.gate.touch()
+                time.sleep(4)
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+    def hold(cfg, run):
+        \"\"\"Until a signal has come; a job that is started again is left alone.\"\"\"
+        Path(cfg.gates, f"{cfg.kind} {RESTARTS}").touch()
+        while RESTARTS < cfg.holds.get(cfg.kind, 0):
+            hears = cfg.kind not in ("stuck", "deaf", "held")
+            if stopping._state.handler.signal_received and hears:
+                break
+            if cfg.kind == "limit" and run.poll():
+                break  # announced early, it is the run's to know when it is near
+            time.sleep(0.02)
+            if not hears:  # holds the interpreter's lock, and hears nothing
+                import ctypes
+                ctypes.PyDLL(None).sleep(600)
+
+    @hydra.main(version_base=None, config_path=".", config_name="conf")
+    def main(cfg):
+        torch.set_num_threads(1)
+        torch.manual_seed(cfg.seed)
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        out = Path(HydraConfig.get().runtime.output_dir)
+        while cfg.kind == "late" and not RESTARTS:
+            time.sleep(0.02)  # data that is copied for longer than the job may run
+        with forge.Run(cfg.resilience, model=model, optimizer=optimizer, slow=Slow(cfg)) as run:
+            for step in run.steps(cfg.steps):
+                misbehave(cfg, step)
+                if step == cfg.hold:
+                    hold(cfg, run)
+                loss = model(torch.randn(3, 4)).square().mean()
+                loss.backward()
+                run.update(loss, optimizer)
+                run.log(loss=loss)
+        torch.save(model.state_dict(), out / "weights.pt")
+        return run.step
+
+    if __name__ == "__main__":
+        main()
+"""
+CONF = f"""
+    defaults: [{{resilience: default}}, _self_]
+    kind: plain
+    seed: 3
+    steps: {STEPS}
+    hold: {HOLD}
+    gates: ???
+    holds: {{}}                    # kind -> starts that hold
+    nodes: {{}}
+    partitions: {{}}
+    minutes: {{}}
+    seconds: {{}}
+    fruitless: {{}}
+    resilience:
+      signal: {{lead_s: 14}}       # so it comes 16 s after the start, of a minute, or later
+      shutdown: {{timeout_s: "${{oc.select:seconds.${{kind}},12}}"}}
+      requeue: {{no_progress_limit: "${{oc.select:fruitless.${{kind}},6}}"}}
+      checkpoint: {{every_steps: 10, every_s: null}}
+      health: {{checks: []}}
+      slurm:
+        partition: ${{oc.select:partitions.${{kind}},low}}
+        nodelist: ${{oc.select:nodes.${{kind}},n1}}
+        timeout_min: ${{oc.select:minutes.${{kind}},10}}
+"""
+
+
+BARE_CONF = """
+    defaults: [{resilience: default}, _self_]
+    kind: plain
+    gates: ???
+    resilience:
+      health: {checks: []}
+"""
+"""For mains that need nothing else."""
+
+
+class SlurmApp(App):
+    """The folder, and the sweeps started in it on a cluster."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        folder: Path,
+        train: str = TRAIN,
+        conf: str = CONF,
+        misbehave: str = "",
+    ):
+        """`conf` has to have the key `gates`."""
+        super().__init__(folder, train, conf, misbehave)
+        self.cluster = cluster
+        self.gates = folder / "places"  # no config group of that name
+        self.gates.mkdir()
+
+    def command(self, *overrides: str) -> list[str]:
+        common = super().command(f"gates='{_quoted(self.gates)}'")
+        common[common.index("hydra/launcher=local")] = "hydra/launcher=slurm"
+        return [*common, *overrides]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The launcher's: of no job that the tests themselves may run in."""
+        outer = {name: "" for name in os.environ if name.startswith(("SLURM", "SBATCH"))}
+        return outer | self.cluster.environment
+
+    def start(self, *overrides: str, **env: str) -> Process:
+        return super().start(*overrides, **self.environment, **env)
+
+    def run(self, *overrides: str, **env: str):
+        return super().run(*overrides, **self.environment, **env)
+
+    def go_on_here(self, output: str) -> subprocess.CompletedProcess:
+        """By the command that was printed, with this cluster."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in self.environment.items():
+                patch.setenv(name, value)
+            return self.go_on(output)
+
+    def close(self) -> None:
+        """End what a test has left, in the queue as well."""
+        super().close()
+        self.cluster.clear()
+
+    def jobs_by_place(self) -> list[SlurmJob]:
+        """The jobs of the sweep, in the order of their numbers."""
+        return [SlurmJob(self.cluster, self.sweep_dir / one["subdir"]) for one in self._places()]
+
+    def jobs(self) -> dict[str, SlurmJob]:
+        """The jobs of the sweep by their `kind`."""
+        kinds = [
+            next((text[5:] for text in one["overrides"] if text.startswith("kind=")), "plain")
+            for one in self._places()
+        ]
+        return dict(zip(kinds, self.jobs_by_place(), strict=True))
+
+    def _places(self) -> list[dict]:
+        text = (forge_dir(self.sweep_dir) / "jobs.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines() if line]
+
+    def wait_for_gate(self, name: str, sweep: Process) -> None:
+        """Until a job of a sweep says that it has come to a place."""
+        sweep.wait_for((self.gates / name).exists, f"gate {name}", PATIENCE_S)
+
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("'", "\\'")
+
+
+class SlurmJob(SweptJob):
+    """One job of a sweep on the cluster."""
+
+    def __init__(self, cluster: Cluster, directory: Path):
+        super().__init__(directory)
+        self.cluster = cluster
+
+    @property
+    def slurm_id(self) -> str:
+        """As Slurm's commands take it."""
+        return self.state["slurm_job"]
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """The fields of `scontrol show job`."""
+        return self.cluster.show(self.slurm_id)
+
+    @property
+    def restarts(self) -> int:
+        """How often Slurm has requeued it."""
+        return int(self.shown["Restarts"])
+
+    @property
+    def counts(self) -> dict:
+        return self.state["counts"]
+
+    @property
+    def task(self) -> int:
+        return self._process("forge.launch.task")
+
+    @property
+    def watch(self) -> int:
+        return self._process("forge.slurm.step")
+
+    @property
+    def srun(self) -> int:
+        """pid of the command that waits for the step."""
+        return next(
+            pid for pid in self.marked if Path(f"/proc/{pid}/comm").read_text().strip() == "srun"
+        )
+
+    def _process(self, module: str) -> int:
+        def is_it(pid: int) -> bool:
+            program, *arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            return b"python" in program and any(module.encode() in one for one in arguments)
+
+        return next(pid for pid in self.marked if is_it(pid))
+
+    def scancel(self, *options: str) -> None:
+        self.cluster.run("scancel", *options, self.slurm_id)
+
+    @property
+    def told(self) -> list[dict]:
+        """What the wrapper has written into the job's ledger."""
+        lines = (forge_dir(self.directory) / "ledger" / "job.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    @property
+    def repeated(self) -> list[int]:
+        """For each start but the first, how many steps it did again."""
+        attempts = ledger.read(self.directory).attempts
+        return [_last(one) - two.start_step for one, two in itertools.pairwise(attempts)]
+
+
+def _last(attempt: ledger.Attempt) -> int:
+    """The step at which an attempt knew that it ended, or else began."""
+    return max(one["step"] for one in attempt.events if one["kind"] in ("stop", "start"))
+
+
+def table(**values: object) -> str:
+    """As an override has it."""
+    return "{" + ",".join(f"{name}:{value}" for name, value in values.items()) + "}"
+
+
+def urgent(cluster: Cluster, folder: Path, *options: str) -> str:
+    """A job that preempts whatever runs on its nodes."""
+    return submit(cluster, folder, "sleep 0.1", "--partition=urgent", "--exclusive", *options)

@@ -1,0 +1,64 @@
+"""Stores in a directory of their own, closed at the test's end."""
+
+import pytest
+from stores import commit, state_of
+
+from forge.checkpoint import Store
+from forge.checkpoint.format import checksums
+from forge.checkpoint.io import output
+from forge.checkpoint.load import file_reading, tensor_reading
+from forge.checkpoint.save import image
+from forge.config.schema import CheckpointConfig
+
+
+@pytest.fixture
+def processes():
+    """Those that a test adds are ended with it."""
+    started = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@pytest.fixture
+def open_store(tmp_path):
+    opened = []
+
+    def open_one(directory=tmp_path / "checkpoints", keep_back_steps=None, **config):
+        store = Store(directory, CheckpointConfig(**config), keep_back_steps=keep_back_steps)
+        opened.append(store)
+        return store
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def store(open_store):
+    return open_store(keep_last=100)
+
+
+@pytest.fixture(name="commit")
+def _commit():
+    return commit
+
+
+@pytest.fixture(name="state_of")
+def _state_of():
+    return state_of
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Files of some kilobytes then have many chunks, and several threads."""
+    for module in (checksums, image, output, file_reading, tensor_reading):
+        monkeypatch.setattr(module, "CHUNK", 1 << 12)
+    monkeypatch.setattr(file_reading, "_STEP", 1 << 9)
+    monkeypatch.setattr(file_reading, "num_threads", lambda: 3)
+    monkeypatch.setattr(tensor_reading, "_SMALL", 100)
+    monkeypatch.setattr(tensor_reading, "_BLOCK", 5000)

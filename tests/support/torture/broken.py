@@ -1,0 +1,184 @@
+"""Ways to break what forge promises: each has to make the suite fail, or it would check nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torture.calls import WRITES
+
+from forge.checkpoint.format import codec
+from forge.checkpoint.load.file_reading import CheckedFile
+from forge.checkpoint.ownership.fence import Fence
+from forge.checkpoint.ownership.workspace import Workspace
+from forge.checkpoint.retention.removal import Remover
+from forge.checkpoint.store import Store
+from forge.filesystem import durable
+
+
+def _nothing() -> None:
+    """Forge as it is."""
+
+
+def _no_directory_sync() -> None:
+    durable.sync_directory = lambda path: None
+
+
+class _OtherOs:
+    """`os`, as the modules of forge see it that have forgotten something."""
+
+    def __init__(self, **others: Any) -> None:
+        self._others = others
+        for name, module in list(sys.modules.items()):
+            if name.startswith("forge.checkpoint.") and getattr(module, "os", None) is os:
+                module.os = self  # type: ignore[attr-defined]
+
+    def __getattr__(self, name: str) -> Any:
+        return self._others.get(name) or getattr(os, name)
+
+
+def _no_file_sync() -> None:
+    def skip_files(fd: int) -> None:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.fsync(fd)
+
+    _OtherOs(fsync=skip_files, fdatasync=skip_files)
+
+
+def _no_write_errors() -> None:
+    """Whatever a write returns or raises, all is thought to be written."""
+
+    def lying(name: str) -> Callable[..., int]:
+        def write(fd: int, data: Any, *rest: Any) -> int:
+            pieces = data if name in ("writev", "pwritev") else [data]
+            with contextlib.suppress(OSError):
+                getattr(os, name)(fd, data, *rest)
+            return sum(memoryview(piece).nbytes for piece in pieces)
+
+        return write
+
+    _OtherOs(**{name: lying(name) for name in WRITES})
+
+
+def _no_odd_errors() -> None:
+    """Only what comes of a missing key is expected of a value that no encoder writes."""
+    codec._WRONG = (KeyError,)  # type: ignore[assignment]
+
+
+def _no_temporary() -> None:
+    """The files of a save are written where they stay."""
+
+    def early(store: Store, directory: Path, snapshot: Any) -> None:
+        final = store.directory / f"step_{snapshot.step}"
+        shutil.rmtree(final, ignore_errors=True)
+        final.mkdir()
+        write(store, final, snapshot)
+
+    write = Store._write
+    Store._write = early  # type: ignore[method-assign]
+    Workspace.put_in_place = (  # type: ignore[method-assign]
+        lambda workspace, temporary, final: shutil.rmtree(temporary)
+    )
+
+
+def _removed_before_replaced() -> None:
+    def put_in_place(workspace: Workspace, temporary: Path, final: Path) -> None:
+        shutil.rmtree(final, ignore_errors=True)
+        os.rename(temporary, final)
+        durable.sync_directory(final.parent)
+
+    Workspace.put_in_place = put_in_place  # type: ignore[method-assign]
+
+
+def _no_put_back() -> None:
+    """What was to be replaced stays aside where its successor cannot be put in place."""
+
+    def put_in_place(workspace: Workspace, temporary: Path, final: Path) -> None:
+        aside = workspace._path / f"replaced_{final.name}"
+        if os.path.lexists(final):
+            os.rename(final, aside)
+        os.rename(temporary, final)
+        durable.sync_directory(final.parent)
+        shutil.rmtree(aside, ignore_errors=True)
+
+    Workspace.put_in_place = put_in_place  # type: ignore[method-assign]
+
+
+def _removed_without_rename() -> None:
+    def remove(remover: Remover, path: Path, work: Path) -> bool:
+        shutil.rmtree(path)
+        return True
+
+    Remover.take = remove  # type: ignore[method-assign]
+    Remover.discard = remove  # type: ignore[method-assign,assignment]
+
+
+def _no_way_back() -> None:
+    """The next attempt deletes all that an older one took aside."""
+    Remover._belongs_back = lambda *args: False  # type: ignore[method-assign]
+
+
+def _no_sync_before_deleting() -> None:
+    """A power cut may undo the rename of what is being deleted."""
+    Remover._must_sync = property(lambda _: False, lambda *_: None)  # type: ignore[assignment]
+
+
+def _no_clean_up() -> None:
+    Workspace._take_over = lambda workspace: None  # type: ignore[method-assign]
+
+
+def _no_takeover() -> None:
+    """The token is checked, but nobody's work directory is taken away."""
+    take_over = Workspace._take_over
+
+    def only_own(workspace: Workspace) -> None:
+        is_checker = "SLURM_JOB_ID" not in os.environ  # which has to clean up
+        if is_checker or not any(workspace._directory.glob(".work_*")):
+            take_over(workspace)
+
+    Workspace._take_over = only_own  # type: ignore[method-assign]
+
+
+def _no_checksums() -> None:
+    def unchecked(file: CheckedFile, reader: Any, begin: int, end: int) -> None:
+        reader.checksum(begin, end)
+
+    CheckedFile._check = unchecked  # type: ignore[method-assign]
+    CheckedFile._check_whole = lambda file: None  # type: ignore[method-assign]
+
+
+def _no_fence() -> None:
+    Fence.check = lambda fence: False  # type: ignore[method-assign]
+
+
+WAYS: dict[str, Callable[[], None]] = {
+    name.lstrip("_"): way
+    for name, way in list(globals().items())
+    if getattr(way, "__module__", "") == __name__ and name.startswith(("_no", "_removed"))
+}
+
+RARE = {"no_way_back": 6, "removed_before_replaced": 4}
+"""How much larger a share it takes: a kill has to fall between two renames."""
+
+FOUND_BY = {
+    "no_put_back": "errors",
+    "no_temporary": "kills",
+    "removed_before_replaced": "kills",
+    "removed_without_rename": "kills",
+    "no_way_back": "kills",
+    "no_clean_up": "kills",
+    "no_directory_sync": "power",
+    "no_file_sync": "power",
+    "no_sync_before_deleting": "power",
+    "no_fence": "zombies",
+    "no_takeover": "zombies",
+    "no_checksums": "damage",
+    "no_write_errors": "full",
+    "no_odd_errors": "fuzz",
+}
