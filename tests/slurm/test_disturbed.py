@@ -48,7 +48,7 @@ EXITS = """
     if __name__ == "__main__":
         from forge.launch.slurm import launcher
 
-        launch = slurm_sweep.launch
+        launch = launcher.launch
 
         def spy(*given):
             for one in launch(*given):
@@ -59,7 +59,7 @@ EXITS = """
                     traceback.print_exception(value, file=sys.stdout)
             return []
 
-        slurm_sweep.launch = spy
+        launcher.launch = spy
         main()
 """
 EXITS_CONF = """

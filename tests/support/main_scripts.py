@@ -11,7 +11,7 @@ REPORT = """
     from forge.launch.local import launcher
 
     def report(told):
-        launch = local.launch
+        launch = launcher.launch
 
         def spy(*given):
             for one in launch(*given):
@@ -20,7 +20,7 @@ REPORT = """
                 told(value)
             return []
 
-        local.launch = spy
+        launcher.launch = spy
 """
 """A module beside the script: tells what the sweeper would get, and raises nothing."""
 
