@@ -14,7 +14,7 @@ from forge.config import schema
 from forge.config.loading import load
 from forge.config.schema import HealthAction, NanAction, Policy, SignalAction, Verify
 
-CONF = Path(schema.__file__).parents[1] / "conf"
+CONF = Path(schema.__file__).parents[2] / "conf"
 PRESETS = sorted(path.stem for path in (CONF / "resilience").glob("*.yaml"))
 BOOLEAN_WORDS = {"on", "off", "yes", "no", "y", "n", "true", "false"}
 

@@ -17,7 +17,7 @@ from forge.errors import CheckpointError, DamagedCheckpoint
 from forge.jobdir import config_file
 
 TENSORS, STATE = "tensors_rank00000.safetensors", "state_rank00000.json"
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def flip(path, where=-8):
