@@ -23,7 +23,7 @@ import forge
 from forge.checkpoint.format import manifest, tensorfile
 from forge.checkpoint.format.codec import Encoder
 from forge.checkpoint.format.manifest import Logged, Manifest
-from forge.checkpoint.format.names import LATEST, STATE, TENSORS, step_dirs, step_of
+from forge.checkpoint.format.names import LATEST, STATE, TENSORS
 from forge.checkpoint.io.output import write_file
 from forge.checkpoint.load import reading
 from forge.checkpoint.load.reading import Checkpoint, Place
@@ -38,6 +38,7 @@ from forge.checkpoint.save.copies import Copies, Snapshot
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError, DamagedCheckpoint
 from forge.filesystem import durable
+from forge.filesystem.steps import step_dirs, step_of
 
 
 class Store:

@@ -22,7 +22,7 @@ def describe(checkpoint: Checkpoint) -> Iterator[str]:
     yield f"step {about.step}, saved {saved} by attempt {about.attempt}; {ended}"
     yield f"{versions}; {'job ' + about.job[:12] if about.job else 'no job'}"
     for name, entry in sorted(about.files.items()):
-        yield f"  {name:<{_PATH}} CRC-32 {entry['crc32']:08x} {_size(entry['size']):>30}"
+        yield f"  {name:<{_PATH}} {_size(entry['size']):>46}"
     yield ""
     found = list(leaves(checkpoint.state))
     for leaf in found:

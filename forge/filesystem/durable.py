@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import uuid
 from pathlib import Path
 
 
@@ -24,21 +23,6 @@ def make_directory(path: Path, mode: int = 0o777) -> None:
     for part in made or [path]:  # one that is there may be of an attempt that died before this
         with contextlib.suppress(PermissionError):  # others' directories may be closed to reading
             sync_directory(part.parent)
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Put `content` at `path` in one step: readers see the old file or the new one."""
-    temporary = path.with_name(f".{path.name.lstrip('.')}.tmp-{os.getpid()}-{uuid.uuid4().hex}")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
 
 
 def replace_link(path: Path, target: str, work: Path) -> None:

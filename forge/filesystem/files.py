@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from forge.errors import Untrusted
+from forge.filesystem import durable
 from forge.filesystem.foreign import foreign_file
 
 FORGE = ".forge"
@@ -91,21 +92,28 @@ def write_atomically(path: Path, text: str | bytes, is_synced: bool = False) -> 
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         fd = _open_plain(path, temporary, flags, folder)
         try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(text.encode() if isinstance(text, str) else text)
+            try:
+                write_all(fd, text.encode() if isinstance(text, str) else text)
                 if is_synced:
-                    file.flush()
-                    os.fsync(file.fileno())
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
             os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary, dir_fd=folder)
             raise
-        if is_synced and os.open in os.supports_dir_fd:
-            parent = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC) if folder is None else folder
-            os.fsync(parent)  # the name as well
-            if folder is None:
-                os.close(parent)
+        if is_synced and folder is not None:
+            os.fsync(folder)  # the name as well
+        elif is_synced and os.open in os.supports_dir_fd:
+            durable.sync_directory(path.parent)
+
+
+def write_all(fd: int, content: bytes) -> None:
+    """Write all of it: the system may take a part at a time."""
+    left = memoryview(content)
+    while left:
+        left = left[os.write(fd, left) :]
 
 
 def make_directory(path: Path) -> None:

@@ -18,13 +18,13 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 from forge.filesystem.files import FORGE, open_file
 from forge.filesystem.files import read_trusted as read_trusted
 from forge.filesystem.files import write_atomically as write_atomically
+from forge.filesystem.steps import step_dirs, step_of
 
 OUTPUT = "output.log"
 PLAN = "plan.json"
@@ -42,7 +42,6 @@ SAVE_WITHIN = "FORGE_SAVE_WITHIN_S"
 """Environment variable of a task: its first save is due then, since the last attempt had none."""
 RANKS = "FORGE_RANKS"
 """Environment variable of a task: how many there are."""
-_STEP_DIR = re.compile(r"step_(\d+)")
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 REHEARSAL = "FORGE_REHEARSAL"
 """Environment variable of a script that is rehearsed: where its job lies."""
@@ -101,11 +100,11 @@ def is_busy(job_dir: Path) -> bool:
 def saved_step(checkpoint_dir: Path) -> int:
     """Steps done in the newest checkpoint; -1 without one."""
     try:
-        names = os.listdir(checkpoint_dir)
+        newest = next(iter(step_dirs(checkpoint_dir)), None)
     except OSError:
         return -1
-    matches = (_STEP_DIR.fullmatch(name) for name in names)
-    return max((int(match[1]) for match in matches if match), default=-1)
+    step = None if newest is None else step_of(newest)
+    return -1 if step is None else step
 
 
 def write_json(path: Path, content: dict[str, Any], is_synced: bool = False) -> None:

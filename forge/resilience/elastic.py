@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forge import messages
-
-_STEP = re.compile(r"step_(\d+)")
+from forge.filesystem.steps import step_dirs
 
 
 @dataclass(frozen=True)
@@ -104,8 +103,7 @@ def resolve_resume_path(checkpoint_dir: Path | str) -> Path | None:
             return False
         return True
 
-    steps = [p for p in directory.iterdir() if _STEP.fullmatch(p.name) and p.is_dir()]
-    steps.sort(key=lambda p: int(p.name.removeprefix("step_")), reverse=True)
+    steps = [path for path in step_dirs(directory) if path.is_dir()]
     latest = directory / "latest"
     is_ours = any((path / manifest.NAME).exists() for path in steps)
     usable = [path for path in steps if is_committed(path)] if is_ours else steps

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from forge.checkpoint.format.codec import UNKNOWN
+from forge.errors import CheckpointError
 
 _EXTRA = "_extra_state"
 """The key of what `get_extra_state` returns; `set_extra_state` alone knows what fits."""
@@ -40,6 +41,24 @@ def _loads_in_its_way(module: torch.nn.Module) -> bool:
     is_known = getattr(method, "__module__", "").startswith("torch.nn.modules.")
     has_hooks = module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks
     return bool(has_hooks) or not is_known
+
+
+def check_loadable(name: str, state: Mapping[str, Any]) -> None:
+    """Refuse expanded tensors: torch saves them, and refuses to copy anything into them.
+
+    Raises:
+        CheckpointError: Naming the first.
+    """
+    for key, leaf in state.items():
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+            sizes = zip(leaf.shape, leaf.stride(), strict=True)
+            if any(size > 1 and stride == 0 for size, stride in sizes):
+                raise CheckpointError(
+                    f"{name}.{key}: an expanded tensor of shape {list(leaf.shape)}, whose elements"
+                    " share memory: a resume could not load it, since torch copies nothing into"
+                    " one. Expand it where it is used, or register a .clone() of it; a buffer that"
+                    " the script makes anyhow can have persistent=False."
+                )
 
 
 def has_extra_state(module: torch.nn.Module) -> bool:

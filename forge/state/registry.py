@@ -12,7 +12,7 @@ import torch
 from forge import messages
 from forge.checkpoint import Store
 from forge.errors import ConfigError, StateMismatch
-from forge.state import expanded, module_state, optimizer_state, stray_parameters
+from forge.state import module_state, optimizer_state, stray_parameters
 from forge.state.optimizer_state import Copies
 from forge.state.transient_buffers import Unsaved
 
@@ -166,6 +166,9 @@ class LiveState:
         """
         captured = self.capture(states)
         Store.check_savable(captured)
+        for name, one in self.objects.items():
+            if isinstance(one, torch.nn.Module):
+                module_state.check_loadable(name, captured["states"][name])
         for sentence in stray_parameters.nowhere(self.objects, captured["states"]):
             messages.warn(
                 f"{sentence}. Their values are saved with it; if they belong to a module, nothing"
@@ -184,7 +187,7 @@ class LiveState:
             StateMismatch: As `load`.
         """
         self.check(saved)
-        found = list(stray_parameters.places(self.objects, saved.get("unregistered", {})))
+        found = list(stray_parameters.places(self.objects, saved["unregistered"]))
         for name, one in self.objects.items():
             if isinstance(one, torch.nn.Module):
                 found += module_state.places(one, saved["states"][name])
@@ -225,15 +228,7 @@ class LiveState:
         copies = Copies(owned, self._known(saved))
         for name in self.objects:
             self.put(name, saved["states"][name], copies)
-        if "unregistered" in saved:
-            stray_parameters.load(self.objects, saved["unregistered"])
-        else:
-            states = {name: one.state_dict() for name, one in self.objects.items()}
-            for sentence in stray_parameters.nowhere(self.objects, states):
-                messages.warn(
-                    f"{sentence}. An older forge wrote this checkpoint and did not save them: they"
-                    " keep the values that the script gave them."
-                )
+        stray_parameters.load(self.objects, saved["unregistered"])
         self._load_gradients(saved, copies)
         refuse(self._late_differences(saved))
 
@@ -248,8 +243,7 @@ class LiveState:
             if isinstance(one, torch.optim.Optimizer):
                 optimizer_state.load(one, state, copies)
             else:
-                with expanded.set_aside(one):
-                    one.load_state_dict(state)
+                one.load_state_dict(state)
         except Exception as error:  # it may be the user's own
             raise StateMismatch(f"{name}: {_kind(one)}.load_state_dict failed: {error}") from error
 
@@ -304,8 +298,8 @@ class LiveState:
         elif found != _kind(one):
             yield f"{name}: expected a {_kind(one)}, found the state of a {found}"
         elif isinstance(one, torch.optim.Optimizer):
-            order = saved.get("order", {}).get(name)  # not of an older forge
-            found_order = list(_order_differences(name, self._order(one), order or []))
+            order = saved.get("order", {}).get(name, [])  # not in what a run begins with
+            found_order = list(_order_differences(name, self._order(one), order))
             yield from found_order or optimizer_state.differences(name, one, state)
 
     def _late_differences(self, saved: dict[str, Any]) -> Iterator[str]:

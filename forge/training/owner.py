@@ -18,10 +18,9 @@ from typing import Any
 
 from forge import messages
 from forge.checkpoint.format import manifest
-from forge.checkpoint.format.names import step_dirs
 from forge.errors import CheckpointError, ConfigError, DamagedCheckpoint
-from forge.filesystem import durable
-from forge.filesystem.files import read_plain
+from forge.filesystem.files import read_plain, write_atomically
+from forge.filesystem.steps import step_dirs
 from forge.jobdir import identity, job_dir
 from forge.jobdir.identity import Change, Identity
 from forge.jobdir.ledger import Ledger
@@ -90,12 +89,6 @@ class Owner:
             return _read(self._path)
         except FileNotFoundError:
             problem = "is missing"
-            if steps and not newest:
-                messages.warn(
-                    f"{self._path.parent} holds checkpoints without a {FILE}, of another version of"
-                    " forge for example: they are treated as this job's."
-                )
-                return [mine]
         except _DAMAGE as error:
             problem = f"is damaged ({error})"
         if not steps:
@@ -173,7 +166,7 @@ class Owner:
         if not self._is_written():
             content: dict[str, Any] = {"jobs": [asdict(one) for one in self._known]}
             content["checksum"] = _checksum(content)
-            durable.replace_file(self._path, json.dumps(content, indent=1).encode())
+            write_atomically(self._path, json.dumps(content, indent=1), is_synced=True)
         identity.take_asked(self._job)
         if before is None:
             return

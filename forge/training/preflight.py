@@ -18,15 +18,16 @@ from typing import Any
 import torch
 
 from forge import messages
+from forge.checkpoint.format.names import LATEST
 from forge.config import loading
 from forge.config.schema import CodeChange, HealthAction, HealthCheck, HealthConfig, Policy
 from forge.errors import ConfigError, DiskFull, Exit, ExitCode, ForgeError, is_disk_full, unwritable
+from forge.filesystem.steps import step_of
 from forge.jobdir import job_dir, spawned, verdict
 from forge.jobdir.job_files import RANKS
 from forge.resilience.health import bounded, check_gpu_health
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.=+,@-]{0,99}", re.ASCII)
-_TAKEN = re.compile(r"latest|step_\d+")
 
 
 @contextmanager
@@ -77,7 +78,8 @@ def checked_policy(policy: Any) -> Policy:
 def checked_name(name: Any) -> str | None:
     """The name of a Run, which is to be that of a directory; a bad one ends the process with 78."""
     is_text = isinstance(name, str)
-    if name is None or (is_text and _NAME.fullmatch(name) and not _TAKEN.fullmatch(name)):
+    is_taken = is_text and (name == LATEST or step_of(Path(name)) is not None)
+    if name is None or (is_text and _NAME.fullmatch(name) and not is_taken):
         return name  # type: ignore[no-any-return]
     found = repr(name) if is_text else f"a {type(name).__name__}"
     problem = (

@@ -10,11 +10,11 @@ from typing import Any
 
 from forge import messages
 from forge.checkpoint import Checkpoint, Store
-from forge.checkpoint.format.names import step_dirs
 from forge.checkpoint.load.reading import Place
 from forge.config.rules import directory_problem
 from forge.config.schema import NanAction, Policy
 from forge.errors import ConfigError, ExitCode
+from forge.filesystem.steps import step_dirs
 from forge.jobdir import job_dir, ledger, verdict
 from forge.jobdir.ledger import Ledger
 from forge.state.registry import LiveState

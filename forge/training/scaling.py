@@ -21,10 +21,9 @@ class _Open:
 
 
 class Scaling:
-    """Calls `GradScaler.update` once for all optimizers whose gradients were made with one scale.
+    """Calls `GradScaler.update` as a step of the loop ends, however many optimizers used the scale.
 
-    They may be two that share a scaler: `backward` for both, then an update of each. The second
-    one's gradients carry the scale of before the first one's update.
+    So gradients of all of them that were made in one step carry one scale.
     """
 
     def __init__(self, live: LiveState) -> None:
@@ -34,19 +33,19 @@ class Scaling:
     def begin(self, scaler: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Before the gradients of `optimizers` are unscaled.
 
-        Where one has been stepped with this scale before, the scale moves first, and gradients that
-        were made with the old one are changed to carry the new one: usually by a power of two,
-        which costs no bit.
+        Where one is updated again in the same step (a GAN's critic), the scale moves first, and
+        gradients that were made with the old one are changed to carry the new one: usually by a
+        power of two, which costs no bit.
         """
         opened = self._open.get(scaler)
-        if opened is None or not _have_common(opened.optimizers, optimizers):
+        if opened is None or not any(one in opened.optimizers for one in optimizers):
             return
         before = scaler.get_scale()
         self._move(scaler)
-        factor = scaler.get_scale() / before
-        if factor != 1:
-            gradients = [p.grad for p in (*_of(optimizers), *self._others(optimizers))]
-            torch._foreach_mul_([one for one in gradients if one is not None], factor)
+        groups = [g for o in (*optimizers, *self._live.optimizers) for g in o.param_groups]
+        gradients = {id(p): p.grad for group in groups for p in group["params"]}
+        made = [one for one in gradients.values() if one is not None]
+        torch._foreach_mul_(made, scaler.get_scale() / before)
 
     def end(
         self,
@@ -58,11 +57,9 @@ class Scaling:
         opened = self._open.setdefault(scaler, _Open())
         opened.optimizers += optimizers
         opened.schedules += schedules
-        if all(p.grad is None for p in self._others(optimizers)):
-            self._move(scaler)
 
     def settle(self) -> None:
-        """Move every scale that was to be moved: the iteration ends, or is saved."""
+        """Move every scale that was used: the step ends, or is saved."""
         for scaler in list(self._open):
             self._move(scaler)
 
@@ -74,21 +71,6 @@ class Scaling:
         if opened.schedules and scaler.get_scale() >= before:
             for schedule in opened.schedules:
                 schedule.step()
-
-    def _others(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
-        """Parameters of the other optimizers."""
-        if all(_have_common([one], optimizers) for one in self._live.optimizers):
-            return []
-        own = {id(p) for p in _of(optimizers)}
-        return [p for p in _of(self._live.optimizers) if id(p) not in own]
-
-
-def _have_common(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    return any(one is other for one in some for other in others)
-
-
-def _of(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
-    return [p for one in optimizers for group in one.param_groups for p in group["params"]]
 
 
 _FALL = 2.0**4

@@ -55,12 +55,8 @@ class Holder(torch.nn.Module):
 EYE = torch.eye(4)
 BUFFERS = {
     "COO": lambda: EYE.to_sparse(),
-    "CSR": lambda: EYE.to_sparse_csr(),
-    "BSR": lambda: EYE.to_sparse_bsr((2, 2)),
     "float8": lambda: EYE.to(torch.float8_e5m2),
-    "complex32": lambda: EYE.to(torch.complex32),
     "conjugate": lambda: (EYE * 1j).conj(),
-    "one element for all": lambda: torch.ones(1).expand(4),
     "empty": lambda: torch.empty(0),
     "int": lambda: torch.arange(4),
 }

@@ -10,7 +10,7 @@ import pytest
 import torch
 from harness import assert_same_bits
 
-from forge.checkpoint.format.names import step_dirs
+from forge.filesystem.steps import step_dirs
 from forge.jobdir import ledger
 
 # One process imports torch; each attempt is a child that it forks. A step takes 10 s of the

@@ -132,13 +132,3 @@ def test_what_does_not_fit_is_named_and_changes_nothing():
     with pytest.raises(StateMismatch, match=r"o\.param_groups\[0\]\[0\]: expected the value of"):
         live.load(saved)
     assert new.tolist() == [0, 0]
-
-
-def test_a_checkpoint_without_them_is_loaded_and_told_of(caplog):
-    """forge did not save them at first."""
-    parameter = nn.Parameter(torch.ones(3))
-    live = LiveState({"o": torch.optim.SGD([parameter])})
-    saved = copy.deepcopy(live.capture())
-    del saved["unregistered"]
-    live.load(saved)
-    assert "An older forge wrote this checkpoint" in caplog.text

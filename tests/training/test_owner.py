@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import zlib
 
 import pytest
 import torch
@@ -11,10 +10,10 @@ import torch
 from forge.checkpoint import Store
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError, ConfigError
-from forge.filesystem import durable
 from forge.jobdir import config_file, identity
 from forge.jobdir.ledger import Ledger
 from forge.state.built import Built
+from forge.training import owner as owners
 from forge.training.owner import Owner
 
 
@@ -53,16 +52,6 @@ class Place:
     @property
     def rates(self):
         return [job["config"]["lr"] for job in json.loads(self.record.read_text())["jobs"]]
-
-    def of_an_earlier_version(self):
-        """Manifests that name no job, and no record."""
-        self.record.unlink()
-        for path in self.checkpoints.glob("step_*/manifest.json"):
-            content = json.loads(path.read_text())
-            del content["checksum"], content["job"]
-            content["config_hash"] = "0" * 64
-            content["checksum"] = zlib.crc32(json.dumps(content, sort_keys=True).encode())
-            path.write_text(json.dumps(content))
 
 
 @pytest.fixture
@@ -143,16 +132,6 @@ def test_a_damaged_record_is_made_anew_or_refused(place, damage):
     assert place.record.read_text() == text
 
 
-def test_checkpoints_of_an_earlier_version_are_adopted(place):
-    place.start(1)
-    place.of_an_earlier_version()
-    place.start(2, lr=0.2)
-    assert any("treated as this job's" in text for text in place.said)
-    assert place.rates == [0.2]
-    with pytest.raises(ConfigError):
-        place.start(3)
-
-
 def test_a_checkpoint_of_another_job_that_was_put_there_is_refused(place):
     place.start(1)
     other = Place(place.folder / "other")
@@ -166,13 +145,13 @@ def test_a_full_disk_leaves_the_record_as_it_was(place, monkeypatch):
     place.start(1)
     text = place.record.read_text()
 
-    def full(path, content):
+    def full(path, content, **options):
         if path.name != "job.json":
-            return real(path, content)
+            return real(path, content, **options)
         raise OSError(28, "No space left on device", str(path))
 
-    real = durable.replace_file
-    monkeypatch.setattr(durable, "replace_file", full)
+    real = owners.write_atomically
+    monkeypatch.setattr(owners, "write_atomically", full)
     with pytest.raises(OSError, match="No space left"):
         place.start(2, lr=0.2, take=True)
     assert place.record.read_text() == text

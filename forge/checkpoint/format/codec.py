@@ -152,10 +152,8 @@ class Encoder:
         if name is None:
             name = self._new_name(path)
             self._names[same] = name
-            self.tensors[name] = tensor_encoding.carried(tensor)
+            self.tensors[name] = tensor
         encoded: dict[str, Any] = {"!tensor": name}
-        if self.tensors[name].dtype is not tensor.dtype:
-            encoded["dtype"] = str(tensor.dtype).removeprefix("torch.")
         if _is_reordered(shape, stride):
             encoded["stride"] = list(stride)
         if device.type != "cpu":
@@ -309,7 +307,7 @@ def _decode_tensor(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
         if device.type != "cpu" and tensor.device.type == "cpu":
             tensor = tensor.to(device)
         tensors[name] = tensor  # so that what was tied is tied again
-    return tensor_encoding.uncarried(tensor, value["dtype"]) if "dtype" in value else tensor
+    return tensor
 
 
 def _device_of(value: dict[str, Any]) -> torch.device:

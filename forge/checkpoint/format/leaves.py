@@ -170,8 +170,6 @@ def _value_difference(a: torch.Tensor, b: torch.Tensor) -> str:
     if a.layout is not torch.strided and a.numel() > _LARGEST_DENSE:
         return "values differ"
     a, b = (one if one.layout is torch.strided else one.to_dense() for one in (a, b))
-    if a.dtype in tensor_encoding.PACKED:
-        return "values differ"
     x, y = (one.to(torch.complex128 if one.is_complex() else torch.float64) for one in (a, b))
     # By 64 bits of a float two large integers can seem the same.
     is_equal = x == y if a.is_floating_point() or a.is_complex() else a == b

@@ -1,6 +1,6 @@
 """The manifest: the last file of a checkpoint, and what makes it one.
 
-It names every other file with its size and CRC-32, whole and in chunks, and carries a CRC-32 of
+It names every other file with its size and the CRC-32 of each chunk of it, and carries a CRC-32 of
 itself, so that a directory is a checkpoint exactly if its manifest reads and its files match.
 """
 
@@ -21,7 +21,7 @@ from forge.checkpoint.format.checksums import CHUNK, num_chunks
 from forge.errors import CheckpointError, DamagedCheckpoint
 
 NAME = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 MAX_BYTES = 64 << 20
 """Bytes of a manifest that are read, and written: parsing takes many times as much memory."""
 Logged = Mapping[str, tuple[int, float]]
@@ -38,13 +38,13 @@ class Manifest:
     attempt: int
     """Number of the attempt that wrote it."""
     files: dict[str, dict[str, Any]]
-    """Name -> {"size": bytes, "crc32": checksum, "chunks": checksums of `chunk_bytes` each}."""
+    """Name -> {"size": bytes, "chunks": CRC-32 of `chunk_bytes` each}."""
     is_complete: bool = False
     """Whether training had ended."""
     chunk_bytes: int = CHUNK
     world_size: int = 1
     job: str = ""
-    """The id that `job.json` beside it explains; empty in those of other versions."""
+    """The id that `job.json` beside it explains."""
     created: float = 0.0
     """Unix time in seconds."""
     versions: dict[str, str] = field(default_factory=dict)
@@ -112,7 +112,6 @@ def read(directory: Path) -> Manifest:
         checksum = content.pop("checksum")
         if checksum != _checksum(content):
             raise DamagedCheckpoint(f"{NAME} does not match its own checksum")
-        content.pop("config_hash", None)  # of earlier versions, which compared it with nothing
         if content["format"] != FORMAT:
             raise DamagedCheckpoint(
                 f"{NAME} has format {content['format']}, this forge reads format {FORMAT}"
@@ -121,7 +120,7 @@ def read(directory: Path) -> Manifest:
         for key, example in asdict(Manifest(step=0, attempt=0, files={})).items():
             if type(getattr(manifest, key)) is not type(example):  # a step of 1.0 or True is none
                 raise DamagedCheckpoint(f"{NAME} has {getattr(manifest, key)!r:.100} as `{key}`")
-        numbers = [[e["size"], e["crc32"], *e["chunks"]] for e in manifest.files.values()]
+        numbers = [[e["size"], *e["chunks"]] for e in manifest.files.values()]
         values, steps = manifest.metrics.values(), manifest.logged_at.values()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{NAME} cannot be read: {error!r}") from error

@@ -1,26 +1,7 @@
-"""The names in a checkpoint directory."""
-
-from __future__ import annotations
-
-import re
-from pathlib import Path
+"""The names in a checkpoint directory, beside `step_<N>` (`forge/filesystem/steps.py`)."""
 
 LATEST = "latest"
 """A relative symlink to the newest."""
 
 STATE, TENSORS = "state_rank00000.json", "tensors_rank00000.safetensors"
 """The files of a checkpoint, beside its manifest."""
-
-_STEP = re.compile(r"step_(\d+)")
-
-
-def step_of(path: Path) -> int | None:
-    """The number in `step_<N>`, or None for every other name."""
-    match = _STEP.fullmatch(path.name)
-    return int(match[1]) if match else None
-
-
-def step_dirs(directory: Path) -> list[Path]:
-    """Everything called `step_<N>`, newest first."""
-    found = [path for path in directory.iterdir() if step_of(path) is not None]
-    return sorted(found, key=lambda path: step_of(path) or 0, reverse=True)

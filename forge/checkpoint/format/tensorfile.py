@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from forge.checkpoint.format.checksums import Checksums
+from forge.checkpoint.format.checksums import entry_of
 from forge.errors import CheckpointError
+from forge.filesystem.files import write_all
 
 MAX_HEADER = 100_000_000
 """Bytes of JSON that the specification allows in front of the tensors."""
@@ -43,7 +44,7 @@ DTYPES = {
 """The format's names."""
 
 WRITTEN = {*DTYPES.values(), torch.complex128}
-"""What can be written; `odd_tensors` carries others as one of these."""
+"""What can be written."""
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -99,14 +100,10 @@ class Layout:
 
 def write_small(path: Path, content: bytes) -> dict[str, Any]:
     """Write a new file and sync it; return what the manifest says of it."""
-    checksums = Checksums()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        piece = memoryview(content)
-        checksums.update(piece)
-        while piece:
-            piece = piece[os.write(fd, piece) :]
+        write_all(fd, content)
         os.fsync(fd)
     finally:
         os.close(fd)
-    return checksums.entry()
+    return entry_of(content)

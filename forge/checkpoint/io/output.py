@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from forge.checkpoint.format.checksums import CHUNK, crc32, entry_of, num_chunks
+from forge.checkpoint.format.checksums import CHUNK, crc32, num_chunks
 from forge.checkpoint.io.arena import PAGE
 
 NUM_THREADS = 2
@@ -39,7 +39,7 @@ def write_file(path: Path, size: int, readers: list[Reader]) -> dict[str, Any]:
         os.fsync(fd)
     finally:
         os.close(fd)
-    return entry_of(size, output.checksums)
+    return {"size": size, "chunks": output.checksums}
 
 
 class _Output:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forge.checkpoint.format.checksums import CHUNK, crc32, entry_of
+from forge.checkpoint.format.checksums import CHUNK, crc32
 from forge.errors import DamagedCheckpoint
 
 _STEP = 1 << 20
@@ -89,16 +89,12 @@ class CheckedFile:
             raise self._damage(f"cannot be read: {error.strerror}") from error
         except EOFError as error:
             raise self._damage(f"ends after {error} of {self.size} bytes") from error
-        if is_checked:
-            self._check_whole()
 
     def content(self, is_checked: bool) -> bytes:
         """The whole file, for small ones."""
         found = bytearray(self.size)
         if found:
             self.read([Piece(0, self.size, memoryview(found))], is_checked)
-        elif is_checked:
-            self._check_whole()
         return bytes(found)
 
     def has_changed(self) -> bool:
@@ -114,11 +110,6 @@ class CheckedFile:
                 f"expected CRC-32 {expected:08x} of the {CHUNK} bytes from {begin} on,"
                 f" found {found:08x}: bytes have changed"
             )
-
-    def _check_whole(self) -> None:
-        whole = entry_of(self.size, self._entry["chunks"])["crc32"]
-        if self._entry["crc32"] != whole:
-            raise self._damage(f"expected CRC-32 {self._entry['crc32']:08x}, found {whole:08x}")
 
     def _damage(self, what: str) -> DamagedCheckpoint:
         return DamagedCheckpoint(f"{self.name}: {what}")

@@ -8,12 +8,12 @@ from pathlib import Path
 from forge import messages
 from forge.checkpoint.format import manifest
 from forge.checkpoint.format.named import looking
-from forge.checkpoint.format.names import step_dirs, step_of
 from forge.checkpoint.load import reading
 from forge.checkpoint.load.reading import Checkpoint
 from forge.checkpoint.retention.in_use import reading_lock
 from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint
+from forge.filesystem.steps import step_dirs, step_of
 from forge.jobdir import job_dir
 from forge.jobdir.job_files import forge_dir
 

@@ -23,13 +23,14 @@ import torch
 from forge.checkpoint.format import manifest, tensor_encoding
 from forge.checkpoint.format.codec import Outline, decode
 from forge.checkpoint.format.manifest import Manifest
-from forge.checkpoint.format.names import STATE, TENSORS, step_of
+from forge.checkpoint.format.names import STATE, TENSORS
 from forge.checkpoint.load.file_reading import CheckedFile
 from forge.checkpoint.load.in_place import targets
 from forge.checkpoint.load.tensor_reading import TensorFile
 from forge.checkpoint.ownership.trust import check_state_size
 from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint
+from forge.filesystem.steps import step_of
 
 Place = Callable[[dict[str, Any]], Iterable[tuple[Any, torch.Tensor]] | None]
 """Takes a state whose tensors have no data; gives pairs of such a tensor and a live one for it.

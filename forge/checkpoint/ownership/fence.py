@@ -19,8 +19,7 @@ from typing import Any
 from forge import messages
 from forge.checkpoint.ownership.locks import KEPT_FILE, Locks
 from forge.errors import DirectoryInUse
-from forge.filesystem import durable
-from forge.filesystem.files import read_plain
+from forge.filesystem.files import read_plain, write_atomically
 from forge.jobdir import spawned
 
 TOKEN_FILE = ".fence.json"
@@ -153,10 +152,10 @@ class Fence:
         return is_taken
 
     def _write_token(self) -> None:
-        content = json.dumps(self._token, indent=1).encode()
+        content = json.dumps(self._token, indent=1)
         for is_last_try in (False, False, True):
             try:
-                durable.replace_file(self._directory / TOKEN_FILE, content)
+                write_atomically(self._directory / TOKEN_FILE, content, is_synced=True)
                 return
             except FileNotFoundError:
                 # An older attempt that cleans up takes the half-written file for a leftover.

@@ -11,10 +11,10 @@ import os
 from pathlib import Path
 
 from forge.checkpoint.format import manifest
-from forge.checkpoint.format.names import step_of
 from forge.errors import CheckpointError, DamagedCheckpoint
 from forge.filesystem import durable
 from forge.filesystem.files import open_file
+from forge.filesystem.steps import step_of
 
 PREFIX = "pinned_"
 

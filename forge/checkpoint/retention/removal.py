@@ -25,7 +25,7 @@ from forge.filesystem import durable
 CLOSE_WAIT_S = 5.0
 """Seconds that a run which ends waits for what is being deleted."""
 
-_ASIDE = re.compile(r"(replaced|removed)_(step_\d+)-\d+")
+_ASIDE = re.compile(r"(replaced|removed)_(.+)-\d+")
 """What may belong back where it was, if its place is empty; what is `discarded` never does."""
 
 

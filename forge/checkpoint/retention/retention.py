@@ -15,9 +15,9 @@ from typing import NamedTuple
 from forge import messages
 from forge.checkpoint.format import manifest
 from forge.checkpoint.format.manifest import Manifest
-from forge.checkpoint.format.names import step_of
 from forge.config.schema import BestConfig, BestMode, CheckpointConfig
 from forge.errors import DamagedCheckpoint
+from forge.filesystem.steps import step_of
 
 _PATIENT_SAVES = 3
 """Saves without a value of `best.metric` after which that is logged."""

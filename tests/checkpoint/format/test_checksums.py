@@ -1,4 +1,4 @@
-"""Checksums of chunks, and of the whole from them."""
+"""Checksums of chunks."""
 
 import os
 import sys
@@ -10,25 +10,14 @@ import pytest
 from forge.checkpoint.format import checksums
 
 
-@pytest.fixture
-def chunk(monkeypatch):
-    monkeypatch.setattr(checksums, "CHUNK", 1000)
-    return 1000
-
-
 @pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 5437])
-def test_the_whole_follows_from_the_chunks(chunk, size):
-    """Threads share the chunks; `cksum`-like tools and people check whole files."""
+def test_a_file_is_described_by_the_crc_of_each_chunk(monkeypatch, size):
+    """Threads share the chunks, and any zlib can check them."""
+    monkeypatch.setattr(checksums, "CHUNK", 1000)
     content = os.urandom(size)
-    found = checksums.Checksums()
-    for start in range(0, size, 333):
-        found.update(memoryview(content)[start : start + 333])
-    pieces = [content[start : start + chunk] for start in range(0, size, chunk)]
-    assert found.entry() == {
-        "size": size,
-        "crc32": zlib.crc32(content),
-        "chunks": [zlib.crc32(piece) for piece in pieces],
-    }
+    pieces = [content[start : start + 1000] for start in range(0, size, 1000)]
+    expected = {"size": size, "chunks": [zlib.crc32(piece) for piece in pieces]}
+    assert checksums.entry_of(content) == expected
     assert checksums.num_chunks(size) == len(pieces)
 
 
@@ -53,13 +42,3 @@ def test_a_fast_package_is_used_where_there_is_one(monkeypatch):
     monkeypatch.setitem(sys.modules, "isal", package)
     monkeypatch.setitem(sys.modules, "isal.isal_zlib", package.isal_zlib)
     assert checksums._fastest() is len
-
-
-def test_a_terabyte_is_put_together_at_once():
-    """64 Ki chunks: the work must not grow with the bytes."""
-    whole = checksums.whole(1 << 40, [zlib.crc32(bytes(1 << 24))] * (1 << 16))
-    zeros = 0
-    for _ in range(1 << 6):
-        zeros = zlib.crc32(bytes(1 << 24), zeros)
-    assert checksums.whole(1 << 30, [zlib.crc32(bytes(1 << 24))] * (1 << 6)) == zeros
-    assert 0 <= whole < 1 << 32

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from forge.checkpoint import Store
-from forge.checkpoint.format.codec import MAX_DEPTH, Encoder
+from forge.checkpoint.format.codec import MAX_DEPTH
 from forge.checkpoint.format.leaves import differences
 from forge.errors import CheckpointError
 
@@ -63,34 +63,18 @@ def round_trip(store):
 
 # -- tensors ---------------------------------------------------------------------------------------
 
-CARRIED = [
-    *("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2", "complex32"),
-    *("float8_e4m3fn", "float8_e5m2"),
-]
-
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (4, 3)], ids=str)
-@pytest.mark.parametrize("name", CARRIED)
-def test_every_small_dtype_comes_back_with_its_bits(name, shape, round_trip):
-    """Quantized optimizers keep their state in them; each bit pattern has a meaning."""
-    dtype = getattr(torch, name, None)
-    if dtype is None:
-        pytest.skip(f"this torch has no {name}")
-    raw = torch.arange(math.prod(shape) * dtype.itemsize, dtype=torch.uint8) * 11
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_a_small_dtype_comes_back_with_its_bits(dtype, shape, round_trip):
+    """Each bit pattern has a meaning."""
+    raw = torch.arange(math.prod(shape), dtype=torch.uint8) * 11
     tensor = raw.view(dtype).reshape(shape)
     found = round_trip({"it": tensor, "t": tensor.t() if len(shape) == 2 else tensor})
     assert found["it"].dtype is dtype
     assert found["it"].shape == tensor.shape
     assert bits(found["it"]) == bits(tensor)
     assert found["t"].stride() == (tensor.t().stride() if len(shape) == 2 else tensor.stride())
-
-
-def test_half_precision_complex_views_keep_their_values(round_trip):
-    """Its conjugate view has the same memory, and the other values."""
-    tensor = torch.tensor([1 + 2j, -3j]).to(torch.complex32)
-    found = round_trip({"z": tensor, "conj": tensor.conj()})
-    assert bits(found["z"]) == bits(tensor)
-    assert bits(found["conj"]) == bits(tensor.conj())
 
 
 def uncoalesced():
@@ -106,13 +90,6 @@ SPARSE = {
     "coo of a size of zero": lambda: torch.zeros(0, 2).to_sparse(),
     "coo of bfloat16": lambda: torch.eye(3, dtype=torch.bfloat16).to_sparse(),
     "coo, a parameter": lambda: torch.nn.Parameter(torch.eye(3).to_sparse()),
-    "csr": lambda: torch.eye(3).to_sparse_csr(),
-    "csr of small indices": lambda: torch.sparse_csr_tensor(
-        torch.tensor([0, 1], dtype=torch.int32), torch.tensor([0], dtype=torch.int32), [1.0], (1, 1)
-    ),
-    "csc": lambda: torch.eye(3).to_sparse_csc(),
-    "bsr": lambda: torch.eye(4).to_sparse_bsr((2, 2)),
-    "bsc": lambda: torch.eye(4).to_sparse_bsc((2, 2)),
 }
 
 
@@ -122,13 +99,8 @@ def test_a_sparse_tensor_comes_back_part_by_part(name, round_trip):
     tensor = SPARSE[name]().detach()
     found = round_trip(tensor)
     assert (found.layout, found.dtype, found.shape) == (tensor.layout, tensor.dtype, tensor.shape)
-    names = ["crow_indices", "col_indices", "values"]
-    if tensor.layout is torch.sparse_coo:
-        assert found.is_coalesced() == tensor.is_coalesced()
-        names = ["_indices", "_values"]
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        names = ["ccol_indices", "row_indices", "values"]
-    for one in names:
+    assert found.is_coalesced() == tensor.is_coalesced()
+    for one in ("_indices", "_values"):
         part, expected = getattr(found, one)(), getattr(tensor, one)()
         assert part.dtype is expected.dtype
         assert torch.equal(part, expected)
@@ -189,16 +161,6 @@ def test_a_tied_tensor_whose_strides_are_put_back_is_tied_again(round_trip):
     found = round_trip({"a": head, "b": head})
     assert found["a"].stride() == (1, 4)
     assert found["a"].data_ptr() == found["b"].data_ptr()
-
-
-def test_a_tied_tensor_in_a_small_dtype_is_tied_again(round_trip):
-    """What it is written as must not make it two."""
-    tensor = torch.zeros(3, dtype=torch.float8_e5m2fnuz)
-    encoder = Encoder()
-    encoder.encode([tensor, tensor, tensor.view(torch.uint8)])
-    assert len(encoder.tensors) == 2
-    found = round_trip([tensor, tensor])
-    assert found[0].data_ptr() == found[1].data_ptr()
 
 
 # -- other leaves ----------------------------------------------------------------------------------

@@ -84,8 +84,8 @@ def test_a_scaler_of_two_optimizers_moves_when_both_have_used_its_gradients(tmp_
         assert_same_state(one.state_dict(), other.state_dict())
 
 
-def test_gradients_that_only_lie_there_do_not_hold_the_scale_back(tmp_path):
-    """A GAN's generator leaves some at its critic, and the critic is updated several times."""
+def test_an_optimizer_that_is_updated_several_times_in_a_step_moves_the_scale_each_time(tmp_path):
+    """A GAN's critic; its generator leaves gradients at it, which hold nothing back."""
     results = []
     for is_ours in (False, True):
         (model, other), (optimizer, idle), _, scaler = two_models(16.0)
@@ -105,6 +105,25 @@ def test_gradients_that_only_lie_there_do_not_hold_the_scale_back(tmp_path):
         results.append([model.state_dict(), scaler.state_dict()])
     assert results[0][1]["scale"] == 2.0**14, "it rose at every third of 30 updates"
     assert_same_state(*results)
+
+
+def test_three_optimizers_of_one_scaler_move_it_once_as_the_step_ends(tmp_path):
+    """Whichever of them is updated last, and whoever computes its gradient after another's step."""
+    pairs = [build(OPTIMIZERS["SGD"]) for _ in range(3)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=1)
+    objects = {f"m{i}": pair[0] for i, pair in enumerate(pairs)}
+    objects |= {f"o{i}": pair[1] for i, pair in enumerate(pairs)}
+    scales = []
+    with a_run(tmp_path, **objects, scaler=scaler) as run:
+        for step in run.steps(3):
+            scales.append(scaler.get_scale())
+            for model, optimizer, _ in pairs[step:] + pairs[:step]:
+                loss = next(losses(model, 1))
+                scaler.scale(loss).backward()
+                run.update(loss, optimizer, scaler=scaler)
+                assert scaler.get_scale() == scales[-1]
+    assert scales == [16.0, 32.0, 64.0]
+    assert scaler.get_scale() == 128.0
 
 
 # -- its own infs ---------------------------------------------------------------------------------
@@ -293,6 +312,7 @@ def test_a_scaler_that_probes_its_scale_for_20000_healthy_steps_has_no_nan():
         is_overflow = float(scaler.scale(loss)) * size > 65504  # the largest float16
         weight.grad = torch.full((1,), torch.inf if is_overflow else 1.0)
         updater.update(loss, optimizer, None, scaler, None)
+        updater.settle()
     assert updater._nan.total == 0
     assert updater.overflows.total > 300
 
