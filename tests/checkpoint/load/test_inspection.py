@@ -237,7 +237,7 @@ def run_snippet(folder):
 
 def test_a_checkpoint_can_be_read_in_ten_lines_without_forge(trained):
     """Whoever has the weights must not need us."""
-    assert 0 < len(snippet().splitlines()) <= 10
+    assert 0 < sum(map(bool, snippet().splitlines())) <= 10
     code, shown, error = run_snippet(trained.parent)
     assert code == 0, error
     assert shown == ["no forge", "10 {'weights': [64]}"]
@@ -249,4 +249,4 @@ def test_those_lines_notice_damage(name, trained):
     flip(trained / "step_10" / name)
     code, _, error = run_snippet(trained.parent)
     assert code == 1
-    assert f"{name} is damaged" in error
+    assert f"AssertionError: {name}" in error
