@@ -1,7 +1,5 @@
 """What an optimizer trains comes back, whether or not anybody registered it."""
 
-import copy
-
 import pytest
 import torch
 from placed import resume, save
