@@ -1,24 +1,36 @@
-"""What can go wrong, and the codes a forge process ends with.
+"""What can go wrong, why a job ends, and the codes a forge process ends with.
 
-ForgeError
-├── ConfigError          a policy that cannot work; lists every problem at once
-├── CheckpointError      a checkpoint cannot be written or read
-│   ├── DiskFull             the disk, or the quota, has no room for it
-│   ├── DamagedCheckpoint    its bytes are not the ones that were committed
-│   └── StateMismatch        its state does not fit the live objects
-├── DirectoryInUse       another live job, or a newer attempt, owns the directory
-├── Untrusted            somebody else could have written what would be executed
-└── JobError             a job of a sweep did not finish
+ForgeError                   what was asked for cannot be done
+├── ConfigError                  a policy that cannot work; lists every problem at once
+├── FrozenConfigError            the stored config of a job cannot be used
+│   ├── Contradiction                what is asked for now contradicts it
+│   └── DamagedConfig                its file has another content than was written
+├── Untrusted                    somebody else could have written what would be executed
+├── CheckpointError              a checkpoint cannot be written or read
+│   ├── DiskFull                     the disk, or the quota, has no room for it
+│   ├── DamagedCheckpoint            its bytes are not the ones that were committed
+│   └── StateMismatch                its state does not fit the live objects
+├── DirectoryInUse               another live job, or a newer attempt, owns the directory
+├── SlurmError                   Slurm does not do what was asked of it
+│   ├── SlurmRefused                 a command failed; the text is what it said
+│   │   └── NotRequeueable               the controller will not requeue this job
+│   ├── NoAnswer                     the controller did not answer in time
+│   ├── NoSuchJob                    the controller does not know the job, or no longer
+│   └── AlreadyRequeued              Slurm brings the job back by itself
+├── JobError                     a job of a sweep did not finish
+└── RehearsalFailed              a rehearsed script did not end as it should
 
-JobTraceback             what an exception of a job was raised from, in the job's own process
+JobTraceback (an Exception)  what an exception was raised from, in the job's own process
+Exit (a SystemExit)          ends the process with one of the codes below
+MainCalled (a BaseException) a script that was only to be imported calls main
 
-Exit (a SystemExit)      ends the process with one of the codes below
+Every exception class of forge stands here.
 """
 
 from __future__ import annotations
 
 import errno
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any
 
 
@@ -50,16 +62,59 @@ class ExitCode(IntEnum):
     """SIGTERM."""
 
 
-class ForgeError(Exception):
-    """Base of every error that forge raises for its users."""
+class Reason(Enum):
+    """Why an attempt ended. Files hold the name; the value is for people alone."""
 
-    exit_code = ExitCode.IO_ERROR
+    finished = "finished"
+    preempted = "preempted"
+    node_failed = "node failed"
+    time_limit = "time limit"
+    requested = "asked to requeue"
+    signalled = "SIGTERM by hand"
+    interrupted = "Ctrl+C"
+    cancelled = "stopped"
+    orphaned = "its launcher was gone"
+    halted = "halted by the NaN policy"
+    unhealthy = "this node is unhealthy"
+    in_use = "another run uses its directory"
+    disk_full = "the disk is full"
+    io_error = "checkpoints cannot be written or read"
+    bad_config = "bad configuration"
+    forced = "forced exit"
+    crashed = "crashed"
+    failed = "failed"
+    unanswered = "could not be requeued"
+
+    @classmethod
+    def of_code(cls, code: int) -> Reason:
+        """What an exit code alone says."""
+        return _OF_CODE.get(code, cls.failed)
+
+
+_OF_CODE: dict[int, Reason] = {
+    ExitCode.FINISHED: Reason.finished,
+    ExitCode.HALTED: Reason.halted,
+    ExitCode.UNHEALTHY: Reason.unhealthy,
+    ExitCode.FORCED: Reason.forced,
+    ExitCode.IN_USE: Reason.in_use,
+    ExitCode.DISK_FULL: Reason.disk_full,
+    ExitCode.IO_ERROR: Reason.io_error,
+    ExitCode.REQUEUE: Reason.requested,
+    ExitCode.BAD_CONFIG: Reason.bad_config,
+    ExitCode.HANGUP: Reason.cancelled,
+    ExitCode.INTERRUPTED: Reason.interrupted,
+    ExitCode.TERMINATED: Reason.cancelled,
+}
+
+
+class ForgeError(Exception):
+    """Base of every error that forge raises for its users: what was asked for cannot be done."""
+
+    exit_code = ExitCode.BAD_CONFIG
 
 
 class ConfigError(ForgeError):
     """A policy that cannot work. `problems` holds one sentence per problem."""
-
-    exit_code = ExitCode.BAD_CONFIG
 
     def __init__(self, problems: list[str], what: str = "The resilience policy") -> None:
         self.problems = problems
@@ -72,8 +127,26 @@ class ConfigError(ForgeError):
         return ConfigError, (self.problems, self._what)
 
 
+class FrozenConfigError(ForgeError):
+    """The config that a job keeps from its first start cannot be used."""
+
+
+class Contradiction(FrozenConfigError):
+    """What is asked for now contradicts the config that the job began with."""
+
+
+class DamagedConfig(FrozenConfigError):
+    """The file of the config has another content than was written."""
+
+
+class Untrusted(ForgeError):
+    """Somebody else could have written a file that is executed, or that says what is."""
+
+
 class CheckpointError(ForgeError):
     """A checkpoint cannot be written or read."""
+
+    exit_code = ExitCode.IO_ERROR
 
 
 class DiskFull(CheckpointError):
@@ -109,10 +182,30 @@ class DirectoryInUse(ForgeError):
     exit_code = ExitCode.IN_USE
 
 
-class Untrusted(ForgeError):
-    """Somebody else could have written a file that is executed, or that says what is."""
+class SlurmError(ForgeError):
+    """Slurm does not do what was asked of it."""
 
-    exit_code = ExitCode.BAD_CONFIG
+    exit_code = ExitCode.IO_ERROR
+
+
+class SlurmRefused(SlurmError):
+    """A command of Slurm's failed; the text is what it said."""
+
+
+class NotRequeueable(SlurmRefused):
+    """The controller will not requeue this job."""
+
+
+class NoAnswer(SlurmError):
+    """The controller did not answer in time."""
+
+
+class NoSuchJob(SlurmError):
+    """The controller does not know the job, or no longer."""
+
+
+class AlreadyRequeued(SlurmError):
+    """Slurm brings the job back by itself."""
 
 
 class JobError(ForgeError):
@@ -127,6 +220,10 @@ class JobError(ForgeError):
         return JobError, (str(self), self.code)
 
 
+class RehearsalFailed(ForgeError):
+    """A rehearsed script did not end as it should; says how."""
+
+
 class JobTraceback(Exception):
     """What an exception was raised from, as it was in the job's own process."""
 
@@ -139,14 +236,25 @@ class JobTraceback(Exception):
 
 
 class Exit(SystemExit):
-    """Ends the process with `code`; not an `Exception`, so that no `except` takes it for a bug."""
+    """Ends the process with `code`; not an `Exception`, so that no `except` takes it for a bug.
 
-    def __init__(self, code: int, reason: str) -> None:
+    Args:
+        code: The exit code.
+        text: Why, for people.
+        reason: Why, for whoever decides what follows; where it is left out, what the code says.
+    """
+
+    def __init__(self, code: int, text: str, reason: Reason | None = None) -> None:
         super().__init__(int(code))
-        self.reason = reason
+        self.text = text
+        self.reason = reason or Reason.of_code(int(code))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Exit, (self.code, self.reason)
+        return Exit, (self.code, self.text, self.reason)
 
     def __str__(self) -> str:
-        return f"{self.reason} (exit code {self.code})"
+        return f"{self.text} (exit code {self.code})"
+
+
+class MainCalled(BaseException):
+    """A script that is only imported calls main: no `except` of the script's may keep it."""

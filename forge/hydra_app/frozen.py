@@ -22,17 +22,11 @@ from omegaconf.grammar.gen.OmegaConfGrammarParser import OmegaConfGrammarParser
 from omegaconf.grammar_parser import parse
 
 from forge import messages
-from forge.errors import ExitCode, ForgeError
+from forge.errors import Contradiction
 from forge.jobdir import config_file, identity
 from forge.jobdir.job_files import forge_dir
 
 _OUTPUT_DIR = "${hydra:runtime.output_dir}"
-
-
-class Contradiction(ForgeError):
-    """What is started is another job than the one that the directory holds."""
-
-    exit_code = ExitCode.BAD_CONFIG
 
 
 # -- at the first start ------------------------------------------------------------------------

@@ -11,11 +11,12 @@ import select
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from forge.errors import ExitCode
+from forge.errors import ExitCode, Reason
 from forge.filesystem.files import refusals
-from forge.job.requeue import Counts, Outcome, Reason
+from forge.job.requeue import Counts, Outcome
 from forge.job.supervisor import Watch
 from forge.job.wrapper import Job
 from forge.jobdir.job_files import STATE, TOKEN, WATCH, read_json
@@ -47,7 +48,7 @@ class LocalJob(Job):
         report = read_json(self.forge / WATCH) or {}
         if state is not None and (state["state"] == "finished" or self._is_continued):
             self.counts = Counts(**state["counts"])
-            has_ended = bool(report) and self._as_said(report)[0] == ExitCode.FINISHED
+            has_ended = bool(report) and self._as_said(report).code == ExitCode.FINISHED
             is_finished = state["state"] == "finished" or has_ended
             return Outcome(ExitCode.FINISHED if is_finished else -signal.SIGKILL)
         self.counts.best_step = self._saved_step()
@@ -125,8 +126,8 @@ class LocalJob(Job):
             if code < 0:
                 return Outcome(-9, self._asked_for(-9), is_watch_lost=True)
             report = {"code": code if code < 128 else 128 - code, "is_held": False}
-        code, said = self._as_said(report)
-        return Outcome(code, self._asked_for(code), report["is_held"], verdict=said)
+        outcome = self._as_said(report)
+        return replace(outcome, asked=self._asked_for(outcome.code), is_held=report["is_held"])
 
     def _asked_for(self, code: int) -> Reason | None:
         if self._asked is not None:

@@ -7,50 +7,9 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
-from forge.errors import ExitCode
-
-
-class Reason(Enum):
-    """Why an attempt ended; the value is what is printed."""
-
-    finished = "finished"
-    preempted = "preempted"
-    node_failed = "node failed"
-    time_limit = "time limit"
-    requested = "asked to requeue"
-    signalled = "SIGTERM by hand"
-    interrupted = "Ctrl+C"
-    cancelled = "stopped"
-    orphaned = "its launcher was gone"
-    halted = "halted by the NaN policy"
-    unhealthy = "this node is unhealthy"
-    in_use = "another run uses its directory"
-    disk_full = "the disk is full"
-    io_error = "checkpoints cannot be written or read"
-    bad_config = "bad configuration"
-    forced = "forced exit"
-    crashed = "crashed"
-    failed = "failed"
-
-
-_OF_CODE: dict[int, Reason] = {
-    ExitCode.FINISHED: Reason.finished,
-    ExitCode.HALTED: Reason.halted,
-    ExitCode.UNHEALTHY: Reason.unhealthy,
-    ExitCode.FORCED: Reason.forced,
-    ExitCode.IN_USE: Reason.in_use,
-    ExitCode.DISK_FULL: Reason.disk_full,
-    ExitCode.IO_ERROR: Reason.io_error,
-    ExitCode.REQUEUE: Reason.requested,
-    ExitCode.BAD_CONFIG: Reason.bad_config,
-    ExitCode.HANGUP: Reason.cancelled,
-    ExitCode.INTERRUPTED: Reason.interrupted,
-    ExitCode.TERMINATED: Reason.cancelled,
-}
-
+from forge.errors import ExitCode, Reason
 
 _EXPLAINED = (Reason.halted, Reason.io_error, Reason.failed)
 """Where the task knows more than its exit code says."""
@@ -68,8 +27,10 @@ class Outcome:
     """Whether the watch had to kill the task, which did not react to a signal."""
     is_watch_lost: bool = False
     """Whether the watch was killed, and the task with it."""
-    verdict: str = ""
-    """What the task itself says of its end; empty where it did not get to say."""
+    said: Reason | None = None
+    """What the task itself says of its end; None where it did not get to say."""
+    text: str = ""
+    """The same, for people; it may say more."""
 
     @property
     def reason(self) -> Reason:
@@ -82,9 +43,9 @@ class Outcome:
             return Reason.forced
         if self.code < 0:
             return Reason.crashed
-        if self.code == ExitCode.REQUEUE and self.verdict == Reason.time_limit.value:
+        if self.code == ExitCode.REQUEUE and self.said is Reason.time_limit:
             return Reason.time_limit  # it saw the limit come by itself, before we did
-        return _OF_CODE.get(self.code, Reason.failed)
+        return Reason.of_code(self.code)
 
     def __str__(self) -> str:
         """In a few words, for people."""
@@ -93,11 +54,11 @@ class Outcome:
         if self.asked is None and self.is_watch_lost:
             return "its supervisor was killed"
         if self.asked is None and self.code < 0:
-            return self.verdict or f"killed by {signal_name(-self.code)}"
-        if self.asked is None and self.verdict and self.reason in _EXPLAINED:
-            return self.verdict
-        if self.asked is Reason.crashed and self.verdict:
-            return self.verdict
+            return self.text or f"killed by {signal_name(-self.code)}"
+        if self.asked is None and self.text and self.reason in _EXPLAINED:
+            return self.text
+        if self.asked is Reason.crashed and self.text:
+            return self.text
         if self.reason is Reason.failed:
             return f"exit code {self.code}"
         return str(self.reason.value)

@@ -27,11 +27,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from forge.errors import ExitCode, is_disk_full
+from forge.errors import ExitCode, Reason, is_disk_full
 from forge.filesystem.files import make_directory, open_file, write_atomically
-from forge.job.requeue import Counts, Decision, Outcome, Reason, decide
+from forge.job.requeue import Counts, Decision, Outcome, decide
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
-from forge.jobdir import ledger
+from forge.jobdir import ledger, verdict
 from forge.jobdir.job_files import (
     LOCK,
     OUTPUT,
@@ -44,8 +44,10 @@ from forge.jobdir.job_files import (
     WATCH,
     forge_dir,
     read_json,
+    suffix,
     take_lock,
 )
+from forge.jobdir.verdict import Verdict
 from forge.process import processes
 
 _STATE_BYTES = 2048
@@ -282,23 +284,24 @@ class Job(ABC):
             "FORGE_RESTART_COUNT": str(self.counts.restarts),
         }
 
-    def _as_said(self, report: dict[str, Any], rank: str = "") -> tuple[int, str]:
-        """(exit code, reason) of a task, from its watch's report and from its own verdict."""
-        code, verdict = report["code"], read_json(self.forge / f"{VERDICT}{rank}") or {}
-        said = verdict.get("reason", "") if verdict.get("exit_code") == code else ""
-        if code == ExitCode.FINISHED and not self._has_returned(rank):
-            code, said = 1, "ended with code 0 before main had returned (os._exit, fork?)"
+    def _as_said(self, report: dict[str, Any], rank: int = 0) -> Outcome:
+        """How a task ended, from its watch's report and from its own verdict."""
+        code, said = report["code"], verdict.read(self.directory, rank)
+        if code == ExitCode.FINISHED and not self._has_returned(said, rank):
+            return Outcome(1, text="ended with code 0 before main had returned (os._exit, fork?)")
         lost = ledger.lost_run(self.directory, self._before)
         if code == ExitCode.FINISHED and lost is not None:
-            code = -signal.SIGKILL  # as if it had been the task: main has not looked
-            said = f"the process that trained in {lost} died in its Run, though main returned"
-        return code, said
+            # As if it had been the task: main has not looked.
+            text = f"the process that trained in {lost} died in its Run, though main returned"
+            return Outcome(-signal.SIGKILL, text=text)
+        if said is None or said.exit_code != code:
+            return Outcome(code)
+        return Outcome(code, said=said.reason, text=said.text)
 
-    def _has_returned(self, rank: str = "") -> bool:
+    def _has_returned(self, said: Verdict | None, rank: int) -> bool:
         """Whether the task's main came to its end, or its training did."""
-        verdict = read_json(self.forge / f"{VERDICT}{rank}") or {}
-        is_there = (self.forge / f"{RESULT}{rank}").exists()
-        return is_there or verdict.get("exit_code") == ExitCode.FINISHED
+        has_trained = said is not None and said.exit_code == ExitCode.FINISHED
+        return has_trained or (self.forge / f"{RESULT}{suffix(rank)}").exists()
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from forge.errors import ExitCode, ForgeError
+from forge.errors import DamagedConfig
 from forge.filesystem.files import (
     make_trusted_directory,
     read_plain,
@@ -23,12 +23,6 @@ from forge.filesystem.files import (
 )
 
 _HEAD = "# Written by forge, not to be edited. sha256 of all that follows: "
-
-
-class DamagedConfig(ForgeError):
-    """A stored config is not what was written."""
-
-    exit_code = ExitCode.BAD_CONFIG
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]

@@ -17,11 +17,10 @@ from omegaconf import DictConfig, flag_override, read_write
 from forge import messages
 from forge.config import loading
 from forge.config.schema import Policy
-from forge.errors import ConfigError
+from forge.errors import ConfigError, FrozenConfigError
 from forge.filesystem.foreign import is_ours
 from forge.hydra_app import frozen
 from forge.jobdir import identity, job_dir
-from forge.jobdir.config_file import DamagedConfig
 from forge.jobdir.job_files import STATE, forge_dir
 from forge.launch import compose_cache, payload, plan
 from forge.launch.hydra_launcher import Request
@@ -101,7 +100,7 @@ def compose(
         except ConfigError as error:
             problems += [f"job {number} ({label}): {problem}" for problem in error.problems]
             continue
-        except (frozen.Contradiction, DamagedConfig) as error:
+        except FrozenConfigError as error:
             problems.append(f"job {number} ({label}): {error}")
             continue
         finally:

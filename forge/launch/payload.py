@@ -27,7 +27,7 @@ from hydra.core.singleton import Singleton
 from omegaconf import DictConfig
 from omegaconf.basecontainer import BaseContainer
 
-from forge.errors import ConfigError
+from forge.errors import ConfigError, MainCalled
 
 
 @dataclass(frozen=True)
@@ -121,10 +121,6 @@ def _below_guards(path: str) -> frozenset[str]:
     return frozenset(n.name for one in guards for n in ast.walk(one) if isinstance(n, kinds))
 
 
-class _MainIsCalled(BaseException):
-    """Ends the import of a script where it calls its main; so far it had come in the launcher."""
-
-
 class Shared:
     """What all jobs of a launch have in common, pickled once."""
 
@@ -212,7 +208,7 @@ def import_main(main: dict[str, str]) -> None:
             @functools.wraps(function)
             def call(*args: Any, **kwargs: Any) -> Any:
                 if is_importing:
-                    raise _MainIsCalled
+                    raise MainCalled
                 return decorated(*args, **kwargs)
 
             return call
@@ -225,7 +221,7 @@ def import_main(main: dict[str, str]) -> None:
         code = _prepare(module, main)
         sys.modules["__main__"] = sys.modules[name] = module
         exec(code, module.__dict__)
-    except _MainIsCalled:
+    except MainCalled:
         pass
     except SystemExit as error:
         raise ImportError(

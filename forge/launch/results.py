@@ -11,7 +11,7 @@ from hydra.errors import CompactHydraException
 from omegaconf import OmegaConf
 
 from forge import errors
-from forge.errors import ExitCode, JobTraceback
+from forge.errors import ExitCode, JobTraceback, Reason
 from forge.filesystem.files import read_trusted
 from forge.hydra_app import frozen
 from forge.jobdir.job_files import RESULT, forge_dir
@@ -30,7 +30,7 @@ class JobError(errors.JobError, CompactHydraException):
 def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
     """What the job's main returned or raised; a JobError where neither is known."""
     result: JobReturn | None = None
-    if queued.state is State.finished or queued.reason == "failed":
+    if queued.state is State.finished or queued.reason is Reason.failed:
         result = _stored(job.directory)
     if result is None:
         result = JobReturn(status=JobStatus.COMPLETED)

@@ -18,19 +18,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from forge.errors import ExitCode, is_disk_full
+from forge.errors import ExitCode, Reason, is_disk_full
 from forge.filesystem.files import read_trusted, refusals, write_atomically
 from forge.job.supervisor import DUMP_SIGNAL
-from forge.jobdir.job_files import (
-    PLAN,
-    RESULT,
-    TASK,
-    VERDICT,
-    forge_dir,
-    read_json,
-    suffix,
-    write_json,
-)
+from forge.jobdir import verdict
+from forge.jobdir.job_files import PLAN, RESULT, TASK, forge_dir, read_json, suffix
+from forge.jobdir.verdict import Verdict
 from forge.shutdown import interpreter_exit
 
 
@@ -136,14 +129,10 @@ def _show(error: BaseException) -> tuple[Any, str]:
 
 
 def _tell(error: BaseException, directory: Path) -> None:
-    """One line for whoever watches the job: its wrapper reads the verdict."""
+    """One line for whoever watches the job: its wrapper has the verdict."""
     line = str(error).strip().split("\n")[0][:300]
-    reason = f"{type(error).__name__}: {line}" if line else type(error).__name__
-    try:
-        path = forge_dir(directory) / f"{VERDICT}{suffix()}"
-        write_json(path, {"reason": reason, "exit_code": 1})
-    except OSError as problem:  # a full disk: the log has it all the same
-        sys.stderr.write(f"forge: the verdict could not be written: {problem}\n")
+    text = f"{type(error).__name__}: {line}" if line else type(error).__name__
+    verdict.write(directory, Verdict(Reason.failed, text, 1))
 
 
 def _store(result: Any, shown: tuple[Any, str] | None, directory: Path) -> None:

@@ -33,8 +33,6 @@ MOVED = "end_time"
 """`<job dir>/.forge/end_time`: the end as it is now, where it was moved since the task began."""
 SLURM_END_TIME = "SLURM_JOB_END_TIME"
 """The same from Slurm, where no wrapper says better. Source: sbatch(1), output environment."""
-REASON = "time limit"
-"""What verdict and ledger call such a stop."""
 
 RECENT_STEPS = 100
 RECENT_SAVES = 3

@@ -16,7 +16,7 @@ from typing import Any
 
 from forge.checkpoint.format import manifest
 from forge.checkpoint.load import inspection
-from forge.errors import CheckpointError, ExitCode
+from forge.errors import CheckpointError, ExitCode, RehearsalFailed
 from forge.jobdir import ledger
 from forge.jobdir.job_files import REHEARSAL
 from forge.process import processes
@@ -28,10 +28,6 @@ _SHOWN_LINES = 20
 
 Logged = tuple[int, str, str]
 """Step, place of the `forge.Run`, name."""
-
-
-class Failed(Exception):
-    """A script that did not end as it should; says how."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,7 @@ class Rehearsal:
         """Run the script, started again after each strike, until it finishes.
 
         Raises:
-            Failed: Where it does not.
+            RehearsalFailed: Where it does not.
         """
         run = Run(name, self.root / name.replace(" ", "_"))
         run.directory.mkdir(parents=True)
@@ -135,7 +131,7 @@ class Rehearsal:
                     preexec_fn=processes.die_with_parent,
                 )
             except OSError as error:
-                raise Failed(f"cannot be started: {error}") from error
+                raise RehearsalFailed(f"cannot be started: {error}") from error
         code: int | None = None
         with process:
             try:
@@ -154,7 +150,7 @@ class Rehearsal:
         ended = f"ended with {code}" if code is not None else f"ran beyond {self._timeout_s:.0f} s"
         hits = f", hit by {run.trace()}" if run.hits else ""
         said = output.read_bytes()[offset:].decode(errors="replace").splitlines()[-_SHOWN_LINES:]
-        raise Failed("\n  | ".join([f"{ended}{hits}. The end of {output}:", *said]))
+        raise RehearsalFailed("\n  | ".join([f"{ended}{hits}. The end of {output}:", *said]))
 
 
 def _place(attempt: ledger.Attempt) -> str:
@@ -179,14 +175,14 @@ def _collect(run: Run) -> None:
         try:
             run.states[str(path.relative_to(run.directory))] = inspection.load(path).state
         except CheckpointError as error:
-            raise Failed(f"left a checkpoint that cannot be read: {error}") from error
+            raise RehearsalFailed(f"left a checkpoint that cannot be read: {error}") from error
     open_ones = [place for place, end in _ends(run.history).items() if not end]
     if open_ones:
-        raise Failed(
+        raise RehearsalFailed(
             f"ended with 0, but its forge.Run did not finish {' '.join(open_ones)}".strip()
         )
     if not run.states:
-        raise Failed(
+        raise RehearsalFailed(
             "ended with 0, but no forge.Run finished in it. What forge.Run saves and logs is what"
             " is compared; is `resilience.enabled` false?"
         )

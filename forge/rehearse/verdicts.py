@@ -20,9 +20,9 @@ from itertools import islice
 from pathlib import Path
 
 from forge.checkpoint.format.leaves import differences
-from forge.errors import ExitCode
+from forge.errors import ExitCode, RehearsalFailed
 from forge.process import processes
-from forge.rehearse.rehearsal import STOPS, Failed, Logged, Rehearsal, Run, Strike
+from forge.rehearse.rehearsal import STOPS, Logged, Rehearsal, Run, Strike
 
 _USAGE = (
     "forge rehearse [--times N] [--seed S] [--directory DIR] [--timeout-s T] -- python train.py"
@@ -79,7 +79,7 @@ def rehearse(rehearsal: Rehearsal, times: int, seed: int) -> int:
         first = rehearsal.run("undisturbed 1", [])
         _row(first)
         second = rehearsal.run("undisturbed 2", [])
-    except Failed as error:
+    except RehearsalFailed as error:
         _say(f"The undisturbed script {error}")
         return 2
     leaves = [path for path, _ in differing_leaves(first, second)]
@@ -108,7 +108,7 @@ def rehearse(rehearsal: Rehearsal, times: int, seed: int) -> int:
             run = rehearsal.run(name, plan(first.num_steps, seed + number))
             num_hits += len(run.hits)
             is_same = _is_same(first, run, free)
-        except Failed as error:
+        except RehearsalFailed as error:
             _say(f"{name:<14} {error}")
             is_same = False
         if not is_same:

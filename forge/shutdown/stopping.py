@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from forge import messages
 from forge.config.schema import Policy
-from forge.errors import Exit, ExitCode, ForgeError
+from forge.errors import Exit, ExitCode, ForgeError, Reason
 from forge.jobdir import ledger, verdict
 from forge.jobdir.job_files import TOKEN
 from forge.process import processes
@@ -173,7 +173,7 @@ def _finish_outside(name: str, code: int) -> None:
     _start_guard(code)
 
 
-def leave(code: int, reason: str) -> Exit:
+def leave(code: int, text: str, reason: Reason | None = None) -> Exit:
     """Everything is saved: run the callbacks, end the children, and say how to exit.
 
     Returns:
@@ -186,7 +186,7 @@ def leave(code: int, reason: str) -> Exit:
         _state.handler.cancel_forced_exit()
     clean_up(left_s)
     _start_guard(code)
-    return Exit(code, reason)
+    return Exit(code, text, reason)
 
 
 def _left_s() -> float:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from forge.errors import NoAnswer, NoSuchJob, NotRequeueable, SlurmRefused
 from forge.filesystem.files import read_trusted
 
 _CALL_S = 10.0
@@ -113,18 +114,6 @@ def seconds(text: str) -> float | None:
         return None
 
 
-class NoAnswer(Exception):
-    """The controller did not answer in time."""
-
-
-class NotRequeueable(NoAnswer):
-    """The controller did answer: it will not requeue this job."""
-
-
-class NoSuchJob(Exception):
-    """The controller does not know the job, or no longer."""
-
-
 def own_job(environment: Mapping[str, str]) -> str:
     """The name of this process's job for scontrol.
 
@@ -200,7 +189,7 @@ def end_step(job: str, number: int, within_s: float) -> None:
             if time.monotonic() > deadline:
                 raise NoAnswer(f"the step {job}.{number} does not end")
             time.sleep(_FIRST_PAUSE_S)  # Slurm tells nobody
-    except Refused as error:
+    except SlurmRefused as error:
         raise NoAnswer(str(error)) from error
 
 
@@ -216,7 +205,7 @@ def signal_step(job: str, number: int, name: str, within_s: float) -> bool:
         if is_there:
             _ask("scancel", f"--signal={name}", step, within_s=within_s)
         return is_there
-    except Refused as error:
+    except SlurmRefused as error:
         raise NoAnswer(str(error)) from error
 
 
@@ -224,7 +213,7 @@ def _steps(job: str, within_s: float) -> list[str]:
     form = ["--noheader", "--steps", f"--jobs={job}", "--format=%i"]
     try:
         return _ask("squeue", *form, within_s=within_s).split()
-    except Refused as error:
+    except SlurmRefused as error:
         if "Invalid job id" in str(error):
             return []  # the job is gone, and its steps with it
         raise
@@ -286,7 +275,7 @@ def submit(script: Path, *options: str, tell: Callable[[str], None] = lambda tex
         options: More options for sbatch, which hold before those in the script.
         tell: Told what sbatch says while it tries.
     Raises:
-        Refused: Where sbatch refuses it, with its words.
+        SlurmRefused: Where sbatch refuses it, with its words.
     """
     # What belongs to a job that we may ourselves stand in is not for the new one.
     inner = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "FORGE_")
@@ -297,9 +286,9 @@ def submit(script: Path, *options: str, tell: Callable[[str], None] = lambda tex
     try:
         answer, said, code = _run_telling(command, kept, tell)
     except OSError as error:
-        raise Refused(f"sbatch: {error}") from error
+        raise SlurmRefused(f"sbatch: {error}") from error
     if code != 0:
-        raise Refused(said or f"sbatch: exit code {code}")
+        raise SlurmRefused(said or f"sbatch: exit code {code}")
     return answer.strip().partition(";")[0]
 
 
@@ -337,7 +326,7 @@ def find_by_comment(comment: str) -> str | None:
     """The job of this user's that has the comment, alive or not; None where there is none.
 
     Raises:
-        Refused: Where squeue does not answer.
+        SlurmRefused: Where squeue does not answer.
     """
     form = ["--noheader", "--array", "--states=all", "--format=%i|%k"]
     for line in _ask("squeue", f"--user={os.getuid()}", *form).splitlines():
@@ -349,7 +338,7 @@ def find_by_comment(comment: str) -> str | None:
 
 def cancel(job: str) -> None:
     """End a job, in the queue or running; one that has ended already stays as it is."""
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(SlurmRefused):
         _ask("scancel", job)
 
 
@@ -383,7 +372,7 @@ def queue() -> dict[str, Queued]:
     """All of this user's jobs that the controller remembers, by number or `<array>_<task>`.
 
     Raises:
-        Refused: Where squeue does not answer.
+        SlurmRefused: Where squeue does not answer.
     """
     user = f"--user={os.getuid()}"
     found = {}
@@ -412,14 +401,14 @@ def resubmitted(job: str, script: str, queue: Mapping[str, Queued]) -> str | Non
 
 
 def settings() -> dict[str, str]:
-    """The cluster's configuration. Raises Refused where it does not answer."""
+    """The cluster's configuration. Raises SlurmRefused where it does not answer."""
     lines = _ask("scontrol", "show", "config", within_s=2 * _CALL_S).splitlines()
     pairs = (line.partition("=") for line in lines if "=" in line)
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def partitions() -> dict[str, dict[str, str]]:
-    """Every partition's fields, by name. Raises Refused where the controller does not answer."""
+    """Every partition's fields, by name. Raises SlurmRefused without an answer."""
     found = {}
     lines = _ask("scontrol", "--oneliner", "show", "partition", within_s=2 * _CALL_S)
     for line in lines.splitlines():
@@ -428,19 +417,15 @@ def partitions() -> dict[str, dict[str, str]]:
     return found
 
 
-class Refused(Exception):
-    """A command of Slurm's failed; the text is what it said."""
-
-
 def _ask(
     *command: str, environment: Mapping[str, str] | None = None, within_s: float = 6 * _CALL_S
 ) -> str:
     try:
         done = _run(command, within_s, os.environ if environment is None else environment)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Refused(f"{command[0]}: {error}") from error
+        raise SlurmRefused(f"{command[0]}: {error}") from error
     if done.returncode != 0:
-        raise Refused(f"{command[0]}: {(done.stderr or done.stdout).strip()}")
+        raise SlurmRefused(f"{command[0]}: {(done.stderr or done.stdout).strip()}")
     return done.stdout
 
 

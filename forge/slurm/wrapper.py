@@ -24,12 +24,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forge.errors import ExitCode, is_disk_full
+from forge.errors import (
+    ExitCode,
+    NoAnswer,
+    NoSuchJob,
+    NotRequeueable,
+    Reason,
+    SlurmError,
+    SlurmRefused,
+    is_disk_full,
+)
 from forge.filesystem.files import refusals
-from forge.job.requeue import Counts, Decision, Outcome, Reason, decide, signal_name
+from forge.job.requeue import Counts, Decision, Outcome, decide, signal_name
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
 from forge.job.wrapper import Job
 from forge.jobdir import ledger
@@ -161,7 +171,7 @@ class SlurmJob(Job):
         """Nothing of the last step may live when the next begins."""
         try:
             client.end_step(self._job, self._step, _ASK_S)
-        except client.NoAnswer as error:
+        except NoAnswer as error:
             self._print(str(error))
 
     # -- an attempt ----------------------------------------------------------------------------
@@ -206,7 +216,7 @@ class SlurmJob(Job):
         if before is None or time.monotonic() < self._next_look:
             return
         # A full disk ends no job, and the end is asked for again.
-        with contextlib.suppress(client.NoAnswer, client.NoSuchJob, OSError):
+        with contextlib.suppress(SlurmError, OSError):
             info = client.show(self._job, _TICK_S)
             if info.left_s is not None and not info.has_ended and abs(info.left_s - before) > 5:
                 self._end_time = time.monotonic() + info.left_s
@@ -223,7 +233,7 @@ class SlurmJob(Job):
         """Seconds until the time limit; None where there is none."""
         try:
             return client.show(self._job, _ASK_S).left_s
-        except (client.NoAnswer, client.NoSuchJob) as error:
+        except SlurmError as error:
             self._print(f"{error}; the time limit is counted from now on")
             limit_s: float | None = self.plan["time_limit_s"]
             return limit_s
@@ -302,7 +312,7 @@ class SlurmJob(Job):
             try:
                 if not client.signal_step(self._job, self._step, name, _ASK_S):
                     return  # not there yet
-            except client.NoAnswer as error:
+            except NoAnswer as error:
                 return self._print(f"{name} by hand has not reached the tasks yet: {error}")
             self._tell("passed on", signal=name)
             del self._heard[0]
@@ -316,23 +326,26 @@ class SlurmJob(Job):
             self._end_step()
             reports = self._reports()
         self._has_begun = any(reports) or self._is_by_hand
-        ended = []
+        ended: list[tuple[float, Outcome]] = []
+        self._sick = []
         for rank, report in enumerate(reports):
             if report is None:
-                ended.append((math.inf, self._from_srun(status), "", False, ""))
+                ended.append((math.inf, Outcome(self._from_srun(status))))
                 continue
-            code, said = self._as_said(report, suffix(rank))
-            ended.append((report["time"], code, said, report["is_held"], report["node"]))
-        bad = [one for one in ended if one[1] != ExitCode.FINISHED]
-        _, code, said, is_held, _ = min(bad or ended)
-        self._sick = sorted({one[4] for one in ended if one[1] == ExitCode.UNHEALTHY and one[4]})
-        asked = self._reason(code, is_held) if code != ExitCode.FINISHED else None
+            one = replace(self._as_said(report, rank), is_held=report["is_held"])
+            ended.append((report["time"], one))
+            if one.code == ExitCode.UNHEALTHY and report["node"] not in ("", *self._sick):
+                self._sick = sorted([*self._sick, report["node"]])
+        bad = [one for one in ended if one[1].code != ExitCode.FINISHED]
+        _, found = min(bad or ended, key=lambda one: (one[0], one[1].code))
+        code, text = found.code, found.text
+        asked = self._reason(code, found.is_held) if code != ExitCode.FINISHED else None
         if asked is None and code == _SRUN_FAILED and not self._has_begun:
-            asked, said = Reason.crashed, "the task could not be started by srun"
+            asked, text = Reason.crashed, "the task could not be started by srun"
         if self._why is Why.script_killed and asked is Reason.crashed:
-            said = self._why.value
+            text = self._why.value
         is_lost = code < 0 and not self._has_begun
-        return Outcome(code, asked, is_held, is_watch_lost=is_lost, verdict=said)
+        return replace(found, asked=asked, is_watch_lost=is_lost, text=text)
 
     def _from_srun(self, status: int) -> int:
         """The code of a rank that left no report, from srun's wait status: at best a signal.
@@ -388,7 +401,7 @@ class SlurmJob(Job):
         """Learn why; False where nobody answers: what is known stays, and is said."""
         try:
             self._learn(within_s)
-        except client.NoAnswer as error:
+        except NoAnswer as error:
             self._print(f"the controller does not say why the job is stopped: {error}")
             self._tell("why", answer=self._why.name, left_s=self._left_s(), is_answered=False)
             return False
@@ -399,7 +412,7 @@ class SlurmJob(Job):
         try:
             self._info = client.show(self._job, within_s)
             self._why = client.why(self._info, self._slurm_restarts, within_s)
-        except client.NoSuchJob:
+        except NoSuchJob:
             self._why = Why.cancelled  # it is gone: there is nothing to requeue
         else:
             if self._why is Why.cancelled and os.getppid() != self._batch_shell:
@@ -449,9 +462,9 @@ class SlurmJob(Job):
             if self._why is not Why.requeued:
                 self._insist(lambda within_s: client.requeue(self._job, within_s))
                 self._tell("requeued", job=self._job)
-        except client.NotRequeueable as refusal:
+        except NotRequeueable as refusal:
             return self._resubmit(str(outcome), code, pause_s, str(refusal))
-        except (client.NoAnswer, client.NoSuchJob) as error:
+        except SlurmError as error:
             return self._leave_note(str(outcome), code, str(error))
         try:
             if sick:
@@ -459,7 +472,7 @@ class SlurmJob(Job):
                 self._tell("excluded", nodes=sick)
             if pause_s:
                 client.delay(self._job, pause_s, _ASK_S)
-        except (client.NoAnswer, client.NoSuchJob) as error:
+        except SlurmError as error:
             self._print(f"the job may come back too soon, or to this node: {error}")
         return int(ExitCode.REQUEUE)
 
@@ -483,9 +496,7 @@ class SlurmJob(Job):
         while True:
             try:
                 return ask(self._asking_s())
-            except client.NotRequeueable:
-                raise
-            except client.NoAnswer as error:
+            except NoAnswer as error:
                 self._take_in()
                 left_s = self._left_s()
                 if self._is_ending or (left_s is not None and left_s < _END_S):
@@ -497,7 +508,9 @@ class SlurmJob(Job):
         because = f"{what}; could not be requeued: {problem}"
         self._print(f"{because}; the launcher, or the sweep's command, resubmits it")
         self._tell("stopped", because=because)
-        self._write_state("stopped", because, code=code, reason="unanswered", unrequeued=problem)
+        self._write_state(
+            "stopped", because, code=code, reason=Reason.unanswered.name, unrequeued=problem
+        )
         return code
 
     def _resubmit(self, what: str, code: int, pause_s: float, refusal: str) -> int:
@@ -507,7 +520,7 @@ class SlurmJob(Job):
             job = successor.submit(
                 self.forge, self._script, self._job, self._slurm_restarts, options
             )
-        except (client.Refused, OSError) as error:
+        except (SlurmRefused, OSError) as error:
             return self._leave_note(what, code, f"{refusal}; {error}")
         self._tell("submitted anew", job=self._job, successor=job)
         self._print(
@@ -536,7 +549,7 @@ def _wait_for_room(path: Path, number: int, error: OSError) -> int:
         if decision.starts_again:
             client.requeue(job, 6 * _ASK_S)
             client.delay(job, decision.pause_s, _ASK_S)
-    except (client.NoAnswer, client.NoSuchJob) as refusal:
+    except SlurmError as refusal:
         text += f"; could not be requeued: {refusal}"
     with contextlib.suppress(OSError):  # it may lie there as well
         os.write(2, f"forge: {text}\n".encode())

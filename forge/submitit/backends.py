@@ -15,8 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from forge.errors import ExitCode, ForgeError
-from forge.job.requeue import Reason
+from forge.errors import AlreadyRequeued, ExitCode, ForgeError, NoAnswer, NotRequeueable, Reason
 from forge.jobdir.job_files import write_atomically
 from forge.shutdown import stopping
 from forge.slurm import client
@@ -24,10 +23,6 @@ from forge.slurm.client import Why
 
 ASK_S = 20.0
 """One question to Slurm's controller, repeated while it is busy, may take so long."""
-
-
-class AlreadyRequeued(Exception):
-    """Slurm brings the job back by itself."""
 
 
 class Backend(ABC):
@@ -95,7 +90,7 @@ class _Slurm(Backend):
         try:
             with stopping.shielded():
                 client.requeue(self.job, ASK_S)
-        except client.NoAnswer:
+        except (NoAnswer, NotRequeueable):
             if self._ask() is not Why.requeued:
                 raise
 

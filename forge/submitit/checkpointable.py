@@ -36,17 +36,16 @@ from typing import Any
 from forge import messages
 from forge.config import loading
 from forge.config.schema import Policy, SignalAction
-from forge.errors import Exit, ExitCode, JobError
+from forge.errors import AlreadyRequeued, Exit, ExitCode, JobError, NoSuchJob, Reason, SlurmError
 from forge.filesystem.files import make_directory
 from forge.filesystem.foreign import foreign
-from forge.job.requeue import Counts, Decision, Outcome, Reason, decide
+from forge.job.requeue import Counts, Decision, Outcome, decide
 from forge.jobdir import job_dir, ledger
 from forge.jobdir.job_files import STATE, forge_dir, read_json, write_json
 from forge.process import processes
 from forge.shutdown import stopping
-from forge.slurm import client
 from forge.submitit import backends
-from forge.submitit.backends import ASK_S, AlreadyRequeued, Backend
+from forge.submitit.backends import ASK_S, Backend
 
 PATIENCE = 1 / 6
 """Fraction of `shutdown.timeout_s` in which the loop may come to a boundary by itself."""
@@ -253,19 +252,20 @@ class _Attempt:
         is_stop = received is not None
         if isinstance(ending, SystemExit):
             code = ending.code if isinstance(ending.code, int) else 1
-            said = ending.reason if isinstance(ending, Exit) else f"sys.exit({ending.code!r})"
+            text = ending.text if isinstance(ending, Exit) else f"sys.exit({ending.code!r})"
+            said = ending.reason if isinstance(ending, Exit) else None
             is_stop = code in (ExitCode.REQUEUE, 128 + (received or 0))
         else:
             # With a signal: it hit a helper first, or the task stumbled over it.
             code = self._handler.exit_code if is_stop else 1
-            said = f"{type(ending).__name__}: {ending}"
-        outcome, is_back = Outcome(int(code), verdict=said), False
+            text, said = f"{type(ending).__name__}: {ending}", None
+        outcome, is_back = Outcome(int(code), said=said, text=text), False
         try:
             if is_stop:
                 outcome = replace(outcome, asked=self._backend.why(received, outcome.code))
                 has_saved = isinstance(ending, SystemExit)
                 if not has_saved and outcome.asked not in (Reason.cancelled, Reason.interrupted):
-                    outcome = Outcome(int(ExitCode.FORCED), verdict=said)
+                    outcome = Outcome(int(ExitCode.FORCED), text=text)
             decision = self._decide(outcome)
             if decision.starts_again:
                 return self._start_again(decision, must_ask=not is_stop)
@@ -275,19 +275,19 @@ class _Attempt:
             if decision.starts_again:
                 self._write("requeued", "by Slurm")
                 return stopping.leave(self._backend.restart_code, "requeued by Slurm")
-        except (client.NoAnswer, client.NoSuchJob) as problem:
+        except SlurmError as problem:
             decision = Decision(False, f"Slurm does not say why it was stopped: {problem}")
         if not is_stop and not isinstance(ending, SystemExit):
             self._write("failed", decision.because, outcome.code)
             return ending
         is_cancelled = outcome.reason is Reason.cancelled
         because = "it was cancelled" if is_cancelled else decision.because
-        return self._give_up(f"{said}; not started again: {because}", outcome.code, is_back)
+        return self._give_up(f"{text}; not started again: {because}", outcome.code, is_back)
 
     def _start_again(self, decision: Decision, must_ask: bool) -> Exit:
         """Requeue; the job's record says so before Slurm can end this process."""
         if must_ask and self._backend.why(None, self._backend.restart_code) is Reason.cancelled:
-            raise client.NoSuchJob("it was cancelled")
+            raise NoSuchJob("it was cancelled")
         leaving = stopping.leave(self._backend.restart_code, f"requeued: {decision.because}")
         self._write("requeued", decision.because)
         self._backend.requeue()

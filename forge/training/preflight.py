@@ -25,6 +25,7 @@ from forge.errors import ConfigError, DiskFull, Exit, ExitCode, ForgeError, is_d
 from forge.filesystem.steps import step_of
 from forge.jobdir import job_dir, spawned, verdict
 from forge.jobdir.job_files import RANKS
+from forge.jobdir.verdict import Verdict
 from forge.resilience.health import bounded, check_gpu_health
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.=+,@-]{0,99}", re.ASCII)
@@ -51,7 +52,9 @@ def told_to_parent(job: Path, checkpoint_dir: Path) -> Iterator[None]:
         yield
     except Exit as error:
         if spawned.parent() is not None:
-            verdict.write(job, checkpoint_dir, error.reason, 0, int(error.code or 0))
+            code = int(error.code or 0)
+            said = Verdict(error.reason, error.text, code, 0, str(checkpoint_dir))
+            verdict.write(job, said)
         raise
 
 

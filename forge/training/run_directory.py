@@ -13,10 +13,11 @@ from forge.checkpoint import Checkpoint, Store
 from forge.checkpoint.load.reading import Place
 from forge.config.rules import directory_problem
 from forge.config.schema import NanAction, Policy
-from forge.errors import ConfigError, ExitCode
+from forge.errors import ConfigError, ExitCode, Reason
 from forge.filesystem.steps import step_dirs
 from forge.jobdir import job_dir, ledger, verdict
 from forge.jobdir.ledger import Ledger
+from forge.jobdir.verdict import Verdict
 from forge.state.registry import LiveState
 from forge.training import init_from, preflight
 from forge.training.metrics import Metrics
@@ -144,11 +145,13 @@ class Holdings:
             return f"{steps[0].name} is in place" if steps else "There is no checkpoint yet"
         return f"{self.checkpoint_dir} cannot be read"
 
-    def end(self, kind: str, reason: str, step: int, code: int, level: int, **details: Any) -> None:
+    def end(
+        self, kind: str, reason: Reason, text: str, step: int, code: int, level: int, **details: Any
+    ) -> None:
         """Record and log why this attempt leaves."""
-        verdict.write(self.job, self.checkpoint_dir, reason, step, code)
-        self.ledger.write(kind, reason=reason, step=step, code=int(code), **details)
-        text = f"{reason} at step {step}, exit code {int(code)}."
+        self._judge(reason, text, step, code)
+        self.ledger.write(kind, reason=reason.name, text=text, step=step, code=int(code), **details)
+        text = f"{text} at step {step}, exit code {int(code)}."
         if not self._is_supervised:  # else whoever started it decides, and says so
             text += f" To resume:\n  {self.command}"
         messages.say(text, level)
@@ -156,18 +159,22 @@ class Holdings:
     def finish(self, step: int) -> None:
         """Record and log that training is finished."""
         self.ledger.write("finish", step=step)
-        verdict.write(self.job, self.checkpoint_dir, "finished", step, ExitCode.FINISHED)
+        self._judge(Reason.finished, Reason.finished.value, step, ExitCode.FINISHED)
         messages.say(f"{self._training} finished at step {step}")
 
     def fail(self, error: str, step: int) -> None:
         """Record and log that the user's code raised."""
         with contextlib.suppress(RuntimeError):  # values on a device that has failed stay there
             self.metrics.flush()
-        self.ledger.write("error", reason=error, step=step)
+        self.ledger.write("error", reason=Reason.failed.name, text=error, step=step)
         text = f"{error} (in step {step})."
         if not self._is_supervised:
             text += f" To resume from the last checkpoint:\n  {self.command}"
         messages.say(text, logging.ERROR)
+
+    def _judge(self, reason: Reason, text: str, step: int, code: int) -> None:
+        place = str(self.checkpoint_dir)
+        verdict.write(self.job, Verdict(reason, text, int(code), step, place))
 
     def release(self) -> None:
         """Wait for the save that is under way and give everything up."""

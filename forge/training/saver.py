@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 from forge import messages
@@ -25,6 +26,18 @@ FINAL_TRIES = 3
 
 ROOM_WAIT_S = 5.0
 """Seconds that another try waits at most for old checkpoints that are being deleted."""
+
+
+class SaveCause(Enum):
+    """Why something is saved, as the ledger has it."""
+
+    start = "start"
+    """What a rollback before the first periodic save goes back to."""
+    periodic = "periodic"
+    requested = "requested"
+    """By `Run.save`, or by a signal whose action is `save`."""
+    stop = "stop"
+    finished = "finished"
 
 
 class Saver:
@@ -76,14 +89,14 @@ class Saver:
             return True
         return every_s is not None and time.monotonic() - self._last_time >= every_s
 
-    def save(self, step: int, state: Callable[[], Any], reason: str) -> None:
+    def save(self, step: int, state: Callable[[], Any], cause: SaveCause) -> None:
         """A periodic save; a failure is logged and counted, and ends the run only when repeated.
 
         Raises:
             CheckpointError: After MAX_FAILURES failures in a row.
             DirectoryInUse: Where a newer attempt has taken over.
         """
-        if reason == "periodic" and self._is_skipped(step):
+        if cause is SaveCause.periodic and self._is_skipped(step):
             return
         self._first_by = math.inf
         self.wait()
@@ -95,14 +108,14 @@ class Saver:
         if snapshot.is_independent:
             self._thread = threading.Thread(
                 target=self._commit_beside,
-                args=(snapshot, reason, began),
+                args=(snapshot, cause, began),
                 name="forge-save",
                 daemon=True,
             )
             self._thread.start()
             return
         try:
-            self._commit(snapshot, reason, began)
+            self._commit(snapshot, cause, began)
         except OSError as error:
             self._count_failure(step, error)
 
@@ -119,7 +132,7 @@ class Saver:
         self._last_time = time.monotonic()
         return True
 
-    def save_final(self, step: int, state: Callable[[], Any], is_complete: bool, why: str) -> None:
+    def save_final(self, step: int, state: Callable[[], Any], cause: SaveCause) -> None:
         """The save at a stop or at the end; tried more than once.
 
         Raises:
@@ -130,6 +143,7 @@ class Saver:
         except CheckpointError as error:
             messages.warn(str(error))  # this save may still succeed
         self.begin(step)
+        is_complete = cause is SaveCause.finished
         if self._store.holds(step, is_complete):
             return
         began = time.monotonic()
@@ -138,7 +152,7 @@ class Saver:
             try:
                 # A process whose thread is deleting a large file is not gone before that is done:
                 # after a stop the next attempt removes what is too much.
-                self._commit(snapshot, why, began, tidies=is_complete)
+                self._commit(snapshot, cause, began, tidies=is_complete)
                 return
             except OSError as error:
                 messages.warn(f"The save at step {step} failed: {error}")
@@ -174,13 +188,15 @@ class Saver:
         elif failure is not None:
             raise failure
 
-    def _commit_beside(self, snapshot: Snapshot, reason: str, began: float) -> None:
+    def _commit_beside(self, snapshot: Snapshot, cause: SaveCause, began: float) -> None:
         try:
-            self._commit(snapshot, reason, began)
+            self._commit(snapshot, cause, began)
         except BaseException as error:  # noqa: BLE001 - raised again by `check`
             self._failure = error
 
-    def _commit(self, snapshot: Snapshot, reason: str, began: float, tidies: bool = True) -> None:
+    def _commit(
+        self, snapshot: Snapshot, cause: SaveCause, began: float, tidies: bool = True
+    ) -> None:
         begin = time.monotonic()
         self._ledger.sync()
         path = self._store.commit(snapshot)
@@ -189,7 +205,7 @@ class Saver:
         self._ledger.write(
             "save",
             step=snapshot.step,
-            reason=reason,
+            reason=cause.name,
             path=path.name,
             bytes=snapshot.num_bytes,
             seconds=round(time.monotonic() - begin, 4),

@@ -18,10 +18,10 @@ from forge import messages
 from forge.checkpoint import Checkpoint
 from forge.config.schema import NanAction, Policy, Resume
 from forge.data.position import Position
-from forge.errors import CheckpointError, ConfigError, DirectoryInUse, Exit, ExitCode
+from forge.errors import CheckpointError, ConfigError, DirectoryInUse, Exit, ExitCode, Reason
 from forge.jobdir import job_dir
 from forge.jobdir.job_files import SAVE_WITHIN, forge_dir
-from forge.process.time_limit import REASON, TimeLimit
+from forge.process.time_limit import TimeLimit
 from forge.shutdown import stopping
 from forge.state import rng
 from forge.state.built import Built
@@ -32,6 +32,7 @@ from forge.training.nan_policy import NanPolicy, RateScale
 from forge.training.owner import Owner
 from forge.training.replay import HeldBatch, Marker, batch_of, replay_of
 from forge.training.run_directory import Holdings
+from forge.training.saver import SaveCause
 from forge.training.update import Updater
 
 _ACTION: Any = NanAction
@@ -195,7 +196,7 @@ class Session:
         self._planned, self._is_complete, self._has_begun = n, False, True
         self._go_to(position, saved[0] if saved else None)
         if self.step == 0 and self._policy.nan.action is _ACTION.rollback:
-            self._disk.saver.save(0, self._state, "start")
+            self._disk.saver.save(0, self._state, SaveCause.start)
         while True:
             self._boundary(position)
             if self.step >= n:
@@ -292,17 +293,17 @@ class Session:
                 self._stop()
             if self._handler.take_save_request() or self._is_save_requested:
                 self._is_save_requested = False
-                self._save("requested")
+                self._save(SaveCause.requested)
             elif self._disk.saver.is_due(self.step):
-                self._save("periodic")
+                self._save(SaveCause.periodic)
             if not self._limit.allows_step(self._disk.saver.cost_s):
                 self._stop()
         except (CheckpointError, ConfigError, DirectoryInUse) as error:
             self._leave(error.exit_code, str(error), "error", logging.ERROR)
 
-    def _save(self, reason: str) -> None:
+    def _save(self, cause: SaveCause) -> None:
         self.metrics.flush()
-        self._disk.saver.save(self.step, self._state, reason)
+        self._disk.saver.save(self.step, self._state, cause)
 
     def request_save(self, pin: bool) -> None:
         """See `Run.save`."""
@@ -312,7 +313,7 @@ class Session:
             self._is_save_requested = True
         else:
             with preflight.exits():
-                self._save("requested")
+                self._save(SaveCause.requested)
 
     def poll(self) -> bool:
         """See `Run.poll`."""
@@ -346,21 +347,27 @@ class Session:
         is_marked: bool = False,
     ) -> NoReturn:
         """Save and leave, as the signal that was received asks, or for the time limit."""
-        received, name, code = self._handler.signal_received, REASON, int(ExitCode.REQUEUE)
+        received, reason, code = (
+            self._handler.signal_received,
+            Reason.time_limit,
+            int(ExitCode.REQUEUE),
+        )
+        name: str = reason.value
         if received is not None:
             name, code = received.name, self._handler.exit_code
+            reason = Reason.of_code(code)
         self._handler.begin_deadline()
         self.metrics.flush()
         if should_save:
             try:
                 self._disk.saver.save_final(
-                    self.step, lambda: self._state(replay, is_marked), False, name
+                    self.step, lambda: self._state(replay, is_marked), SaveCause.stop
                 )
             except (CheckpointError, ConfigError, DirectoryInUse) as error:
                 self._leave(error.exit_code, f"{name}, but {error}", "error", logging.ERROR)
         if received is None:
-            self._leave(code, name, "stop", left_s=round(self._limit.left_s, 1))
-        self._leave(code, f"stopped by {name}", "stop", signal=name)
+            self._leave(code, name, "stop", reason=reason, left_s=round(self._limit.left_s, 1))
+        self._leave(code, f"stopped by {name}", "stop", reason=reason, signal=name)
 
     def _halt(self, reason: str) -> NoReturn:
         self._disk.metrics.flush()
@@ -406,12 +413,19 @@ class Session:
     # -- leaving -------------------------------------------------------------------------------
 
     def _leave(
-        self, code: int, reason: str, kind: str, level: int = logging.INFO, **details: Any
+        self,
+        code: int,
+        text: str,
+        kind: str,
+        level: int = logging.INFO,
+        reason: Reason | None = None,
+        **details: Any,
     ) -> NoReturn:
-        """Tell, run the callbacks, end the children, raise."""
-        self._disk.end(kind, reason, self.step, code, level, **details)
+        """Tell, run the callbacks, end the children, raise; the reason is by default the code's."""
+        reason = reason or Reason.of_code(code)
+        self._disk.end(kind, reason, text, self.step, code, level, **details)
         self._calls.close()  # a DataLoader's workers end in their own way, before all others
-        self._leaving = stopping.leave(int(code), reason)
+        self._leaving = stopping.leave(int(code), text, reason)
         raise self._leaving
 
     def close(self, error: BaseException | None) -> None:
@@ -450,7 +464,7 @@ class Session:
             self._halt(self._nan.halt_reason)
         self.metrics.flush()
         with preflight.exits():
-            self._disk.saver.save_final(self.step, self._final_state, True, "finished")
+            self._disk.saver.save_final(self.step, self._final_state, SaveCause.finished)
         if self._is_complete and self._loaded is not None:
             rng.restore(self._loaded["rng"])  # what follows is to draw as it did at first
         self._disk.finish(self.step)

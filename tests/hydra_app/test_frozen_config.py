@@ -9,7 +9,7 @@ import pytest
 from hydra_apps import App
 
 from forge import messages
-from forge.errors import ExitCode
+from forge.errors import DamagedConfig, ExitCode
 from forge.hydra_app import callbacks
 
 SEES = """
@@ -115,7 +115,7 @@ def test_any_damage_is_noticed(tmp_path):
     ]
     for damaged in (*cut, *flipped, bytes(len(whole)), whole + b"\0"):
         path.write_bytes(damaged)
-        with pytest.raises(config_file.DamagedConfig, match="is damaged"):
+        with pytest.raises(DamagedConfig, match="is damaged"):
             config_file.read(path)
 
 

@@ -11,8 +11,8 @@ from sweeps import App
 
 from forge.config.loading import load
 from forge.config.schema import Policy, RequeueConfig, RequeueRule
-from forge.errors import ConfigError, ExitCode
-from forge.job.requeue import Counts, Outcome, Reason, decide
+from forge.errors import ConfigError, ExitCode, Reason
+from forge.job.requeue import Counts, Outcome, decide
 
 KILLED = Outcome(-signal.SIGKILL)
 REQUESTED = Outcome(ExitCode.REQUEUE)
@@ -37,9 +37,13 @@ REASONS = [
     (REQUESTED, Reason.requested, "asked to requeue"),
     (LIMIT, Reason.time_limit, "time limit"),
     (Outcome(-9, asked=Reason.time_limit), Reason.time_limit, "time limit"),
-    (Outcome(75, verdict="time limit"), Reason.time_limit, "time limit"),
-    (Outcome(75, verdict="stopped by SIGUSR1"), Reason.requested, "asked to requeue"),
-    (Outcome(75, asked=Reason.interrupted, verdict="time limit"), Reason.interrupted, "Ctrl+C"),
+    (Outcome(75, said=Reason.time_limit), Reason.time_limit, "time limit"),
+    (
+        Outcome(75, said=Reason.requested, text="stopped by SIGUSR1"),
+        Reason.requested,
+        "asked to requeue",
+    ),
+    (Outcome(75, asked=Reason.interrupted, said=Reason.time_limit), Reason.interrupted, "Ctrl+C"),
     (Outcome(75, asked=Reason.interrupted), Reason.interrupted, "Ctrl+C"),
     (Outcome(-15, asked=Reason.cancelled), Reason.cancelled, "stopped"),
     (Outcome(143, asked=Reason.orphaned), Reason.orphaned, "its launcher was gone"),

@@ -93,7 +93,7 @@ def test_a_job_that_swallows_the_signal_of_the_limit_stops_by_itself(make, undis
     assert job.state["counts"]["timeouts"] == 1
     first, second = ledger.read(job.directory).attempts
     (stop,) = [e for e in first.events if e["kind"] == "stop"]
-    assert stop["reason"] == "time limit"
+    assert stop["reason"] == "time_limit"
     (start,) = [e for e in second.events if e["kind"] == "start"]
     assert start["previous_step"] == start["step"] == stop["step"]
 

@@ -123,7 +123,7 @@ def test_a_run_stops_at_the_last_boundary_in_time_and_goes_on_with_the_same_bits
     assert codes["boundary"] == [75, 0]
     # 10 s of margin, 10 s for a step, and 1 s that a first save of so little is taken to last.
     (stop,) = stops(directory / "boundary")
-    assert (stop["reason"], stop["code"], stop["step"]) == ("time limit", 75, 4)
+    assert (stop["reason"], stop["code"], stop["step"]) == ("time_limit", 75, 4)
     assert stop["left_s"] == 15
     assert (directory / "boundary" / "callback").exists()
     assert "time limit at step 4, exit code 75" in said
@@ -160,7 +160,7 @@ def test_an_evaluation_that_cannot_be_left_is_asked_to_end_and_the_boundary_stop
     directory, codes, _ = played
     assert codes["spoilt"] == [75]
     (stop,) = stops(directory / "spoilt")
-    assert (stop["reason"], stop["step"]) == ("time limit", 6)
+    assert (stop["reason"], stop["step"]) == ("time_limit", 6)
     assert step_dirs(directory / "spoilt")[0].name == "step_6"
 
 

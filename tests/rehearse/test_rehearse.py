@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from rehearse_all import CASES
 
+from forge.errors import RehearsalFailed
 from forge.jobdir import job_dir, ledger
 from forge.jobdir.job_files import REHEARSAL
 from forge.process import processes
 from forge.rehearse import verdicts
-from forge.rehearse.rehearsal import Failed, Rehearsal, Run, Strike
+from forge.rehearse.rehearsal import Rehearsal, Run, Strike
 from forge.rehearse.verdicts import differing_leaves, differing_values, main, plan
 from forge.training import strikes
 
@@ -276,7 +277,7 @@ def test_a_stop_that_a_script_swallows_is_no_end(tmp_path):
         return True
 
     rehearsal._attempt = begin_only
-    with pytest.raises(Failed, match=r"its forge\.Run did not finish"):
+    with pytest.raises(RehearsalFailed, match=r"its forge\.Run did not finish"):
         rehearsal.run("undisturbed 1", [])
 
 

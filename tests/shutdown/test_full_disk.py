@@ -68,7 +68,7 @@ def test_a_stop_that_cannot_be_saved_ends_with_71_and_says_why(left, disk, tmp_p
     if left:
         found = json.loads(verdict)
         assert (found["exit_code"], found["step"]) == (71, 5)
-        assert found["reason"].startswith("SIGTERM, but The state at step 5 could not be saved")
+        assert found["text"].startswith("SIGTERM, but The state at step 5 could not be saved")
     else:
         assert "could not be written: [Errno 28]" in done.stderr
         assert verdict == ""

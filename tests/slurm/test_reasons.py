@@ -5,6 +5,7 @@ import os
 import pytest
 from cluster import submit, wait_for
 
+from forge.errors import NoAnswer, NoSuchJob, NotRequeueable
 from forge.slurm import client
 from forge.slurm.client import JobInfo, Why
 
@@ -99,7 +100,7 @@ def test_a_requeue_that_slurm_refuses_is_told_at_once(ours, tmp_path):
     """No minute of questions while the job is being killed."""
     job = start(ours, tmp_path)
     ours.run("scontrol", "update", f"JobId={job}", "Requeue=0")
-    with pytest.raises(client.NotRequeueable, match="disabled"):
+    with pytest.raises(NotRequeueable, match="disabled"):
         client.requeue(job, 10)
 
 
@@ -128,12 +129,12 @@ def test_a_cancel_in_the_middle_of_a_preemption(ours, tmp_path):
 
 def test_a_job_that_is_unknown_and_a_controller_that_is_gone(ours, tmp_path, monkeypatch):
     """The first is an answer; the second is none, and is not waited for in vain."""
-    with pytest.raises(client.NoSuchJob):
+    with pytest.raises(NoSuchJob):
         client.show("987654", 10)
     conf = (ours.folder / "slurm.conf").read_text()
     (tmp_path / "slurm.conf").write_text(conf.replace("SlurmctldPort=", "SlurmctldPort=1 #"))
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-    with pytest.raises(client.NoAnswer, match="show job 1"):
+    with pytest.raises(NoAnswer, match="show job 1"):
         client.show("1", 3)
 
 

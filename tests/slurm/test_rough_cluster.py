@@ -11,6 +11,7 @@ import pytest
 from cluster import wait_for
 from slurm_apps import BARE_CONF, SlurmApp
 
+from forge.errors import NotRequeueable, SlurmRefused
 from forge.jobdir.job_files import PLAN, STATE, forge_dir, is_busy, read_json, take_lock, write_json
 from forge.launch.slurm import slurm_wait
 from forge.launch.slurm.slurm_wait import SubmittedJob, Watcher
@@ -249,7 +250,7 @@ def test_a_cluster_that_is_gone_is_told_once(tmp_path, monkeypatch):
     def refuse():
         if len(said) > 1 or asked.append(1) or len(asked) == 9:
             (forge_dir(job.directory) / STATE).write_text(json.dumps(ended))
-        raise client.Refused("squeue: error: first\nsqueue: error: nobody is there")
+        raise SlurmRefused("squeue: error: first\nsqueue: error: nobody is there")
 
     asked = []
     forge_dir(tmp_path).mkdir()
@@ -304,7 +305,7 @@ def test_a_full_disk_and_a_refused_requeue_are_both_said(tmp_path, monkeypatch, 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def refuse(job, within_s):
-        raise client.NotRequeueable("Requested operation is presently disabled")
+        raise NotRequeueable("Requested operation is presently disabled")
 
     monkeypatch.setattr(bundle, "write_atomically", full)
     monkeypatch.setattr(client, "requeue", refuse)

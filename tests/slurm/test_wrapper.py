@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from forge.job.requeue import Outcome, Reason
+from forge.errors import NoAnswer, NoSuchJob, NotRequeueable, Reason, SlurmRefused
+from forge.job.requeue import Outcome
 from forge.jobdir.job_files import PLAN, RESULT, STATE, WATCH, forge_dir, read_json, write_json
 from forge.slurm import client
 from forge.slurm.client import JobInfo
@@ -42,7 +43,7 @@ class Controller:
     def show(self, job, within_s):
         answer = self.answers.pop(0)
         if answer is None:
-            raise client.NoAnswer("busy")
+            raise NoAnswer("busy")
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -56,7 +57,7 @@ class Controller:
     def signal_step(self, job, number, name, within_s):
         answer = self.answers.pop(0)
         if answer is None:
-            raise client.NoAnswer("busy")
+            raise NoAnswer("busy")
         if answer:
             self.did.append((name, number))
         return answer
@@ -182,7 +183,7 @@ def test_a_job_that_is_being_killed_asks_once(wrapper):
 
 def test_a_job_that_is_gone_was_cancelled(wrapper):
     """Where MinJobAge is short."""
-    job = wrapper(client.NoSuchJob("Invalid job id"))
+    job = wrapper(NoSuchJob("Invalid job id"))
     report(job, 0, 143)
     assert job._outcome(exited(143)).reason is Reason.cancelled
 
@@ -296,7 +297,7 @@ def test_a_time_limit_that_was_moved_is_written_down_for_the_task(wrapper, left_
     job._look_at_limit()  # not at once again: there is no other answer
 
 
-@pytest.mark.parametrize("answer", [None, client.NoSuchJob("gone"), RUNS])
+@pytest.mark.parametrize("answer", [None, NoSuchJob("gone"), RUNS])
 def test_a_look_at_the_time_limit_ends_no_job(wrapper, answer):
     """Nobody answers, or the disk is full."""
     job = wrapper(answer, _end_time=time.monotonic() + 400, _next_look=0.0)
@@ -400,7 +401,7 @@ def sbatch(wrapper, monkeypatch):
     asked, in_queue = [], {}
 
     def refuse(job, within_s):
-        raise client.NotRequeueable("Requested operation is presently disabled")
+        raise NotRequeueable("Requested operation is presently disabled")
 
     def submit(script, *options):
         asked.append((script.name, *options))
@@ -472,7 +473,7 @@ def test_what_sbatch_refuses_is_left_to_the_launcher(sbatch, monkeypatch):
     """Sites that do not allow it on their compute nodes."""
 
     def refuse(script, *options):
-        raise client.Refused("sbatch: Access/permission denied")
+        raise SlurmRefused("sbatch: Access/permission denied")
 
     monkeypatch.setattr(client, "submit", refuse)
     sbatch._move_on(Outcome(143, Reason.preempted), 0.0)

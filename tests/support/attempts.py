@@ -20,6 +20,7 @@ from two_users import ATTACKER, GROUP, LIMIT_S, VICTIM, Place, Said, as_user
 from forge.checkpoint import Store
 from forge.checkpoint.retention import pins
 from forge.config.schema import CheckpointConfig
+from forge.errors import Reason
 from forge.job.local import LocalJob
 from forge.jobdir import ledger, verdict
 from forge.jobdir.job_files import (
@@ -32,6 +33,7 @@ from forge.jobdir.job_files import (
     forge_dir,
     write_atomically,
 )
+from forge.jobdir.verdict import Verdict
 from forge.launch import results, task
 from forge.launch.local.queue import Queue, QueuedJob
 from forge.launch.local.resources import Slots
@@ -147,7 +149,7 @@ def begin_ledger(place: Place) -> None:
 
 
 def write_verdict(place: Place) -> None:
-    verdict.write(place.job, place.job / "checkpoints", "finished", 1, 0)
+    verdict.write(place.job, Verdict(Reason.finished, "finished", 0, 1))
 
 
 def write_state(place: Place) -> None:

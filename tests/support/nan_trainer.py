@@ -26,7 +26,7 @@ class Outcome:
     """What one attempt did."""
 
     code: int = 0
-    reason: str = ""
+    text: str = ""
     seen: list[tuple[int, list[int]]] = field(default_factory=list)
     """(step, indices of the samples) of every iteration."""
     updated: list[bool] = field(default_factory=list)
@@ -112,7 +112,7 @@ def train(
                 if at and visit in at:
                     at[visit](run)
     except forge.Exit as error:
-        outcome.code, outcome.reason = int(error.code), error.reason
+        outcome.code, outcome.text = int(error.code), error.text
     except Killed:
         outcome.code = -signal.SIGKILL
     finally:

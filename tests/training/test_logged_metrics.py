@@ -17,9 +17,7 @@ from forge.training import metrics
 @pytest.fixture
 def trainer(tmp_path, monkeypatch):
     """Attempts at one job; `hurt(run, step, place)` is called at places inside each step."""
-    monkeypatch.setattr(
-        "forge.shutdown.stopping.leave", lambda code, reason: forge.Exit(code, reason)
-    )
+    monkeypatch.setattr("forge.shutdown.stopping.leave", forge.Exit)
 
     def attempt(directory, hurt=lambda run, step, place: None, steps=20, **policy):
         torch.manual_seed(3)

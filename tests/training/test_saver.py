@@ -179,9 +179,7 @@ def test_a_full_disk_under_a_whole_run_ends_it_with_71(tmp_path, monkeypatch):
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", failing)
-    monkeypatch.setattr(
-        "forge.shutdown.stopping.leave", lambda code, reason: forge.Exit(code, reason)
-    )
+    monkeypatch.setattr("forge.shutdown.stopping.leave", forge.Exit)
     seen = []
 
     def train():

@@ -18,7 +18,7 @@ from forge.jobdir.job_files import OUTPUT, PLAN, TOKEN, forge_dir, read_json
 from forge.launch.local.resources import Slots
 from forge.launch.plan import ROOT
 from forge.launch.progress.display import Display
-from forge.launch.progress.observed import ObservedJob
+from forge.launch.progress.observed import ObservedJob, reason_of
 from forge.launch.progress.view import State
 from forge.process import processes
 
@@ -181,7 +181,7 @@ class Queue:
         content = job.read_state() if job.state.is_final else None
         job.process = None
         if content is not None:
-            job.reason, job.code = content["reason"], content["code"]
+            job.reason, job.code = reason_of(content), content["code"]
         elif not self._received and job.wrappers <= _MAX_WRAPPERS:
             how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
             self._say(job, f"its wrapper {how}")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal, TextIO, cast
 from forge.launch.progress.table import (
     ACTIVE,
     STYLES,
+    News,
     at,
     clock,
     escape,
@@ -93,9 +94,9 @@ class Display:
             last = self._last.get(view.number)
             if view is not last:
                 self._last[view.number] = view
-                line = news(view, last) or self._progress(view, now)
-                if line and not (self._is_live and line.startswith(("started", "finished"))):
-                    self._pending.append((f"job {view.number}: {line}", STYLES[view.state]))
+                found = news(view, last) or self._progress(view, now)
+                if found is not None and not (self._is_live and found.is_in_table):
+                    self._pending.append((f"job {view.number}: {found.text}", STYLES[view.state]))
         self._show()
 
     @property
@@ -128,18 +129,18 @@ class Display:
             _repoint([(stand_in, own) for own, stand_in in self._moved])
             self._stream.write("\x1b[?25h" if self._live is not None else "")
 
-    def _progress(self, view: JobView, now: float) -> str:
+    def _progress(self, view: JobView, now: float) -> News | None:
         if self._is_live or view.state is not State.running or view.step is None:
-            return ""
+            return None
         share = view.step / view.steps if view.steps else 0.0
         told_s, told = self._told.setdefault(view.number, (now, share))
         since_s = now - told_s
         if since_s < PROGRESS_S or (share - told < PROGRESS_SHARE and since_s < SILENCE_S):
-            return ""
+            return None
         self._told[view.number] = (now, share)
         left = clock(view.left_s)
         facts = (at(view).strip(), per_second(view.rate), left and f"{left} left")
-        return ", ".join(filter(None, facts))
+        return News(", ".join(filter(None, facts)))
 
     def _show(self, is_last: bool = False) -> None:
         # A signal handler or another thread may come in between: its lines wait for the next call.

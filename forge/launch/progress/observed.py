@@ -9,12 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forge.errors import Reason
 from forge.jobdir import ledger
 from forge.jobdir.job_files import STATE, forge_dir, read_json
 from forge.launch.progress.view import JobView, State
 
 _RATE_S = 15.0
 """The rate is that of so many last seconds."""
+
+
+def reason_of(content: dict[str, Any]) -> Reason | None:
+    """Why a job ended, by what its wrapper has written; None where it has not."""
+    return Reason.__members__.get(content.get("reason", ""))
 
 
 @dataclass
@@ -27,8 +33,8 @@ class ObservedJob(ABC):
     state: State = State.queued
     because: str = ""
     """Why it is in this state, for people."""
-    reason: str = ""
-    """Name of the `forge.job.requeue.Reason` it ended with."""
+    reason: Reason | None = None
+    """Why it ended; None where it has not, or nobody knows."""
     code: int = 0
     restarts: int = 0
     waits_for: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from forge.launch.progress.view import JobView, State
 
@@ -20,19 +20,29 @@ _LEAST = {"state": 8, "rate": 6, "left": 7}  # else the columns would jump with 
 _BAR = (8, 24)
 
 
-def news(view: JobView, last: JobView | None) -> str:
-    """What to say about a job's change; empty where there is nothing."""
+class News(NamedTuple):
+    """What to say about a job's change."""
+
+    text: str
+    is_in_table: bool = False
+    """Whether a table that is on the screen says it already."""
+
+
+def news(view: JobView, last: JobView | None) -> News | None:
+    """What there is to say since `last`; None where there is nothing."""
     was = State.queued if last is None else last.state
     remark = f": {escape(view.remark)}" if view.remark else ""
     if view.state is not was and view.state is State.finished:
-        return f"finished{at(view)}" if last else ""  # else it had before this sweep resumed
+        if last is None:
+            return None  # it had before this sweep resumed
+        return News(f"finished{at(view)}", is_in_table=True)
     if view.state is not was and view.state.is_final:
         place = f" ({escape(str(view.directory))})" if view.state is State.failed else ""
-        return f"{view.state.value}{at(view)}{remark}{place}"
+        return News(f"{view.state.value}{at(view)}{remark}{place}")
     if last is not None and view.restarts > last.restarts:
-        return f"restart {view.restarts}{at(view)}{remark}"
+        return News(f"restart {view.restarts}{at(view)}{remark}")
     is_start = was is State.queued and view.state in ACTIVE and (last is None or not view.restarts)
-    return f"started {escape(view.overrides)}" if is_start else ""
+    return News(f"started {escape(view.overrides)}", is_in_table=True) if is_start else None
 
 
 def at(view: JobView) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from forge import messages
 from forge.config.schema import Policy
-from forge.errors import ConfigError
+from forge.errors import ConfigError, SlurmRefused
 from forge.launch.slurm.slurm_options import SlurmOptions
 from forge.slurm import client
 
@@ -35,7 +35,7 @@ class Cluster:
         """Of the cluster that this machine belongs to."""
         try:
             settings, partitions = client.settings(), client.partitions()
-        except client.Refused as error:
+        except SlurmRefused as error:
             return Cluster(problem=str(error).splitlines()[-1])
         kill_wait = re.match(r"\d+", settings.get("KillWait", ""))
         size = settings.get("MaxArraySize", "")

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from forge import messages
 from forge.config import loading
 from forge.config.schema import Policy
-from forge.errors import ConfigError, Exit, ExitCode
+from forge.errors import ConfigError, Exit, ExitCode, SlurmRefused
 from forge.jobdir import job_dir
 from forge.jobdir.job_files import STATE, forge_dir, read_json, write_atomically
 from forge.launch import opening, payload, plan
@@ -154,7 +154,7 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
         return
     try:
         queue = client.queue()
-    except client.Refused as error:
+    except SlurmRefused as error:
         problem = (
             f"this sweep has jobs on the cluster, but it does not report their state: {error}."
             " Start it again when the cluster answers."
@@ -235,7 +235,7 @@ def _submit(
         submitted.begin(script, numbers, [job.composed.composed for job in members])
         try:
             submitted.end(script, client.submit(script, tell=_tell_of_sbatch))
-        except client.Refused as error:
+        except SlurmRefused as error:
             _find_in_queue(submitted)
             if submitted.is_lost(script):
                 raise _not_submitted(error, script, _arrays(jobs), command) from error
@@ -249,12 +249,12 @@ def _tell_of_sbatch(said: str) -> None:
 
 def _find_in_queue(submitted: Submitted) -> None:
     """A busy controller may take a job, and lose the answer: else it would be submitted twice."""
-    with contextlib.suppress(client.Refused):
+    with contextlib.suppress(SlurmRefused):
         submitted.find_lost(client.queue())
 
 
 def _not_submitted(
-    error: client.Refused, script: Path, before: list[str], command: str
+    error: SlurmRefused, script: Path, before: list[str], command: str
 ) -> ConfigError:
     ids = " ".join(before)
     hint = f" What was submitted before it stays in the queue: {ids}." if before else ""

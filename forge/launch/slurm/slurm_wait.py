@@ -18,10 +18,9 @@ from types import FrameType
 from typing import Any
 
 from forge import messages
-from forge.errors import ExitCode, ForgeError
-from forge.job.requeue import Reason
+from forge.errors import ExitCode, ForgeError, Reason, SlurmRefused
 from forge.launch.progress.display import Display
-from forge.launch.progress.observed import ObservedJob
+from forge.launch.progress.observed import ObservedJob, reason_of
 from forge.launch.progress.view import State
 from forge.slurm import client, pending
 
@@ -61,7 +60,7 @@ class SubmittedJob(ObservedJob):
         if self.unrequeued:
             self.state, self.because = State.queued, f"not requeued: {self.unrequeued}"
         elif self.state.is_final:
-            self.reason, self.code = content.get("reason", ""), content.get("code", 0)
+            self.reason, self.code = reason_of(content), content.get("code", 0)
 
     def learn(self, queued: client.Queued | None, now: float) -> None:
         """Take in what squeue says; None: it does not know the job."""
@@ -89,14 +88,14 @@ class SubmittedJob(ObservedJob):
     def _give_up(self) -> None:
         """Every node that it could run on was excluded: it would wait forever."""
         client.cancel(self.slurm_id)
-        self.state, self.reason = State.failed, Reason.unhealthy.name
+        self.state, self.reason = State.failed, Reason.unhealthy
         self.code = int(ExitCode.UNHEALTHY)
         self.because = f"{self._num_excluded()} nodes are unhealthy, and no other is left for it"
 
     def _vanished(self, queued: client.Queued | None) -> None:
         is_cancelled = queued is not None and queued.state == "CANCELLED"
         self.state = State.stopped if is_cancelled else State.failed
-        self.reason, self.code = "cancelled" if is_cancelled else "crashed", 1
+        self.reason, self.code = Reason.cancelled if is_cancelled else Reason.crashed, 1
         said = "no longer knows it" if queued is None else f"says {queued.state}"
         if queued is not None and queued.reason not in ("None", ""):
             said += f" ({queued.reason})"
@@ -141,7 +140,7 @@ class Watcher:
         self._received: list[int] = []
         self._told = pending.Told()
         self._question: threading.Thread | None = None
-        self._answer: dict[str, client.Queued] | client.Refused | None = None
+        self._answer: dict[str, client.Queued] | SlurmRefused | None = None
         self._ask_s = min(_ASK_S, max(_ASK_LEAST_S, _ASK_PER_JOB_S * len(jobs)))
         self._asked = time.monotonic()
         self._refused = 0
@@ -188,7 +187,7 @@ class Watcher:
         waiting = [job for job in waiting if not job.state.is_final]
         now = time.monotonic()
         answer, self._answer = self._answer, None
-        if isinstance(answer, client.Refused):
+        if isinstance(answer, SlurmRefused):
             self._refused += 1
             if self._refused == _PATIENCE:  # a busy controller answers sooner
                 said = str(answer).splitlines()[-1]
@@ -221,7 +220,7 @@ class Watcher:
         """In a thread: a busy controller may take a minute, and a Ctrl+C waits for nobody."""
         try:
             self._answer = client.queue()
-        except client.Refused as error:
+        except SlurmRefused as error:
             self._answer = error
 
     def _resubmit(self, jobs: list[SubmittedJob]) -> None:

@@ -129,9 +129,7 @@ def test_a_directory_that_cannot_be_read_is_no_fresh_start(store, commit, monkey
 @pytest.fixture
 def train(tmp_path, monkeypatch):
     """A run of 20 steps with a save each 2; `at[step]()` is called in it."""
-    monkeypatch.setattr(
-        "forge.shutdown.stopping.leave", lambda code, reason: forge.Exit(code, reason)
-    )
+    monkeypatch.setattr("forge.shutdown.stopping.leave", forge.Exit)
     directory = tmp_path / "job"
     model = torch.nn.Linear(2, 1)
     policy = {"checkpoint": {"dir": str(directory), "every_steps": 2, "keep_last": 2}}

@@ -12,7 +12,7 @@ import pytest
 from cluster import Cluster, missing, submit, wait_for
 from slurm_apps import BARE_CONF, SlurmApp
 
-from forge.errors import ConfigError
+from forge.errors import ConfigError, SlurmRefused
 from forge.jobdir.job_files import STATE, forge_dir, write_json
 from forge.launch.slurm import slurm_wait
 from forge.launch.slurm.slurm_wait import SubmittedJob, Watcher
@@ -117,7 +117,7 @@ def test_what_sbatch_says_while_it_tries_is_told_at_once_and_is_the_error(tmp_pa
         told.append(said)
         gate.touch()
 
-    with pytest.raises(client.Refused) as refused:
+    with pytest.raises(SlurmRefused) as refused:
         client.submit(tmp_path / "job.sh", tell=tell)
     first = "sbatch: error: no room, sleeping and retrying"
     assert told == [first]
@@ -127,7 +127,7 @@ def test_what_sbatch_says_while_it_tries_is_told_at_once_and_is_the_error(tmp_pa
 def test_an_sbatch_that_never_ends_is_ended_with_its_words(tmp_path, monkeypatch):
     fake(tmp_path, monkeypatch, "sbatch", "echo words >&2; exec sleep 600")
     monkeypatch.setattr(client, "_SUBMIT_S", 0.0)
-    with pytest.raises(client.Refused, match="words\nsbatch: no answer within 0 s"):
+    with pytest.raises(SlurmRefused, match="words\nsbatch: no answer within 0 s"):
         client.submit(tmp_path / "job.sh")
 
 
@@ -210,7 +210,7 @@ def test_a_ctrl_c_does_not_wait_for_a_busy_controller(tmp_path, monkeypatch, sig
     def asked():
         os.kill(os.getpid(), signal.SIGINT)
         answered.wait(100)
-        raise client.Refused("squeue: no answer")
+        raise SlurmRefused("squeue: no answer")
 
     monkeypatch.setattr(client, "queue", asked)
     monkeypatch.setattr(slurm_wait, "_ASK_LEAST_S", 0.0)

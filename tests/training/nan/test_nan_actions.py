@@ -72,7 +72,8 @@ def test_a_job_that_halts_ends_with_65_and_its_last_good_checkpoint(tmp_path, ac
     assert (job.checkpoints / "latest").resolve().name == "step_4"
     verdict = json.loads((job.checkpoints / ".forge" / "verdict.json").read_text())
     assert verdict["exit_code"] == 65
-    assert "Step 5" in verdict["reason"]
+    assert verdict["reason"] == "halted"
+    assert "Step 5" in verdict["text"]
     assert not (job.directory / "weights.pt").exists()
 
 
@@ -125,8 +126,8 @@ def test_a_streak_of_max_consecutive_halts_where_it_ends(tmp_path, form):
     """The data or the model is broken; skipping on would only spend the allocation."""
     outcome = train(tmp_path, action="skip", max_consecutive=3, bad=streak(6, 3), form=form)
     assert outcome.code == 65
-    assert "Step 8" in outcome.reason
-    assert "3 of 3 in a row (`resilience.nan.max_consecutive`)" in outcome.reason
+    assert "Step 8" in outcome.text
+    assert "3 of 3 in a row (`resilience.nan.max_consecutive`)" in outcome.text
     assert outcome.steps == list(range(9))
     assert "step_8" in checkpoints(tmp_path)
     assert (tmp_path / "latest").resolve().is_dir()
@@ -254,7 +255,7 @@ def test_without_check_gradients_only_the_loss_is_judged(tmp_path):
     )
     assert outcome.code == 65, "the step after has a NaN loss, from the weights that it brought"
     assert outcome.steps == [0, 1, 2, 3]
-    assert "Step 3" in outcome.reason
+    assert "Step 3" in outcome.text
 
 
 @pytest.mark.parametrize("form", ["update", "guard"])

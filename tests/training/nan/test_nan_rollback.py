@@ -91,7 +91,7 @@ def test_a_checkpoint_that_cannot_be_read_to_its_end_ends_the_run(tmp_path):
     assert len(outcome.steps) == 11
     assert rollbacks(tmp_path) == []
     (event,) = events(tmp_path, "error")
-    assert "training cannot continue with them" in event["reason"]
+    assert "training cannot continue with them" in event["text"]
     assert "step_11" not in checkpoints(tmp_path), "what is live must not be saved"
 
 
@@ -121,7 +121,7 @@ def test_without_a_checkpoint_to_go_back_to_it_halts_and_says_so(tmp_path):
     nan = ROLLBACK | {"rollback": {"steps_back": 10}}
     outcome = train(tmp_path, bad=streak(9, 2), every_steps=4, **nan)
     assert outcome.code == 65
-    assert "step 9 is bad, but there is no good checkpoint" in outcome.reason
+    assert "step 9 is bad, but there is no good checkpoint" in outcome.text
     assert "step_8" in checkpoints(tmp_path)
 
 
@@ -130,7 +130,7 @@ def test_where_every_checkpoint_is_damaged_it_halts(tmp_path):
         tmp_path, bad=streak(2, 2), at={3: lambda run: damage_all(tmp_path)}, **ROLLBACK
     )
     assert outcome.code == 65
-    assert "no good checkpoint" in outcome.reason
+    assert "no good checkpoint" in outcome.text
 
 
 def damage_all(directory):
@@ -187,7 +187,7 @@ def test_two_loops_in_one_run_do_not_roll_back_into_each_other(tmp_path):
     with pytest.raises(forge.Exit) as caught:
         loops()
     assert caught.value.code == 65
-    assert "no good checkpoint of this loop" in caught.value.reason
+    assert "no good checkpoint of this loop" in caught.value.text
 
 
 # -- which data -----------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_after_max_rollbacks_it_halts(tmp_path):
     outcome = train(tmp_path, bad=lambda visit, step, indices: step in (6, 7), **nan)
     assert outcome.code == 65
     assert rollbacks(tmp_path) == [(6, 6, 8), (6, 6, 8)]
-    assert "2 of 2 in a row, and 2 rollbacks were made" in outcome.reason
+    assert "2 of 2 in a row, and 2 rollbacks were made" in outcome.text
     assert (tmp_path / "latest").resolve().is_dir()
 
 

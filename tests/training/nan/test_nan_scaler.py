@@ -205,7 +205,7 @@ def test_gradients_that_stay_bad_are_nans_once_the_scale_explains_them_no_more(
     with pytest.raises(forge.Exit) as caught:
         scaled_run(tmp_path, 40, bad_from(first), form, init_scale=2.0**16)
     assert caught.value.code == 65
-    assert "the gradient of model." in caught.value.reason
+    assert "the gradient of model." in caught.value.text
     last = num_overflows + first
     assert [e["step"] for e in events(tmp_path, "overflow")] == list(range(first, last))
     assert [e["total"] for e in events(tmp_path, "overflow")][-1] == num_overflows
@@ -236,7 +236,7 @@ def test_a_scale_that_is_held_from_below_excuses_nothing(tmp_path):
     outcome = train(tmp_path, max_consecutive=2, bad=bad, spoil=inf_gradient, scaler=scaler)
     assert (outcome.code, outcome.steps[-1]) == (65, 5)
     assert [e["step"] for e in events(tmp_path, "overflow")] == [2, 3]
-    assert "scale stays at 8" in outcome.reason
+    assert "scale stays at 8" in outcome.text
 
 
 def test_a_good_optimizer_does_not_excuse_a_bad_one_that_shares_its_scaler(tmp_path):
@@ -256,7 +256,7 @@ def test_a_good_optimizer_does_not_excuse_a_bad_one_that_shares_its_scaler(tmp_p
     with pytest.raises(forge.Exit) as caught:
         run_all()
     assert caught.value.code == 65
-    assert "the gradient of b." in caught.value.reason
+    assert "the gradient of b." in caught.value.text
     # One more than four halvings: after step 2 the scale has grown.
     assert [e["step"] for e in events(tmp_path, "overflow")] == [3, 4, 5, 6, 7, 8]
 

@@ -150,7 +150,7 @@ def two_optimizer_run(directory, bad_one, policy, steps=8, each=lambda run, step
                 each(run, step)
             return 0, models.state_dict(), run._nan.state_dict()
     except forge.Exit as error:
-        return int(error.code), models.state_dict(), error.reason
+        return int(error.code), models.state_dict(), error.text
     finally:
         stopping.uninstall()
         stopping._state.is_leaving = False

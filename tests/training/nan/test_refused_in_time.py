@@ -47,8 +47,8 @@ def test_a_parameter_group_that_is_added_in_the_loop_is_refused_before_it_is_sav
     with pytest.raises(forge.Exit) as caught:
         unfreeze_at(tmp_path, at)
     assert caught.value.code == 78
-    assert "optimizer: expected 1 parameter groups" in caught.value.reason
-    assert "requires_grad_(False)" in caught.value.reason
+    assert "optimizer: expected 1 parameter groups" in caught.value.text
+    assert "requires_grad_(False)" in caught.value.text
     assert max(checkpoints(tmp_path)) == saved
     again = unfreeze_at(tmp_path, at=None, steps=8)
     assert again.resumed_from == saved
@@ -84,7 +84,7 @@ def test_an_object_that_raises_when_it_is_asked_for_its_state_is_named_at_the_st
         raise AssertionError("the run has begun")
     assert caught.value.code == 78
     for part in ("tracker: ", "Forgetful.state_dict() raised AttributeError", "'position'", ".py:"):
-        assert part in caught.value.reason
+        assert part in caught.value.text
     assert checkpoints(tmp_path) == set()
 
 
@@ -101,7 +101,7 @@ def test_a_loader_that_raises_when_it_is_asked_for_its_state_is_named_before_the
     with pytest.raises(forge.Exit) as caught:
         run_all()
     assert (caught.value.code, seen) == (78, [])
-    assert "the loader given to run.steps: test_refused_in_time.Prepared" in caught.value.reason
-    assert "AttributeError" in caught.value.reason
+    assert "the loader given to run.steps: test_refused_in_time.Prepared" in caught.value.text
+    assert "AttributeError" in caught.value.text
     (error,) = events(tmp_path, "error")
     assert error["code"] == 78
