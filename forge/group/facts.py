@@ -1,0 +1,79 @@
+"""What one process learns by itself, and what all of them know.
+
+A fact is local: a signal that came to this rank, its clock, `run.save()` in its process. Nobody
+acts on a fact. It is proposed, and once every rank knows it, it is part of `Agreed`, the same value
+on every rank at the same step. Nothing that was agreed on is taken back: whether it was acted on is
+told by the step, never by who has read it first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from forge.errors import Reason
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """The process is to save and leave: a signal, or the time limit."""
+
+    code: int
+    """The exit code, one for all ranks."""
+    reason: Reason
+    signal: str | None = None
+    """`SIGTERM`; None where no signal came."""
+
+
+@dataclass(frozen=True)
+class SaveAsked:
+    """A checkpoint is wanted: by `run.save`, a signal or the clock."""
+
+    step: int
+    """Of that many steps done, or of more."""
+    is_periodic: bool = False
+    """Whether by the clock."""
+
+
+@dataclass(frozen=True)
+class FinishAsked:
+    """`run.finish` was called: the loop ends."""
+
+    step: int
+    """Once so many steps are done."""
+    text: str
+    """Why, in the user's words."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """This process cannot go on: its checkpoints cannot be written, or are another's by now."""
+
+    code: int
+    text: str
+
+
+Fact = StopAsked | SaveAsked | FinishAsked | Failed
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What every rank knows. Of each kind the first counts; of saves the latest step's."""
+
+    failed: Failed | None = None
+    finish: FinishAsked | None = None
+    stop: StopAsked | None = None
+    save: SaveAsked | None = None
+
+    def including(self, fact: Fact) -> Agreed:
+        """The same with one more fact."""
+        match fact:
+            case Failed():
+                return replace(self, failed=self.failed or fact)
+            case FinishAsked():
+                return replace(self, finish=self.finish or fact)
+            case StopAsked():
+                return replace(self, stop=self.stop or fact)
+            case SaveAsked():
+                # At one step: by the clock it may be left out, by a call it may not.
+                last = max((self.save or fact, fact), key=lambda s: (s.step, not s.is_periodic))
+                return replace(self, save=last)

@@ -1,0 +1,73 @@
+"""What is proposed is agreed on, from whichever thread it came."""
+
+import itertools
+import signal
+import threading
+
+import pytest
+
+from forge.errors import Reason
+from forge.group.facts import Agreed, Failed, FinishAsked, SaveAsked, StopAsked
+from forge.group.group import Group, Solo
+
+FIRST = StopAsked(75, Reason.requested, "SIGUSR1")
+FACTS = [FIRST, FinishAsked(4, "converged"), SaveAsked(3), Failed(74, "the disk is gone")]
+
+
+@pytest.mark.parametrize("facts", list(itertools.permutations(FACTS)), ids=str)
+def test_facts_of_different_kinds_are_agreed_on_in_any_order(facts):
+    """Two ranks may propose at the same time: what all know must not depend on the order."""
+    agreed = Agreed()
+    for fact in facts:
+        agreed = agreed.including(fact)
+    assert agreed == Agreed(FACTS[3], FACTS[1], FACTS[0], FACTS[2])
+
+
+@pytest.mark.parametrize("later", [StopAsked(143, Reason.cancelled), FinishAsked(1, "other")])
+def test_the_first_of_a_kind_counts(later):
+    """A process leaves with one code, for one reason."""
+    agreed = Agreed(stop=FIRST, finish=FACTS[1])
+    assert agreed.including(later) == agreed
+
+
+def test_the_save_for_the_latest_step_counts_and_a_call_outranks_the_clock():
+    """A busy disk may have a periodic save left out, but never one that the user has asked for."""
+    clock, call = SaveAsked(5, is_periodic=True), SaveAsked(5)
+    for facts in itertools.permutations([SaveAsked(3), clock, call]):
+        agreed = Agreed()
+        for fact in facts:
+            agreed = agreed.including(fact)
+        assert agreed.save == call
+
+
+def test_a_group_of_one_agrees_with_itself_at_once():
+    """One rank asks nobody and waits for nobody."""
+    group: Group = Solo()
+    assert (group.rank, group.size, group.gather("k", b"v", 0.0)) == (0, 1, [b"v"])
+    assert group.agreed(0) == Agreed()
+    group.propose(FIRST)
+    assert group.agreed(0).stop is group.agreed(1).stop is FIRST
+
+
+def test_proposals_from_threads_and_from_a_signal_handler_all_arrive():
+    """A handler may interrupt a proposal halfway: nothing is lost, and nothing deadlocks."""
+    group, count = Solo(), 200
+    before = signal.signal(
+        signal.SIGUSR2, lambda *_: group.propose(FinishAsked(1, "from a handler"))
+    )
+    try:
+        threads = [
+            threading.Thread(target=group.propose, args=(SaveAsked(step),)) for step in range(count)
+        ]
+        for thread in threads:
+            thread.start()
+            signal.raise_signal(signal.SIGUSR2)
+            group.propose(FIRST)
+        for thread in threads:
+            thread.join()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    agreed = group.agreed(0)
+    assert agreed.save == SaveAsked(count - 1)
+    assert agreed.stop is FIRST
+    assert agreed.finish == FinishAsked(1, "from a handler")

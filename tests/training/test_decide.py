@@ -1,0 +1,115 @@
+"""The decision at a boundary: every combination, by an oracle that is written another way."""
+
+import dataclasses
+import itertools
+import typing
+
+import pytest
+
+from forge.errors import Reason
+from forge.group.facts import Agreed, Failed, FinishAsked, SaveAsked, StopAsked
+from forge.training import decide as module
+from forge.training.decide import Decision, Finish, Go, Halt, Known, RollBack, Save, Stop, decide
+
+STOP = StopAsked(75, Reason.requested, "SIGUSR1")
+FAILED = Failed(74, "the disk is gone")
+STEPS, N = range(7), 6
+FACTS = {
+    "failed": [None, FAILED],
+    "finish": [None, FinishAsked(2, "converged"), FinishAsked(5, "converged")],
+    "stop": [None, STOP],
+    "save": [None, SaveAsked(3), SaveAsked(4, is_periodic=True)],
+}
+KNOWN = {
+    "every_steps": [None, 2],
+    "saved": [None, 0, 3, 4],
+    "nan": [None, Halt("bad"), RollBack(3)],
+}
+
+
+def combinations(table: dict[str, list]) -> list[dict]:
+    return [dict(zip(table, values, strict=True)) for values in itertools.product(*table.values())]
+
+
+def is_save_due(step: int, agreed: Agreed, known: Known) -> bool:
+    if known.saved == step:
+        return False
+    saved = -1 if known.saved is None else known.saved
+    first = 1 if known.saved is None else 0
+    if known.every_steps is not None and step in range(0, 100, known.every_steps)[first:]:
+        return True
+    return agreed.save is not None and agreed.save.step in range(saved + 1, step + 1)
+
+
+@pytest.mark.parametrize("facts", combinations(FACTS), ids=str)
+def test_the_first_that_applies_is_decided(facts):
+    """Halt, RollBack, Finish, Stop, Save, Go: a rank that took another one would hang the rest."""
+    agreed = Agreed(**facts)
+    for values, step in itertools.product(combinations(KNOWN), STEPS):
+        known = Known(n=N, **values)
+        has_finished = step == N or (agreed.finish is not None and agreed.finish.step <= step)
+        applies = [
+            (agreed.failed is not None or isinstance(known.nan, Halt), Halt),
+            (isinstance(known.nan, RollBack), RollBack),
+            (has_finished, Finish),
+            (agreed.stop is not None, Stop),
+            (is_save_due(step, agreed, known), Save),
+            (True, Go),
+        ]
+        expected = next(kind for does_apply, kind in applies if does_apply)
+        found = decide(agreed, step, known)
+        assert type(found) is expected, (agreed, step, known)
+        if isinstance(found, Finish):  # what follows the loop may take long
+            assert (found.save is not None) == is_save_due(step, agreed, known)
+
+
+def test_the_order_of_the_classes_is_the_order_of_precedence():
+    """Whoever reads the module reads the rule."""
+    assert typing.get_args(Decision) == (Halt, RollBack, Finish, Stop, Save, Go)
+
+
+def test_n_and_every_steps_need_no_proposal():
+    """The step number says it on every rank: a message for it would cost one at each step."""
+    known = Known(n=4, every_steps=2, saved=0, nan=None)
+    found = [decide(Agreed(), step, known) for step in (1, 2, 4)]
+    assert found == [Go(), Save(is_periodic=True), Finish(None, Save(is_periodic=True))]
+
+
+def test_a_decision_carries_what_was_agreed():
+    """All ranks leave with the code of the signal that one of them got."""
+    known = Known(n=4, every_steps=None, saved=None, nan=None)
+    assert decide(Agreed(stop=STOP), 1, known) == Stop(STOP)
+    assert decide(Agreed(failed=FAILED, stop=STOP), 1, known) == Halt("the disk is gone", 74)
+    asked = FinishAsked(1, "converged")
+    assert decide(Agreed(finish=asked, stop=STOP), 1, known) == Finish(asked, None)
+
+
+def test_a_save_that_was_made_is_not_made_again_until_it_is_rolled_back():
+    """Nothing is taken out of what was agreed: the step alone tells what is done."""
+    agreed = Agreed(save=SaveAsked(3))
+    saved = Known(n=9, every_steps=None, saved=3, nan=None)
+    assert [decide(agreed, step, saved) for step in (3, 4)] == [Go(), Go()]
+    back = dataclasses.replace(saved, saved=1)
+    assert [decide(agreed, step, back) for step in (1, 2, 3)] == [Go(), Go(), Save(False)]
+
+
+def test_the_types_of_decide_hold_no_local_fact():
+    """A clock, a handler or a disk among its inputs would be decided on by each rank for itself."""
+    plain = {int, str, bool, type(None)}
+    seen: set[type] = set()
+
+    def check(kind):
+        for one in typing.get_args(kind) or (kind,):
+            if one in plain or one in seen:
+                continue
+            seen.add(one)
+            is_value = dataclasses.is_dataclass(one) and one.__dataclass_params__.frozen
+            assert is_value or one is Reason, one
+            if is_value:
+                for inner in typing.get_type_hints(one).values():
+                    check(inner)
+
+    for kind in typing.get_type_hints(decide).values():
+        check(kind)
+    assert {Agreed, Known, StopAsked} <= seen
+    assert not {"time", "signal", "os"} & vars(module).keys()
