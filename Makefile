@@ -1,7 +1,8 @@
 # Everything happens in an environment of its own: Python and make are all that a machine needs.
 #
 #   make demo      watch a sweep being killed, stopped and damaged, and finish all the same
-#   make test      run every test, the slow ones too
+#   make test      run every test but those of `make proofs`
+#   make proofs    what takes minutes, or proves what others' tools do (hours; docs/decisions/0020)
 #   make check     format, lint, types, import rules
 #   make coverage  lines and branches of forge that the tests run, in subprocesses too
 #   make bench     start-up, save and launch times of this machine
@@ -11,8 +12,9 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# Many tests wait, for processes or for Slurm: two for each core keep it busy, at 0.3 GB each.
-JOBS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
+# Many tests wait, for processes or for Slurm (two at most, a cluster each): so many keep it busy, at
+# 0.3 GB each.
+JOBS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN) + 2)
 
 IN_VENV := $(VENV)/bin/python
 PYTEST := $(IN_VENV) -m pytest
@@ -21,7 +23,7 @@ PYTEST := $(IN_VENV) -m pytest
 unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check coverage bench format clean slurm-install slurm-shell
+.PHONY: help demo test proofs check coverage bench format clean slurm-install slurm-shell
 .DELETE_ON_ERROR:
 
 help:
@@ -30,8 +32,26 @@ help:
 demo: $(VENV)/.demo-installed
 	$(IN_VENV) examples/demo.py
 
-test: $(VENV)/.dev-installed $(VENV)/.hydras-installed
-	$(PYTEST) -n $(JOBS) --maxprocesses 8 --dist loadscope
+IN_PARALLEL := -n $(JOBS) --maxprocesses 10 --dist loadscope
+
+test: $(VENV)/.dev-installed
+	$(PYTEST) $(IN_PARALLEL) -m 'not proofs'
+
+# Each of them whatever the others end with; the second line is `make test` with all of torch.
+SUPPORT := $(IN_VENV) tests/support
+proofs: $(VENV)/.dev-installed $(VENV)/.demo-installed $(VENV)/.hydras-installed
+	@failed=; prove() { echo "== $$*"; "$$@" || failed="$$failed\n  $$*"; }; \
+	prove $(PYTEST) $(IN_PARALLEL) -m proofs; \
+	prove env FORGE_TESTS_QUICK=no $(PYTEST) $(IN_PARALLEL) -m 'not proofs'; \
+	prove $(SUPPORT)/chaos.py 200 --seed 1; \
+	prove $(SUPPORT)/chaos_sweeps.py 100 --seed 1; \
+	prove $(SUPPORT)/torture/all_points.py; \
+	prove $(SUPPORT)/rehearse_all.py; \
+	prove $(SUPPORT)/all_attacks.py; \
+	prove $(SUPPORT)/early_signals.py 50; \
+	prove $(SUPPORT)/lost_jobs.py; \
+	prove $(SUPPORT)/showcase.py; \
+	[ -z "$$failed" ] || { printf "failed:$$failed\n"; exit 1; }
 
 check: $(VENV)/.dev-installed
 	$(IN_VENV) -m ruff format --check .
@@ -40,10 +60,10 @@ check: $(VENV)/.dev-installed
 	$(PYTEST) -q tests/packaging/test_imports.py
 
 # Each process writes a file of its own below .coverage-data; they are combined at the end.
-coverage: $(VENV)/.dev-installed $(VENV)/.hydras-installed
+coverage: $(VENV)/.dev-installed
 	rm -rf .coverage-data && mkdir .coverage-data
 	COVERAGE_FILE='$(CURDIR)/.coverage-data/data' $(IN_VENV) -m coverage run -m pytest \
-	  -n $(JOBS) --maxprocesses 8 --dist loadscope --timeout 900
+	  $(IN_PARALLEL) -m 'not proofs' --timeout 900
 	COVERAGE_FILE='$(CURDIR)/.coverage-data/data' $(IN_VENV) -m coverage combine --quiet
 	COVERAGE_FILE='$(CURDIR)/.coverage-data/data' $(IN_VENV) -m coverage report --show-missing
 

@@ -17,17 +17,19 @@ pytest_plugins = ["store_fixtures"]
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start: threads that wait take a core
 QUICK = str(Path(__file__).parent / "support/quick")
-if QUICK not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+is_quick = os.environ.get("FORGE_TESTS_QUICK") != "no"  # `make proofs` once runs all of torch
+if is_quick and QUICK not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     given = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     os.environ["PYTHONPATH"] = os.pathsep.join([QUICK, *given])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """`--dist loadscope`: a file with Slurm's tests has one process and one cluster.
+    """`--dist loadscope`: Slurm's tests have two processes, and a cluster in each.
 
-    So has a file whose tests share what one fixture made. All other tests go one by one to
-    whichever process is free. Marks `xdist_group` would say it, but the groups of pytest-xdist 3.8
+    They wait for Slurm more than they work, so the other processes have the cores meanwhile.
+    A file whose tests share what one fixture made has one process, too. All other tests go one by
+    one to whichever is free. Marks `xdist_group` would say it, but the groups of pytest-xdist 3.8
     are lost with pytest 9.
     """
     from xdist.scheduler import LoadScopeScheduling
@@ -35,12 +37,15 @@ def pytest_xdist_make_scheduler(config, log):
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
-            return file if "slurm" in file or has_shared(file) else nodeid
+            if "pytest.mark.slurm" in text_of(file):
+                return "tests/slurm" if file.startswith("tests/slurm/") else "others on a cluster"
+            return file if 'scope="module"' in text_of(file) else nodeid
 
     @functools.cache
-    def has_shared(file):
-        return 'scope="module"' in (config.rootpath / file).read_text()
+    def text_of(file):
+        return (config.rootpath / file).read_text()
 
+    config.option.loadscopereorder = False  # the order is that of `pytest_collection_modifyitems`
     return Scheduling(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
@@ -48,10 +53,11 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_collection_modifyitems(items):
     """What waits for Slurm, what is slow, sweeps, the rest: the last ones to end are short."""
 
+    waiting = {item.path for item in items if item.get_closest_marker("slurm")}
+
     def place(item):
-        folder = item.path.parent.name
         is_slow = item.get_closest_marker("slow") is not None
-        return "slurm" not in item.nodeid.partition("::")[0], not is_slow, folder != "launch"
+        return item.path not in waiting, not is_slow, item.path.parent.name != "launch"
 
     items.sort(key=place)
 

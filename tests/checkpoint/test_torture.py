@@ -90,6 +90,7 @@ WAYS = {
 }
 
 
+@pytest.mark.proofs
 @pytest.mark.slow
 def test_a_broken_promise_is_noticed_by_each_part(tmp_path):
     """A torture that cannot fail proves nothing.

@@ -259,7 +259,9 @@ def composed(tmp_path_factory):
     return make
 
 
-@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 80), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seeds", [range(6), pytest.param(range(6, 80), marks=[pytest.mark.proofs, pytest.mark.slow])]
+)
 def test_any_value_is_what_hydra_shows_at_the_first_and_at_every_later_start(
     seeds, composed, tmp_path, monkeypatch
 ):

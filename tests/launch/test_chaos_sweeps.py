@@ -8,6 +8,7 @@ from harness import made_once
 SEED = 4
 
 
+@pytest.mark.proofs
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("number", range(1))

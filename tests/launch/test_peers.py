@@ -6,7 +6,7 @@ import sys
 import pytest
 from sweeps import App, assert_same_job
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.proofs, pytest.mark.slow]
 KILLED_ONCE = """
     if step == 17 and cfg.lr == 0.1:
         once = Path(HydraConfig.get().runtime.output_dir, "killed")

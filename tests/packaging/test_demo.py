@@ -7,6 +7,7 @@ import pytest
 from repository import ROOT
 
 
+@pytest.mark.proofs
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # it shows itself at the pace of people
 def test_the_demo_is_struck_five_times_and_finds_the_same_bits(tmp_path):

@@ -38,7 +38,7 @@ PATIENCE_S = 900
 
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE_S + 30)
-@pytest.mark.parametrize("name", ["plain.py", "gpt.py"])
+@pytest.mark.parametrize("name", ["plain.py", pytest.param("gpt.py", marks=pytest.mark.proofs)])
 def test_a_script_that_registers_all_its_state_is_identical(rehearsed, name):
     """Without Hydra and with it; one disturbed run is stopped once and killed once."""
     (case,) = (case for case in CASES if case.command == name)
@@ -53,7 +53,9 @@ def test_a_script_that_registers_all_its_state_is_identical(rehearsed, name):
 
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE_S + 30)
-@pytest.mark.parametrize("name", ["numpy_batches.py", "semi_supervised.py"])
+@pytest.mark.parametrize(
+    "name", ["numpy_batches.py", pytest.param("semi_supervised.py", marks=pytest.mark.proofs)]
+)
 def test_a_script_that_keeps_state_outside_is_caught(rehearsed, name):
     """By the first step and the first leaf that differ, and the command that repeats it."""
     (case,) = (case for case in CASES if case.command == name)

@@ -8,7 +8,7 @@ from cluster import Cluster, missing, submit, wait_for
 
 from forge.process import processes
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.proofs, pytest.mark.slurm, pytest.mark.slow]
 
 
 def test_a_job_runs_and_its_exit_code_is_told(cluster, tmp_path):

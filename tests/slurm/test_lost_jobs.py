@@ -16,7 +16,7 @@ from forge.jobdir.job_files import forge_dir, read_json
 from forge.process import processes
 from forge.slurm import client
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.proofs, pytest.mark.slurm, pytest.mark.slow]
 
 # Some of them wait for a file instead of a signal.
 HELD = TRAIN.replace(

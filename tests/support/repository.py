@@ -39,6 +39,7 @@ def _walk(folder: Path) -> Iterator[Path]:
             yield path
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     """Module name -> file, of everything in `forge` and `hydra_plugins`."""
     found = {}
@@ -48,6 +49,7 @@ def modules() -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
     """Every module that a file imports anywhere, in functions and for type checkers too.
 

@@ -9,7 +9,7 @@ from harness import Process
 
 from forge.process import processes
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.proofs, pytest.mark.slurm, pytest.mark.slow]
 
 HYDRA = """
     import os, sys, time

@@ -5,7 +5,7 @@ import os
 import pytest
 from suites import suites
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.proofs, pytest.mark.slurm, pytest.mark.slow]
 TestSlurm, TestSlurmInBatches, TestSlurmIntegration = suites(
     "slurm", "hydra.launcher.progress=none"
 )
