@@ -13,7 +13,7 @@ from forge.errors import CheckpointError, DirectoryInUse
 from forge.jobdir.ledger import Ledger, read
 from forge.shutdown import stopping
 from forge.training.nan_policy import NanPolicy
-from forge.training.saver import FINAL_TRIES, MAX_FAILURES, Saver
+from forge.training.saver import FINAL_TRIES, MAX_FAILURES, SaveCause, Saver
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_saves_by_time_count_from_the_last_one(make_saver, monkeypatch):
     now[0] += 60
     assert saver.is_due(4)
     assert not saver.is_due(3)
-    saver.save(4, dict, "periodic")
+    saver.save(4, dict, SaveCause.periodic)
     assert not saver.is_due(5)
 
 
@@ -83,14 +83,14 @@ def test_one_failed_save_is_told_and_training_goes_on(is_async, make_saver, fail
     saver, store = make_saver(async_save=is_async)
     fail(store, MAX_FAILURES - 1)
     for step in range(1, MAX_FAILURES + 1):
-        saver.save(step, lambda: {"x": 1}, "periodic")
+        saver.save(step, lambda: {"x": 1}, SaveCause.periodic)
     saver.wait()
     assert kinds(store) == ["save_failed"] * (MAX_FAILURES - 1) + ["save"]
     assert "failed (1 of 5): [Errno 5]" in caplog.text
     # A success starts the count again.
     fail(store, MAX_FAILURES - 1)
     for step in range(10, 10 + MAX_FAILURES):
-        saver.save(step, lambda: {"x": 1}, "periodic")
+        saver.save(step, lambda: {"x": 1}, SaveCause.periodic)
     saver.wait()
 
 
@@ -102,7 +102,7 @@ def test_saves_that_fail_again_and_again_end_the_run(is_async, make_saver, fail)
 
     def save_all():
         for step in range(1, MAX_FAILURES + 1):
-            saver.save(step, lambda: {"x": 1}, "periodic")
+            saver.save(step, lambda: {"x": 1}, SaveCause.periodic)
         saver.wait()
 
     with pytest.raises(CheckpointError, match=rf"step {MAX_FAILURES} failed \(5 of 5\)"):
@@ -113,7 +113,7 @@ def test_the_save_at_a_stop_is_tried_again(make_saver, fail):
     """It is the last chance to keep the work since the last save."""
     saver, store = make_saver()
     fail(store, FINAL_TRIES - 1)
-    saver.save_final(7, lambda: {"x": 1}, False, "SIGTERM")
+    saver.save_final(7, lambda: {"x": 1}, SaveCause.stop)
     assert store.newest().manifest.step == 7
 
 
@@ -122,7 +122,7 @@ def test_a_stop_that_cannot_be_saved_says_so(make_saver, fail):
     saver, store = make_saver()
     fail(store, FINAL_TRIES)
     with pytest.raises(CheckpointError, match="step 7 could not be saved"):
-        saver.save_final(7, lambda: {"x": 1}, False, "SIGTERM")
+        saver.save_final(7, lambda: {"x": 1}, SaveCause.stop)
 
 
 def test_the_save_at_a_stop_happens_though_the_one_before_it_was_one_failure_too_many(
@@ -132,8 +132,8 @@ def test_the_save_at_a_stop_happens_though_the_one_before_it_was_one_failure_too
     saver, store = make_saver(async_save=True)
     fail(store, MAX_FAILURES)
     for step in range(1, MAX_FAILURES + 1):
-        saver.save(step, lambda: {"x": 1}, "periodic")
-    saver.save_final(7, lambda: {"x": 1}, False, "SIGTERM")
+        saver.save(step, lambda: {"x": 1}, SaveCause.periodic)
+    saver.save_final(7, lambda: {"x": 1}, SaveCause.stop)
     assert store.newest().manifest.step == 7
 
 
@@ -142,7 +142,7 @@ def test_any_failure_beside_training_comes_to_light(error, make_saver, fail):
     """A thread that dies in silence would leave a run that never saves again."""
     saver, store = make_saver(async_save=True)
     fail(store, 1, error)
-    saver.save(1, lambda: {"x": 1}, "periodic")
+    saver.save(1, lambda: {"x": 1}, SaveCause.periodic)
     with pytest.raises(type(error)):
         saver.wait()
 
@@ -159,7 +159,7 @@ def test_a_save_beside_training_is_the_state_of_its_own_step(make_saver, monkeyp
 
     monkeypatch.setattr(store, "commit", late)
     weights = torch.zeros(3)
-    saver.save(1, lambda: {"w": weights}, "periodic")
+    saver.save(1, lambda: {"w": weights}, SaveCause.periodic)
     weights += 1
     may_write.set()
     saver.wait()

@@ -11,7 +11,7 @@ from forge.config.schema import CheckpointConfig, NanConfig, WhenBusy
 from forge.errors import ConfigError
 from forge.jobdir.ledger import Ledger, read
 from forge.training.nan_policy import NanPolicy
-from forge.training.saver import Saver
+from forge.training.saver import SaveCause, Saver
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def busy(make_saver, monkeypatch):
 
         monkeypatch.setattr(store, "commit", held)
         weights = torch.ones(10)
-        saver.save(1, lambda: {"w": weights}, "periodic")
+        saver.save(1, lambda: {"w": weights}, SaveCause.periodic)
         assert begun.wait(60)
         made.append((saver, release))
         return saver, store, release, weights
@@ -63,7 +63,7 @@ def steps(store):
 def test_skip_goes_on_training_and_tells(busy, caplog):
     """On a slow disk some would rather have fewer checkpoints than wait."""
     saver, store, release, _ = busy(when_busy=WhenBusy.skip, every_steps=1)
-    saver.save(2, lambda: pytest.fail("the state was taken for nothing"), "periodic")
+    saver.save(2, lambda: pytest.fail("the state was taken for nothing"), SaveCause.periodic)
     release.set()
     saver.wait()
     assert steps(store) == [1]
@@ -74,13 +74,14 @@ def test_skip_goes_on_training_and_tells(busy, caplog):
 
 
 @pytest.mark.parametrize(
-    ("when_busy", "reason"), [(WhenBusy.wait, "periodic"), (WhenBusy.skip, "requested")]
+    ("when_busy", "cause"),
+    [(WhenBusy.wait, SaveCause.periodic), (WhenBusy.skip, SaveCause.requested)],
 )
-def test_wait_and_whoever_asked_for_a_save_get_theirs(when_busy, reason, busy):
+def test_wait_and_whoever_asked_for_a_save_get_theirs(when_busy, cause, busy):
     """`run.save()` is a promise; and by default every planned checkpoint is there."""
     saver, store, release, weights = busy(when_busy=when_busy)
     threading.Timer(0.05, release.set).start()
-    saver.save(2, lambda: {"w": weights}, reason)
+    saver.save(2, lambda: {"w": weights}, cause)
     saver.wait()
     assert steps(store) == [1, 2]
 
@@ -90,7 +91,7 @@ def test_a_stop_waits_for_the_one_in_flight_and_then_makes_its_own(busy):
     saver, store, release, weights = busy(when_busy=WhenBusy.skip)
     weights.add_(1)
     threading.Timer(0.05, release.set).start()
-    saver.save_final(2, lambda: {"w": weights}, False, "SIGTERM")
+    saver.save_final(2, lambda: {"w": weights}, SaveCause.stop)
     assert steps(store) == [1, 2]
     for step in (1, 2):
         found = store.read(store.directory / f"step_{step}").state["w"]
@@ -117,7 +118,7 @@ def test_the_save_at_a_stop_waits_for_the_room_that_removing_makes(make_saver, m
 
     monkeypatch.setattr(store, "commit", full)
     monkeypatch.setattr(store, "wait", waited.append)
-    saver.save_final(1, lambda: {"w": torch.ones(10)}, False, "SIGTERM")
+    saver.save_final(1, lambda: {"w": torch.ones(10)}, SaveCause.stop)
     assert steps(store) == [1]
     assert len(waited) == 1
     assert waited[0] > 0
@@ -126,8 +127,8 @@ def test_the_save_at_a_stop_waits_for_the_room_that_removing_makes(make_saver, m
 def test_a_stop_leaves_removing_to_the_next_attempt(make_saver):
     """A process that deletes a large file is not gone before that is done."""
     saver, store = make_saver(keep_last=1)
-    saver.save(1, lambda: {"x": 1}, "periodic")
-    saver.save_final(2, lambda: {"x": 2}, False, "SIGTERM")
+    saver.save(1, lambda: {"x": 1}, SaveCause.periodic)
+    saver.save_final(2, lambda: {"x": 2}, SaveCause.stop)
     assert steps(store) == [1, 2]
     saver.tidy()
     assert steps(store) == [2]
