@@ -20,7 +20,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from forge.config import loading
 from forge.jobdir.job_files import forge_dir
 
 CONFIG, START = "config.yaml", "start.yaml"
@@ -118,8 +117,9 @@ def as_written(cfg: Any) -> dict[str, Any]:
     """The user's part of a composed config that is not resolved yet, by dotted keys."""
     from omegaconf import OmegaConf
 
-    nodes = {key: cfg._get_node(key) for key in cfg if key not in _LEFT_OUT}
-    plain = {key: loading.plain(node) for key, node in nodes.items()}
+    found = OmegaConf.to_container(cfg, resolve=False)
+    assert isinstance(found, dict)
+    plain: Any = {key: value for key, value in found.items() if key not in _LEFT_OUT}
     if "${" in repr(plain):
         plain = _resolved(OmegaConf.create(_masked(plain)))
     return dict(_flat(plain, ""))

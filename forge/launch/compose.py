@@ -12,17 +12,16 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import filter_overrides
-from omegaconf import DictConfig, flag_override, read_write
+from omegaconf import DictConfig, OmegaConf, flag_override, read_write
 
 from forge import messages
-from forge.config import loading
 from forge.config.schema import Policy
 from forge.errors import ConfigError, FrozenConfigError
 from forge.filesystem.foreign import is_ours
 from forge.hydra_app import frozen
 from forge.jobdir import identity, job_dir
 from forge.jobdir.job_files import STATE, forge_dir
-from forge.launch import compose_cache, payload, plan
+from forge.launch import payload, plan
 from forge.launch.hydra_launcher import Request
 from forge.launch.sweep import Place, SweepDir
 
@@ -76,7 +75,7 @@ def compose(
     several = len(job_overrides) > 1
     common = set.intersection(*map(set, job_overrides)) if several else set()
     for index, (overrides, place) in enumerate(zip(job_overrides, known, strict=True)):
-        cfg = compose_cache.take(request.context, request.config, list(overrides))
+        cfg = request.context.config_loader.load_sweep_config(request.config, list(overrides))
         number = place.number if place else sweep.free_number(request.first_number + index)
         shown = [one for one in filter_overrides(overrides) if one not in common]
         label = " ".join(shown)
@@ -155,8 +154,9 @@ def _shared_checkpoints(
 
 def _shown(cfg: DictConfig) -> str:
     """The user's part of a config as a text, interpolations and all."""
-    nodes = {str(key): cfg._get_node(key) for key in cfg if key != "hydra"}
-    return repr({key: loading.plain(node) for key, node in nodes.items()})
+    plain = OmegaConf.to_container(cfg, resolve=False)
+    assert isinstance(plain, dict)
+    return repr({str(key): value for key, value in plain.items() if key != "hydra"})
 
 
 def _place_problem(job: ComposedJob, sweep: SweepDir, batch: dict[str, Place]) -> str | None:

@@ -12,8 +12,6 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from forge.launch import compose_cache
-
 
 @dataclass(frozen=True)
 class Request:
@@ -45,7 +43,6 @@ class HydraLauncher(Launcher):
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
         """Called by Hydra before `launch`."""
-        compose_cache.watch(hydra_context)
         self._context = hydra_context
         self._task_function = task_function
         self._config = config
