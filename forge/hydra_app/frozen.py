@@ -66,10 +66,10 @@ def _resolve(node: Any, key: Any, directory: Path) -> None:
     is_tree = isinstance(value, (DictConfig, ListConfig))
     if is_tree and ("${" in shown or OmegaConf.get_type(value) not in (dict, list)):
         return  # refers to what it was made in, or has a schema: no file could hold it
-    candidates: list[Any] = [_escaped(value) if isinstance(value, str) else value]
+    candidates: list[Any] = [escaped(value) if isinstance(value, str) else value]
     base = str(directory)
     if "hydra" in resolvers and f"{value}/".startswith(f"{base}/"):
-        candidates.insert(0, _OUTPUT_DIR + _escaped(str(value)[len(base) :]))
+        candidates.insert(0, _OUTPUT_DIR + escaped(str(value)[len(base) :]))
     for candidate in [*candidates, text]:
         with contextlib.suppress(Exception):  # an object that no config can hold
             node[key] = candidate
@@ -89,7 +89,7 @@ def _resolvers(text: str) -> set[str]:
     return found
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """A text that OmegaConf reads back as this one, interpolations in it and all."""
     return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", text)
 

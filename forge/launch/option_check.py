@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import math
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from forge.errors import ConfigError
+from forge.hydra_app.frozen import escaped
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -20,39 +22,41 @@ class OptionCheck(Generic[_Options]):
     """The options that were given, as a value of their dataclass, and what is wrong with them."""
 
     def __init__(self, kind: type[_Options], given: dict[str, Any]) -> None:
-        known = [field.name for field in fields(kind)]
-        self.options = kind(**{key: value for key, value in given.items() if key in known})
+        typed = OmegaConf.structured(kind)
+        known = [str(key) for key in typed if key != "_target_"]
         self.problems: list[str] = []
-        for key in [key for key in given if key not in known]:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f"Did you mean `{near[0]}`?" if near else f"There are {', '.join(known)}."
-            self.problems.append(
-                f"`hydra.launcher.{key}={given[key]}`: there is no such key. {hint}"
-            )
+        for key, value in given.items():
+            if key not in known:
+                near = difflib.get_close_matches(key, known, 1)
+                hint = f"Did you mean `{near[0]}`?" if near else f"There are {', '.join(known)}."
+                self._note(key, value, f"there is no such key. {hint}")
+                continue
+            try:
+                typed[key] = _literal(value)
+            except OmegaConfBaseException as error:
+                self._note(key, value, str(error).splitlines()[0].rstrip(".") + ".")
+        self.options = cast(_Options, OmegaConf.to_object(typed))
+
+    def _note(self, key: str, value: Any, problem: str) -> None:
+        self.problems.append(f"`hydra.launcher.{key}={value}`: {problem}")
 
     def expect(self, key: str, is_good: bool, expected: str) -> None:
         """Note an option that is not as expected."""
         if not is_good:
+            self._note(key, getattr(self.options, key), f"expected {expected}.")
+
+    def expect_least(self, least: float, *keys: str) -> None:
+        """Each of them at least so much, or null."""
+        for key in keys:
             value = getattr(self.options, key)
-            self.problems.append(f"`hydra.launcher.{key}={value}`: expected {expected}.")
+            self.expect(key, value is None or value >= least, f"at least {least:g}")
 
-    def expect_count(self, key: str, least: int, or_null: bool = False) -> None:
-        """A whole number."""
-        value = getattr(self.options, key)
-        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        expected = f"a whole number from {least}{', or null' if or_null else ''}"
-        self.expect(key, is_count or (or_null and value is None), expected)
-
-    def expect_minutes(self, key: str, or_null: bool = False) -> None:
-        """A limit; null is none."""
-        value = getattr(self.options, key)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        is_good = (is_number and 0 < value < math.inf) or (or_null and value is None)
-        self.expect(key, is_good, f"minutes above 0{', or null for no limit' if or_null else ''}")
-
-    def expect_progress(self, key: str) -> None:
-        """A way to show how the jobs get on."""
-        self.expect(key, getattr(self.options, key) in _PROGRESS, " | ".join(_PROGRESS))
+    def expect_common(self) -> None:
+        """The time limit, and a way to show how the jobs get on: what both launchers have."""
+        limit_min, progress = (getattr(self.options, key) for key in ("timeout_min", "progress"))
+        is_limit = limit_min is None or 0 < limit_min < float("inf")
+        self.expect("timeout_min", is_limit, "minutes above 0")
+        self.expect("progress", progress in _PROGRESS, " | ".join(_PROGRESS))
 
     def checked(self) -> _Options:
         """The options.
@@ -63,3 +67,14 @@ class OptionCheck(Generic[_Options]):
         if self.problems:
             raise ConfigError(self.problems, "The launcher's configuration")
         return self.options
+
+
+def _literal(value: Any) -> Any:
+    """As OmegaConf reads it back: a shell's `${HOME}` is no interpolation."""
+    if isinstance(value, (DictConfig, ListConfig)):
+        value = OmegaConf.to_container(value, resolve=True)
+    if isinstance(value, list):
+        return [_literal(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _literal(one) for key, one in value.items()}
+    return escaped(value) if isinstance(value, str) else value

@@ -14,7 +14,7 @@ from forge.errors import ConfigError
 from forge.launch.option_check import OptionCheck
 
 
-@dataclass(frozen=True)
+@dataclass
 class LocalOptions:
     """What conf/hydra/launcher/local.yaml sets."""
 
@@ -90,11 +90,9 @@ def options(given: dict[str, Any]) -> LocalOptions:
         ConfigError: With every problem found.
     """
     check = OptionCheck(LocalOptions, given)
-    check.expect_count("n_jobs", 1, or_null=True)
-    check.expect_count("cpus_per_job", 1)
-    check.expect_count("gpus_per_job", 0, or_null=True)
-    check.expect_minutes("timeout_min", or_null=True)
-    check.expect_progress("progress")
+    check.expect_least(1, "n_jobs", "cpus_per_job")
+    check.expect_least(0, "gpus_per_job")
+    check.expect_common()
     return check.checked()
 
 

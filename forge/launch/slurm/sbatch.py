@@ -20,12 +20,12 @@ import submitit
 from forge.launch.plan import ROOT
 from forge.launch.slurm.slurm_options import SlurmOptions
 
-_PASSED_ON = (
-    *("partition", "qos", "comment", "constraint", "exclude", "gres", "cpus_per_gpu"),
-    *("gpus_per_task", "mem_per_gpu", "mem_per_cpu", "account", "setup", "nodelist"),
-    *("dependency", "stderr_to_stdout", "array_parallelism"),
+_OURS = (
+    *("_target_", "submitit_folder", "timeout_min", "signal_delay_s", "max_num_timeout"),
+    *("additional_parameters", "srun_args", "python", "use_srun", "teardown"),
+    *("wait", "dry_run", "progress"),
 )
-_GENERIC = ("mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node", "name")
+"""Options of which submitit is told in another way, or nothing."""
 _LOGS = "/folder-of-the-logs"
 """Stands for it where submitit writes the header: what it makes of a % is not for our paths."""
 _WRAPPER = f"import sys; sys.path.append({ROOT!r}); from forge.slurm.wrapper import main;"
@@ -111,10 +111,9 @@ def _script(batch: Batch) -> str:
     options, group = batch.group.options, batch.group
     with contextlib.redirect_stderr(None):  # no advice about names that are not the user's
         executor = _Executor(folder=_LOGS)
-    given = asdict(options)
-    generic = {name: given[name] for name in _GENERIC if given[name] is not None}
-    parameters = executor._convert_parameters(generic)
-    parameters |= {name: given[name] for name in _PASSED_ON if given[name] is not None}
+    given = {name: value for name, value in asdict(options).items() if name not in _OURS}
+    given = {name: value for name, value in given.items() if value is not None}
+    parameters = executor._convert_parameters(given)
     parameters["time"] = math.ceil(options.timeout_min)
     more: dict[str, Any] = dict(options.additional_parameters)
     if group.is_requeued is not None:

@@ -7,10 +7,11 @@ which can be swept. What both say of signals and restarts is the policy's to dec
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
+from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from forge.config.schema import Policy, SlurmConfig
 from forge.errors import ConfigError
@@ -32,40 +33,27 @@ _OURS = {
 """sbatch options that belong to forge -> what to set instead."""
 
 
-@dataclass(frozen=True)
-class SlurmOptions:
-    """What conf/hydra/launcher/slurm.yaml sets; the comments there say what each key means."""
+@dataclass
+class SlurmOptions(SlurmQueueConf):  # type: ignore[misc]
+    """What conf/hydra/launcher/slurm.yaml sets; the comments there say what each key means.
 
+    All that hydra-submitit-launcher has, with its types, in whatever version is installed.
+    """
+
+    # Theirs, otherwise: what is an interpolation there, and may be a fraction or null here.
     submitit_folder: str = ""
-    timeout_min: float = 60
-    cpus_per_task: int | None = None
-    gpus_per_node: int | None = None
-    tasks_per_node: int = 1
-    mem_gb: float | None = None
-    nodes: int = 1
     name: str = "forge"
-    stderr_to_stdout: bool = False
-    partition: str | None = None
-    qos: str | None = None
-    comment: str | None = None
-    constraint: str | None = None
-    exclude: str | None = None
-    gres: str | None = None
-    cpus_per_gpu: int | None = None
-    gpus_per_task: int | None = None
-    mem_per_gpu: str | None = None
-    mem_per_cpu: str | None = None
-    account: str | None = None
+    timeout_min: float = 60
+    mem_gb: float | None = None
     signal_delay_s: int | None = None
     max_num_timeout: int | None = None
-    additional_parameters: dict[str, Any] = field(default_factory=dict)
-    array_parallelism: int = 256
-    setup: list[str] | None = None
+    # Its next version has these three.
+    srun_args: list[str] | None = None
+    python: str | None = None
+    use_srun: bool = True
     teardown: list[str] | None = None
     nodelist: str | None = None
     dependency: str | None = None
-    srun_args: list[str] | None = None
-    python: str | None = None
     wait: bool = True
     dry_run: bool = False
     progress: str = "auto"
@@ -78,7 +66,7 @@ class SlurmOptions:
     @property
     def ranks(self) -> int:
         """Tasks of a job."""
-        return self.nodes * self.tasks_per_node
+        return int(self.nodes) * int(self.tasks_per_node or 1)
 
     def of_job(self, policy: Policy | None) -> SlurmOptions:
         """These options with the job's own."""
@@ -97,28 +85,13 @@ def read(given: dict[str, Any]) -> SlurmOptions:
     Raises:
         ConfigError: With every problem found.
     """
-    plain: dict[str, Any] = {
-        key: OmegaConf.to_container(value, resolve=True)
-        if isinstance(value, (DictConfig, ListConfig))
-        else value
-        for key, value in given.items()
-    }
-    check = OptionCheck(SlurmOptions, plain)
+    check = OptionCheck(SlurmOptions, given)
     options = check.options
-    check.expect_minutes("timeout_min")
-    for key in ("nodes", "tasks_per_node", "array_parallelism"):
-        check.expect_count(key, 1)
-    for key in ("cpus_per_task", "cpus_per_gpu", "signal_delay_s"):
-        check.expect_count(key, 1, or_null=True)
-    for key in ("gpus_per_node", "gpus_per_task", "max_num_timeout"):
-        check.expect_count(key, 0, or_null=True)
-    for key in ("setup", "teardown", "srun_args"):
-        value = getattr(options, key)
-        is_list = isinstance(value, list) and all(isinstance(one, str) for one in value)
-        check.expect(key, value is None or is_list, "a list of strings, or null")
-    for key in ("wait", "dry_run", "stderr_to_stdout"):
-        check.expect(key, isinstance(getattr(options, key), bool), "true or false")
-    check.expect_progress("progress")
+    check.expect_common()
+    counts = ("nodes", "tasks_per_node", "array_parallelism", "cpus_per_task", "cpus_per_gpu")
+    check.expect_least(1, *counts, "signal_delay_s")
+    check.expect_least(0, "gpus_per_node", "gpus_per_task", "max_num_timeout", "mem_gb")
+    check.expect("use_srun", options.use_srun, "true: forge starts tasks by srun")
     try:
         shlex.split(options.python or "")
     except ValueError as error:
