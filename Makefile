@@ -41,7 +41,7 @@ test: $(VENV)/.dev-installed
 SUPPORT := $(IN_VENV) tests/support
 proofs: $(VENV)/.dev-installed $(VENV)/.demo-installed $(VENV)/.hydras-installed
 	@failed=; prove() { echo "== $$*"; "$$@" || failed="$$failed\n  $$*"; }; \
-	prove $(PYTEST) $(IN_PARALLEL) -m proofs; \
+	prove env FORGE_REQUIRE_HYDRAS=1 $(PYTEST) $(IN_PARALLEL) -m proofs; \
 	prove env FORGE_TESTS_QUICK=no $(PYTEST) $(IN_PARALLEL) -m 'not proofs'; \
 	prove $(SUPPORT)/chaos.py 200 --seed 1; \
 	prove $(SUPPORT)/chaos_sweeps.py 100 --seed 1; \
@@ -98,7 +98,7 @@ $(VENV)/.hydras-installed: $(VENV)/.dev-installed
 	@rm -rf $(VENV)/hydras
 	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/hydras/1.3.2 hydra-core==1.3.2
 	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/hydras/1.4.0rc3 \
-	  hydra-core==1.4.0rc3 omegaconf==2.4.1rc1 || rm -rf $(VENV)/hydras/1.4.0rc3
+	  hydra-core==1.4.0rc3 omegaconf==2.4.1rc1 hydra-submitit-launcher==1.4.0rc3 || rm -rf $(VENV)/hydras/1.4.0rc3
 	@touch $@
 
 $(VENV)/.created:

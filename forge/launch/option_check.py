@@ -25,25 +25,26 @@ class OptionCheck(Generic[_Options]):
         typed = OmegaConf.structured(kind)
         known = [str(key) for key in typed if key != "_target_"]
         self.problems: list[str] = []
+        self._given = given
         for key, value in given.items():
             if key not in known:
                 near = difflib.get_close_matches(key, known, 1)
                 hint = f"Did you mean `{near[0]}`?" if near else f"There are {', '.join(known)}."
-                self._note(key, value, f"there is no such key. {hint}")
+                self._note(key, f"there is no such key. {hint}")
                 continue
             try:
                 typed[key] = _literal(value)
             except OmegaConfBaseException as error:
-                self._note(key, value, str(error).splitlines()[0].rstrip(".") + ".")
+                self._note(key, str(error).splitlines()[0].rstrip(".") + ".")
         self.options = cast(_Options, OmegaConf.to_object(typed))
 
-    def _note(self, key: str, value: Any, problem: str) -> None:
-        self.problems.append(f"`hydra.launcher.{key}={value}`: {problem}")
+    def _note(self, key: str, problem: str) -> None:
+        self.problems.append(f"`hydra.launcher.{key}={self._given[key]}`: {problem}")
 
     def expect(self, key: str, is_good: bool, expected: str) -> None:
         """Note an option that is not as expected."""
         if not is_good:
-            self._note(key, getattr(self.options, key), f"expected {expected}.")
+            self._note(key, f"expected {expected}.")
 
     def expect_least(self, least: float, *keys: str) -> None:
         """Each of them at least so much, or null."""

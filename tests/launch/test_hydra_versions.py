@@ -11,12 +11,40 @@ pytestmark = [pytest.mark.proofs, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 
 
+def installed(version: str) -> Path:
+    """Where a version lies; CI must not pass without it."""
+    place = Path(sys.prefix, "hydras", version)
+    if not place.is_dir():
+        end = pytest.fail if os.environ.get("FORGE_REQUIRE_HYDRAS") else pytest.skip
+        end(f"hydra-core {version} is not in {place}: `make proofs` installs it there")
+    return place
+
+
+def test_the_options_are_those_of_the_next_hydra_submitit_launcher():
+    """Its keys and types are ours by inheritance: a new one must not wait for us."""
+    path = [str(installed("1.4.0rc3")), str(ROOT), os.environ["PYTHONPATH"]]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default"]
+    code = "import hydra_plugins.hydra_submitit_launcher.config as c; print(c.SlurmQueueConf())"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True
+    )
+    assert "use_srun=True" in done.stdout, done.stderr
+    done = subprocess.run(
+        [*command, "--noconftest", str(ROOT / "tests/launch/slurm/test_sbatch.py")],
+        cwd=ROOT,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.parametrize("version", ["1.3.2", "1.4.0rc3"])
 def test_the_suites_pass_on(version, tmp_path):
     """Labs pin what they have: a launcher that needs the newest Hydra is no launcher for them."""
-    place = Path(sys.prefix, "hydras", version)
-    if not place.is_dir():
-        pytest.skip(f"hydra-core {version} is not in {place}: `make test` installs it there")
+    place = installed(version)
     given = os.environ["PYTHONPATH"]  # tests/conftest.py's quick starts
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default"]
     command += ["--noconftest", "--basetemp", str(tmp_path / "runs")]

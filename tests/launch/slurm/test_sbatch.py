@@ -40,9 +40,12 @@ THEIRS = {
     "max_num_timeout": 5,
     "additional_parameters": {"mail-user": "me@example.org", "exclusive": True},
     "array_parallelism": 3,
-    "setup": ["module load cuda", "echo 'a  b'"],
+    "setup": ["module load cuda", "echo 'a  b' ${HOME} \\"],
 }
-"""A value for every key of hydra-submitit-launcher."""
+NEWER = {"python": "python3 -O", "srun_args": ["--label"], "use_srun": True}
+"""Of version 1.4; forge has them beside an older one, too."""
+THEIR_KEYS = {one.name for one in fields(SlurmQueueConf)} - {"_target_"}
+"""Whichever version is installed: there is a value for every key of it."""
 
 
 def script_of(given, count=1, **group) -> str:
@@ -59,7 +62,7 @@ def header(script) -> dict[str, str]:
 
 def test_every_key_of_hydra_submitit_launcher_means_the_same():
     """One word of a config changes, and nothing of what is submitted but forge's own options."""
-    assert {one.name for one in fields(SlurmQueueConf)} - {"_target_"} == set(THEIRS)
+    assert set(THEIRS) <= THEIR_KEYS <= set(THEIRS) | set(NEWER)
     executor = submitit.AutoExecutor("/logs/%j", cluster="slurm", slurm_max_num_timeout=5)
     shared = ("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb")
     shared += ("nodes", "name", "stderr_to_stdout")
@@ -81,6 +84,18 @@ def test_every_key_of_hydra_submitit_launcher_means_the_same():
     assert ours == expected
     for line in THEIRS["setup"]:
         assert line in script_of(THEIRS).splitlines()
+
+
+def test_its_types_are_checked_in_whatever_version_is_installed():
+    """Text of digits is a partition's name; tasks_per_node may be null from 1.4 on."""
+    assert read({"partition": 2080, "mem_gb": 1.5}).partition == "2080"
+    with pytest.raises(ConfigError, match="3 problems") as caught:
+        read({"cpus_per_gpu": "four", "setup": "module load cuda", "use_srun": False})
+    assert "`hydra.launcher.cpus_per_gpu=four`: Value 'four' of type 'str'" in str(caught.value)
+    assert "`hydra.launcher.use_srun=False`: expected true" in str(caught.value)
+    if "use_srun" in THEIR_KEYS:
+        assert read({"tasks_per_node": None}).ranks == 1
+        assert "ntasks-per-node" not in header(script_of({"tasks_per_node": None}))
 
 
 @pytest.mark.parametrize("key", THEIRS)
