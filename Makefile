@@ -5,6 +5,7 @@
 #   make proofs    what takes minutes, or proves what others' tools do (hours; docs/decisions/0020)
 #   make check     format, lint, types, import rules
 #   make coverage  lines and branches of forge that the tests run, in subprocesses too
+#   make docs      build the documentation, and list its pages; warnings are errors
 #   make bench     start-up, save and launch times of this machine
 #   make slurm-install  Slurm from the packages of Debian and Ubuntu (root): its tests need it
 #   make slurm-shell    a shell on a throwaway cluster of two nodes, on loopback
@@ -23,7 +24,7 @@ PYTEST := $(IN_VENV) -m pytest
 unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test proofs check coverage bench format clean slurm-install slurm-shell
+.PHONY: help demo test proofs check coverage bench docs format clean slurm-install slurm-shell
 .DELETE_ON_ERROR:
 
 help:
@@ -39,7 +40,7 @@ test: $(VENV)/.dev-installed
 
 # Each of them whatever the others end with; the second line is `make test` with all of torch.
 SUPPORT := $(IN_VENV) tests/support
-proofs: $(VENV)/.dev-installed $(VENV)/.demo-installed $(VENV)/.hydras-installed
+proofs: $(VENV)/.dev-installed $(VENV)/.demo-installed $(VENV)/.hydras-installed $(VENV)/.lightning-installed
 	@failed=; prove() { echo "== $$*"; "$$@" || failed="$$failed\n  $$*"; }; \
 	prove env FORGE_REQUIRE_HYDRAS=1 $(PYTEST) $(IN_PARALLEL) -m proofs; \
 	prove env FORGE_TESTS_QUICK=no $(PYTEST) $(IN_PARALLEL) -m 'not proofs'; \
@@ -73,6 +74,11 @@ bench: $(VENV)/.dev-installed
 	$(IN_VENV) benchmarks/launch.py
 	$(IN_VENV) benchmarks/slurm_launch.py
 
+docs: $(VENV)/.docs-installed
+	rm -rf build/docs
+	$(IN_VENV) -m sphinx --fail-on-warning --keep-going -q docs build/docs
+	@cd build/docs && find . -name '*.html' | sort
+
 format: $(VENV)/.dev-installed
 	$(IN_VENV) -m ruff format .
 	$(IN_VENV) -m ruff check --fix .
@@ -99,6 +105,12 @@ $(VENV)/.hydras-installed: $(VENV)/.dev-installed
 	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/hydras/1.3.2 hydra-core==1.3.2
 	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/hydras/1.4.0rc3 \
 	  hydra-core==1.4.0rc3 omegaconf==2.4.1rc1 hydra-submitit-launcher==1.4.0rc3 || rm -rf $(VENV)/hydras/1.4.0rc3
+	@touch $@
+
+# Lightning, for what README.md says of it.
+$(VENV)/.lightning-installed: $(VENV)/.dev-installed
+	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/lightning lightning==2.6.6 \
+	  pytorch-lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 tqdm
 	@touch $@
 
 $(VENV)/.created:

@@ -38,6 +38,7 @@ class ExitCode(IntEnum):
     """Exit codes of a forge job; those of sysexits.h where one fits."""
 
     FINISHED = 0
+    """Finished."""
     HALTED = 65
     """The NaN policy stopped the run; the last good checkpoint is in place."""
     UNHEALTHY = 69

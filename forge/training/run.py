@@ -40,8 +40,8 @@ class Run:
         policy: `cfg.resilience`, a mapping, a `forge.Policy`, or None for the defaults.
         name: What tells this Run from the others of a script that has several, one after the
             other (folds, seeds, stages): its checkpoints lie in `<checkpoint.dir>/<name>`.
-        stateful: Objects with state_dict and load_state_dict (or `torch.Generator`s), by name.
-            Random states of python, numpy, torch and every CUDA device are always saved.
+        stateful: Objects with state_dict and load_state_dict, and instances of `torch.Generator`,
+            by name. Random states of python, numpy, torch and every CUDA device are always saved.
     Raises:
         Exit: With code 78 for a bad policy or name; on entering 78 inside another Run, and where
             this process has finished the training in the directory, 73 where a running job owns

@@ -1,10 +1,14 @@
-"""README.md, ARCHITECTURE.md and CONTRIBUTING.md say what is there, and all of it."""
+"""What the documents say is there, and all of it: those at the root, and the pages of the site."""
 
+import fnmatch
+import importlib
+import inspect
 import os
 import re
 from dataclasses import asdict
 from pathlib import Path
 
+import forge_reference
 import pytest
 import readme
 import yaml
@@ -18,11 +22,8 @@ from forge.launch.local.resources import LocalOptions
 from forge.launch.slurm.slurm_options import SlurmOptions
 
 DOCS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"]
-DECISIONS = [name for name in files() if name.startswith("docs/decisions/")]
-IN_TREE = ("forge/", "conf/", "hydra_plugins/")
-POLICY_TABLE = (
-    "Every key can be set in your config or on the command line: `resilience.nan.action=rollback`."
-)
+DECISIONS = [name for name in files() if name.startswith("docs/decisions/0")]
+PAGES = [name for name in files() if name.startswith("docs/") and name.endswith(".md")]
 
 
 def text_of(name):
@@ -33,46 +34,49 @@ def exists(name):
     return any(name == file or file.startswith(name.rstrip("/") + "/") for file in files())
 
 
-@pytest.mark.parametrize("name", [*DOCS, *DECISIONS])
-def test_every_link_and_every_file_that_a_doc_names_exists(name):
-    """Files are renamed; the sentences about them are forgotten."""
-    text = text_of(name)
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if ":" not in link]
-    links = [os.path.normpath(Path(name).parent / link) for link in links]
-    pattern = (
-        r"(?<![\w./>])((?:forge|conf|tests|examples|benchmarks|docs|hydra_plugins)/[\w./-]*\w)"
+def links(text):
+    """Where the inline and the reference links of a Markdown text point to."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(
+        r"^\[[^]]+\]: (\S+)$", text, re.MULTILINE
     )
-    prose = text if name != "README.md" else text.partition("<!-- tree -->")[0]
-    missing = [path for path in [*links, *re.findall(pattern, prose)] if not exists(path)]
-    assert not missing
 
 
-def tree() -> list[str]:
-    """The paths in README's tree."""
-    block = text_of("README.md").partition("<!-- tree -->")[2].partition("<!-- /tree -->")[0]
-    found, parents = [], {}
-    for line in block.strip().splitlines()[1:-1]:
-        name, phrase = line.split(maxsplit=1)
-        assert phrase
-        indent = len(line) - len(line.lstrip())
-        parents = {depth: path for depth, path in parents.items() if depth < indent}
-        path = "".join(path for _, path in sorted(parents.items())) + name
-        if name.endswith("/"):
-            parents[indent] = name
-        found.append(path)
-    return found
+def anchors(name):
+    """What a link to a part of a file may name: headings as GitHub writes them, or tests."""
+    if name.endswith(".py"):
+        return set(re.findall(r"^def (test_\w+)", text_of(name), re.MULTILINE))
+    headings = re.findall(r"^#+ (.*)$", text_of(name), re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+    }
 
 
-def test_the_tree_names_what_is_there():
-    """With a phrase for each."""
-    assert [path for path in tree() if not exists(path)] == []
+@pytest.mark.parametrize("name", [*DOCS, *PAGES])
+def test_every_link_leads_somewhere(name):
+    """To a file that exists, and to a heading or a test in it; elsewhere at least by its form."""
+    wrong = []
+    for link in links(text_of(name)):
+        path, _, anchor = link.partition("#")
+        if ":" in link:
+            is_right = re.fullmatch(r"https://[\w.-]+\.[a-z]+(/[\w./#%~+-]*)?", link) is not None
+        else:
+            target = os.path.normpath(Path(name).parent / path) if path else name
+            is_right = exists(target) and (not anchor or anchor in anchors(target))
+            is_right &= name in DOCS or target.startswith("docs/")  # the site has no other pages
+        if not is_right:
+            wrong.append(link)
+    assert not wrong
 
 
-def test_the_tree_names_every_folder_of_the_package():
-    """A newcomer who looks for the place of something finds it; each file says the rest itself."""
-    ours = [name for name in files() if name.startswith(IN_TREE)]
-    assert {f"{os.path.dirname(name)}/" for name in ours if name.endswith(".py")} <= set(tree())
-    assert {name for name in ours if not name.endswith(".py")} <= set(tree())
+@pytest.mark.parametrize("name", [*DOCS, *PAGES])
+def test_every_file_and_test_that_a_doc_names_exists(name):
+    """Files are renamed; the sentences about them are forgotten."""
+    places = r"(?:forge|conf|tests|examples|benchmarks|docs|hydra_plugins)"
+    pattern = rf"(?<![\w./>])({places}/[\w./-]*\w)(?:::(\w+))?"
+    for path, test in re.findall(pattern, text_of(name)):
+        assert exists(path), path
+        assert not test or test in anchors(path), f"{path}::{test}"
 
 
 def test_make_knows_every_target_that_a_doc_names():
@@ -81,21 +85,74 @@ def test_make_knows_every_target_that_a_doc_names():
     named = {
         t for doc in DOCS for t in re.findall(r"(?:^|`)make ([a-z]+)", text_of(doc), re.MULTILINE)
     }
-    assert {"demo", "test", "check", "coverage", "bench"} <= named
+    assert {"demo", "test", "check", "coverage", "bench", "docs"} <= named
     for target in named:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_the_policy_table_has_every_key_with_its_default():
-    """The table is what people set keys by."""
-    shown = by_key(readme.table(POLICY_TABLE))
+def test_the_reference_has_every_key_with_its_default_and_its_meaning():
+    """People set keys by this table; it is made from the code, which the preset repeats."""
     preset = OmegaConf.load(ROOT / "conf" / "resilience" / "default.yaml")
-    keys = {key for key in known_keys() if not key.startswith("signal.actions.")}
-    assert set(shown) == keys | {"signal.actions"}
+    shown = by_key(readme.rows(forge_reference.policy()))
+    assert set(shown) == {key for key in known_keys() if not key.startswith("signal.actions.")} | {
+        "signal.actions"
+    }
     for key, default in shown.items():
         expected = OmegaConf.select(preset, key)
         plain = OmegaConf.to_container(expected) if OmegaConf.is_config(expected) else expected
         assert yaml.safe_load(default) == plain, key
+    assert [key for key, _, _, meaning in forge_reference.policy_keys() if not meaning] == []
+
+
+def test_the_reference_has_every_exit_code_with_its_meaning():
+    """Scripts are written by this table; README has the short form."""
+    made = readme.rows(forge_reference.exit_codes())
+    assert [int(cells[0]) for cells in made] == [int(code) for code in ExitCode]
+    assert all(cells[2] for cells in made)
+    short = text_of("README.md").partition("## Signals and exit codes")[2]
+    named = [int(cell) for row in readme.rows(short) for cell in row if cell.isdigit()]
+    assert sorted(named) == sorted(ExitCode)
+
+
+@pytest.mark.parametrize("part", [*forge_reference.PARTS])
+def test_the_site_has_every_generated_part(part):
+    """On one page of the reference."""
+    of = f"```{{forge-reference}} {part}\n"
+    assert [name for name in PAGES if of in text_of(name)] != []
+
+
+def test_the_reference_covers_every_public_name():
+    """What a module exports is documented with it, and says what it does."""
+    page = text_of("docs/reference/api.md")
+    form = r"^\.\. automodule:: (\S+)\n   :members:\n(?:   :exclude-members: (.*)\n)?"
+    left_out = {
+        importlib.import_module(name): set(excluded.split(", "))
+        for name, excluded in re.findall(form, page, re.MULTILINE)
+    }
+    todo = [importlib.import_module("forge")]
+    for module in todo:
+        assert module in left_out, module
+        for name in set(getattr(module, "__all__", [])) - {"__version__"}:
+            value = getattr(module, name)
+            if inspect.ismodule(value):
+                todo.append(value)
+                continue
+            assert inspect.getdoc(value), f"{module.__name__}.{name}"
+            homes = [home for home, names in left_out.items() if name not in names]
+            assert any(getattr(home, name, None) is value for home in homes), name
+
+
+def test_every_page_is_in_the_contents_of_the_site():
+    """A page that nobody finds is as good as none."""
+    listed = {"docs/index.md"}
+    for name in PAGES:
+        blocks = readme.blocks("{toctree}", ROOT / name)
+        for line in [line for block in blocks for line in block.splitlines()]:
+            if line and not line.startswith(":"):
+                at = os.path.normpath(Path(name).parent / f"{line}.md")
+                assert fnmatch.filter(PAGES, at), f"{name}: {line}"
+                listed |= set(fnmatch.filter(PAGES, at))
+    assert set(PAGES) == listed
 
 
 def by_key(rows):
@@ -107,7 +164,7 @@ def by_key(rows):
 
 def test_the_launcher_s_options_are_those_of_its_config_and_of_its_code():
     """Three places say what `n_jobs` is when nobody sets it."""
-    rows = readme.table("## Sweeps on one machine")
+    rows = readme.table("reference/launchers.md", "## The local launcher")
     shown = {key: yaml.safe_load(default) for key, default in by_key(rows).items()}
     config = yaml.safe_load((ROOT / "conf" / "hydra" / "launcher" / "local.yaml").read_text())
     del config["_target_"]
@@ -116,9 +173,7 @@ def test_the_launcher_s_options_are_those_of_its_config_and_of_its_code():
 
 def test_the_slurm_launcher_s_options_are_those_of_its_config_and_of_its_code():
     """The interpolations stand in the config alone."""
-    rows = readme.table(
-        "The options are those of hydra-submitit-launcher, with their meaning, and a few more:"
-    )
+    rows = readme.table("reference/launchers.md", "## The Slurm launcher")
     shown = {key: yaml.safe_load(default) for key, default in by_key(rows).items()}
     config = yaml.safe_load((ROOT / "conf" / "hydra" / "launcher" / "slurm.yaml").read_text())
     config = config["launcher"]
@@ -136,7 +191,7 @@ def test_every_key_that_a_doc_names_exists():
     known = known_keys()
     groups = {key.rsplit(".", n)[0] for key in known for n in range(1, key.count(".") + 1)}
     pattern = r"`(?:\+?resilience\.)([\w.]+\w)"
-    named = {key: doc for doc in [*DOCS, *DECISIONS] for key in re.findall(pattern, text_of(doc))}
+    named = {key: doc for doc in [*DOCS, *PAGES] for key in re.findall(pattern, text_of(doc))}
     assert named, "the expression finds none"
     unknown = {key: doc for key, doc in named.items() if key not in known and key not in groups}
     assert not unknown
@@ -145,19 +200,14 @@ def test_every_key_that_a_doc_names_exists():
 def test_the_presets_are_the_ones_there_are():
     """Each by its name."""
     there = {path.stem for path in (ROOT / "conf" / "resilience").glob("*.yaml")}
-    shown = readme.table("Presets, chosen by `resilience=<name>` or in the defaults list:")
+    shown = readme.table("reference/policy.md", "## Presets")
     assert {cells[0].strip("`") for cells in shown} == there
-
-
-def test_the_exit_codes_are_the_ones_there_are():
-    """Scripts are written by this table."""
-    text = text_of("README.md").partition("| exit code | meaning |")[2].partition("\n\n")[0]
-    assert [int(code) for code in re.findall(r"^\| (\d+) ", text, re.MULTILINE)] == list(ExitCode)
 
 
 def test_the_signal_actions_are_the_ones_there_are():
     """All of them, and no other."""
-    sentence = text_of("README.md").partition("`resilience.signal.actions` changes that")[2]
+    page = text_of("docs/reference/signals.md")
+    sentence = page.partition("`resilience.signal.actions` changes that")[2]
     named = re.findall(r"`(\w+)`", sentence.partition("\n\n")[0])
     assert named == [action.name for action in SignalAction]
 
@@ -175,7 +225,7 @@ def test_the_loop_needs_at_most_five_lines_of_forge():
 
 def test_the_app_is_ten_lines_and_its_frame():
     """Imports, the call and what is printed not counted."""
-    lines = [line for line in readme.App.from_readme().script.splitlines() if line]
+    lines = [line for line in readme.App.from_tutorial().script.splitlines() if line]
     body = [
         line for line in lines if not line.startswith(("import ", "main()")) and "print" not in line
     ]
@@ -192,6 +242,7 @@ def test_a_decision_has_its_three_parts_on_one_page(name):
     assert re.match(rf"# {int(name.split('/')[-1][:4])}\. ", text)
 
 
-def test_contributing_is_short():
+@pytest.mark.parametrize(("name", "most"), [("CONTRIBUTING.md", 79), ("README.md", 150)])
+def test_it_is_short(name, most):
     """Or nobody reads it."""
-    assert len(text_of("CONTRIBUTING.md").splitlines()) < 80
+    assert len(text_of(name).splitlines()) <= most

@@ -33,7 +33,7 @@ def test_the_readme_app_runs_is_stopped_and_resumes_from_the_wheel(with_wheel, t
     folders = {"disturbed": tmp_path / "disturbed", "undisturbed": tmp_path / "undisturbed"}
     started = {}
     for name, folder in folders.items():
-        App.from_readme().write_to(folder)
+        App.from_tutorial().write_to(folder)
         command = [with_wheel.python, "train.py", "hydra.run.dir=out", "steps=6000"]
         started[name] = Process(command, folder / "output.txt", folder, **clean())
     disturbed, out = started["disturbed"], folders["disturbed"] / "out"
@@ -58,7 +58,7 @@ def test_the_readme_app_runs_is_stopped_and_resumes_from_the_wheel(with_wheel, t
 
 
 def test_the_readme_sweep_runs_is_killed_and_goes_on_from_the_wheel(with_wheel, tmp_path):
-    """README's command for a sweep, as it stands there; its script has no guard around main()."""
+    """README's command for a sweep, as it stands there; the app has no guard around main()."""
     lines = [line for block in blocks("sh") for line in block.splitlines()]
     (command,) = [line for line in lines if "hydra/launcher=local" in line]
     words = command.split()
@@ -66,7 +66,7 @@ def test_the_readme_sweep_runs_is_killed_and_goes_on_from_the_wheel(with_wheel, 
     folders = {"disturbed": tmp_path / "disturbed", "undisturbed": tmp_path / "undisturbed"}
     started = {}
     for name, folder in folders.items():
-        App.from_readme().write_to(folder)
+        App.from_tutorial().write_to(folder)
         whole = [with_wheel.python, *words[1:], "steps=3000", "hydra.sweep.dir=sweep"]
         started[name] = Process(whole, folder / "output.txt", folder, **clean())
     job = folders["disturbed"] / "sweep" / "0"
@@ -103,7 +103,7 @@ def clean() -> dict[str, str]:
 
 def test_the_wheel_reads_its_own_presets(with_wheel, tmp_path):
     """Not those of a repository that happens to lie on the same machine."""
-    App.from_readme().write_to(tmp_path)
+    App.from_tutorial().write_to(tmp_path)
     shown = run([with_wheel.python, "train.py", "--info", "searchpath"], tmp_path)
     assert f"file://{with_wheel.site_packages}/forge/conf" in shown.replace(" ", "")
     assert str(ROOT) not in shown
@@ -111,8 +111,8 @@ def test_the_wheel_reads_its_own_presets(with_wheel, tmp_path):
 
 @pytest.mark.parametrize("preset", ["default", "preemptible", "debug", "disabled"])
 def test_every_preset_is_found(with_wheel, tmp_path, preset):
-    """In the wheel, by the name that README gives it."""
-    App.from_readme().write_to(tmp_path)
+    """In the wheel, by the name that the reference gives it."""
+    App.from_tutorial().write_to(tmp_path)
     command = [with_wheel.python, "train.py", f"resilience={preset}", "--cfg", "job"]
     assert "checkpoint:" in run(command, tmp_path)
 
@@ -131,6 +131,6 @@ def test_the_editable_install_reads_the_repository_s_presets(tmp_path):
     text = preset.read_text()
     assert "lead_s: 120.0" in text
     preset.write_text(text.replace("lead_s: 120.0", "lead_s: 117.0"))
-    App.from_readme().write_to(tmp_path / "app")
+    App.from_tutorial().write_to(tmp_path / "app")
     command = [environment.python, "train.py", "--cfg", "job"]
     assert "lead_s: 117.0" in run(command, tmp_path / "app")

@@ -1,4 +1,4 @@
-"""What tests take from README.md, so that it cannot drift; `python readme.py` renews the diff."""
+"""What tests take from README.md and docs/, so that it cannot drift; run, it renews the diff."""
 
 from __future__ import annotations
 
@@ -10,25 +10,29 @@ from pathlib import Path
 from repository import ROOT
 
 README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+TUTORIAL = DOCS / "tutorial.md"
 BEGIN, END = "<!-- diff -->", "<!-- /diff -->"
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language: str, page: Path = README) -> list[str]:
     """The fenced code blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
+    return re.findall(
+        rf"^```{re.escape(language)}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE
+    )
 
 
 @dataclass
 class App:
-    """The ten-line app."""
+    """The ten-line app of the tutorial."""
 
     script: str
     config: str
 
     @staticmethod
-    def from_readme() -> App:
+    def from_tutorial() -> App:
         """Its script and its config, each the first block of its language."""
-        return App(blocks("python")[0], blocks("yaml")[0])
+        return App(blocks("python", TUTORIAL)[0], blocks("yaml", TUTORIAL)[0])
 
     def write_to(self, folder: Path) -> None:
         """Into a folder that is empty, or not there yet."""
@@ -37,14 +41,17 @@ class App:
         (folder / "train.yaml").write_text(self.config)
 
 
-def table(heading: str) -> list[list[str]]:
-    """The cells of the first table below a heading, without its own head."""
-    text = README.read_text().partition(f"\n{heading}\n")[2]
-    assert text, f"README.md has no heading {heading!r}"
-    rows = re.search(r"^(\|.*\|\n)+", text, re.MULTILINE)
-    assert rows, f"README.md has no table below {heading!r}"
-    lines = rows[0].strip().splitlines()
-    return [[cell.strip() for cell in line[1:-1].split(" | ")] for line in lines[2:]]
+def table(page: str, heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading of a page, without its own head."""
+    return rows((DOCS / page).read_text().partition(f"\n{heading}\n")[2])
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of the first table in a text, without its own head."""
+    found = re.search(r"^(\|.*\|\n)+", text, re.MULTILINE)
+    assert found, "there is no table"
+    lines = found[0].strip().splitlines()
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line[1:-1])] for line in lines[2:]]
 
 
 def diff() -> str:

@@ -214,12 +214,16 @@ def test_loading_goes_on_while_the_job_removes_what_is_old(trained, open_store, 
 
 
 def snippet():
-    text = (ROOT / "README.md").read_text().partition("<!-- reading -->\n```python\n")[2]
+    text = (
+        (ROOT / "docs" / "how-to" / "inspect.md")
+        .read_text()
+        .partition("<!-- reading -->\n```python\n")[2]
+    )
     return text.partition("```\n<!-- /reading -->")[0]
 
 
 def run_snippet(folder):
-    """The lines of README, where `import forge` fails."""
+    """The lines of the page, where `import forge` fails."""
     check = (
         "import sys; sys.modules['forge'] = None\n"
         "try: import forge\n"
