@@ -30,7 +30,7 @@ from forge.shutdown import interpreter_exit
 @refusals()
 def main(directory: Path) -> int:
     """Run the job once; returns the exit code."""
-    atexit.register(_last_breath)  # the first of all, so it comes after the others
+    atexit.register(_at_exit)  # the first of all, so it comes after the others
     plan = read_json(forge_dir(directory) / PLAN)
     assert plan is not None  # the wrapper has read it
     _listen_early(plan["actions"], os._exit)  # no import may take it for an error of its own
@@ -87,14 +87,14 @@ def _disk_full(error: OSError) -> int:
     return int(ExitCode.DISK_FULL)
 
 
-def _last_breath() -> None:
+def _at_exit() -> None:
     """The job has ended, however it did.
 
     What main has left in cycles goes as it does anywhere. What importing main has made was frozen,
     and nobody looks through it again, but for files.
     """
     gc.collect()
-    interpreter_exit.hurry()
+    interpreter_exit.fast_exit()
 
 
 def _listen_early(actions: dict[str, str], end: Callable[[int], NoReturn]) -> None:

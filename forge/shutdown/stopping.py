@@ -84,7 +84,7 @@ def install(policy: Policy, stacks_dir: Path | None = None) -> ShutdownHandler:
         handler.register()
         handler.interrupt_with(_leave_unsaved)
         _state.handler = handler
-        atexit.register(_last_breath)
+        atexit.register(_at_exit)
     else:
         _state.handler.configure(policy.stop_s, actions, stacks_dir)
     return _state.handler
@@ -100,7 +100,7 @@ def uninstall() -> None:
     if _state.handler is not None:
         _state.handler.unregister()
         _state.handler = None
-        atexit.unregister(_last_breath)
+        atexit.unregister(_at_exit)
 
 
 def allow(leave_s: float) -> None:
@@ -240,13 +240,13 @@ def _start_guard(code: int) -> None:
     threading.Thread(target=end, name="forge-leave", daemon=True).start()
 
 
-def _last_breath() -> None:
+def _at_exit() -> None:
     """The last of the atexit handlers (the first registered)."""
     if _state.is_leaving and _state.handler is not None:
         # The interpreter resets handlers to the default before it ends: a signal would kill it.
         for number in _state.handler.actions:
             signal.signal(number, signal.SIG_IGN)
-        interpreter_exit.hurry()
+        interpreter_exit.fast_exit()
 
 
 @contextmanager

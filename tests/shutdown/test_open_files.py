@@ -19,7 +19,6 @@ class Trainer:
         self.packed = io.TextIOWrapper(gzip.open(f"{folder}/log.gz", "wb"))
         self.raw = open(f"{folder}/log.bin", "wb", buffering=1 << 20)
 
-atexit.register(lambda: trainer.log.write("the last word"))  # after all that forge does
 import torch
 import forge
 from forge.shutdown import stopping
@@ -29,6 +28,7 @@ exec(sys.argv[2])
 os.chdir(folder)
 with forge.Run({}, model=torch.nn.Linear(1, 1)) as run:
     trainer = Trainer()
+    atexit.register(lambda: trainer.log.write("the last word"))
     if is_frozen:
         gc.freeze()  # as the launchers do once main is imported
     for step in run.steps(100):
