@@ -14,12 +14,10 @@ import numpy
 import pytest
 import torch
 
-import forge
 from forge.checkpoint import Manifest
-from forge.checkpoint.format import named
 from forge.checkpoint.format.checksums import entry_of
-from forge.checkpoint.format.leaves import differences, leaves
-from forge.checkpoint.format.names import STATE, TENSORS
+from forge.checkpoint.format.leaves import differences
+from forge.checkpoint.format.names import TENSORS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -126,17 +124,10 @@ def test_diff_prints_each_leaf_that_differs(store):
     )
 
 
-def not_imported(value):
-    return named.NotImported("their.State", value)
-
-
 ROW = list(range(2000))
 ONE = torch.arange(2000.0)
 TWO = torch.arange(2000.0).index_fill(0, torch.tensor(1000), 7)
 DIFFERENT = {
-    "a class that is not imported": (not_imported((ONE,)), not_imported((TWO,)), ["[0]"]),
-    "its name": (not_imported((1,)), named.NotImported("other.State", (1,)), [""]),
-    "an enum": (not_imported("RED"), not_imported("BLUE"), [""]),
     "a number as a key": ({1: 5, "1": 6}, {1: 7, "1": 6}, ["1"]),
     "keys with dots": ({"a": {"b": 1}, "a.b": 2}, {"a": {"b": 9}, "a.b": 2}, ["a.b"]),
     "list and tuple": ([1, ONE], (1, ONE), [""]),
@@ -172,7 +163,6 @@ SAME = {
     "NaN": ({math.nan: math.nan}, {float("nan"): float("nan")}),
     "rows": (ROW, list(ROW)),
     "arrays": (numpy.arange(3), numpy.arange(3)),
-    "a class that is not imported": (not_imported((ONE, {1})), not_imported((ONE.clone(), {1}))),
     "nothing": ({"a": {}, "b": []}, {"a": {}, "b": []}),
 }
 
@@ -181,12 +171,6 @@ SAME = {
 def test_what_is_the_same_does_not_differ(case):
     """A set has no order, and NaN is itself here."""
     assert list(differences(*SAME[case])) == []
-
-
-def test_what_a_class_holds_that_is_not_imported_is_shown_and_counted():
-    """Optimizers keep whole models in namedtuples."""
-    found = list(leaves({"state": not_imported((ONE, 3))}))
-    assert [(leaf.path, leaf.num_bytes) for leaf in found] == [("state[0]", 8000), ("state[1]", 0)]
 
 
 def test_the_command_says_what_is_wrong_without_a_traceback(tmp_path):
@@ -198,16 +182,3 @@ def test_the_command_says_what_is_wrong_without_a_traceback(tmp_path):
         code, shown, error = forge_command(*wrong)
         assert (code, shown) == (2, "")
         assert error.startswith("usage: forge plan")
-
-
-def test_a_value_of_somebody_s_own_class_is_shown_by_name(store):
-    """`forge show` has not imported their program."""
-    state = {"action": forge.ExitCode.HALTED}
-    path = store.commit(store.snapshot(1, state, False, copy=False))
-    text = (path / STATE).read_text().replace("forge.errors", "their.module")
-    assert "their.module" in text
-    (path / STATE).write_text(text)
-    rewrite(path)
-    found = forge.load(path).state["action"]
-    assert found == named.NotImported("their.module.ExitCode", "HALTED")
-    assert "NotImported" in forge_command("show", path)[1]

@@ -12,8 +12,6 @@ from torch import nn
 from forge.errors import StateMismatch
 from forge.state.registry import LiveState
 
-Pair = collections.namedtuple("Pair", ["first", "second"])
-
 
 class Keeps(torch.optim.Optimizer):
     """Its state is what it is given."""
@@ -36,7 +34,6 @@ STATES = {
     "dict": lambda: {"a": {"left": third(2, 2), "deep": {"right": [third(1)]}}},
     "tuple": lambda: {"a": (third(2), (third(1), 3))},
     "integers": lambda: {"a": [torch.tensor([300, 1])], "b": {"n": torch.tensor(7)}},
-    "namedtuple": lambda: {"a": Pair(third(2), [third(1)])},
     "ordered": lambda: {"a": collections.OrderedDict(b=third(2), a=third(1))},
     "text": lambda: {"a": "fast", "b": ["slow", None], "c": b"raw"},
     "array": lambda: {"a": np.array([1.5, 2.5])},

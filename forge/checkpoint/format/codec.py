@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from forge.checkpoint.format import arrays, named, tensor_encoding
+from forge.checkpoint.format import arrays, tensor_encoding
 from forge.errors import CheckpointError, DamagedCheckpoint
 
 MAX_DEPTH = 100
@@ -90,9 +90,6 @@ class Encoder:
             if hasattr(value, "_metadata"):  # a module's: versions of its layers' formats
                 encoded["metadata"] = self.encode(dict(value._metadata), path)
             return encoded
-        encoded_by_name = named.encode(value, lambda v, part: self.encode(v, _join(path, part)))
-        if encoded_by_name is not None:
-            return encoded_by_name
         return self._leaf(value, kind, path)
 
     def _leaf(self, value: Any, kind: type, path: str) -> Any:
@@ -108,8 +105,9 @@ class Encoder:
         if described is None:
             raise CheckpointError(
                 f"{path}: a {kind.__module__}.{kind.__qualname__} cannot be saved exactly."
-                " Checkpoints hold tensors, arrays, numbers, strings, enums, bytes and"
-                " containers of them: let state_dict() return those."
+                " Checkpoints hold tensors, arrays, numbers, strings, bytes and plain containers"
+                " of them: let state_dict() return those (of an enum its name, of a namedtuple a"
+                " dict)."
             )
         tag, description, content = described
         if tag == "!numpy_scalar":
@@ -359,7 +357,6 @@ _DECODERS: dict[str, Callable[[dict[str, Any], _Tensors], Any]] = {
     "!Counter": lambda v, t: collections.Counter(dict(_decode_pairs(v["!Counter"], t))),
     "!dict": lambda v, t: dict(_decode_pairs(v["!dict"], t)),
     "!tuple": lambda v, t: tuple(_decode(v["!tuple"], t)),
-    "!namedtuple": lambda v, t: named.decode_namedtuple(v, lambda one: _decode(one, t)),
     "!set": lambda v, t: set(_decode(v["!set"], t)),
     "!frozenset": lambda v, t: frozenset(_decode(v["!frozenset"], t)),
     "!size": lambda v, t: torch.Size(v["!size"]),
@@ -370,7 +367,6 @@ _DECODERS: dict[str, Callable[[dict[str, Any], _Tensors], Any]] = {
     "!bytearray": lambda v, t: bytearray(base64.b64decode(v["!bytearray"])),
     "!dtype": _decode_dtype,
     "!device": lambda v, t: torch.device(v["!device"]),
-    "!enum": lambda v, t: named.decode_enum(v, lambda one: _decode(one, t)),
     "!numpy_scalar": _decode_numpy_scalar,
     "!ndarray": _decode_ndarray,
 }

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from forge.checkpoint.format import tensor_encoding
-from forge.checkpoint.format.named import NotImported
 
 _FEW = 8
 """Plain values that a list shows one by one."""
@@ -56,8 +55,6 @@ def _parts_of(value: Any) -> dict[Any, tuple[str, Any]] | None:
 
     None for what is none, and for a row of plain values.
     """
-    if isinstance(value, NotImported) and isinstance(value.value, tuple):
-        value = value.value
     if isinstance(value, Mapping):
         return {_identity(key): (f".{key}", one) for key, one in value.items()}
     if isinstance(value, (list, tuple)) and not _is_row(value):
@@ -82,8 +79,6 @@ def _identity(value: Any) -> Any:
         return kind, frozenset(map(_identity, value))
     if isinstance(value, Mapping):
         return kind, frozenset((_identity(key), _identity(one)) for key, one in value.items())
-    if isinstance(value, NotImported):
-        return kind, value.name, _identity(value.value)
     if _is_array(value):
         return kind, value.dtype, value.shape, value.tobytes()
     return kind, bytes(value) if kind is bytearray else value
@@ -99,8 +94,6 @@ def _kind(value: Any) -> str:
         return f"{_short(value.dtype)}{list(value.shape)}{layout}"
     if _is_array(value) and value.shape:
         return f"{value.dtype}{list(value.shape)} numpy"
-    if isinstance(value, NotImported) and isinstance(value.value, tuple):
-        return f"{value.name} of {len(value.value)}"
     if isinstance(value, Mapping) and value:
         return f"{type(value).__name__} of {len(value)}"
     if isinstance(value, (list, tuple)) and value:
@@ -135,8 +128,8 @@ def differences(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, str]]:
         if difference:
             yield path, difference
         return
-    if _class(a) != _class(b):
-        yield path, f"{_class(a)} → {_class(b)}"
+    if type(a) is not type(b):
+        yield path, f"{type(a).__name__} → {type(b).__name__}"
     for key in [*left, *(key for key in right if key not in left)]:
         part, one = left[key] if key in left else right[key]
         below = path + part if path else part.removeprefix(".")
@@ -145,10 +138,6 @@ def differences(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, str]]:
         else:
             where = "A" if key in left else "B"
             yield from ((leaf.path, f"only in {where}: {leaf.kind}") for leaf in leaves(one, below))
-
-
-def _class(value: Any) -> str:
-    return value.name if isinstance(value, NotImported) else type(value).__name__
 
 
 def _difference(a: Any, b: Any) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from forge import messages
 from forge.checkpoint.format import manifest
-from forge.checkpoint.format.named import looking
 from forge.checkpoint.load import reading
 from forge.checkpoint.load.reading import Checkpoint
 from forge.checkpoint.retention.in_use import reading_lock
@@ -25,8 +24,7 @@ def load(path: str | os.PathLike[str], *, verify: str = "full") -> Checkpoint:
     """Read a checkpoint to look at it: `forge.load("outputs/…").state`.
 
     Nothing is claimed or written, so that it works beside a running job and on a read-only
-    directory; nothing is executed or imported, so that it can be anybody's. Enums and namedtuples
-    of classes that are not imported come as `forge.checkpoint.format.named.NotImported`.
+    directory; nothing is executed or imported, so that it can be anybody's.
 
     Args:
         path: A step directory; or a checkpoint directory or a job's directory, of which the
@@ -41,8 +39,7 @@ def load(path: str | os.PathLike[str], *, verify: str = "full") -> Checkpoint:
     """
     if verify not in Verify.__members__:
         raise ValueError(f"verify={verify!r}: expected {', '.join(Verify.__members__)}")
-    with looking():
-        return find(Path(path), Verify[verify])
+    return find(Path(path), Verify[verify])
 
 
 def find(path: Path, verify: Verify) -> Checkpoint:

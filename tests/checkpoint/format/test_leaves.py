@@ -1,12 +1,10 @@
 """Leaves that are rare, odd or hostile: exact after a save and a load, or refused by their path."""
 
 import collections
-import enum
 import math
 import struct
 import sys
 import threading
-import typing
 
 import numpy
 import pytest
@@ -24,23 +22,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*nested tensors:UserWarning",
     "ignore:Sparse invariant checks:UserWarning",
 )
-
-
-class Level(str, enum.Enum):
-    LOW = "low"
-
-
-class Mask(enum.IntFlag):
-    A = 1
-    B = 2
-
-
-class Pair(typing.NamedTuple):
-    left: object
-    right: object
-
-
-Old = collections.namedtuple("Old", "a b")
 
 
 def bits(tensor):
@@ -181,15 +162,11 @@ def test_a_nan_comes_back_with_its_payload(raw, round_trip):
     assert struct.pack("<d", found[1].real) == struct.pack("<Q", raw)
 
 
-STRUCTURE = numpy.dtype([("a", "<i4"), ("b", ">f8", (2, 2)), ("c", [("d", "S3"), ("e", "<M8[s]")])])
-
 ARRAYS = {
     "times": numpy.array(["2020-01-01", "NaT"], dtype="datetime64[ns]"),
     "durations": numpy.array([1, -5], dtype="timedelta64[25s]"),
     "texts": numpy.array(["é", "", "abc"]),
     "bytes": numpy.array([b"ab\0c", b""]),
-    "structured": numpy.frombuffer(bytes(range(STRUCTURE.itemsize * 2)), dtype=STRUCTURE).copy(),
-    "raw": numpy.array([b"\0\1", b"\2\3"], dtype="V2"),
     "columns first": numpy.asfortranarray(numpy.arange(6.0).reshape(2, 3)),
     "columns first, three dimensions": numpy.asfortranarray(numpy.arange(24).reshape(2, 3, 4)),
     "no dimension": numpy.array(2.5, dtype=">f4"),
@@ -217,7 +194,6 @@ SCALARS = {
     "time": numpy.datetime64("2020-01-01T00:00", "m"),
     "no time": numpy.timedelta64("NaT"),
     "long double": numpy.longdouble(1) / 3,
-    "structured": ARRAYS["structured"][0],
     "NaN": numpy.array([0x7FC00001], dtype="<u4").view("<f4")[0],
 }
 
@@ -232,10 +208,6 @@ def test_a_numpy_scalar_comes_back_byte_by_byte(name, round_trip):
 
 
 VALUES = {
-    "enums": [Level.LOW, Mask.A, Mask.A | Mask.B, Mask(0), Mask(8)],
-    "namedtuples": [Pair(1, Old((2,), [Pair(None, -0.0)])), Old(a=1, b=2)],
-    "enums as keys": {Level.LOW: 1, Mask.B: 2},
-    "namedtuple as a key": {Pair(1, "x"): [1]},
     "huge int as a key": {7**9000: {"x": 1}},
     "tuples as keys": {((1, 2.5), None, b"x", frozenset({1})): 0},
     "numpy scalar as a key": {numpy.int64(3): numpy.float32(1)},
@@ -248,7 +220,7 @@ VALUES = {
 
 @pytest.mark.parametrize("name", VALUES)
 def test_a_value_comes_back_as_it_was(name, round_trip):
-    """`==` takes 1 for True, and a namedtuple for a tuple; the representation does not."""
+    """`==` takes 1 for True, and 0.0 for -0.0; the representation does not."""
     found = round_trip(VALUES[name])
     assert found == VALUES[name]
     assert repr(found) == repr(VALUES[name]) if "huge" not in name else True
