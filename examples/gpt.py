@@ -250,8 +250,8 @@ def evaluate(
 
 
 def report(step: int, held_out: float) -> float:
-    """Print the held-out loss after a step, and hand it on."""
-    print(f"step {step + 1}: held-out loss {held_out:.3f}", flush=True)
+    """Print the held-out loss after so many steps, and hand it on."""
+    print(f"step {step}: held-out loss {held_out:.3f}", flush=True)
     return held_out
 
 

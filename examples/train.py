@@ -16,13 +16,16 @@ def main(cfg: Any) -> None:
     """Train, then show what was learned and keep the weights."""
     model, optimizer, schedule, loader, data = build(cfg)
     with forge.Run(cfg.resilience, model=model, optimizer=optimizer, schedule=schedule) as run:
-        for step, batch in run.steps(cfg.steps, loader):
+
+        @run.every(cfg.eval_every)
+        def held_out(step: int) -> None:
+            run.log(held_out=report(step, evaluate(model, data, poll=run.poll)))
+
+        for _, batch in run.steps(cfg.steps, loader):
             loss = loss_fn(model, batch)
             loss.backward()
             run.update(loss, optimizer, schedule, clip_norm=1.0)
             run.log(loss=loss)
-            if (step + 1) % cfg.eval_every == 0:
-                run.log(held_out=report(step, evaluate(model, data, poll=run.poll)))
     print(sample(model, data.vocabulary, **cfg.sample))
     torch.save(model.state_dict(), Path(HydraConfig.get().runtime.output_dir, "weights.pt"))
 

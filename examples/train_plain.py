@@ -22,7 +22,7 @@ def main(cfg: Any) -> None:
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
         if (step + 1) % cfg.eval_every == 0:
-            report(step, evaluate(model, data))
+            report(step + 1, evaluate(model, data))
     print(sample(model, data.vocabulary, **cfg.sample))
     torch.save(model.state_dict(), Path(HydraConfig.get().runtime.output_dir, "weights.pt"))
 

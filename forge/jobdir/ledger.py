@@ -298,7 +298,7 @@ def read(job_dir: Path | str) -> History:
         run = history.runs.setdefault(share.checkpoints, {})
         for event in events:
             if event["kind"] in ("start", "rollback"):
-                _forget_after(run, event["step"], keeps_step=event.get("replays", False))
+                _forget_after(run, event["step"])
             elif event["kind"] == "metrics":
                 run.setdefault(event["step"], {}).update(event["values"])
     history.runs = {name: dict(sorted(run.items())) for name, run in history.runs.items()}
@@ -313,7 +313,7 @@ def _parse(line: str) -> dict[str, Any] | None:
     return event if isinstance(event, dict) and "kind" in event else None
 
 
-def _forget_after(metrics: dict[int, dict[str, float]], step: int, keeps_step: bool) -> None:
+def _forget_after(metrics: dict[int, dict[str, float]], step: int) -> None:
     """Drop what was logged by steps that are done again from `step` on."""
-    for logged in [s for s in metrics if s > step or (s == step and not keeps_step)]:
+    for logged in [one for one in metrics if one >= step]:
         del metrics[logged]

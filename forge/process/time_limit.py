@@ -2,9 +2,9 @@
 
 The signal that announces the limit may be misconfigured, or swallowed by the user's code. So the
 run also looks for itself, wherever it could stop: what is left until the job is killed has to hold
-the longest way from one such place to the next (a step, or the time between two polls of an
-evaluation), a save, and a margin. Where it does not, the run stops as the signal would have
-stopped it. A signal that does come is earlier, as long as its lead is longer than all that.
+the longest way from one such place to the next (a step), a save, and a margin. Where it does not,
+the run stops as the signal would have stopped it. A signal that does come is earlier, as long as
+its lead is longer than all that.
 
 The end is a time of the wall clock, since only that is shared with whoever kills the job. It is
 read against the wall clock once, as the run is entered, and from then on the monotonic clock
@@ -36,8 +36,6 @@ SLURM_END_TIME = "SLURM_JOB_END_TIME"
 
 RECENT_STEPS = 100
 RECENT_SAVES = 3
-PROBE_S = 1.0
-"""Polls this long after the last place to stop are asked whether they are one."""
 _MARGIN_S = (0.5, 10.0)  # callbacks, children, the interpreter's own end
 _EARLY_S = (1.0, 90.0)
 """An announcement may come so much before its time; one that is earlier is no announcement."""
@@ -102,14 +100,12 @@ class TimeLimit:
         self._ways = Recent(RECENT_STEPS)
         self._since: float | None = None
         """When the last place to stop was left; None before the first step."""
-        self._next_probe = math.inf
         self._is_over = False
         end = told_end(environment, messages.warn)
         if end is not None:
             left_s = end - wall()
             if left_s > 0:
                 self._end = clock() + left_s
-                self._next_probe = clock() + PROBE_S
             else:
                 # Whoever is alive after it was given a wrong one, and would stop after every step.
                 messages.warn(
@@ -145,7 +141,6 @@ class TimeLimit:
         if self._since is not None:
             self._ways.add(now - self._since)
             self._since = now
-        self._next_probe = now + PROBE_S
 
     def allows_step(self, save_s: float) -> bool:
         """Whether another step may begin here; it begins now. The first always may.
@@ -156,14 +151,6 @@ class TimeLimit:
         is_first = self._since is None
         self._since = self._clock()
         return is_first or not self.is_near(save_s)
-
-    def is_probe_due(self) -> bool:
-        """Whether it is worth finding out if the run could stop here: now and then."""
-        now = self._clock()
-        if now < self._next_probe or self._end == math.inf:
-            return False
-        self._next_probe = now + PROBE_S
-        return True
 
 
 def told_end(

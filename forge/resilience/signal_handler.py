@@ -79,6 +79,10 @@ class ShutdownHandler:
         """Whether a stopping signal that arrives now changes nothing; called from any thread."""
         self.deadline: float | None = None
         """`time.monotonic()` of the forced exit, or None."""
+        self.asked_at: float | None = None
+        """`time.monotonic()` of the first stopping signal, or None."""
+        self.held_up_by: Callable[[], str] | None = None
+        """What a forced exit says of what it interrupts; called from any thread."""
         self._interrupts = 0
         self._originals: dict[signal.Signals, Any] = {}
         self._lock = threading.RLock()  # re-entrant: handlers interrupt the main thread anywhere
@@ -331,6 +335,8 @@ class ShutdownHandler:
         # The first signal decides, but for Ctrl+C: a person at the keyboard wants no requeue.
         if self._decisive is None or received is signal.SIGINT:
             self._decisive = received
+        if self.asked_at is None:
+            self.asked_at = time.monotonic()
         if received is signal.SIGHUP:
             _let_go_of_outputs()
         self.begin_deadline()
@@ -360,6 +366,7 @@ class ShutdownHandler:
         messages.warn(
             f"Stopping took longer than {self.timeout_sec:g} s"
             f" (`resilience.shutdown.timeout_s`): forced exit with code 70; {where}"
+            + (self.held_up_by() if self.held_up_by is not None else "")
         )
 
     # -- forked children -----------------------------------------------------------------------

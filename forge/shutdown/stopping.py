@@ -121,7 +121,7 @@ def has_job(directory: Path) -> None:
 def hold_interrupts(is_held: bool) -> None:
     """While held, a stopping signal only sets the flag: a Run will read it."""
     if _state.handler is not None:
-        _state.handler.pass_over = None  # no Run is there now, or not yet, to know better
+        _state.handler.pass_over = _state.handler.held_up_by = None  # no Run is there, or not yet
         _state.handler.interrupt_with(None if is_held else _leave_unsaved)
 
 

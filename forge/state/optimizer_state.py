@@ -127,20 +127,6 @@ def _numbered(
         yield from zip(live["params"], old["params"], strict=True)
 
 
-def copied(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """Tensors of a saved state of which `load` makes copies, unless they are owned."""
-    if loads_as(optimizer, torch.optim.Optimizer) and is_usual(saved):
-        yield from _tensors(saved["state"])
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(one)
-
-
 def places(
     optimizer: torch.optim.Optimizer, saved: dict[str, Any]
 ) -> Iterator[tuple[Any, torch.Tensor]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import traceback
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
@@ -203,12 +202,7 @@ class LiveState:
         """
         refuse(self._differences(saved))
 
-    def load(
-        self,
-        saved: dict[str, Any],
-        owned: Collection[int] = frozenset(),
-        is_kept: bool = False,
-    ) -> None:
+    def load(self, saved: dict[str, Any], owned: Collection[int] = frozenset()) -> None:
         """Put a captured state back; compares first, so that a misfit changes nothing.
 
         What a module loads in a way of its own is compared afterwards.
@@ -216,15 +210,10 @@ class LiveState:
         Args:
             owned: The `id` of tensors that may become part of the live objects; of all others
                 they get copies.
-            is_kept: Whether `saved` is to be loaded once more: then the objects get copies of all
-                that they might keep and change, but not of what torch itself copies.
         Raises:
             StateMismatch: Naming each leaf, what was expected and what was found.
         """
         self.check(saved)
-        if is_kept:
-            copied = {id(tensor): tensor for tensor in self._copied(saved)}
-            saved = {**saved, "states": copy.deepcopy(saved["states"], copied)}
         copies = Copies(owned, self._known(saved))
         for name in self.objects:
             self.put(name, saved["states"][name], copies)
@@ -267,15 +256,6 @@ class LiveState:
             found = [gradients.pop(name) for name in known_as if name in gradients]
             parameter.grad = copies.of(found[0], parameter.device) if found else None
         refuse(f"{name}: expected no such parameter, found its gradient" for name in gradients)
-
-    def _copied(self, saved: dict[str, Any]) -> Iterator[torch.Tensor]:
-        """Tensors of a captured state of which `load` makes copies anyhow."""
-        for name, one in self.objects.items():
-            state = saved["states"][name]
-            if isinstance(one, torch.nn.Module):
-                yield from (leaf for leaf, _ in module_state.places(one, state))
-            elif isinstance(one, torch.optim.Optimizer):
-                yield from optimizer_state.copied(one, state)
 
     def _differences(self, saved: dict[str, Any]) -> Iterator[str]:
         for name in sorted(self.objects.keys() | saved["states"].keys()):

@@ -6,11 +6,11 @@
 submitit alone ignores SIGTERM, which is Slurm's notice of a preemption; it saves inside a signal
 handler, and brings cancelled jobs back. Here forge's handlers take the place of submitit's:
 
-    signal ─► flag ─► the loop's next boundary saves and leaves ─┐
-                └─ none within PATIENCE of the time for stopping: │
-                   the main thread is interrupted, saves, leaves ─┤
-                                                                  ▼
+    signal ─► flag ─► the loop's next boundary saves and leaves
+                                                        ▼
     main thread: callbacks, children ─► asks Slurm why ─► budgets ─► requeues, or raises JobError
+                └─ a main thread that does not come out: `MARGIN_S` before the forced exit a thread
+                   requeues the job from its last checkpoint; without one it fails
 
 Counts of the budgets are kept in `<directory>/.forge/state.json`. submitit's own pickle is left as
 it is, so that a kill can never leave a job without one.
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import math
 import os
 import signal
 import sys
@@ -30,7 +29,6 @@ import uuid
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from forge import messages
@@ -47,8 +45,6 @@ from forge.shutdown import stopping
 from forge.submitit import backends
 from forge.submitit.backends import ASK_S, Backend
 
-PATIENCE = 1 / 6
-"""Fraction of `shutdown.timeout_s` in which the loop may come to a boundary by itself."""
 MARGIN_S = 10.0
 """Before the forced exit, to requeue a job whose main thread does not come out of its task."""
 _LOOK_S = 0.2
@@ -62,22 +58,10 @@ class Checkpointable:
     task returns is `job.result()`, what it raises fails the job, as ever. A job that is stopped
     for good (cancelled, or a budget of `requeue` is used up) raises with the reason.
 
-    A stop comes at the next step boundary, and a job resumes with the same bits. Where no boundary
-    comes within a sixth of `shutdown.timeout_s` (a step that is very long, a loop without
-    `run.steps`), what was given to `forge.Run` is saved once as it is, in the main thread, between
-    two bytecodes, and never inside an update of `run.update` or of an optimizer. Such a save is
-
-    - exact, where `Run.poll` would be, and where the step's own checkpoint is in place already;
-    - exact but for what follows the update, in a step whose `run.update` is done;
-    - not exact in a step before its update: the step is repeated with its batch from the weights it
-      began with, but buffers that forward changes (BatchNorm) see it twice, accumulated gradients
-      are dropped, and random draws differ unless the last step took 20 ms or longer;
-    - of a loop without `run.steps` nothing but the objects and the random state: where it was must
-      be in one of the objects.
-
-    A main thread that does not come back to Python at all (a collective that hangs) cannot save:
-    the job is requeued from its last good checkpoint, `MARGIN_S` before the forced exit, and that
-    counts as a failure.
+    A stop comes at the next step boundary, and a job resumes with the same bits. A main thread
+    that reaches none (a collective that hangs, a loop without `run.steps`) cannot save: the job is
+    requeued from its last good checkpoint, `MARGIN_S` before the forced exit, and that counts as a
+    failure. Without any checkpoint it fails then.
 
     Args:
         task: What to call in the job, with the arguments given to `submit`.
@@ -113,17 +97,17 @@ class Checkpointable:
         return _Attempt(self.policy, directory.absolute(), backend).run(self.task, args, kwargs)
 
     def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """Save what an open `forge.Run` holds, unless its checkpoint is there; what to resubmit.
+        """Save what an open `forge.Run` can save here and now; what to resubmit.
 
         submitit's protocol: its own handler (before the task begins) and plugins call this in the
-        main thread, and requeue. forge's own handlers do not need it.
+        main thread, and requeue. forge's own handlers do not need it. Between two loops the Run
+        saves; elsewhere the job resumes from its last checkpoint, and a message says which.
         """
         from submitit.core.utils import DelayedSubmission
 
-        if "forge.training.interruption" in sys.modules:
-            from forge.training import interruption
-
-            interruption.save()
+        session = sys.modules.get("forge.training.session")
+        if session is not None and session.active() is not None:
+            session.active().checkpoint()
         return DelayedSubmission(self, *args, **kwargs)
 
 
@@ -138,7 +122,6 @@ class _Attempt:
         name = backend.own_signal.name.removeprefix("SIG")
         policy.signal.actions.setdefault(name, SignalAction.requeue)
         self._handler = stopping.install(policy, forge_dir(directory))
-        signal.signal(signal.SIGCONT, self._on_wake)
         stopping.allow(3 * ASK_S + MARGIN_S)
         job_dir.place(directory, backend.command)
         stopping.has_job(directory)
@@ -146,9 +129,7 @@ class _Attempt:
         self._directory = directory
         self._backend = backend
         self._counts = Counts()
-        self._pid = os.getpid()
         self._has_left = threading.Event()
-        self._is_late = False
         self._decider = threading.Lock()
         """Held by the thread that decides what follows."""
 
@@ -177,7 +158,7 @@ class _Attempt:
         raise following from None
 
     def _call(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        threading.Thread(target=self._watch, name="forge-late", daemon=True).start()
+        threading.Thread(target=self._watch, name="forge-deadline", daemon=True).start()
         try:
             return task(*args, **kwargs)
         finally:
@@ -295,9 +276,6 @@ class _Attempt:
         return leaving
 
     def _decide(self, outcome: Outcome) -> Decision:
-        late = sys.modules.get("forge.training.interruption")
-        if late is not None and late.written:
-            self._counts.no_progress = -1  # of a loop without steps nothing else tells
         limits = asdict(self._policy.requeue)
         decision = decide(outcome, self._counts, limits, self._saved_step())
         refusal = self._backend.refusal(self._counts.restarts) if decision.starts_again else ""
@@ -315,34 +293,15 @@ class _Attempt:
     # -- a task that does not come out ---------------------------------------------------------
 
     def _watch(self) -> None:
-        """The thread that waits for a stop: first with patience, then it interrupts, then it ends.
-
-        It saves nothing itself, and decides only for a main thread that does not come out.
-        """
+        """Wait for a stop, then decide for a main thread that does not come out."""
         while not self._handler.should_shutdown():
             if self._has_left.wait(_LOOK_S):
                 return
-        began = time.monotonic()
         limit_s = self._handler.timeout_sec
-        self._has_left.wait((limit_s or Policy().stop_s) * PATIENCE)
-        self._is_late = True
-        end = began + limit_s - min(MARGIN_S, limit_s / 4) if limit_s else math.inf
-        while not self._has_left.wait(_LOOK_S) and time.monotonic() < end:
-            if self._is_late:
-                main = threading.main_thread().ident
-                assert main is not None
-                signal.pthread_kill(main, signal.SIGCONT)  # which ends what it sleeps in, too
-        if not self._has_left.is_set() and self._decider.acquire(blocking=False):
-            self._end_by_force()
-
-    def _on_wake(self, number: int, frame: FrameType | None) -> None:
-        """SIGCONT, in the main thread: from `_watch`, or from Slurm, which sends it with others."""
-        late = sys.modules.get("forge.training.interruption")
-        if not self._is_late or late is None or os.getpid() != self._pid:
-            return
-        if late.is_active() and late.is_safe(frame):
-            self._is_late = False
-            late.stop()
+        if limit_s:
+            self._has_left.wait(limit_s - min(MARGIN_S, limit_s / 4))
+            if not self._has_left.is_set() and self._decider.acquire(blocking=False):
+                self._end_by_force()
 
     def _end_by_force(self) -> None:
         """The main thread is in a call that does not end, or swallows `Exit`: without it, then."""
@@ -350,7 +309,13 @@ class _Attempt:
         with contextlib.suppress(OSError), open(2, "w", closefd=False) as output:
             faulthandler.dump_traceback(output, all_threads=True)
         code = int(ExitCode.FORCED)
-        following = self._what_follows(JobError("the task did not end", code))
+        following: BaseException
+        if self._saved_step() < 0:
+            following = self._give_up(
+                "the task did not end, and there is no checkpoint to start it again from", code
+            )
+        else:
+            following = self._what_follows(JobError("the task did not end", code))
         if isinstance(following, Exit):
             code = self._backend.restart_code
         else:

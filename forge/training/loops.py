@@ -1,4 +1,4 @@
-"""The calls of `run.steps`, in order: where each is in its data, and which a break has ended."""
+"""The loops over `run.steps`, in order: where each is in its data, and which a break has ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from forge.data.position import Position
 
 
-class Calls:
+class Loops:
     """What a checkpoint knows of the loops that were begun."""
 
     def __init__(self) -> None:
@@ -15,8 +15,6 @@ class Calls:
         """One a call; a call that was over before it began keeps the state it was loaded with."""
         self.broken_off: set[int] = set()
         """Which calls a break has ended."""
-        self._break: tuple[int, int] | None = None
-        """The call and the step of the last break."""
 
     @property
     def epoch(self) -> int:
@@ -31,20 +29,6 @@ class Calls:
     def begin(self, position: Position | dict[str, Any] | None) -> None:
         """Another call of `run.steps`."""
         self.positions.append(position)
-        self._break = None
-
-    def break_off(self, call: int, step: int) -> None:
-        """A call's generator was closed in this step: by a break, or by an error."""
-        self.broken_off.add(call)
-        self._break = (call, step)
-
-    def take_break_back(self) -> int | None:
-        """It was an error: the step in which the loop still stands; None where no loop does."""
-        if self._break is None:
-            return None
-        call, step = self._break
-        self.broken_off.discard(call)
-        return step
 
     def close(self) -> None:
         """Give the loaders' iterators up."""

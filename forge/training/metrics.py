@@ -21,15 +21,11 @@ class Metrics:
         self._pending: list[tuple[int, dict[str, Any]]] = []
         self._flushed = time.monotonic()
         self._step = -1
-        self.logged: set[str] = set()
-        """Names logged in the step that is under way."""
         self._latest: dict[str, tuple[int, float]] = {}
 
-    def begin(self, step: int, logged: set[str]) -> None:
-        """A new step; names in `logged` were logged in it before a stop, and are not again."""
+    def begin(self, step: int) -> None:
+        """What is logged from now on belongs to this step."""
         self._step = step
-        self.logged = set(logged)
-        self._kept = frozenset(logged)
 
     def log(self, values: dict[str, Any]) -> None:
         """Note values of the current step.
@@ -39,8 +35,6 @@ class Metrics:
         """
         taken: dict[str, Any] = {}
         for name, value in values.items():
-            if name in self._kept:
-                continue
             if isinstance(value, torch.Tensor) and value.numel() == 1:
                 # A copy: what was logged must not change when the tensor is reused.
                 taken[name] = value.detach().reshape(()).clone()
@@ -52,7 +46,6 @@ class Metrics:
                     f" {type(value).__name__}"
                     + (f" of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else "")
                 )
-        self.logged.update(taken)
         if taken:
             self._pending.append((self._step, taken))
 

@@ -13,7 +13,7 @@ between two steps. Leaving without an error saves the finished state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -24,13 +24,15 @@ from forge.data.position import Position
 from forge.errors import Exit, ForgeError
 from forge.shutdown import stopping
 from forge.state.registry import LiveState
+from forge.state.run_state import RunState
 from forge.training import preflight
-from forge.training.interruption import LateSession
+from forge.training.evaluations import Evaluations
 from forge.training.nan_policy import NanPolicy
 from forge.training.session import Session
 from forge.training.update import Updater
 
 _Callback = TypeVar("_Callback")
+_Function = TypeVar("_Function", bound=Callable[[int], object])
 
 
 class Run:
@@ -55,6 +57,9 @@ class Run:
         self._live = LiveState(stateful)
         self._nan = NanPolicy(self.policy.nan)
         self._updater = Updater(self._live, self._nan, self.policy.enabled)
+        self._evaluations = Evaluations()
+        self.state = RunState()
+        """Values of the user's own that are saved and restored with everything else."""
         self._session: Session | None = None
         self._is_inside = False
         self._plain_step = 0
@@ -77,11 +82,22 @@ class Run:
         """Name of the checkpoint this attempt began with, or None."""
         return self._session.resumed_from if self._session is not None else None
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a stop is due, which comes at the end of the step; cheap to ask."""
+        return self._session is not None and self._session.is_stopping
+
     def __enter__(self) -> Run:
         self._is_inside = True
         if self.policy.enabled:
-            self._session = LateSession(
-                self.policy, self.name, self._live, self._nan, self._updater
+            self._session = Session(
+                self.policy,
+                self.name,
+                self._live,
+                self._nan,
+                self._updater,
+                self._evaluations,
+                self.state,
             )
             self._session.open()
         return self
@@ -101,8 +117,8 @@ class Run:
 
         Epochs begin by themselves. A second call keeps counting where the first ended, with
         its own loader and a larger `n`; what stands between two calls runs again at every
-        resume, so keep evaluations inside the loop. A stop leaves through `Exit`, which only
-        `finally` blocks see.
+        resume, so give evaluations to `run.every`. A stop leaves between two steps, through
+        `Exit`, which only `finally` blocks see.
 
         Args:
             n: Steps in total, not those still to do.
@@ -121,6 +137,8 @@ class Run:
             yield (step, position.next()) if position is not None else step
             self._updater.settle()
             self._plain_step += 1
+            due = self._evaluations.due(self._plain_step, is_end=self._plain_step >= n)
+            self._evaluations.run(due, self._plain_step)
 
     def update(
         self,
@@ -163,16 +181,55 @@ class Run:
         if self._session is not None:
             self._session.metrics.log(values)
 
-    def poll(self) -> bool:
-        """Let a stop happen inside a long evaluation or warm-up.
+    def every(
+        self, steps: int | None = None, *, at_end: bool = False
+    ) -> Callable[[_Function], _Function]:
+        """Call the decorated function between two steps: to evaluate, to sample, to export.
 
-        Where the state can be saved exactly, this saves it and leaves through `Exit`; the
-        evaluation begins again when the job does. Else it returns whether a stop is wanted
-        (then come to the step's end soon; the loop stops there). The step is repeated up to its
-        update, with the weights of after it: log what comes from the model, other than the loss
-        given to `update`, before the evaluation.
+            @run.every(cfg.eval_every, at_end=True)
+            def held_out(step):
+                run.log(held_out=evaluate(model, data, poll=run.poll))
+
+        Functions run in the order in which they were registered, before a save that is due at the
+        same time, with the number of steps done. What they log counts for the last step done, so
+        that a checkpoint carries the metrics of its own weights. A stop that comes meanwhile waits
+        for no evaluation that calls `run.poll`. A resumed job runs all functions of that
+        boundary again.
+
+        Args:
+            steps: Once so many steps are done, and again after each so many; None: never.
+            at_end: Whether to call it at the end of each `run.steps`, too (not after a `break`).
+        Raises:
+            ForgeError: Where `steps` is not a positive number, and inside a step.
         """
-        return self._session.poll() if self._session is not None else False
+        if self._session is not None and self._session.is_in_step:
+            raise ForgeError(
+                "run.every() was called inside a step, so each step would register its function"
+                " once more: move it above the loop."
+            )
+
+        def register(function: _Function) -> _Function:
+            self._evaluations.add(function, steps, at_end)
+            return function
+
+        return register
+
+    def poll(self) -> bool:
+        """Let a stop happen inside a function of `run.every`; leaves through `Exit`.
+
+        What is saved then is the state before the functions of this boundary, whatever they have
+        done to it; the job that resumes runs them again. In a worker, another thread or a child
+        process it returns False.
+
+        Returns:
+            Whether a stop is wanted that waits for the function's end, since its last run was
+            shorter than ten copies of the state.
+        Raises:
+            ForgeError: Outside such a function.
+        """
+        if not self._evaluations.may_poll():
+            return False
+        return self._session is not None and self._session.poll()
 
     def save(self, *, pin: bool = False) -> None:
         """Save at the next step boundary (at once where no step is under way).

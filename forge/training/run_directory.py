@@ -27,7 +27,7 @@ from forge.training.saver import Saver
 _ACTION: Any = NanAction
 
 
-class Holdings:
+class RunDirectory:
     """Claims the directories of a job; `release` gives them up.
 
     Raises:
@@ -86,7 +86,9 @@ class Holdings:
             self.ledger.write("import", **init_from.load(self._config, live))
         return found
 
-    def begin(self, step: int, resumed_from: str | None, replays: bool, is_complete: bool) -> None:
+    def begin(
+        self, step: int, resumed_from: str | None, *, is_complete: bool, is_held: bool
+    ) -> None:
         """Record and log where this attempt starts."""
         self.ledger.write(
             "start",
@@ -94,14 +96,13 @@ class Holdings:
             resumed_from=resumed_from,
             passed_over=self.store.passed_over,
             previous_step=self.ledger.previous_step,
-            replays=replays,
             **preflight.whoami(),
         )
         self.ledger.progress(step)
-        self.saver.begin(step if resumed_from else None)
+        self.saver.begin(step if resumed_from else None, is_held=is_held)
         if resumed_from:
             self.saver.tidy()  # a stop leaves that to the next attempt
-        self.metrics.begin(step, set())
+        self.metrics.begin(step)
         begins = f"resumes at step {step}" if resumed_from else "starts at step 0"
         if is_complete and self._name is not None:
             messages.say(
@@ -125,8 +126,6 @@ class Holdings:
         every, place = self._every, _places(live)
         newest = self.store.newest
         found = newest(at_most, every, place) or newest(at_most, place=place)
-        while found is not None and found.state["replay"] is not None:
-            found = newest(found.manifest.step - 1, place=place)  # saved inside a step
         for reason in self.store.passed_over:
             messages.warn(f"Passed over {reason}")
         return found
@@ -186,5 +185,5 @@ class Holdings:
 
 
 def _places(live: LiveState) -> Place:
-    """Where a checkpoint's tensors go: nowhere, if they are to be put back a second time."""
-    return lambda state: live.places(state["live"]) if state["replay"] is None else None
+    """Where a checkpoint's tensors go."""
+    return lambda state: live.places(state["live"])

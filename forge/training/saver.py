@@ -16,6 +16,7 @@ from forge.config.schema import CheckpointConfig, WhenBusy
 from forge.errors import CheckpointError, unwritable
 from forge.jobdir.ledger import Ledger
 from forge.process.time_limit import RECENT_SAVES, Recent, first_save_s
+from forge.training.held import Held
 from forge.training.nan_policy import NanPolicy
 
 MAX_FAILURES = 5
@@ -37,6 +38,8 @@ class SaveCause(Enum):
     requested = "requested"
     """By `Run.save`, or by a signal whose action is `save`."""
     stop = "stop"
+    held = "held"
+    """Before functions of `run.every`, where there is no memory for a copy."""
     finished = "finished"
 
 
@@ -59,6 +62,8 @@ class Saver:
         """When the first save is due at the latest, by the monotonic clock."""
         self.costs = Recent(RECENT_SAVES)
         """Seconds that saves took, from the start of the snapshot to the commit."""
+        self._held_step: int | None = None
+        """The step whose checkpoint on disk was written before the functions of its boundary."""
 
     def expect(self, num_bytes: int, within_s: float = math.inf) -> None:
         """Before the first save: so many bytes of parameters, within so many seconds."""
@@ -68,11 +73,17 @@ class Saver:
     @property
     def cost_s(self) -> float:
         """What a save takes that would be wanted now; it would wait for one that is under way."""
-        is_waited_for = self._thread is not None and self._thread.is_alive()
+        thread = self._thread
+        is_waited_for = thread is not None and thread.is_alive()
         return self.costs.longest * (1 + is_waited_for)
 
-    def begin(self, step: int | None) -> None:
-        """Count intervals from `step`, which is saved; None: nothing is saved yet."""
+    def begin(self, step: int | None, *, is_held: bool = False) -> None:
+        """Count intervals from `step`, which is saved; None: nothing is saved yet.
+
+        Args:
+            is_held: Whether functions of that boundary are still to run.
+        """
+        self._held_step = step if is_held else None
         self._last_step = step
         self._last_time = time.monotonic()
 
@@ -100,8 +111,9 @@ class Saver:
             return
         self._first_by = math.inf
         self.wait()
+        is_held = self._held_step == step
         self.begin(step)
-        if self._store.holds(step, is_complete=False):
+        if self._store.holds(step, is_complete=False) and not is_held:
             return
         began = time.monotonic()
         snapshot = self._store.snapshot(step, state(), False, copy=self._config.async_save)
@@ -138,16 +150,46 @@ class Saver:
         Raises:
             CheckpointError: Where it could not be written.
         """
-        try:
-            self.wait()
-        except CheckpointError as error:
-            messages.warn(str(error))  # this save may still succeed
+        self._settle()
         self.begin(step)
         is_complete = cause is SaveCause.finished
         if self._store.holds(step, is_complete):
             return
         began = time.monotonic()
         snapshot = self._store.snapshot(step, state(), is_complete, copy=False)
+        self._commit_final(snapshot, cause, began)
+
+    def hold(self, step: int, state: Callable[[], Any]) -> Held:
+        """Keep the state of this boundary, to be committed if a stop comes before its own save.
+
+        Where there is no memory for a copy it is written to disk here and now.
+
+        Raises:
+            CheckpointError: Where it could not be written.
+        """
+        if self._store.holds(step, is_complete=False):
+            self._held_step = step
+            return Held(None)
+        snapshot = self._store.snapshot(step, state(), False, copy=True)
+
+        def commit(cause: SaveCause = SaveCause.stop) -> None:
+            self._settle()
+            self._commit_final(snapshot, cause, time.monotonic())
+            self._held_step = step
+
+        if not snapshot.is_independent:
+            commit(SaveCause.held)
+            return Held(None)
+        return Held(commit)
+
+    def _settle(self) -> None:
+        try:
+            self.wait()
+        except CheckpointError as error:
+            messages.warn(str(error))  # this save may still succeed
+
+    def _commit_final(self, snapshot: Snapshot, cause: SaveCause, began: float) -> None:
+        step, is_complete = snapshot.step, snapshot.is_complete
         for tries_left in range(FINAL_TRIES - 1, -1, -1):
             try:
                 # A process whose thread is deleting a large file is not gone before that is done:

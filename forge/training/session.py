@@ -5,13 +5,14 @@ One module, since whatever happens at a boundary reads and changes the same few 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import signal
+import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator
-from functools import partial
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, NoReturn
 
 from forge import messages
@@ -19,23 +20,38 @@ from forge.checkpoint import Checkpoint
 from forge.config.schema import NanAction, Policy, Resume
 from forge.data.position import Position
 from forge.errors import CheckpointError, ConfigError, DirectoryInUse, Exit, ExitCode, Reason
-from forge.jobdir import job_dir
+from forge.jobdir import job_dir, spawned
 from forge.jobdir.job_files import SAVE_WITHIN, forge_dir
 from forge.process.time_limit import TimeLimit
 from forge.shutdown import stopping
 from forge.state import rng
 from forge.state.built import Built
 from forge.state.registry import LiveState
+from forge.state.run_state import RunState
 from forge.training import preflight, strikes
-from forge.training.loops import Calls
+from forge.training.evaluations import Evaluations
+from forge.training.held import Held
+from forge.training.loops import Loops
 from forge.training.nan_policy import NanPolicy, RateScale
 from forge.training.owner import Owner
-from forge.training.replay import HeldBatch, Marker, batch_of, replay_of
-from forge.training.run_directory import Holdings
+from forge.training.run_directory import RunDirectory
 from forge.training.saver import SaveCause
 from forge.training.update import Updater
 
 _ACTION: Any = NanAction
+
+_COPIES = 10
+"""A boundary is held where its functions take as long as so many copies of its state."""
+
+_LONG_WAIT_S = 5.0
+"""A stop that waits longer for the end of a step is worth a word."""
+
+_active: list[Session] = []
+
+
+def active() -> Session | None:
+    """What is open in this process."""
+    return _active[-1] if _active else None
 
 
 class Session:
@@ -48,40 +64,52 @@ class Session:
         live: LiveState,
         nan: NanPolicy,
         updater: Updater,
+        evaluations: Evaluations,
+        own: RunState,
     ) -> None:
         self._policy = policy
         self._name = name
         self._live = live
         self._nan = nan
         self._updater = updater
-        self._marker = Marker(live, updater)
+        self._evaluations = evaluations
+        self._own = own
         self.step = 0
         """Steps done."""
         self.resumed_from: str | None = None
         self.callbacks: list[Any] = []
-        self._calls = Calls()
+        self._loops = Loops()
         self._loaded: dict[str, Any] | None = None
-        self._replay: dict[str, Any] | None = None
+        self._due: list[str] | None = None
+        """Functions of `run.every` that are to run at this boundary; None: not known yet."""
         self._planned: int | None = None
         self._ended_rng: dict[str, Any] | None = None
         """The random state in which the last loop ended."""
         self._is_complete = False
-        self._is_in_step = False
-        self._has_begun = False
+        self.is_in_step = False
         self._is_save_requested = False
+        self._is_boundless = False
+        """Whether an optimizer has stepped before the first loop."""
+        self._hooks: list[Any] = []
+        self._held: Held | None = None
+        self._hold_s = 0.0
+        """Seconds that the last hold took."""
+        self._is_between_loops = False
+        """Whether the user's code runs outside a loop, after one."""
         self._pid = os.getpid()
         self._loop: weakref.ref[Generator[Any, None, None]] | None = None
         self._leaving: Exit | None = None
 
     @property
     def epoch(self) -> int:
-        """See `Calls.epoch`."""
-        return self._calls.epoch
+        """See `Loops.epoch`."""
+        return self._loops.epoch
 
     # -- opening -------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Claim, check, resume."""
+        preflight.check_alone(any(one._pid == os.getpid() for one in _active))
         # What cannot be saved is named now, not at a first save hours later.
         with preflight.exits():
             states = self._live.ask()
@@ -91,8 +119,8 @@ class Session:
         with preflight.exits():
             job, checkpoint_dir = job_dir.current(self._policy.checkpoint.dir, self._name)
         with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
-            self._disk = Holdings(self._policy, self._name, self._nan, job, checkpoint_dir)
-        self.metrics = self._disk.metrics
+            self._directory = RunDirectory(self._policy, self._name, self._nan, job, checkpoint_dir)
+        self.metrics = self._directory.metrics
         try:
             self._handler = stopping.install(self._policy, forge_dir(job))
             stopping.hold_interrupts(True)
@@ -121,52 +149,92 @@ class Session:
             number == announcement and self._limit.is_too_soon(due_s)
         )
         num_bytes = sum(p.numel() * p.element_size() for _, p in self._live.parameters())
-        self._disk.saver.expect(num_bytes, float(os.environ.get(SAVE_WITHIN) or math.inf))
+        self._directory.saver.expect(num_bytes, float(os.environ.get(SAVE_WITHIN) or math.inf))
         self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]
-        self._updater.after_update = self._marker.updated
-        self._updater.note = self._disk.ledger.write
+        self._updater.note = self._directory.ledger.write
+        self._handler.held_up_by = self._held_up_by
+        self._hooks = [one.register_step_post_hook(self._updated) for one in self._live.optimizers]
+        self._evaluations.pid = self._pid
+        _active.append(self)
+        spawned.once_parent_is_gone(self._stop_as_orphan)
+
+    def _updated(self, *_: Any) -> None:
+        """An optimizer has stepped, and no loop has begun so far."""
+        if not self._is_boundless:
+            self._is_boundless = True
+            messages.warn(
+                "An optimizer steps outside `run.steps`. Without it there is no step boundary, at"
+                " which alone forge saves and stops: write `for step in run.steps(n):`"
+            )
+
+    def _forget_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _held_up_by(self) -> str:
+        if not self.is_in_step:
+            return ""
+        return f". Step {self.step} had not ended{self._waited()}"
+
+    def _log_wait(self) -> None:
+        asked_at = self._handler.asked_at
+        if asked_at is not None and time.monotonic() - asked_at > _LONG_WAIT_S:
+            messages.warn(f"Step {self.step - 1} ended{self._waited()}")
+
+    def _waited(self) -> str:
+        asked_at = self._handler.asked_at or time.monotonic()
+        return (
+            f" {time.monotonic() - asked_at:.0f} s after the stop was asked for: if that is an"
+            " evaluation, make it a function of `run.every`, in which a stop need not wait"
+        )
+
+    def _stop_as_orphan(self) -> None:
+        if self in _active:
+            messages.warn("The process that started this one is gone: saving and exiting")
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _resume(self) -> None:
-        found = self._disk.newest(self._live)
+        found = self._directory.newest(self._live)
         if found is not None:
             self._load(found)
             self._is_complete = found.manifest.is_complete
             self.resumed_from = found.path.name
-        self._owner.keep(self._disk.ledger)
-        self._disk.store.job = self._owner.id
-        self._disk.begin(self.step, self.resumed_from, self._replay is not None, self._is_complete)
+        self._owner.keep(self._directory.ledger)
+        self._directory.store.job = self._owner.id
+        self._directory.begin(
+            self.step, self.resumed_from, is_complete=self._is_complete, is_held=bool(self._due)
+        )
 
     def _load(self, found: Checkpoint) -> None:
         state, owned = found.state, found.fill()
-        self._owner.adapt(state["live"]["states"], found.manifest.job, self._disk.ledger)
-        self._live.load(state["live"], owned, is_kept=state["replay"] is not None)
+        self._owner.adapt(state["live"]["states"], found.manifest.job, self._directory.ledger)
+        self._live.load(state["live"], owned)
         self._nan.load_state_dict(state["nan"])
         if "overflows" in state:  # not of an older forge
             self._updater.overflows.load_state_dict(state["overflows"])
         self.metrics.restore(state.get("metrics", {}))
         self.step, self._planned = state["step"], state["planned"]
-        self._calls.broken_off = set(state["broken_off"])
-        self._marker.is_used |= state["uses_poll"]
-        self._loaded, self._replay = state, state["replay"]
+        self._loops.broken_off = set(state["broken_off"])
+        self._own.restore(state)
+        self._loaded, self._due = state, state["due"]
 
-    def _state(
-        self, replay: dict[str, Any] | None = None, is_marked: bool = False
-    ) -> dict[str, Any]:
-        """Everything a checkpoint holds; with the random state of the mark, if asked for."""
+    def _state(self) -> dict[str, Any]:
+        """Everything a checkpoint holds."""
         self._live.check_groups()
         self._updater.settle()
         return {
             "step": self.step,
             "planned": self._planned,
-            "broken_off": sorted(self._calls.broken_off),
+            "broken_off": sorted(self._loops.broken_off),
             "live": self._live.capture(),
             "nan": self._nan.state_dict(),
             "overflows": self._updater.overflows.state_dict(),
             "metrics": self.metrics.latest(),
-            "positions": self._calls.states(),
-            "rng": self._marker.rng if is_marked else rng.capture(),
-            "replay": replay,
-            "uses_poll": self._marker.is_used,
+            "positions": self._loops.states(),
+            "rng": rng.capture(),
+            "due": self._due,
+            **self._own.capture(),
         }
 
     # -- the loop ------------------------------------------------------------------------------
@@ -179,12 +247,13 @@ class Session:
         return loop
 
     def _steps(self, n: int, loader: Iterable[Any] | None) -> Generator[Any, None, None]:
-        call = len(self._calls.positions)
+        call = len(self._loops.positions)
         saved = self._loaded["positions"][call:] if self._loaded is not None else []
         has_ended = self._is_complete and self._planned is not None and n <= self._planned
-        if self.step >= n or has_ended or call in self._calls.broken_off:
+        is_done = self.step >= n and not self._due
+        if is_done or has_ended or call in self._loops.broken_off:
             # Nothing to do, but what follows finds the random state that this left behind.
-            self._calls.begin(saved[0] if saved else None)
+            self._loops.begin(saved[0] if saved else None)
             if loader is not None and saved and saved[0] is not None:
                 Position(loader).load_finished(saved[0])
             if self._loaded is not None:
@@ -192,26 +261,28 @@ class Session:
                 rng.restore(self._ended_rng)
             return
         position = Position(loader) if loader is not None else None
-        self._calls.begin(position)
-        self._planned, self._is_complete, self._has_begun = n, False, True
+        self._loops.begin(position)
+        self._planned, self._is_complete = n, False
+        self._is_between_loops = False
+        self._forget_hooks()
         self._go_to(position, saved[0] if saved else None)
         if self.step == 0 and self._policy.nan.action is _ACTION.rollback:
-            self._disk.saver.save(0, self._state, SaveCause.start)
+            self._directory.saver.save(0, self._state, SaveCause.start)
         while True:
-            self._boundary(position)
+            self._boundary(position, n)
             if self.step >= n:
                 # What follows, an evaluation perhaps, belongs to this boundary.
-                self.metrics.begin(self.step, set())
+                self.metrics.begin(self.step)
                 self._updater.begin(self.step)
-                self._marker.mark()
-                self._ended_rng = self._marker.rng
+                self._ended_rng = rng.capture()
+                self._is_between_loops = True
                 return
-            step = self.step
             try:
                 yield from self._one_step(position)
             except GeneratorExit:
-                self._calls.break_off(call, step)
+                self._loops.broken_off.add(call)
                 self._ended_rng = rng.capture()
+                self._is_between_loops = True
                 raise
 
     def _go_to(self, position: Position | None, saved: dict[str, Any] | None) -> None:
@@ -222,38 +293,27 @@ class Session:
             if saved is not None:
                 position.load(saved)
         loaded = self._loaded
-        if loaded is not None and len(loaded["positions"]) == len(self._calls.positions):
+        if loaded is not None and len(loaded["positions"]) == len(self._loops.positions):
             # Only now: making an iterator draws. A later loop keeps what the code before it drew.
             rng.restore(loaded["rng"])
 
     def _one_step(self, position: Position | None) -> Generator[Any, None, None]:
+        batch = position.next() if position is not None else None
+        self._ask(position)
         self._updater.begin(self.step)
-        replay, self._replay = self._replay, None
-        if replay is not None:
-            batch = batch_of(replay)
-            self.metrics.begin(self.step, set(replay["logged"]))
-            if replay["losses"]:
-                rng.restore(replay["begin_rng"])
-                self._updater.repeat(replay["losses"], self._restore_after_update)
-        else:
-            if self._marker.is_used:
-                self._marker.mark()  # reading may fail while a stop is pending: see `close`
-            batch = position.next() if position is not None else None
-            self._ask(position)
-            self.metrics.begin(self.step, set())
-        self._batch = HeldBatch(batch)
-        self._marker.begin()
-        self._is_in_step = True
+        self.metrics.begin(self.step)
+        self.is_in_step, has_counted = True, True
         try:
             yield (self.step, batch) if position is not None else self.step
         except GeneratorExit:  # break: the step counts if it changed anything
-            self.step += self._updater.has_updated
+            has_counted = self._updater.has_updated
             raise
         finally:
-            self._is_in_step = False
+            self.is_in_step = False
             self._updater.settle()
-        self._updater.end()
-        self.step += 1
+            if has_counted:
+                self.step += 1
+                self._due = None
 
     def _ask(self, position: Position | None) -> None:
         """Find what cannot say where it is before the first step, not at the stop."""
@@ -263,96 +323,125 @@ class Session:
         except ConfigError as error:
             self._leave(error.exit_code, str(error), "error", logging.ERROR)
 
-    def _restore_after_update(self) -> None:
-        """The repeated step has come to its update: back to the state after it."""
-        assert self._loaded is not None
-        self._live.load(self._loaded["live"])
-        self._nan.load_state_dict(self._loaded["nan"])
-        rng.restore(self._loaded["rng"])
-        self._loaded = None
-        self._marker.updated()
-
     # -- a boundary ----------------------------------------------------------------------------
 
-    def _boundary(self, position: Position | None) -> None:
-        """Between two steps: roll back, halt, stop or save, whatever is due."""
+    def _boundary(self, position: Position | None, n: int) -> None:
+        """Between two steps: roll back, halt, stop, evaluate or save, whatever is due."""
         self._limit.arrive()
-        try:
+        with self._exit_on_error():
             self._live.check_groups()
             if self._nan.halt_reason is not None:
                 self._halt(self._nan.halt_reason)
             if self._nan.rollback_from is not None:
                 self._roll_back(position)
-            if self._replay is None:
-                self._loaded = None  # the second copy of the model is no longer needed
-            self._disk.ledger.progress(self.step, self._planned)
+            self._loaded = None  # the second copy of the model is no longer needed
+            self._directory.ledger.progress(self.step, self._planned)
             self.metrics.flush_if_due()
-            self._disk.saver.check()
+            self._directory.saver.check()
             strikes.arrive()
+            if self._due is None:
+                self._due = self._evaluations.due(self.step, is_end=self.step >= n)
             if self._handler.should_shutdown():
+                self._log_wait()
                 self._stop()
+        if self._due:
+            self._evaluate(self._due)
+        with self._exit_on_error():
             if self._handler.take_save_request() or self._is_save_requested:
                 self._is_save_requested = False
                 self._save(SaveCause.requested)
-            elif self._disk.saver.is_due(self.step):
+            elif self._directory.saver.is_due(self.step):
                 self._save(SaveCause.periodic)
-            if not self._limit.allows_step(self._disk.saver.cost_s):
+            if not self._limit.allows_step(self._directory.saver.cost_s):
                 self._stop()
+
+    @contextlib.contextmanager
+    def _exit_on_error(self) -> Iterator[None]:
+        """Leave in order where a checkpoint cannot be written, or a state not be saved."""
+        try:
+            yield
         except (CheckpointError, ConfigError, DirectoryInUse) as error:
             self._leave(error.exit_code, str(error), "error", logging.ERROR)
 
+    def _evaluate(self, due: list[str]) -> None:
+        """Run functions of `run.every`; what they log belongs to the last step done."""
+        self.metrics.begin(self.step - 1)
+        if self._evaluations.last_s(due) >= _COPIES * self._hold_s:
+            began = time.monotonic()
+            with self._exit_on_error():
+                self._held = self._directory.saver.hold(self.step, self._state)
+            self._hold_s = time.monotonic() - began
+        try:
+            with self._watched():
+                self._evaluations.run(due, self.step, before_each=self.poll)
+                self._raise_again()
+        except Exception as error:
+            if self._held is not None and (self._handler.explains(error) or self.is_stopping):
+                messages.warn(f"{type(error).__name__}: {error}, after a stop was asked for")
+                self._stop()
+            raise
+        self._held, self._due = None, []
+        self._limit.arrive()
+        with self._exit_on_error():
+            if self._handler.should_shutdown():
+                self._log_wait()
+                self._stop()
+
+    def _watched(self) -> contextlib.AbstractContextManager[None]:
+        held = self._held
+        return contextlib.nullcontext() if held is None else held.watched(lambda: self.is_stopping)
+
+    def _raise_again(self) -> None:
+        """Something has swallowed the exit: a stop still is a stop."""
+        if self._leaving is not None:
+            raise self._leaving
+
     def _save(self, cause: SaveCause) -> None:
         self.metrics.flush()
-        self._disk.saver.save(self.step, self._state, cause)
+        self._directory.saver.save(self.step, self._state, cause)
 
     def request_save(self, pin: bool) -> None:
         """See `Run.save`."""
         if pin:
-            self._disk.pin(self.step + self._is_in_step)
-        if self._is_in_step:
+            self._directory.pin(self.step + self.is_in_step)
+        if self.is_in_step or self._evaluations.is_running:
             self._is_save_requested = True
         else:
-            with preflight.exits():
-                self._save(SaveCause.requested)
+            self._save_now()
+
+    def _save_now(self) -> None:
+        is_between_loops, self._is_between_loops = self._is_between_loops, False
+        with preflight.exits():
+            self._save(SaveCause.requested)
+        self._is_between_loops = is_between_loops
+
+    def checkpoint(self) -> None:
+        """Save what can be, wherever the main thread was interrupted; log what there is."""
+        if self._held is not None:
+            self._held.commit()
+        elif self._is_between_loops:
+            self._save_now()
+            self._directory.saver.wait()
+        messages.say(f"The job resumes from its last checkpoint: {self._directory.in_place()}")
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a signal, or the time limit, asks for a stop."""
+        cost_s = self._directory.saver.cost_s
+        return self._handler.should_shutdown() or self._limit.is_near(cost_s)
 
     def poll(self) -> bool:
         """See `Run.poll`."""
-        self._marker.is_used = True
-        is_wanted = self._handler.should_shutdown() or self._limit.is_near(self._disk.saver.cost_s)
-        if is_wanted or self._limit.is_probe_due():
-            stop = self._way_out()
-            if stop is not None:
-                self._limit.arrive()
-                if is_wanted:
-                    stop()
-        return is_wanted
+        self._raise_again()
+        is_stopping = self.is_stopping
+        if is_stopping and self._held is not None:
+            self._stop()
+        return is_stopping
 
-    def _way_out(self) -> Callable[[], NoReturn] | None:
-        """How to stop at this very moment; None where a resume could not be exact here."""
-        if not self._has_begun:  # nothing was trained: what is on disk is all there is
-            return partial(self._stop, should_save=False)
-        if not self._is_in_step:  # between or after the loops
-            return partial(self._stop, is_marked=True) if self._marker.is_exact() else None
-        if self._nan.halt_reason is not None or self._nan.rollback_from is not None:
-            return None  # the boundary decides what becomes of this state
-        if self._updater.is_repeating:  # the checkpoint we came from is this very state
-            return partial(self._stop, should_save=False)
-        replay = replay_of(self._batch, self._marker, self._updater, self.metrics)
-        return None if replay is None else partial(self._stop, replay, is_marked=True)
-
-    def _stop(
-        self,
-        replay: dict[str, Any] | None = None,
-        should_save: bool = True,
-        is_marked: bool = False,
-    ) -> NoReturn:
+    def _stop(self, *, should_save: bool = True) -> NoReturn:
         """Save and leave, as the signal that was received asks, or for the time limit."""
-        received, reason, code = (
-            self._handler.signal_received,
-            Reason.time_limit,
-            int(ExitCode.REQUEUE),
-        )
-        name: str = reason.value
+        received, name = self._handler.signal_received, Reason.time_limit.value
+        code, reason = int(ExitCode.REQUEUE), Reason.time_limit
         if received is not None:
             name, code = received.name, self._handler.exit_code
             reason = Reason.of_code(code)
@@ -360,9 +449,11 @@ class Session:
         self.metrics.flush()
         if should_save:
             try:
-                self._disk.saver.save_final(
-                    self.step, lambda: self._state(replay, is_marked), SaveCause.stop
-                )
+                if self._held is not None:
+                    self._held.commit()
+                else:
+                    saver = self._directory.saver
+                    saver.save_final(self.step, self._state, SaveCause.stop)
             except (CheckpointError, ConfigError, DirectoryInUse) as error:
                 self._leave(error.exit_code, f"{name}, but {error}", "error", logging.ERROR)
         if received is None:
@@ -370,23 +461,23 @@ class Session:
         self._leave(code, f"stopped by {name}", "stop", reason=reason, signal=name)
 
     def _halt(self, reason: str) -> NoReturn:
-        self._disk.metrics.flush()
-        self._disk.saver.wait()
+        self._directory.metrics.flush()
+        self._directory.saver.wait()
         self._leave(
             ExitCode.HALTED,
-            f"halted by the NaN policy: {reason}. {self._disk.in_place()}",
+            f"halted by the NaN policy: {reason}. {self._directory.in_place()}",
             "halt",
             logging.ERROR,
         )
 
     def _roll_back(self, position: Position | None) -> None:
         """To the newest good checkpoint far enough before the first bad step."""
-        self._disk.saver.wait()
+        self._directory.saver.wait()
         first_bad = self._nan.rollback_from
         assert first_bad is not None
         at_most = first_bad - self._policy.nan.rollback.steps_back
-        found = self._disk.rollback_target(self._live, at_most)
-        call = len(self._calls.positions) - 1
+        found = self._directory.rollback_target(self._live, at_most)
+        call = len(self._loops.positions) - 1
         if found is None or len(found.state["positions"]) != call + 1:
             self._halt(
                 f"step {first_bad} is bad, but there is no good checkpoint of this loop at step"
@@ -395,15 +486,16 @@ class Session:
         nan, bad_step = self._nan.state_dict(), self.step
         self.metrics.flush()
         self._load(found)
-        self._nan.load_state_dict(nan)
+        self._nan.load_state_dict(nan)  # budgets are not rolled back
         self._nan.rolled_back()
-        found.state["nan"] = self._nan.state_dict()  # budgets are not rolled back
         if position is not None and not self._policy.nan.rollback.skip_data:
             position.load(found.state["positions"][call])
         rng.restore(found.state["rng"])
-        self._disk.store.discard_after(self.step)
-        self._disk.saver.begin(self.step)
-        self._disk.ledger.write("rollback", step=self.step, first_bad=first_bad, from_step=bad_step)
+        self._directory.store.discard_after(self.step)
+        self._directory.saver.begin(self.step)
+        self._directory.ledger.write(
+            "rollback", step=self.step, first_bad=first_bad, from_step=bad_step
+        )
         messages.warn(
             f"Rolled back from step {bad_step} to step {self.step}"
             f" ({self._nan.rollbacks} of {self._policy.nan.rollback.max_rollbacks}), learning rate"
@@ -421,10 +513,10 @@ class Session:
         reason: Reason | None = None,
         **details: Any,
     ) -> NoReturn:
-        """Tell, run the callbacks, end the children, raise; the reason is by default the code's."""
+        """Log, run the callbacks, end the children, raise; the reason is by default the code's."""
         reason = reason or Reason.of_code(code)
-        self._disk.end(kind, reason, text, self.step, code, level, **details)
-        self._calls.close()  # a DataLoader's workers end in their own way, before all others
+        self._directory.end(kind, reason, text, self.step, code, level, **details)
+        self._loops.close()  # a DataLoader's workers end in their own way, before all others
         self._leaving = stopping.leave(int(code), text, reason)
         raise self._leaving
 
@@ -432,6 +524,7 @@ class Session:
         """The end of the `with` block, reached with or without an error."""
         if os.getpid() != self._pid:
             return  # a child that was forked inside the block
+        self._is_between_loops = False
         try:
             if self._leaving is not None:
                 if error is not self._leaving:
@@ -439,21 +532,11 @@ class Session:
             elif error is None:
                 self._finish()
             elif self._handler.explains(error):
-                self._stop_in_error()
-                self._stop(should_save=False)
+                self._stop(should_save=False)  # in the middle of a step
             elif not isinstance(error, Exit):
-                self._disk.fail(f"{type(error).__name__}: {error}", self.step)
-                if isinstance(error, Exception) and self._handler.should_shutdown():
-                    self._stop_in_error()  # the signal hit a helper first
+                self._directory.fail(f"{type(error).__name__}: {error}", self.step)
         finally:
             self._release()
-
-    def _stop_in_error(self) -> None:
-        """A signal brought an error about: save and leave, if this state is exact."""
-        step = self._calls.take_break_back()
-        if step is not None:  # an error that leaves a loop closes it as a break does
-            self.step, self._is_in_step = step, True
-        self.poll()
 
     def _finish(self) -> None:
         """The loop ended: by itself or by break."""
@@ -464,20 +547,23 @@ class Session:
             self._halt(self._nan.halt_reason)
         self.metrics.flush()
         with preflight.exits():
-            self._disk.saver.save_final(self.step, self._final_state, SaveCause.finished)
+            self._directory.saver.save_final(self.step, self._final_state, SaveCause.finished)
         if self._is_complete and self._loaded is not None:
             rng.restore(self._loaded["rng"])  # what follows is to draw as it did at first
-        self._disk.finish(self.step)
+        self._directory.finish(self.step)
 
     def _final_state(self) -> dict[str, Any]:
         """What follows the loop inside the `with` block runs again at a later start, too."""
         return self._state() | {"ended_rng": self._ended_rng}
 
     def _release(self) -> None:
-        self._calls.close()
+        if self in _active:
+            _active.remove(self)
+        self._loops.close()
         try:
-            self._disk.release()
+            self._directory.release()
         finally:
+            self._forget_hooks()
             for callback in self.callbacks:
                 stopping.remove_callback(callback)
             for scale in getattr(self, "_scales", ()):

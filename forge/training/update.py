@@ -28,50 +28,17 @@ class Updater:
         self._step = 0
         self.has_updated = False
         """Whether this iteration's update was decided about."""
-        self.losses: list[torch.Tensor | float] = []
-        """The losses of this iteration's updates; several where there are several optimizers."""
-        self.is_guarded = False
-        """Whether the user does this iteration's update: when it ends is not known here."""
-        self._repeated: list[torch.Tensor | float] = []
-        self._restore: Callable[[], None] | None = None
-        self.after_update: Callable[[], None] = lambda: None
         self.note: Callable[..., None] = lambda kind, **values: None
         """Writes an event into the ledger."""
 
     def begin(self, step: int) -> None:
         """A new iteration."""
         self._step = step
-        self.has_updated = self.is_guarded = False
-        self.losses = []
-
-    def repeat(self, losses: list[torch.Tensor | float], restore: Callable[[], None]) -> None:
-        """The updates of this iteration were done before a stop, with these losses.
-
-        They are not done again: the last one calls `restore` in its place. The losses are put
-        back, since the repeated step computed them with the weights of after the updates.
-        """
-        self._repeated, self._restore = losses, restore
-
-    def end(self) -> None:
-        """The iteration ended by itself.
-
-        Raises:
-            ForgeError: Where its update was to be repeated, but did not come.
-        """
-        if self.is_repeating:
-            raise ForgeError(
-                f"Step {self._step} was saved after its run.update(), but run.update() was not"
-                " called when the step was repeated. Has the training script changed?"
-            )
+        self.has_updated = False
 
     def settle(self) -> None:
         """Finish what the updates of this iteration have left open, before its state is taken."""
         self._scaling.settle()
-
-    @property
-    def is_repeating(self) -> bool:
-        """Whether updates of this iteration are still to be repeated."""
-        return self._restore is not None
 
     def update(
         self,
@@ -91,14 +58,6 @@ class Updater:
             return True
         self._require_registered(optimizers, schedules, scaler)
         self.has_updated = True
-        if self._restore is not None:
-            loss = self._put_back(loss)
-        self.losses.append(loss.detach() if isinstance(loss, torch.Tensor) else float(loss))
-        if self._restore is not None:
-            if len(self.losses) == len(self._repeated):
-                restore, self._restore = self._restore, None
-                restore()
-            return True
         if is_scaled:
             self._scaling.begin(scaler, optimizers)
             for one in optimizers:
@@ -115,7 +74,6 @@ class Updater:
             if is_scaled:
                 self._scaling.end(scaler, optimizers)  # the scale moves, and unscale_ is forgotten
             _clear(optimizers)
-        self.after_update()
         return may_update
 
     def _is_own(
@@ -144,12 +102,6 @@ class Updater:
         if message:
             messages.warn(message)
         return may_update
-
-    def _put_back(self, loss: torch.Tensor | float) -> torch.Tensor | float:
-        was = self._repeated[len(self.losses)]
-        if isinstance(loss, torch.Tensor) and isinstance(was, torch.Tensor):
-            loss.detach().copy_(was)
-        return loss
 
     def _apply(
         self,
@@ -188,7 +140,7 @@ class Updater:
         """See `Run.guard`."""
         if not self._is_enabled:
             return True
-        self.has_updated = self.is_guarded = True
+        self.has_updated = True
         gradients = [(name, p.grad) for name, p in self._live.parameters() if p.grad is not None]
         value, _, problem = self._nan.look(loss, gradients, needs_norm=False)
         for name, one in self._live.objects.items():

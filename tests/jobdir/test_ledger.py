@@ -44,17 +44,6 @@ def test_attempts_merge_into_what_an_undisturbed_run_would_have_logged(attempt, 
     assert [(a.number, a.start_step) for a in history.attempts] == [(1, 0), (2, 3)]
 
 
-def test_a_step_that_is_repeated_up_to_its_update_keeps_what_it_logged(attempt, tmp_path):
-    """A stop inside an evaluation: the loss was logged before, the evaluation comes again."""
-    one = attempt()
-    one.write("start", step=0)
-    log(one, 2, loss=2)
-    two = attempt()
-    two.write("start", step=2, replays=True)
-    log(two, 2, held_out=9)
-    assert ledger.read(tmp_path).metrics == {2: {"loss": 2, "held_out": 9}}
-
-
 def test_a_rollback_forgets_the_steps_it_undoes(attempt, tmp_path):
     """They are no part of the run that ended well."""
     one = attempt()

@@ -217,10 +217,10 @@ def test_the_diff_of_the_examples_is_up_to_date():
     assert readme.written_diff() == readme.diff()
 
 
-def test_the_loop_needs_at_most_five_lines_of_forge():
+def test_the_loop_needs_at_most_six_lines_of_forge():
     """What README promises in its first sentence."""
     ours = text_of("examples/train.py").partition("def main")[2].splitlines()
-    assert 0 < len([line for line in ours if re.search(r"\b(run|forge)\.", line)]) <= 5
+    assert 0 < len([line for line in ours if re.search(r"\b(run|forge)\.", line)]) <= 6
 
 
 def test_the_app_is_ten_lines_and_its_frame():

@@ -6,7 +6,7 @@ No test sleeps: the clock is injected.
 import pytest
 
 from forge.process import time_limit
-from forge.process.time_limit import PROBE_S, RECENT_STEPS, Recent, TimeLimit
+from forge.process.time_limit import RECENT_STEPS, Recent, TimeLimit
 from forge.training.saver import Saver
 
 NOON = 1_800_000_000.0
@@ -55,7 +55,6 @@ def test_without_an_end_time_there_is_no_limit(clock):
     limit = clock.limit(OTHER="1")
     assert clock.step(limit, 0)
     assert clock.step(limit, 1e9, save_s=1e9)
-    assert not limit.is_probe_due()
 
 
 @pytest.mark.parametrize(
@@ -189,37 +188,8 @@ def test_an_announcement_that_comes_early_is_told_from_one_by_hand(
     assert not clock.limit(folder=tmp_path, **slurm_s).is_too_soon(40)
 
 
-def test_polls_that_could_stop_make_the_way_short_and_others_do_not(clock):
-    """An evaluation of an hour that polls needs no hour at the end; one that cannot stop does."""
-    for is_exact, left_s in ((True, 15), (False, 3601 + 13)):
-        limit = clock.limit(10_000)
-        assert clock.step(limit, 0)
-        for _ in range(1800):
-            clock.pass_s(2)
-            assert limit.is_probe_due()
-            if is_exact:
-                limit.arrive()
-            assert not limit.is_probe_due()
-        assert clock.step(limit, 1)
-        clock.pass_s(limit.left_s - left_s)
-        assert not limit.is_near(2)
-        clock.pass_s(2)
-        assert limit.is_near(2)
-
-
-def test_probes_are_rare(clock):
-    """Each looks at every tensor."""
-    limit = clock.limit(10_000)
-    probes = 0
-    for _ in range(1000):
-        clock.pass_s(0.01)
-        probes += limit.is_probe_due()
-    assert probes in (9, 10)
-    assert PROBE_S == 1
-
-
 def test_once_near_it_stays_near(clock):
-    """A poll that asked the loop to come to the step's end has to be followed by the stop there."""
+    """Whoever asked the loop to come to the step's end has to be followed by the stop there."""
     limit = clock.limit(100)
     assert clock.step(limit, 0)
     assert limit.is_near(save_s=90)

@@ -25,7 +25,7 @@ def undisturbed(tmp_path_factory):
     """What a job that nobody stops returns, by its task."""
     folder = tmp_path_factory.mktemp("undisturbed")
     found = {}
-    for task in (submitted.train, submitted.train_by_hand):
+    for task in (submitted.train,):
         policy = light.POLICY | {"checkpoint": {"dir": str(folder / task.__name__ / "saves")}}
         found[task] = forge.Checkpointable(task)(folder / task.__name__, policy)
     return found

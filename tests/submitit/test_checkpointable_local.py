@@ -56,9 +56,7 @@ JOBS = {
     "over": ((submitted.train,), {"how": "boundary", "policy": {"requeue": {"max_timeouts": 0}}}),
     "stopped": ((submitted.train,), {"how": "boundary"}),
     "in C": ((submitted.train, POLICY | OFTEN), {"how": "in C", "policy": OFTEN}),
-    "after": ((submitted.train,), {"how": "late", "place": "after"}),
-    "before": ((submitted.train,), {"how": "late", "place": "before"}),
-    "by hand": ((submitted.train_by_hand,), {"how": "in the update"}),
+    "by hand": ((submitted.train_by_hand,), {}),
 }
 
 
@@ -84,26 +82,14 @@ def test_a_task_s_value_and_its_error_are_the_job_s(jobs):
     assert len(jobs["bad"].noted("starts")) == 1
 
 
-LATE = {
-    # On a machine so busy that its steps take 20 ms, that step is repeated, draws and all.
-    "after": (submitted.train, {"step_6", "step_5"}),
-    "before": (submitted.train, {"step_5"}),
-    "by hand": (submitted.train_by_hand, {"step_0"}),
-}
-
-
-def test_training_that_never_polls_is_saved_once_and_requeued(jobs, undisturbed):
-    """In a step after and before its update, and in a loop of its own, but never inside an update.
-
-    What is saved is whole in these places, so the bits are the same.
-    """
-    for name in LATE:
-        jobs[name].signal(signal.SIGUSR2)
-    for name, (task, steps) in LATE.items():
-        assert jobs[name].result() == undisturbed[task], name
-        first, second = jobs[name].noted("resumed")
-        assert first == "None", name
-        assert second in steps, name
+def test_a_loop_without_boundaries_is_warned_at_its_first_update_and_fails_at_the_deadline(jobs):
+    """There is no checkpoint, so another start would do the same again."""
+    one = jobs["by hand"]
+    one.signal(signal.SIGUSR2)
+    with pytest.raises(FailedJobError, match="there is no checkpoint to start it again from"):
+        one.result()
+    assert len(one.noted("starts")) == 1
+    assert one.job.stderr().count("An optimizer steps outside `run.steps`") == 1
 
 
 def test_requeuing_checkpointable(jobs, undisturbed):

@@ -37,9 +37,12 @@ class Jobs:
         self.preempted = low.submit(boundary, folder / "preempted")
         self.brought_back = zero.submit(boundary, folder / "brought back")
         budget = POLICY | {"requeue": {"max_timeouts": 1}}
-        late = partial(submitted.train_by_hand, how="late", always=True)
-        self.late = self._executor(nodelist="n1").submit(
-            forge.Checkpointable(late, budget, folder / "late saves %j"), folder / "late"
+        always = partial(submitted.train, how="boundary", always=True)
+        self.always = self._executor(nodelist="n1").submit(
+            forge.Checkpointable(always, budget, folder / "saves %j"), folder / "always"
+        )
+        self.by_hand = self._executor(nodelist="n1").submit(
+            waits(submitted.train_by_hand), folder / "by hand"
         )
         self.failing = self._executor(WEIRD, nodelist="n1").submit(
             waits(light.fail), folder / "failing"
@@ -59,9 +62,10 @@ class Jobs:
 
     def disturb(self):
         """The last signal goes to the one that takes longest to come back."""
-        for name in ("late", "preempted", "brought back", "limited", "cancelled"):
+        for name in ("always", "by hand", "preempted", "brought back", "limited", "cancelled"):
             self.wait(name)
-        self.cluster.run("scancel", "--signal=USR2", self.late.job_id)
+        self.cluster.run("scancel", "--signal=USR2", self.always.job_id)
+        self.cluster.run("scancel", "--signal=USR2", self.by_hand.job_id)
         submit_script(
             self.cluster,
             self.folder,
@@ -122,13 +126,20 @@ def test_a_preemption_without_grace_time(jobs, undisturbed):
     assert jobs.cluster.show(jobs.brought_back.job_id)["Restarts"] == "1"
 
 
-def test_training_that_never_polls_and_its_budget(jobs):
-    """Saved from outside each time; the second time limit is one too many."""
-    jobs.wait("late", 2)
-    assert jobs.noted("late", "resumed") == ["None", "step_0"]
-    jobs.cluster.run("scancel", "--signal=USR2", jobs.late.job_id)
+def test_a_budget_of_time_limits_that_is_used_up(jobs):
+    """Saved each time; the second time limit is one too many."""
+    jobs.wait("always", 2)
+    assert jobs.noted("always", "resumed") == ["None", "step_6"]
+    jobs.cluster.run("scancel", "--signal=USR2", jobs.always.job_id)
     with pytest.raises(FailedJobError, match=r"requeue\.max_timeouts=1"):
-        jobs.late.result()
-    saves = jobs.folder / f"late saves {jobs.late.job_id}"
-    assert (saves / "checkpoints" / "step_0" / "manifest.json").exists()
-    assert jobs.noted("late", "counts") == ["0", "5"]
+        jobs.always.result()
+    saves = jobs.folder / f"saves {jobs.always.job_id}"
+    assert (saves / "checkpoints" / "step_7" / "manifest.json").exists()
+
+
+def test_a_loop_without_boundaries_and_checkpoints_fails_at_the_deadline(jobs):
+    """Slurm says so, too."""
+    with pytest.raises(FailedJobError, match="there is no checkpoint to start it again from"):
+        jobs.by_hand.result()
+    wait_for(lambda: jobs.cluster.show(jobs.by_hand.job_id)["JobState"] == "FAILED", "end")
+    assert len(jobs.noted("by hand", "starts")) == 1

@@ -108,7 +108,7 @@ def repeated_after_cooperative(job: Job) -> list[int]:
         stopped = any(event["kind"] == "stop" for event in before.events)
         for event in after.events:
             if event["kind"] == "start" and stopped:
-                found.append(event["previous_step"] - event["step"] + event["replays"])
+                found.append(event["previous_step"] - event["step"])
     return found
 
 

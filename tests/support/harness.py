@@ -199,7 +199,7 @@ class Job:
     def steps_repeated(self) -> list[int]:
         """For every attempt but the first: completed steps that it did again."""
         starts = [e for a in self.history.attempts for e in a.events if e["kind"] == "start"]
-        return [s["previous_step"] - s["step"] + s["replays"] for s in starts[1:]]
+        return [s["previous_step"] - s["step"] for s in starts[1:]]
 
 
 def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:

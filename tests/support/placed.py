@@ -24,7 +24,7 @@ def pair(seed, num_steps=1):
 
 
 def save(store, live, step=1, **more):
-    state = {"live": live.capture(), "replay": None, **more}
+    state = {"live": live.capture(), **more}
     return store.commit(store.snapshot(step, state, False, copy=True))
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "jobs"))
 
+import evaluates
 import generators
 import loops
-import modules
 import numpy.random  # noqa: F401
 import omegaconf._impl  # noqa: F401
 import small
@@ -32,7 +32,7 @@ import forge.training.run
 import forge.training.session  # noqa: F401
 from forge.training.update import Updater
 
-SCRIPTS = {f"{one.__name__}.py": one.main for one in (small, loops, generators, modules)}
+SCRIPTS = {f"{one.__name__}.py": one.main for one in (small, loops, generators, evaluates)}
 
 
 def serve():

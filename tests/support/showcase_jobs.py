@@ -152,7 +152,7 @@ def stops(attempts: list[ledger.Attempt]) -> list[Stop]:
     begun = [one for one in attempts if any(event["kind"] == "start" for event in one.events)]
     for one, two in itertools.pairwise(begun):
         start = next(event for event in two.events if event["kind"] == "start")
-        repeated = start["previous_step"] - start["step"] + start["replays"]
+        repeated = start["previous_step"] - start["step"]
         found.append(Stop(any(event["kind"] == "stop" for event in one.events), repeated))
     return found
 

@@ -64,7 +64,7 @@ TRAIN = """
             hears = cfg.kind not in ("stuck", "deaf", "held")
             if stopping._state.handler.signal_received and hears:
                 break
-            if cfg.kind == "limit" and run.poll():
+            if cfg.kind == "limit" and run.is_stopping:
                 break  # announced early, it is the run's to know when it is near
             time.sleep(0.02)
             if not hears:  # holds the interpreter's lock, and hears nothing

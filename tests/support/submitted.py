@@ -17,7 +17,7 @@ PLACE = 5
 
 
 def wait_here(folder, how):
-    """Only a signal ends this: at the next boundary, or from outside."""
+    """Only a signal ends this: at the next boundary, or by force."""
     note(folder, "waits", os.getpid())
     if how == "in C":
         mutex = ctypes.create_string_buffer(64)
@@ -39,8 +39,8 @@ def build():
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
-def train(folder, policy=None, how="never", place="after", always=False):
-    """A loop with noise; waits in a step, after or before its update."""
+def train(folder, policy=None, how="never", always=False):
+    """A loop with noise; waits in a step, after its update."""
     is_first = begin(folder)
     model, optimizer = build()
     loader = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4, shuffle=True)
@@ -50,66 +50,19 @@ def train(folder, policy=None, how="never", place="after", always=False):
             waits = how != "never" and (is_first or always) and step >= PLACE
             loss = (model(x + torch.randn(4, 4) / 9) - x.sum(1, keepdim=True)).square().mean()
             loss.backward()
-            if place == "before":
-                time.sleep(0.025)  # from 20 ms on a step can be repeated with its random draws
-                if waits:
-                    wait_here(folder, how)
             run.update(loss, optimizer)
-            if waits and place == "after":
+            if waits:
                 wait_here(folder, how)
     return digest(model)
 
 
-class Counter:
-    def __init__(self):
-        self.count = 0
-
-    def state_dict(self):
-        return {"count": self.count}
-
-    def load_state_dict(self, state):
-        self.count = state["count"]
-
-
-class Halved(torch.optim.AdamW):
-    """In the middle of one of its steps a signal arrives, and nothing may be saved for a while."""
-
-    folder = None
-
-    def step(self):
-        if self.folder is not None:
-            weights = self.param_groups[0]["params"][0]
-            before = weights.detach().clone()
-            with torch.no_grad():
-                weights.zero_()
-                note(self.folder, "waits", os.getpid())
-                while not stopping._state.handler.should_shutdown():
-                    time.sleep(0.01)
-                time.sleep(2)  # longer than the patience with a loop that does not poll
-                weights.copy_(before)
-            self.folder = None
-        super().step()
-
-
-def train_by_hand(folder, policy=None, how="never", always=False):
+def train_by_hand(folder, policy=None):
     """A loop of the user's own: it never comes to a boundary."""
-    is_first = begin(folder)
+    begin(folder)
     model, optimizer = build()
-    optimizer = Halved(model.parameters(), lr=1e-2)
-    counter = Counter()
-    data = torch.randn(40, 4)
-    with forge.Run(policy or POLICY, model=model, optimizer=optimizer, counter=counter) as run:
-        note(folder, "resumed", run.resumed_from)
-        note(folder, "counts", counter.count)
-        while counter.count < STEPS:
-            x = data[counter.count : counter.count + 4]
-            (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
-            waits = (is_first or always) and counter.count + 1 >= PLACE
-            if waits and how == "in the update":
-                optimizer.folder = folder
+    with forge.Run(policy or POLICY, model=model, optimizer=optimizer):
+        for _ in range(STEPS):
+            model(torch.randn(4, 4)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            counter.count += 1
-            if waits and how != "never":
-                wait_here(folder, how)
-    return digest(model)
+        wait_here(folder, "by hand")

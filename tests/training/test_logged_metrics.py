@@ -19,7 +19,7 @@ def trainer(tmp_path, monkeypatch):
     """Attempts at one job; `hurt(run, step, place)` is called at places inside each step."""
     monkeypatch.setattr("forge.shutdown.stopping.leave", forge.Exit)
 
-    def attempt(directory, hurt=lambda run, step, place: None, steps=20, **policy):
+    def attempt(directory, hurt=lambda run, step, place: None, steps=20, every=5, **policy):
         torch.manual_seed(3)
         model = torch.nn.Linear(3, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -27,14 +27,16 @@ def trainer(tmp_path, monkeypatch):
             {"dir": str(tmp_path / directory), "every_steps": 4, "keep_last": 99}
         )
         with forge.Run(policy, model=model, optimizer=optimizer) as run:
+
+            @run.every(every)
+            def evaluate(step):
+                run.log(held_out=model.weight.detach().sum(), half=step / 2)
+                hurt(run, step, "evaluated")
+
             for step in run.steps(steps):
                 loss = model(torch.randn(4, 3)).square().mean()
                 loss.backward()
                 run.update(loss, optimizer)
-                if step % 5 == 1:
-                    run.log(held_out=model.weight.detach().sum(), half=step / 2)
-                    hurt(run, step, "evaluated")
-                    run.poll()
                 hurt(run, step, "end")
 
     yield attempt
@@ -54,9 +56,10 @@ def test_the_values_are_the_last_ones_and_the_same_however_often_a_run_is_stoppe
     trainer("whole")
     whole = told(tmp_path / "whole")
     logged = {step: logged_at for step, (_, logged_at) in whole.items()}
-    last = {4: 1, 8: 6, 12: 11, 16: 11, 20: 16}
+    last = {8: 4, 12: 9, 16: 14, 20: 19}
+    assert logged.pop(4) == {}
     assert logged == {step: {"held_out": at, "half": at} for step, at in last.items()}
-    assert all(values["half"] == last[step] / 2 for step, (values, _) in whole.items())
+    assert all(whole[step][0]["half"] == (at + 1) / 2 for step, at in last.items())
 
     def stop(at_step, at_place):
         def hurt(run, step, place):
@@ -69,7 +72,7 @@ def test_the_values_are_the_last_ones_and_the_same_however_often_a_run_is_stoppe
         if step == 17:
             raise RuntimeError("the run's own")
 
-    for hurt in (stop(3, "end"), stop(6, "evaluated"), stop(9, "end"), stop(11, "evaluated")):
+    for hurt in (stop(3, "end"), stop(5, "evaluated"), stop(9, "end"), stop(15, "evaluated")):
         with pytest.raises(forge.Exit):
             trainer("cut", hurt)
         stopping.uninstall()  # the process would have ended
@@ -141,5 +144,5 @@ def test_logging_reads_nothing_back_until_a_save(trainer, monkeypatch):
         now[0] = step
         run.log(value=torch.tensor(1.0))
 
-    trainer("job", hurt, steps=12)
+    trainer("job", hurt, steps=12, every=99)
     assert reads == [3, 7, 11]

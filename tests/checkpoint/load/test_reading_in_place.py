@@ -54,23 +54,6 @@ def test_a_new_optimizer_keeps_what_was_read_for_it(small_chunks, store):
     new.objects["optimizer"].step()
 
 
-def test_what_is_loaded_twice_stays_as_it_was_read(store):
-    """The state after a repeated step's update is put back once more."""
-    old, new = pair(1), pair(2)
-    save(store, old, replay={"batch": 1})
-    before = content(new)
-    found = store.newest(place=lambda state: None)
-    assert found.state["replay"] == {"batch": 1}
-    expected = content(old)
-    for _ in range(2):
-        new.load(found.state["live"], found.fill())
-        assert content(new) == expected != before
-        for parameter in new.objects["model"].parameters():
-            parameter.grad = torch.ones_like(parameter)
-        new.objects["optimizer"].step()
-        new.objects["optimizer"].zero_grad()
-
-
 class Average:
     """Refers to the weights of a module, and to its own."""
 

@@ -1,7 +1,7 @@
 """Loops whose data is drawn by generators of many owners: python generators.py <dir> JSON
 
 Writes the final weights to <dir>/weights.pt. `kill_at` maps places to signals, in attempt 1 only:
-{"step 13": "TERM"} is the begin of a step, {"poll 13": …} just before a poll of it.
+{"step 13": "TERM"} is the start of a step.
 """
 
 import random

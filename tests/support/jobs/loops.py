@@ -1,11 +1,11 @@
 """Loops as people write them: python loops.py <dir> '{"loop": "gan", …}'
 
 Writes the final weights to <dir>/weights.pt. `kill_at` maps places to signals, in attempt 1 only:
-{"step 13": "TERM"} is the begin of a step, {"poll 13": …} just before a poll of it.
+{"step 13": "TERM"} is the start of a step.
 """
 
 import torch
-from bench import DATA, POINTS, VALUES, play, play_arguments
+from bench import DATA, play, play_arguments
 from torch.utils.data import DataLoader, Dataset
 
 import forge
@@ -18,31 +18,11 @@ def between(bench):
         for step, (x, y) in run.steps(8, loader):
             bench.reach(f"step {step}")
             bench.learn(run, x, y)
-        bench.evaluate(run, "between")
+        bench.reach("between")
+        bench.evaluate()
         for step, (x, y) in run.steps(20, loader):
             bench.reach(f"step {step}")
             bench.learn(run, x, y)
-
-
-class Records(Dataset):
-    """Samples as dicts."""
-
-    def __len__(self):
-        return len(POINTS)
-
-    def __getitem__(self, index):
-        return {"x": POINTS[index], "more": {"y": VALUES[index], "name": f"number {index}"}}
-
-
-def pops(bench):
-    """Takes things out of its batch, which is a dict, before it evaluates."""
-    with bench.run() as run:
-        for step, batch in run.steps(20, DataLoader(Records(), 5, shuffle=True)):
-            bench.reach(f"step {step}")
-            y, _ = batch["more"].pop("y"), batch["more"].pop("name")
-            bench.learn(run, batch.pop("x"), y)
-            if step % 7 == 6:
-                run.log(held_out=bench.evaluate(run, step))
 
 
 def unfreezes(bench):
@@ -60,7 +40,7 @@ def unfreezes(bench):
 
 
 def gan(bench):
-    """Two updates in a step, polls between and after them, and gradients that spill over."""
+    """Two updates in a step, and gradients that spill over."""
     maker = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 6))
     judge = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
     maker_optimizer = torch.optim.Adam(maker.parameters(), lr=0.01)
@@ -68,13 +48,6 @@ def gan(bench):
     schedule = torch.optim.lr_scheduler.StepLR(maker_optimizer, 5, 0.9)
     objects = {"maker": maker, "judge": judge, "schedule": schedule}
     objects |= {"maker_optimizer": maker_optimizer, "judge_optimizer": judge_optimizer}
-
-    def look(run, place):
-        with torch.no_grad():
-            value = maker(torch.randn(4, 3)).sum().item()
-        bench.reach(f"poll {place}")
-        run.poll()
-        return value
 
     with forge.Run(bench.policy, **objects) as run:
         for step, (x, _) in run.steps(24, DataLoader(DATA, 5, shuffle=True)):
@@ -84,12 +57,13 @@ def gan(bench):
             judge_loss += judge(x).square().mean()
             judge_loss.backward()
             run.update(judge_loss, judge_optimizer, clip_norm=1.0)
-            run.log(judge_loss=judge_loss, between=look(run, f"{step} between"))
+            run.log(judge_loss=judge_loss)
+            bench.reach(f"between {step}")
             maker_loss = -judge(maker(noise)).mean()
             maker_loss.backward()
             run.update(maker_loss, maker_optimizer, schedule)
             judge_optimizer.zero_grad()
-            run.log(maker_loss=maker_loss, after=look(run, f"{step} after"))
+            run.log(maker_loss=maker_loss)
     bench.model = torch.nn.ModuleList([maker, judge])
 
 
@@ -123,13 +97,13 @@ def raises(bench):
             bench.learn(run, x, y)
             reach(f"updated {step}")
             if step % 7 == 6:
-                run.log(held_out=bench.evaluate(run, step))
+                run.log(held_out=bench.evaluate())
             if step % 3 == 0:
                 run.log(drawn=torch.randn(()))
             reach(f"end {step}")
 
 
-LOOPS = (between, pops, unfreezes, gan, raises)
+LOOPS = (between, unfreezes, gan, raises)
 
 
 def main(directory, spec):

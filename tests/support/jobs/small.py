@@ -34,7 +34,6 @@ DEFAULTS = {
     "evaluate_s": 0.0,
     "by_hand": False,  # the schedule is stepped by the loop, after the update
     "swaps": False,  # other weights for the evaluation, written through .data
-    "logs_late": False,  # after the evaluation
     "scaler": False,
     "guard": False,
 }
@@ -162,6 +161,19 @@ def main(directory, spec):
     loader = None if spec["loader"] == "none" else make_loader(spec)
     is_first = not (directory / "checkpoints").exists()
     with forge.Run(policy, **stateful) as run:
+
+        def score(step):
+            if spec["swaps"]:
+                kept = [p.detach().clone() for p in model.parameters()]
+                for p in model.parameters():
+                    p.data.mul_(0.5)
+            run.log(held_out=evaluate(model, run, spec))
+            if spec["swaps"]:
+                for p, was in zip(model.parameters(), kept, strict=True):
+                    p.data.copy_(was)
+
+        if spec["evaluate_every"]:
+            run.every(spec["evaluate_every"])(score)
         for item in run.steps(spec["steps"], loader):
             step, (x, y) = (
                 item if loader is not None else (item, (torch.randn(5, 6), torch.ones(5, 1)))
@@ -183,19 +195,7 @@ def main(directory, spec):
                     run.update(loss, optimizer, given, scaler=scaler, clip_norm=1.0)
                     if spec["by_hand"]:
                         schedule.step()
-            if not spec["logs_late"]:
-                run.log(loss=loss)
-            if spec["evaluate_every"] and (step + 1) % spec["evaluate_every"] == 0:
-                if spec["swaps"]:
-                    kept = [p.detach().clone() for p in model.parameters()]
-                    for p in model.parameters():
-                        p.data.mul_(0.5)
-                run.log(held_out=evaluate(model, run, spec))
-                if spec["swaps"]:
-                    for p, was in zip(model.parameters(), kept, strict=True):
-                        p.data.copy_(was)
-            if spec["logs_late"]:
-                run.log(loss=loss)
+            run.log(loss=loss)
             time.sleep(spec["step_s"])
     torch.save(model.state_dict(), directory / "weights.pt")
 

@@ -105,13 +105,19 @@ def main():
     with forge.Run(policy, model=model, optimizer=optimizer) as run:
         if "callbacks" in spec:
             callbacks(run.on_stop)
+        if stage == "evaluation":
+
+            @run.every(spec.get("at", 2))
+            def evaluate(step):
+                arrive()
+                while not run.poll():
+                    time.sleep(0.01)
+
         try:
             for step in run.steps(spec["steps"]):
                 loss = model(torch.randn(3, 4)).sum()
                 loss.backward()
                 run.update(loss, optimizer)
-                if stage == "evaluation":
-                    run.poll()  # from the first poll on, every step is marked
                 if step == spec.get("at", 2):
                     if stage in ("loop", "last_step"):
                         arrive()
@@ -119,11 +125,6 @@ def main():
                     if stage == "c_call":
                         arrive()
                         time.sleep(spec.get("linger_s", 60))
-                    if stage == "evaluation":
-                        arrive()
-                        for _ in range(6000):
-                            run.poll()
-                            time.sleep(0.01)
         finally:
             note("finally in with")
     note("after")

@@ -100,14 +100,17 @@ def main(cfg):
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     with forge.Run(cfg.resilience, model=model, optimizer=optimizer, schedule=schedule) as run:
-        for step, batch in run.steps(cfg.steps, loader):
+
+        @run.every(cfg.eval_every)
+        def score(step):
+            held_out.generator.manual_seed(step)
+            run.log(held_out=evaluate(model, held_out, run.poll))
+
+        for _, batch in run.steps(cfg.steps, loader):
             loss = loss_of(model, batch)
             loss.backward()
             run.update(loss, optimizer, schedule, clip_norm=1.0)
             run.log(loss=loss, lr=schedule.get_last_lr()[0])
-            if (step + 1) % cfg.eval_every == 0:
-                held_out.generator.manual_seed(step)
-                run.log(held_out=evaluate(model, held_out, run.poll))
 
 
 if __name__ == "__main__":

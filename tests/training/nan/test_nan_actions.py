@@ -12,7 +12,6 @@ from nan_trainer import (
     events,
     inf_gradient,
     nan_gradient,
-    stop,
     streak,
     train,
 )
@@ -190,25 +189,6 @@ def test_the_metrics_up_to_the_halt_are_in_the_ledger(tmp_path):
     """The losses just before the NaN are those that people want to see."""
     train(tmp_path, action="halt", bad=streak(7, 1), every_steps=1000)
     assert [e["step"] for e in events(tmp_path, "metrics")] == list(range(8))
-
-
-@pytest.mark.parametrize("action", ["halt", "skip"])
-def test_a_halt_is_not_forgotten_by_a_stop_inside_the_bad_step(tmp_path, action):
-    """A signal in the evaluation that follows the bad update must not turn a halt into a pass."""
-
-    def evaluate(run):
-        run.poll()
-        stop()
-        run.poll()
-
-    spec = {"action": action, "max_consecutive": 1, "bad": streak(5, 1), "every_steps": None}
-    # Polls from the first step on: only marked steps can be left in the middle.
-    first = train(tmp_path, at={0: lambda run: run.poll(), 5: evaluate}, **spec)
-    assert first.steps[-1] == 5
-    codes = [first.code]
-    if first.code == 143:
-        codes.append(train(tmp_path, action=action, max_consecutive=1).code)
-    assert codes[-1] == 65
 
 
 # -- what is bad ----------------------------------------------------------------------------------

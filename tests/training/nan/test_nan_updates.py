@@ -1,8 +1,6 @@
 """`run.update` beside the loop one would write by hand: same bits, one look, right clipping."""
 
 import itertools
-import os
-import signal
 
 import pytest
 import torch
@@ -249,26 +247,6 @@ def test_a_step_with_two_updates_counts_once(tmp_path):
     assert state["detector"]["total_nans"] == 4
     assert state["detector"]["consecutive_nans"] == 0
     assert state["first_bad_step"] is None
-
-
-def test_a_stop_after_two_updates_repeats_neither(tmp_path):
-    """An evaluation that is interrupted is begun again; the updates before it were done."""
-
-    def poll(run, step):
-        run.poll()
-
-    def stop_at_three(run, step):
-        if step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        run.poll()
-
-    _, undisturbed, _ = two_optimizer_run(tmp_path / "a", None, {}, each=poll)
-    code, _, _ = two_optimizer_run(tmp_path / "b", None, {}, each=stop_at_three)
-    assert code == 143
-    assert (tmp_path / "b" / "step_3").is_dir(), "it stopped inside the step"
-    code, resumed, _ = two_optimizer_run(tmp_path / "b", None, {}, each=poll)
-    assert code == 0
-    assert_same_state(resumed, undisturbed)
 
 
 # -- mistakes -------------------------------------------------------------------------------------

@@ -1,0 +1,160 @@
+"""`run.state`: values of the user's own, saved and restored with everything else."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import torch
+
+from forge.checkpoint.format.codec import Encoder
+from forge.errors import StateMismatch
+
+
+class RunState(MutableMapping[str, Any]):
+    """A dict of what a training keeps besides its objects: the best metric, a replay buffer.
+
+    Values are numbers, strings, bytes, tensors, arrays of numpy, generators of random numbers
+    (`torch.Generator`, `random.Random`, `numpy.random.Generator`), and dicts and lists of them.
+
+        best = run.state.setdefault("best", math.inf)
+
+    Entering the Run restores what the last checkpoint holds. A value that is there already (or when
+    a rollback restores) is changed in place where it can be, so that names for it stay good.
+
+    Raises:
+        CheckpointError: Naming a value that cannot be saved, as it is assigned.
+        TypeError: For a name that is no string.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"run.state[{name!r}]: expected a string, found {type(name).__name__}")
+        Encoder().encode(_without_generators(value, [], []), f"run.state.{name}")
+        self._values[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"run.state({self._values!r})"
+
+    def capture(self) -> dict[str, Any]:
+        """What goes into a checkpoint, by keys that name it in messages."""
+        generators: list[dict[str, Any]] = []
+        values = _without_generators(self._values, [], generators)
+        return {"run.state": values, "run.state generators": generators}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go back to what was captured.
+
+        Raises:
+            StateMismatch: For a generator of a kind that is not known here.
+        """
+        values = saved.get("run.state", {})
+        for one in saved.get("run.state generators", ()):
+            *way, last = one["path"]
+            holder = values
+            for key in way:
+                holder = holder[key]
+            holder[last] = _generator(one)
+        self._values = _put_back(self._values, values)
+
+
+def _without_generators(value: Any, path: list[Any], found: list[dict[str, Any]]) -> Any:
+    """The same, with None for each generator, whose state is added to `found`."""
+    if type(value) is dict:
+        return {key: _without_generators(v, [*path, key], found) for key, v in value.items()}
+    if type(value) is list:
+        return [_without_generators(v, [*path, i], found) for i, v in enumerate(value)]
+    described = _described(value)
+    if described is None:
+        return value
+    found.append({"path": path, **described})
+    return None
+
+
+def _described(value: Any) -> dict[str, Any] | None:
+    """What a generator is made of again; None where it is none."""
+    if isinstance(value, torch.Generator):
+        return {"kind": "torch", "device": str(value.device), "state": value.get_state()}
+    if type(value) is random.Random:
+        return {"kind": "random", "state": value.getstate()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.random.Generator):
+        state = value.bit_generator.state
+        return {"kind": "numpy", "bits": state["bit_generator"], "state": state}
+    return None
+
+
+def _generator(saved: dict[str, Any]) -> Any:
+    if saved["kind"] == "torch":
+        return torch.Generator(device=saved["device"]).set_state(saved["state"])
+    if saved["kind"] == "random":
+        generator = random.Random()
+        generator.setstate(saved["state"])
+        return generator
+    import numpy
+
+    kind = getattr(numpy.random, saved["bits"], None)
+    if not (isinstance(kind, type) and issubclass(kind, numpy.random.BitGenerator)):
+        raise StateMismatch(f"run.state: numpy has no generator of the kind {saved['bits']!r}")
+    bits = kind()
+    bits.state = saved["state"]
+    return numpy.random.Generator(bits)
+
+
+def _put_back(live: Any, saved: Any) -> Any:
+    """What was saved; in the place of `live` where that is alike and can be changed."""
+    if type(live) is not type(saved):
+        return saved
+    if type(saved) is dict:
+        restored = {key: _put_back(live.get(key), value) for key, value in saved.items()}
+        live.clear()
+        live.update(restored)
+        return live
+    if type(saved) is list:
+        known = [*live, *[None] * (len(saved) - len(live))]
+        live[:] = [_put_back(a, b) for a, b in zip(known, saved, strict=False)]
+        return live
+    if type(saved) is torch.Tensor:
+        if (live.shape, live.dtype, live.device) != (saved.shape, saved.dtype, saved.device):
+            return saved
+        with torch.no_grad():
+            return live.copy_(saved)
+    if isinstance(saved, torch.Generator):
+        return live.set_state(saved.get_state()) if live.device == saved.device else saved
+    if type(saved) is random.Random:
+        live.setstate(saved.getstate())
+        return live
+    return _put_back_numpy(live, saved)
+
+
+def _put_back_numpy(live: Any, saved: Any) -> Any:
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return saved
+    if type(saved) is numpy.ndarray:
+        if live.flags.writeable and (live.shape, live.dtype) == (saved.shape, saved.dtype):
+            live[...] = saved
+            return live
+    elif isinstance(saved, numpy.random.Generator):
+        is_same_kind = type(live.bit_generator) is type(saved.bit_generator)
+        if is_same_kind:
+            live.bit_generator.state = saved.bit_generator.state
+            return live
+    return saved

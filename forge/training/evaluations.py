@@ -1,0 +1,94 @@
+"""Functions of `run.every`: what runs between two steps, an evaluation above all."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from forge import messages
+from forge.errors import ForgeError
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    name: str
+    function: Callable[[int], object]
+    steps: int | None
+    at_end: bool
+
+    def is_due(self, step: int, is_end: bool) -> bool:
+        return (self.at_end and is_end) or (self.steps is not None and step % self.steps == 0)
+
+
+class Evaluations:
+    """The functions that were registered, in order."""
+
+    def __init__(self) -> None:
+        self._all: list[_Evaluation] = []
+        self._last_s: dict[str, float] = {}
+        self.is_running = False
+        self.pid = os.getpid()
+
+    def add(self, function: Callable[[int], object], steps: int | None, at_end: bool) -> None:
+        """Run `function` every so many steps, at the end of the loop, or both.
+
+        Raises:
+            ForgeError: Where that is never.
+        """
+        name = getattr(function, "__name__", type(function).__name__)
+        if steps is None and not at_end:
+            raise ForgeError(f"run.every(None) of {name}: give a number of steps, or at_end=True")
+        is_number = isinstance(steps, int) and not isinstance(steps, bool) and steps > 0
+        if steps is not None and not is_number:
+            raise ForgeError(f"run.every({steps!r}) of {name}: expected a positive number of steps")
+        same = [one for one in self._all if one.name.partition(" ")[0] == name]
+        name = f"{name} {len(same) + 1}" if same else name
+        self._all.append(_Evaluation(name, function, steps, at_end))
+
+    def due(self, step: int, *, is_end: bool) -> list[str]:
+        """The names of those that are due once so many steps are done; none before the first."""
+        return [one.name for one in self._all if step > 0 and one.is_due(step, is_end)]
+
+    def may_poll(self) -> bool:
+        """Whether it is the main thread that asks, in one of the functions.
+
+        Raises:
+            ForgeError: Where none of them is running; never in a worker, a thread or a child.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or os.getpid() != self.pid:
+            return False
+        if not self.is_running:
+            raise ForgeError(
+                "run.poll() was called outside a function of run.every, where no stop can happen:"
+                " move the evaluation into one (`@run.every(100)` above `def evaluate(step):`)."
+                " Elsewhere a stop comes at the end of the step; `run.is_stopping` tells of it."
+            )
+        return True
+
+    def last_s(self, names: list[str]) -> float:
+        """Seconds that these functions took when they last ran; infinite where one never did."""
+        return sum(self._last_s.get(name, math.inf) for name in names)
+
+    def run(self, names: list[str], step: int, before_each: Callable[[], object] = bool) -> None:
+        """Call those of these names, and `before_each` of them that."""
+        missing = set(names) - {one.name for one in self._all}
+        if missing:
+            messages.warn(
+                f"At step {step} {', '.join(sorted(missing))} of run.every is still to run, but the"
+                " script has no such function any more. Register them before run.steps()."
+            )
+        self.is_running = True
+        try:
+            for one in self._all:
+                if one.name in names:
+                    before_each()
+                    began = time.monotonic()
+                    one.function(step)
+                    self._last_s[one.name] = time.monotonic() - began
+        finally:
+            self.is_running = False

@@ -1,0 +1,139 @@
+"""Training with an evaluation of its own kind: python evaluates.py <dir> '{"kind": …}'
+
+In attempt 1 `places` maps places of the evaluation at step 9 (start, poll 1, late) to what happens
+there: a signal's name; "raise"; or "sleep", which touches <dir>/ready first.
+"""
+
+import os
+import signal
+import threading
+import time
+
+import torch
+from bench import DATA, play, play_arguments
+from torch.utils.data import DataLoader
+
+from forge.checkpoint.io import memory
+
+AT = 9
+FORK = {"multiprocessing_context": "fork"}
+
+
+class Evaluation:
+    """Scores the model; each kind does something that a stop must not leave behind."""
+
+    def __init__(self, bench, directory, run):
+        self.bench, self.directory, self.run = bench, directory, run
+        self.model = bench.model
+        self.places = {} if bench.is_resumed else dict(bench.spec.get("places", {}))
+
+    def __call__(self, step):
+        getattr(self, self.bench.spec["kind"])(step)
+
+    def reach(self, step, place):
+        """What is to happen here, happens."""
+        wanted = self.places.pop(place, None) if step == AT else None
+        if wanted == "sleep":
+            (self.directory / "ready").write_text(str(os.getpid()))
+            time.sleep(600)
+        elif wanted == "raise":
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise RuntimeError("a helper has died")
+        elif wanted:
+            os.kill(os.getpid(), signal.Signals[f"SIG{wanted}"])
+
+    def score(self, step):
+        self.reach(step, "start")
+        total = 0.0
+        for number in range(3):
+            total += self.model(torch.randn(4, 6)).sum().item()
+            self.reach(step, f"poll {number}")
+            self.run.poll()
+        self.reach(step, "late")
+        return total
+
+    def draws(self, step):
+        with torch.no_grad():
+            self.run.log(held_out=self.score(step))
+
+    def switches(self, step):
+        """To eval mode, without finally: a stop leaves it so."""
+        self.model.eval()
+        self.draws(step)
+        self.model.train()
+
+    def swaps(self, step):
+        """Other weights meanwhile, written where no version counts."""
+        kept = [p.detach().clone() for p in self.model.parameters()]
+        for p in self.model.parameters():
+            p.data.mul_(0.5)
+        self.draws(step)
+        for p, was in zip(self.model.parameters(), kept, strict=True):
+            p.data.copy_(was)
+
+    def swallows(self, step):
+        """Whatever comes, as `except:` does; then it does more."""
+        for _ in range(2):
+            try:
+                self.draws(step)
+            except:  # noqa: E722
+                with (self.directory / "swallowed").open("a") as file:
+                    file.write("x")
+
+    def remembers(self, step):
+        """The best score in run.state, and a history that grows."""
+        state = self.run.state
+        with torch.no_grad():
+            score = self.score(step)
+        state["best"] = max(state.get("best", -1e9), score)
+        state.setdefault("history", []).append(score)
+        self.run.log(best=state["best"], count=len(state["history"]))
+
+    def elsewhere(self, step):
+        """Polls in a thread, in a worker and in a child: each is told False."""
+        answers = []
+        thread = threading.Thread(target=lambda: answers.append(self.run.poll()))
+        thread.start()
+        thread.join()
+        answers += [bool(one) for one in DataLoader(Polls(self.run), num_workers=1, **FORK)]
+        child = os.fork()
+        if child == 0:
+            os._exit(int(self.run.poll()))
+        answers.append(os.waitpid(child, 0)[1] != 0)
+        assert answers == [False] * 3, answers
+        self.draws(step)
+
+
+class Polls(torch.utils.data.Dataset):
+    def __init__(self, run):
+        self.run = run
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return self.run.poll()
+
+
+def train(bench):
+    spec = bench.spec
+    if spec.get("no_memory"):
+        memory.available_bytes = lambda: 0
+    with bench.run() as run:
+        evaluation = Evaluation(bench, bench.directory, run)
+        run.every(spec.get("every", 3), at_end=True)(evaluation)
+
+        @run.every(AT)
+        def after(step):
+            run.log(after=torch.rand(()))
+
+        for _, (x, y) in run.steps(20, DataLoader(DATA, 5, shuffle=True)):
+            bench.learn(run, x, y)
+
+
+def main(directory, spec):
+    play((train,), directory, {"loop": "train", **spec})
+
+
+if __name__ == "__main__":
+    play_arguments(main)

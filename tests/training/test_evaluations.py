@@ -1,0 +1,201 @@
+"""Functions of `run.every`: when they run, and what a stop in one of them leaves behind."""
+
+import itertools
+import signal
+
+import pytest
+import torch
+from harness import Job, assert_same_run
+
+import forge
+from forge.checkpoint.format import manifest
+from forge.jobdir import ledger, spawned
+
+SCRIPT = "evaluates.py"
+KINDS = ["draws", "switches", "swaps", "swallows", "remembers", "elsewhere"]
+
+
+# -- when they run -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def a_run(tmp_path, monkeypatch):
+    """`a_run(n, register)` trains in the same directory; each counts as a process of its own."""
+    numbers = itertools.count()
+    monkeypatch.setattr(spawned, "owner", lambda: f"process {next(numbers)}")
+
+    def train(n, register, loop=lambda run, step: None, **policy):
+        torch.manual_seed(1)
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        policy.setdefault("checkpoint", {"dir": str(tmp_path / "job"), "every_steps": 4})
+        with forge.Run(policy, model=model, optimizer=optimizer) as run:
+            register(run)
+            for step in run.steps(n):
+                loss = model(torch.randn(3, 2)).square().mean()
+                loss.backward()
+                run.update(loss, optimizer)
+                run.log(loss=loss)
+                loop(run, step)
+        return run
+
+    train.directory = tmp_path / "job"
+    return train
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_functions_run_in_order_after_so_many_steps_and_at_the_end(a_run, enabled):
+    """The same in a plain loop: `resilience=disabled` must not change what is evaluated."""
+    seen = []
+
+    def register(run):
+        run.every(3)(lambda step: seen.append(("third", step, run.step)))
+        run.every(5, at_end=True)(lambda step: seen.append(("fifth", step, run.step)))
+        run.every(at_end=True)(lambda step: seen.append(("end", step, run.step)))
+
+    a_run(7, register, enabled=enabled)
+    steps = [("third", 3), ("fifth", 5), ("third", 6), ("fifth", 7), ("end", 7)]
+    assert seen == [(name, step, step) for name, step in steps]
+
+
+def test_what_is_logged_counts_for_the_last_step_and_is_in_that_boundary_s_checkpoint(a_run):
+    """A checkpoint carries the metric of its own weights."""
+
+    def register(run):
+        run.every(4)(lambda step: run.log(held_out=step * 10))
+
+    a_run(8, register)
+    assert ledger.read(a_run.directory).metrics[3].keys() == {"loss", "held_out"}
+    found = manifest.read(a_run.directory / "step_4")
+    assert (found.metrics["held_out"], found.logged_at["held_out"]) == (40, 3)
+
+
+def test_a_boundary_that_two_loops_share_runs_its_functions_once(a_run, tmp_path):
+    """The second loop begins where the first ended."""
+    seen = []
+    model = torch.nn.Linear(2, 1)
+    with forge.Run({"checkpoint": {"dir": str(tmp_path / "job")}}, model=model) as run:
+        run.every(2, at_end=True)(seen.append)
+        for _ in run.steps(4):
+            pass
+        for _ in run.steps(5):
+            pass
+    assert seen == [2, 4, 5]
+
+
+def test_two_functions_of_a_name_are_told_apart_and_one_that_is_gone_is_named(a_run, caplog):
+    """By their names a resumed job knows which are still to run."""
+    names = []
+
+    def register(run):
+        for _ in range(2):
+            run.every(4)(lambda step: None)
+        names.extend(run._evaluations.due(4, is_end=False))
+        run._evaluations.run(["lost"], 4)
+
+    a_run(1, register)
+    assert len(set(names)) == 2
+    assert "At step 4 lost of run.every is still to run" in caplog.text
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5, True, "3"])
+def test_a_number_of_steps_that_makes_no_sense_is_refused(a_run, steps):
+    with pytest.raises(forge.ForgeError, match=r"run\.every\(.*expected a positive number"):
+        a_run(1, lambda run: run.every(steps)(lambda step: None))
+
+
+def test_a_function_that_would_never_run_is_refused(a_run):
+    with pytest.raises(forge.ForgeError, match="at_end=True"):
+        a_run(1, lambda run: run.every()(lambda step: None))
+
+
+def test_a_function_is_registered_above_the_loop(a_run):
+    """In it there would be one more at each step."""
+    with pytest.raises(forge.ForgeError, match=r"run\.every\(\) was called inside a step"):
+        a_run(1, lambda run: None, lambda run, step: run.every(1)(lambda step: None))
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_poll_outside_such_a_function_is_an_error_that_names_it(a_run, enabled):
+    """No stop can happen there: a poll that promises one would not keep its word."""
+    with pytest.raises(forge.ForgeError, match=r"@run\.every\(100\)"):
+        a_run(1, lambda run: None, lambda run, step: run.poll(), enabled=enabled)
+
+
+def test_a_save_that_is_asked_for_inside_comes_at_the_end_of_the_boundary(a_run):
+    """With what the functions have logged."""
+
+    def register(run):
+        @run.every(3)
+        def evaluate(step):
+            run.save()
+            run.log(held_out=1.0)
+
+    a_run(3, register)
+    saves = [e for e in ledger.read(a_run.directory).attempts[0].events if e["kind"] == "save"]
+    assert saves[0]["reason"] == "requested"
+    assert manifest.read(a_run.directory / "step_3").logged_at["held_out"] == 2
+
+
+# -- a stop in one of them ---------------------------------------------------------------------
+
+
+def stopped(tmp_path, make_job, undisturbed, places, kind="draws", code=143, **spec):
+    """A job that is stopped in its evaluation at step 9, and its second attempt."""
+    spec = {"kind": kind, **spec}
+    job = make_job(tmp_path / "job", script=SCRIPT, places=places, **spec)
+    job.run_to_end(code)
+    assert_same_run(job, undisturbed(script=SCRIPT, **spec))
+    return job
+
+
+@pytest.mark.parametrize("place", ["start", "poll 1", "late"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stop_in_an_evaluation_changes_no_bit(kind, place, tmp_path, make_job, undisturbed):
+    """Whatever the function has swapped, switched, caught or drawn by then."""
+    job = stopped(tmp_path, make_job, undisturbed, {place: "TERM"}, kind)
+    assert job.steps_repeated == [0]
+    if kind == "swallows" and place != "late":
+        # Caught once by the function, and raised again by its next poll.
+        assert (job.directory / "swallowed").read_text() == "xx"
+
+
+def test_a_kill_in_an_evaluation_changes_no_bit(tmp_path, make_job, undisturbed):
+    """From the last checkpoint, and the evaluation comes again."""
+    policy = {"checkpoint": {"every_steps": 4}}
+    job = stopped(
+        tmp_path, make_job, undisturbed, {"poll 1": "KILL"}, "swaps", code=-9, policy=policy
+    )
+    assert job.history.attempts[1].start_step == 8
+
+
+def test_an_error_in_an_evaluation_while_a_stop_is_pending_saves(tmp_path, make_job, undisturbed):
+    """A helper has died of the same signal: the held boundary is exact all the same."""
+    job = stopped(tmp_path, make_job, undisturbed, {"poll 1": "raise"}, "swaps")
+    assert job.steps_repeated == [0]
+    assert "RuntimeError: a helper has died, after a stop was asked for" in job.output
+
+
+def test_where_nobody_polls_a_thread_saves_the_held_boundary(tmp_path, make_job, undisturbed):
+    """An evaluation that takes longer than a stop may is ended by force, and loses nothing."""
+    policy = {"shutdown": {"timeout_s": 2.0}, "checkpoint": {"every_steps": 100}}
+    spec = {"kind": "swaps", "policy": policy}
+    job = Job(tmp_path / "job", SCRIPT, places={"poll 1": "sleep"}, **spec)
+    process = job.start()
+    process.wait_for((job.directory / "ready").exists, "the evaluation")
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 70
+    assert job.run() == 0, job.output
+    assert job.history.attempts[1].start_step == 9
+    assert_same_run(job, undisturbed(script=SCRIPT, **spec))
+
+
+def test_without_memory_for_a_copy_the_boundary_is_held_on_disk(tmp_path, make_job, undisturbed):
+    """It is there before the evaluation begins, and is replaced by the save after it."""
+    policy = {"checkpoint": {"every_steps": 3}}
+    spec = {"kind": "swaps", "policy": policy, "no_memory": True}
+    job = stopped(tmp_path, make_job, undisturbed, {"poll 1": "KILL"}, code=-9, **spec)
+    assert job.history.attempts[1].start_step == 9
+    saves = [e for e in job.history.attempts[0].events if e["kind"] == "save"]
+    assert [(e["step"], e["reason"]) for e in saves[:2]] == [(3, "held"), (3, "periodic")]
+    assert manifest.read(job.checkpoints / "step_18").logged_at["held_out"] == 17
