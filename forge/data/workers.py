@@ -39,7 +39,9 @@ def shield_this_process() -> None:
     if sys.platform.startswith("linux"):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         parent = os.getppid()
-        threading.Thread(target=_heed_parent, args=(parent,), daemon=True).start()
+        threading.Thread(
+            target=_heed_parent, args=(parent,), name="forge-worker", daemon=True
+        ).start()
     else:  # no sigwaitinfo: SIGTERM cannot tell who sent it
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 

@@ -1,5 +1,6 @@
 """What the documents say is there, and all of it: those at the root, and the pages of the site."""
 
+import ast
 import fnmatch
 import importlib
 import inspect
@@ -77,6 +78,43 @@ def test_every_file_and_test_that_a_doc_names_exists(name):
     for path, test in re.findall(pattern, text_of(name)):
         assert exists(path), path
         assert not test or test in anchors(path), f"{path}::{test}"
+
+
+def threads(source):
+    """The name of every thread, timer or executor that a module starts."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and (name := ast.unparse(node.func).rpartition(".")[2]) in (
+            "Thread", "Timer", "ThreadPoolExecutor", "ProcessPoolExecutor", "start_new_thread"
+        ):  # fmt: skip
+            given = [
+                word.value for word in node.keywords if word.arg in ("name", "thread_name_prefix")
+            ]
+            texts = [
+                c.value
+                for one in [*given, *node.args]
+                for c in ast.walk(one)
+                if type(c) is ast.Constant
+            ]
+            found.append(next((t for t in texts if isinstance(t, str)), name))
+    return found
+
+
+def test_the_threads_are_the_ones_there_are():
+    """Each could deadlock: its author says who joins it, and what it must never do."""
+    source = "Thread(target=f)\nx.Thread(target=f, name=f'a-{b}')\nThreadPoolExecutor(2, 'p')"
+    assert threads(source) == ["Thread", "a-", "p"]
+    listed = {
+        (re.findall(r"`(forge/[\w/]+\.py)`", cells[1])[0], cells[0].strip("`"))
+        for cells in readme.rows(text_of("ARCHITECTURE.md").partition("<!-- threads -->")[2])
+        if all(cells)
+    }
+    ours = [
+        name
+        for name in files()
+        if name.startswith(("forge/", "hydra_plugins/")) and name.endswith(".py")
+    ]
+    assert listed == {(name, thread) for name in ours for thread in threads(text_of(name))}
 
 
 def test_make_knows_every_target_that_a_doc_names():

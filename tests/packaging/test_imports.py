@@ -1,5 +1,6 @@
 """What may import what; what `import forge` costs; where it works."""
 
+import ast
 import functools
 import os
 import py_compile
@@ -15,14 +16,15 @@ THIRD_PARTY = {"torch", "hydra", "submitit", "omegaconf", "numpy", "cloudpickle"
 
 @functools.cache
 def layers() -> list[tuple[str, list[str], set[str]]]:
-    """(layer, patterns of its modules, third-party packages) of ARCHITECTURE.md, highest first."""
+    """(what it holds, its modules, third-party packages) of each layer, highest first."""
     text = (ROOT / "ARCHITECTURE.md").read_text()
     table = text.partition("<!-- layers -->")[2].partition("<!-- /layers -->")[0]
     rows = [row.strip()[1:-1].split("|") for row in table.strip().splitlines()][2:]
     found = []
-    for name, members, packages in rows:
+    for members, phrase, packages in rows:
+        names = re.findall(r"`(?:([\w]+)/|(\w+)\.py)`", members)
         needs = set(re.findall(r"`(\w+)`", packages))
-        found.append((name.strip(), re.findall(r"`([\w.*]+)`", members), needs))
+        found.append((phrase.strip(), [f"{f}.*" if f else m for f, m in names], needs))
     return found
 
 
@@ -39,6 +41,15 @@ def test_every_module_stands_in_a_layer_and_every_layer_has_modules():
     """The rule below says nothing about a module that nobody placed."""
     used = {layer_of(module) for module in modules() if module != "forge"}
     assert used == set(range(len(layers())))
+
+
+def test_the_table_says_of_each_layer_what_its_own_docstring_says():
+    """One sentence, in two places where people look for it."""
+    for phrase, (member,), _ in layers():
+        name = member.removesuffix(".*")
+        name = "hydra_plugins.forge_launcher" if name == "hydra_plugins" else f"forge.{name}"
+        docstring = ast.get_docstring(ast.parse(modules()[name].read_text())) or ""
+        assert " ".join(docstring.partition("\n\n")[0].split()) in (phrase, f"{phrase}.")
 
 
 def test_imports_point_down():
