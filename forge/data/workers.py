@@ -56,10 +56,12 @@ def shielded_iter(loader: Iterable[Any]) -> Iterator[Any]:
     """`iter(loader)`, with its workers shielded if it makes any."""
     if not getattr(loader, "num_workers", 0) or not hasattr(loader, "worker_init_fn"):
         return iter(loader)
-    init_fn = loader.worker_init_fn
-    if not isinstance(init_fn, Shield):
-        loader.worker_init_fn = Shield(init_fn)
     from forge.shutdown.stopping import shielded
 
-    with shielded() if hasattr(signal, "pthread_sigmask") else nullcontext():
-        return iter(loader)
+    own = loader.worker_init_fn
+    loader.worker_init_fn = Shield(own)
+    try:
+        with shielded() if hasattr(signal, "pthread_sigmask") else nullcontext():
+            return iter(loader)  # the iterator keeps it
+    finally:
+        loader.worker_init_fn = own

@@ -24,11 +24,13 @@ class SLURMInfo:
     restart_count: int
     partition: str
     array_task_id: str | None = None
+    num_restarts_by_forge: int = 0
+    """Starts before this one that forge has counted: also on the same nodes, and as another job."""
 
     @property
     def is_requeued(self) -> bool:
-        """Whether the job ran before."""
-        return self.restart_count > 0
+        """Whether the job ran before; a resubmitted one did, though Slurm counts from 0 again."""
+        return self.restart_count > 0 or self.num_restarts_by_forge > 0
 
 
 def get_slurm_info() -> SLURMInfo | None:
@@ -41,17 +43,18 @@ def get_slurm_info() -> SLURMInfo | None:
         job_id=job_id,
         job_name=env.get("SLURM_JOB_NAME", ""),
         node_list=env.get("SLURM_JOB_NODELIST", "") or env.get("SLURM_NODELIST", ""),
-        num_nodes=_count(env.get("SLURM_JOB_NUM_NODES") or env.get("SLURM_NNODES"), 1),
-        ntasks_per_node=_count(
+        num_nodes=largest_count(env.get("SLURM_JOB_NUM_NODES") or env.get("SLURM_NNODES"), 1),
+        ntasks_per_node=largest_count(
             env.get("SLURM_NTASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE"), 1
         ),
-        restart_count=_count(env.get("SLURM_RESTART_COUNT"), 0),
+        restart_count=largest_count(env.get("SLURM_RESTART_COUNT"), 0),
         partition=env.get("SLURM_JOB_PARTITION", ""),
         array_task_id=env.get("SLURM_ARRAY_TASK_ID") or None,
+        num_restarts_by_forge=largest_count(env.get("FORGE_RESTART_COUNT"), 0),
     )
 
 
-def _count(text: str | None, default: int) -> int:
+def largest_count(text: str | None, default: int) -> int:
     """The number in `8`, the largest in `4(x2),3`; `default` where there is none."""
     counts = [int(n) for n in re.findall(r"(?:^|,)\s*(\d+)", text or "")]
     return max(counts, default=default)
@@ -69,15 +72,16 @@ def is_slurm_requeue() -> bool:
 
 
 def log_job_info() -> None:
-    """Say which job this is; nothing outside Slurm."""
+    """Log which job of Slurm's this is, or that it is none."""
     info = get_slurm_info()
     if info is None:
+        messages.say("Not a Slurm job: SLURM_JOB_ID is not set")
         return
     array = f", array task {info.array_task_id}" if info.array_task_id else ""
     messages.say(
         f"Slurm job {info.job_id} ({info.job_name}{array}) on {info.num_nodes} node(s)"
         f" {info.node_list}, partition {info.partition}, {info.ntasks_per_node} task(s) per node,"
-        f" restart {info.restart_count}"
+        f" restart {max(info.restart_count, info.num_restarts_by_forge)}"
     )
 
 

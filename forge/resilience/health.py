@@ -6,6 +6,7 @@ Shapes: a loss is a scalar (or is judged element by element); flags are int32[1]
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from forge import messages
+from forge.resilience.elastic import largest_count
 
 ACTIONS = ("warn", "skip", "raise")
 
@@ -204,6 +206,20 @@ def check_gpu_health(device: int = 0) -> dict[str, Any]:
     except (RuntimeError, AssertionError, ValueError) as error:
         result["error"] = f"cuda:{device}: {error}"
     return result
+
+
+def own_devices() -> list[int]:
+    """The visible CUDA devices that are this task's; asking opens no context.
+
+    Where the tasks of a node all see the same devices each of them has its share, by its local
+    rank (torchrun's, or Slurm's in a step): what the others train on is not to be touched.
+    """
+    count, env = torch.cuda.device_count(), os.environ
+    rank = largest_count(env.get("LOCAL_RANK") or env.get("SLURM_LOCALID"), 0)
+    tasks = env.get("LOCAL_WORLD_SIZE") or env.get("SLURM_STEP_TASKS_PER_NODE")
+    share = max(count // max(largest_count(tasks, 1), 1), 1)
+    first = rank * share % max(count, 1)
+    return list(range(first, min(first + share, count)))
 
 
 def check_nccl_health(timeout_sec: float = 10.0) -> bool:

@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from types import FrameType
+from typing import Any, TypeVar
 
 from forge import messages
 from forge.config.schema import Policy
@@ -95,8 +96,15 @@ def is_installed() -> bool:
     return _state.handler is not None
 
 
+def is_stopping() -> bool:
+    """Whether a stop is under way: a signal has asked for one, or the process is leaving."""
+    handler = _state.handler
+    return _state.is_leaving or (handler is not None and handler.should_shutdown())
+
+
 def uninstall() -> None:
-    """Back to the handlers that were there before forge."""
+    """Back to the handlers that were there before forge; no stop is under way any more."""
+    _state.is_leaving = False
     if _state.handler is not None:
         _state.handler.unregister()
         _state.handler = None
@@ -206,10 +214,29 @@ def clean_up(save_s: float) -> None:
     callbacks, _state.callbacks = _state.callbacks[::-1], []
     for callback, timeout_s in callbacks:
         _run_bounded(callback, timeout_s)
-    if threading.current_thread() is threading.main_thread():
-        # DataLoader's handler would raise here because its workers ended.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    processes.end_descendants(os.environ.get(TOKEN), save_s)
+    with _without_sigchld():
+        processes.end_descendants(os.environ.get(TOKEN), save_s)
+
+
+@contextmanager
+def _without_sigchld() -> Iterator[None]:
+    """SIGCHLD's handlers stand again afterwards: DataLoader's, and behind it the user's own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler: Any = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def forgiving(number: int, frame: FrameType | None) -> None:
+        try:
+            handler(number, frame)
+        except RuntimeError:  # DataLoader's, at the end of any child: its workers are gone
+            if not _state.is_leaving:
+                raise
+
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, forgiving if callable(handler) else handler or signal.SIG_DFL)
 
 
 def _run_bounded(callback: Callable[[], object], timeout_s: float) -> None:

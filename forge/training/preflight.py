@@ -26,7 +26,7 @@ from forge.filesystem.steps import step_of
 from forge.jobdir import job_dir, spawned, verdict
 from forge.jobdir.job_files import RANKS
 from forge.jobdir.verdict import Verdict
-from forge.resilience.health import bounded, check_gpu_health
+from forge.resilience.health import bounded, check_gpu_health, own_devices
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.=+,@-]{0,99}", re.ASCII)
 
@@ -206,5 +206,5 @@ def _disk_problem(directory: Path, min_free_gib: float) -> str | DiskFull:
 def _gpu_problem() -> str:
     if not torch.cuda.is_available():
         return ""
-    results = [check_gpu_health(device) for device in range(torch.cuda.device_count())]
+    results = [check_gpu_health(device) for device in own_devices()]
     return "; ".join(result["error"] for result in results if result["error"])

@@ -31,7 +31,7 @@ def slurm(monkeypatch):
     import os
 
     for name in os.environ:
-        if name.startswith("SLURM_"):
+        if name.startswith(("SLURM_", "FORGE_RESTART_COUNT")):
             monkeypatch.delenv(name)
 
     def environment(**changed):
@@ -50,6 +50,14 @@ def test_a_job_is_read_from_its_environment(slurm):
     assert get_slurm_info() == expected
     assert expected.is_requeued
     assert is_slurm_job()
+    assert is_slurm_requeue()
+
+
+def test_a_job_that_was_resubmitted_ran_before(slurm, monkeypatch):
+    """Where Slurm does not requeue it has another number, and a count that begins at 0."""
+    slurm(SLURM_RESTART_COUNT="0")
+    assert not is_slurm_requeue()
+    monkeypatch.setenv("FORGE_RESTART_COUNT", "2")
     assert is_slurm_requeue()
 
 
@@ -111,7 +119,8 @@ def test_old_names_of_the_variables_are_known(slurm):
 def test_job_info_is_said_once_and_only_in_a_job(slurm, caplog):
     caplog.set_level("INFO", logger="forge")
     log_job_info()
-    assert caplog.text == ""
+    assert "Not a Slurm job" in caplog.text
+    caplog.clear()
     slurm(SLURM_ARRAY_TASK_ID="7")
     log_job_info()
     (record,) = caplog.records

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import forge.resilience
+from forge.config.schema import HealthAction, HealthCheck, HealthConfig
 from forge.resilience import NaNDetector, NaNState, check_gpu_health, check_nccl_health
+from forge.training.preflight import check_health
 
 ROOT = Path(__file__).parents[2]
 NAN, INF = float("nan"), float("inf")
@@ -211,6 +213,44 @@ def test_a_device_that_does_not_answer_is_an_answer(monkeypatch):
     result = check_gpu_health(1)
     assert (result["cuda_available"], result["device_accessible"]) == (True, False)
     assert "cuda:1: CUDA error: uncorrectable ECC" in result["error"]
+
+
+@pytest.mark.parametrize(
+    ("count", "environment", "expected"),
+    [
+        (0, {}, []),
+        (4, {}, [0, 1, 2, 3]),
+        (4, {"SLURM_LOCALID": "2", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, [2]),
+        (1, {"SLURM_LOCALID": "2", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, [0]),
+        (8, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "SLURM_LOCALID": "0"}, [4, 5, 6, 7]),
+        (2, {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}, [1]),
+        (8, {"SLURM_LOCALID": "3", "SLURM_STEP_TASKS_PER_NODE": "4,3"}, [6, 7]),
+        (4, {"SLURM_LOCALID": "0"}, [0, 1, 2, 3]),  # a batch script's own process
+    ],
+)
+def test_the_check_leaves_devices_of_other_tasks_alone(monkeypatch, count, environment, expected):
+    """A context takes half a GB of the memory that another task trains in."""
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: asked.append(device))
+    check_health(HealthConfig(checks=[HealthCheck.gpu], action=HealthAction.warn), Path())
+    assert [device.index for device in asked] == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_asking_for_the_task_s_devices_opens_no_context():
+    code = "import torch; from forge.resilience.health import own_devices\n"
+    code += "print(own_devices() == list(range(torch.cuda.device_count())))\n"
+    code += "print(torch.cuda.is_initialized())"
+    env = {name: value for name, value in os.environ.items() if not name.startswith("LOCAL_")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False"], done.stderr
 
 
 @pytest.mark.gpu

@@ -236,3 +236,39 @@ def test_progress_is_known_while_a_job_runs(tmp_path):
     process.signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert ledger.read_progress(job.checkpoints)[:2] == (1, 2)
+
+
+CHILDREN = """
+import signal, subprocess, sys
+from torch.utils.data import DataLoader
+from forge.data.workers import shielded_iter
+from forge.shutdown import stopping
+
+heard = []
+signal.signal(signal.SIGCHLD, lambda number, frame: heard.append(number))
+def stay(worker_id):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+killed = sys.argv[1] == "killed"
+loader = DataLoader(range(8), num_workers=1, worker_init_fn=stay if killed else None)
+batches = iter(loader) if killed else shielded_iter(loader)
+next(batches)
+assert not stopping.is_stopping()
+try:
+    raise stopping.leave(75, "a test")
+finally:
+    assert stopping.is_stopping()
+    heard.clear()
+    subprocess.run(["true"])
+    print("heard", len(heard), flush=True)
+"""
+
+
+@pytest.mark.parametrize("workers", ["shielded", "killed"])
+def test_children_are_the_user_s_to_hear_of_again_after_a_stop(tmp_path, workers):
+    """DataLoader's handler comes first, and raises where a worker was killed: that ends nothing."""
+    command = [sys.executable, "-c", CHILDREN, workers]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 75, done.stderr
+    assert done.stdout.strip() == "heard 1" or workers == "killed"
+    assert "Traceback" not in done.stderr

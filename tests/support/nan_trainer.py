@@ -117,7 +117,6 @@ def train(
         outcome.code = -signal.SIGKILL
     finally:
         stopping.uninstall()
-        stopping._state.is_leaving = False
     del stateful["scaler"]
     outcome.state = {k: v.state_dict() for k, v in stateful.items() if v is not None}
     return outcome

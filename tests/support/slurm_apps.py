@@ -49,7 +49,7 @@ TRAIN = """
             self.is_slow = cfg.kind == "slow" and not RESTARTS
 
         def state_dict(self):
-            if self.is_slow and stopping._state.handler.signal_received:
+            if self.is_slow and stopping.is_stopping():
                 self.gate.touch()
                 time.sleep(4)
             return {}
@@ -62,7 +62,7 @@ TRAIN = """
         Path(cfg.gates, f"{cfg.kind} {RESTARTS}").touch()
         while RESTARTS < cfg.holds.get(cfg.kind, 0):
             hears = cfg.kind not in ("stuck", "deaf", "held")
-            if stopping._state.handler.signal_received and hears:
+            if stopping.is_stopping() and hears:
                 break
             if cfg.kind == "limit" and run.is_stopping:
                 break  # announced early, it is the run's to know when it is near

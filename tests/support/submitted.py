@@ -23,7 +23,7 @@ def wait_here(folder, how):
         mutex = ctypes.create_string_buffer(64)
         for _ in range(2):  # a mutex is not recursive, and no signal interrupts it
             ctypes.CDLL(None).pthread_mutex_lock(mutex)
-    while how != "boundary" or not stopping._state.handler.should_shutdown():
+    while how != "boundary" or not stopping.is_stopping():
         time.sleep(0.01 if how == "boundary" else 60)
 
 

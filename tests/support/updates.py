@@ -40,4 +40,3 @@ def a_run(directory, policy=None, **stateful):
             yield run
     finally:
         stopping.uninstall()
-        stopping._state.is_leaving = False

@@ -151,7 +151,6 @@ def two_optimizer_run(directory, bad_one, policy, steps=8, each=lambda run, step
         return int(error.code), models.state_dict(), error.text
     finally:
         stopping.uninstall()
-        stopping._state.is_leaving = False
 
 
 def halves(is_scaled):
