@@ -6,16 +6,12 @@ torch, nor submitit, nor Hydra.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+import forge.jobdir.start_dir  # noqa: F401 - records where this process was started
+from forge._version import __version__
 
-_imported_in = os.sep
-with contextlib.suppress(FileNotFoundError):  # the directory was removed
-    _imported_in = os.getcwd()
 _HOME_OF = {
     "ConfigError": "forge.errors",
     "CheckpointError": "forge.errors",

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-import forge
+from forge._version import __version__
 from forge.checkpoint.format import manifest, tensorfile
 from forge.checkpoint.format.codec import Encoder
 from forge.checkpoint.format.manifest import Logged, Manifest
@@ -219,7 +219,7 @@ class Store:
             is_complete=snapshot.is_complete,
             job=self.job,
             created=time.time(),
-            versions={"forge": forge.__version__, "torch": torch.__version__},
+            versions={"forge": __version__, "torch": torch.__version__},
             **manifest.metrics_of(snapshot.logged),
         )
         tensorfile.write_small(directory / manifest.NAME, described.to_bytes())

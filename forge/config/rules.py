@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from forge.compat import of_omegaconf
 from forge.config.schema import STOP_SHARE, NanAction, Policy, RequeueRule, SignalAction, WhenBusy
 from forge.errors import is_disk_full
 
@@ -33,7 +34,7 @@ def convert(policy: Any) -> tuple[Policy, list[str]]:
     problems: list[str] = []
     if isinstance(policy, Policy):
         policy = asdict(policy)  # a dataclass takes every value: check it like any other
-    if policy is None or (isinstance(policy, DictConfig) and policy._is_none()):
+    if policy is None or (isinstance(policy, DictConfig) and of_omegaconf.value_of(policy) is None):
         policy = {}
     if not isinstance(policy, Mapping):
         problems.append(
@@ -145,19 +146,19 @@ def _resolve(value: Any) -> None:
 
 def _node(typed: DictConfig, key: str) -> Any:
     parent, _, name = key.rpartition(".")
-    return OmegaConf.select(typed, parent)._get_node(name) if parent else typed._get_node(name)
+    return of_omegaconf.child_of(OmegaConf.select(typed, parent) if parent else typed, name)
 
 
 def _is_int(typed: DictConfig, key: str) -> bool:
     node = _node(typed, key)
-    return node is not None and node._metadata.ref_type is int
+    return node is not None and of_omegaconf.declared_type(node) is int
 
 
 def _expected(typed: DictConfig, key: str, verb: str = "expected ") -> str:
     kind: Any = SignalAction
     if not key.startswith("signal.actions."):
-        kind = _node(typed, key)._metadata.ref_type
-        kind = getattr(_node(typed, key)._metadata, "element_type", None) or kind
+        node = _node(typed, key)
+        kind = of_omegaconf.element_type(node) or of_omegaconf.declared_type(node)
     if hasattr(kind, "__members__"):
         return verb + " | ".join(kind.__members__)
     if kind is RequeueRule:

@@ -12,7 +12,7 @@ import random
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, get_worker_info
@@ -127,11 +127,11 @@ def is_wrapped(dataset: Any) -> bool:
 def own_generators(one: Any, max_depth: int = _DEPTH) -> list[str]:
     """Generators that only this object knows, or what it holds: `Noise.transform.rng`."""
     kinds: tuple[type, ...] = (random.Random, torch.Generator)
-    known: tuple[Any, ...] = (torch.default_generator, getattr(random, "_inst", None))
+    known: tuple[Any, ...] = (torch.default_generator, cast("Any", random.random).__self__)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         kinds += (numpy.random.Generator, numpy.random.RandomState)
-        known += (numpy.random.mtrand._rand,)
+        known += (numpy.random.random.__self__,)
     seen: set[int] = set()
 
     def search(value: Any, name: str, depth: int) -> Iterator[str]:

@@ -14,14 +14,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hydra.core.singleton import Singleton
 from hydra.core.utils import JobRuntime
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
-from omegaconf.grammar.gen.OmegaConfGrammarParser import OmegaConfGrammarParser
-from omegaconf.grammar_parser import parse
 
 from forge import messages
+from forge.compat import of_omegaconf
 from forge.errors import Contradiction
 from forge.jobdir import config_file, identity
 from forge.jobdir.job_files import forge_dir
@@ -40,21 +38,22 @@ def resolve_now(node: Any, directory: Path, is_root: bool = True) -> None:
     alone. What lies in `directory`, the job's, is kept relative to that: it may be moved.
     """
     with contextlib.ExitStack() as stack:
-        if node._get_flag("readonly"):  # a frozen dataclass
+        if OmegaConf.is_readonly(node):  # a frozen dataclass
             stack.enter_context(read_write(node))
         for key in list(node) if isinstance(node, DictConfig) else range(len(node)):
-            child = node._get_node(key)
+            child = of_omegaconf.child_of(node, key)
             if is_root and key == "hydra":
                 continue
-            if isinstance(child._value(), str) and "${" in child._value():
+            value = of_omegaconf.value_of(child)
+            if isinstance(value, str) and "${" in value:
                 _resolve(node, key, directory)
             elif isinstance(child, (DictConfig, ListConfig)) and not _is_special(child):
                 resolve_now(child, directory, is_root=False)
 
 
 def _resolve(node: Any, key: Any, directory: Path) -> None:
-    text = node._get_node(key)._value()
-    resolvers = _resolvers(text)
+    text = of_omegaconf.value_of(of_omegaconf.child_of(node, key))
+    resolvers = of_omegaconf.resolver_names(text)
     # What OmegaConf itself brings along depends on nothing but the config and the environment.
     if not any(name == "oc.env" or not name.startswith("oc.") for name in resolvers):
         return
@@ -77,25 +76,14 @@ def _resolve(node: Any, key: Any, directory: Path) -> None:
                 return
 
 
-def _resolvers(text: str) -> set[str]:
-    """The names of the resolvers in a value."""
-    found = set()
-    todo: list[Any] = [parse(text)]
-    while todo:
-        one = todo.pop()
-        if isinstance(one, OmegaConfGrammarParser.InterpolationResolverContext):
-            found.add(one.resolverName().getText())  # type: ignore[no-untyped-call]
-        todo.extend(getattr(one, "children", None) or ())
-    return found
-
-
 def escaped(text: str) -> str:
     """A text that OmegaConf reads back as this one, interpolations in it and all."""
     return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", text)
 
 
 def _is_special(node: Any) -> bool:
-    return bool(node._is_none() or node._is_missing() or node._is_interpolation())
+    """Whether a container is null, missing or an interpolation: it has no nodes then."""
+    return not isinstance(of_omegaconf.value_of(node), (dict, list))
 
 
 def task_part(cfg: DictConfig) -> DictConfig:
@@ -145,8 +133,9 @@ def wants_change(cfg: DictConfig) -> bool:
 
 
 def _program(cfg: DictConfig) -> str:
-    name = JobRuntime.instance().get("name") if JobRuntime in Singleton._instances else None
-    return f"{name or cfg.hydra.job.name} with config {cfg.hydra.job.config_name}"
+    name = JobRuntime.instance().get("name")
+    name = cfg.hydra.job.name if name == "UNKNOWN_NAME" else name
+    return f"{name} with config {cfg.hydra.job.config_name}"
 
 
 def overrides_of(cfg: DictConfig) -> list[str]:
@@ -254,7 +243,7 @@ def _node(cfg: DictConfig, key: str) -> Any:
     node: Any = cfg
     for part in key.split("."):
         is_dict = isinstance(node, DictConfig)
-        node = node._get_node(part, validate_access=False) if is_dict else None
+        node = of_omegaconf.child_of(node, part) if is_dict else None
     return node
 
 
@@ -274,29 +263,32 @@ def _overlay(node: Any, stored: Any, is_root: bool = False) -> None:
             del node[key]
         for key in stored:
             _overlay_key(node, stored, key)
-        content = node.__dict__["_content"]
+        content = of_omegaconf.value_of(node)
         for key in stored:  # in the order of then
             content[key] = content.pop(key)
 
 
 def _overlay_key(node: Any, stored: Any, key: Any) -> None:
-    wanted = stored._get_node(key)
-    present = node._get_node(key)
+    wanted = of_omegaconf.child_of(stored, key)
+    present = of_omegaconf.child_of(node, key)
     if all(isinstance(one, DictConfig) and not _is_special(one) for one in (wanted, present)):
         _overlay(present, wanted)
         return
-    slot = node._metadata.element_type if present is None else present._metadata.ref_type
+    if present is None:
+        slot = of_omegaconf.element_type(node)
+    else:
+        slot = of_omegaconf.declared_type(present)
     try:
         if slot is Any:
             node[key] = wanted
             return
-        if present is not None and present._is_interpolation():
-            present._set_value("???")  # merged with, it would be what it refers to
+        if OmegaConf.is_interpolation(node, key):
+            node[key] = "???"  # merged with, it would be what it refers to
         # Merged, not assigned: dicts become the dataclasses they stand for.
         node.merge_with(OmegaConf.masked_copy(stored, [key]))
     except OmegaConfBaseException as error:
         raise Contradiction(
-            f"The stored `{wanted._get_full_key(None)}` no longer fits the schema that the code"
+            f"The stored `{of_omegaconf.full_key(wanted)}` no longer fits the schema that the code"
             f" gives it ({str(error).splitlines()[0]}). Put the schema back, or start in a new"
             " directory."
         ) from error

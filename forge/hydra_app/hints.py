@@ -58,7 +58,7 @@ def hints_for(keys: Iterable[str]) -> list[str]:
 def _print() -> None:
     from hydra.core.hydra_config import HydraConfig
 
-    if HydraConfig in type(HydraConfig)._instances:
+    if HydraConfig.initialized():
         return  # a job began, in an app whose `resilience` is not ours
     for hint in hints_for(_pending) if _pending else ():
         sys.stderr.write(f"forge: {hint}\n")

@@ -20,6 +20,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from forge.compat import of_omegaconf
 from forge.jobdir.job_files import forge_dir
 
 CONFIG, START = "config.yaml", "start.yaml"
@@ -139,15 +140,18 @@ def _resolved(node: Any) -> Any:
     """A container of values; an interpolation that fails is left as it stands."""
     from omegaconf import DictConfig, ListConfig
 
-    if not isinstance(node, DictConfig | ListConfig) or node._is_none() or node._is_missing():
-        return node._value() if isinstance(node, DictConfig | ListConfig) else node
+    if not isinstance(node, DictConfig | ListConfig):
+        return node
+    content = of_omegaconf.value_of(node)
+    if content in (None, "???"):
+        return content
 
     def of(key: Any) -> Any:
-        child: Any = node._get_node(key)
+        child: Any = of_omegaconf.child_of(node, key)
         try:
             value = node[key]
         except Exception:  # noqa: BLE001 - a resolver of the user's may raise anything
-            value = child._value()
+            value = of_omegaconf.value_of(child)
         return _resolved(value)
 
     if isinstance(node, DictConfig):

@@ -23,13 +23,14 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-import forge
+from forge.compat import of_omegaconf
 from forge.config.schema import CheckpointConfig
 from forge.errors import ConfigError, ExitCode, ForgeError
 from forge.filesystem.files import make_directory, read_trusted, write_atomically
 from forge.jobdir import spawned
 from forge.jobdir.job_files import CODE, PLAN, REHEARSAL, TOKEN, forge_dir, read_json, write_json
 from forge.jobdir.spawned import Inherited
+from forge.jobdir.start_dir import START_DIR
 
 _THREADS = "threads.json"
 
@@ -95,7 +96,7 @@ def checkpoint_dir(job_dir: Path) -> Path | None:
         tree = config_file.read(forge_dir(job_dir) / "config.yaml", is_executed=False)
         stored = OmegaConf.create(tree)
         section = OmegaConf.select(stored, "resilience.checkpoint")
-        name = section._get_node("dir")._value()
+        name = of_omegaconf.value_of(of_omegaconf.child_of(section, "dir"))
         # Hydra, whose words these are, does not run here.
         section["dir"] = name.replace("${hydra:runtime.output_dir}", str(job_dir))
         return Path(job_dir, section["dir"])
@@ -175,7 +176,7 @@ def _start_dir() -> str:
     path = getattr(sys.modules["__main__"], "__file__", None) or ""
     if script and not os.path.isabs(script) and path.endswith(os.sep + script):
         return path.removesuffix(script).rstrip(os.sep) or os.sep  # Python has made it absolute
-    return forge._imported_in
+    return START_DIR
 
 
 def _command_line() -> tuple[list[str], list[str]]:

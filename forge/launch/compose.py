@@ -15,6 +15,7 @@ from hydra.core.utils import filter_overrides
 from omegaconf import DictConfig, OmegaConf, flag_override, read_write
 
 from forge import messages
+from forge.compat import of_omegaconf
 from forge.config.schema import Policy
 from forge.errors import ConfigError, FrozenConfigError
 from forge.filesystem.foreign import is_ours
@@ -250,7 +251,7 @@ def _set_number(cfg: DictConfig, number: int) -> None:
 
 def _subdir(cfg: DictConfig) -> str:
     sweep, job = cfg.hydra.sweep, cfg.hydra.job
-    if sweep._get_node("subdir")._value() == "${hydra.job.num}":
+    if of_omegaconf.value_of(of_omegaconf.child_of(sweep, "subdir")) == "${hydra.job.num}":
         return str(job.num)  # Hydra's default, without the parser of interpolations
     return str(sweep.subdir)
 

@@ -25,8 +25,8 @@ import cloudpickle
 import hydra
 from hydra.core.singleton import Singleton
 from omegaconf import DictConfig
-from omegaconf.basecontainer import BaseContainer
 
+from forge.compat import of_hydra, of_omegaconf
 from forge.errors import ConfigError, MainCalled
 
 
@@ -149,7 +149,7 @@ class Shared:
 def _culprit(function: Any, error: Exception) -> str:
     """A sentence on what no other process can be handed."""
     name = "what Hydra hands to its launcher"
-    resolvers = {f"the resolver `{one}`": it for one, it in BaseContainer._resolvers.items()}
+    resolvers = {f"the resolver `{one}`": it for one, it in of_omegaconf.resolvers().items()}
     for one, part in {**resolvers, "main": function}.items():
         try:
             _dump(part)
@@ -183,9 +183,7 @@ def load(data: bytes) -> tuple[Callable[[Any], Any], Any, DictConfig]:
     """(function, Hydra's context, config), after the singletons of Hydra are set as they were."""
     outer = pickle.loads(data)
     common = pickle.loads(outer["common"])
-    # As Singleton.set_state, but for its search for plugins (15 ms): who needs one starts that.
-    Singleton._instances = common["singletons"]["instances"]
-    BaseContainer._resolvers = common["singletons"]["omegaconf_resolvers"]
+    of_hydra.set_singletons(common["singletons"])
     function = common["function"]
     if isinstance(function, _Reference):
         function = function.resolve()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import forge
+from forge.compat import of_stdlib
 from forge.config.schema import Policy
 from forge.filesystem.files import open_file
 from forge.jobdir import ledger
@@ -20,7 +19,7 @@ from forge.launch.progress.table import escape
 _TAIL_BYTES = 2**16
 _TAIL_COLUMNS = 500
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(forge.__file__)))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 """What has to be on sys.path to import forge."""
 
 
@@ -115,11 +114,9 @@ def make(
         f"import sys; sys.path[:] = [{ROOT!r}, *filter(None, sys.path)]; from pathlib import Path;"
     )
     start += " from forge.launch.task import main; sys.exit(main(Path(sys.argv[1])))"
-    # The flags of this interpreter (-O, -W, -X …), as multiprocessing passes them on.
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return JobPlan(
         overrides=overrides,
-        command=[sys.executable, "-u", *flags, "-c", start, str(directory)],
+        command=[sys.executable, "-u", *of_stdlib.interpreter_flags(), "-c", start, str(directory)],
         cwd=str(Path.cwd()),
         environment=added,
         place=place,

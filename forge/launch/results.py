@@ -11,6 +11,7 @@ from hydra.errors import CompactHydraException
 from omegaconf import OmegaConf
 
 from forge import errors
+from forge.compat import of_hydra
 from forge.errors import ExitCode, JobTraceback, Reason
 from forge.filesystem.files import read_trusted
 from forge.hydra_app import frozen
@@ -58,12 +59,12 @@ def _stored(directory: Path) -> JobReturn | None:
         return None
     except Exception as error:  # noqa: BLE001 - unpickling runs the user's classes
         text = f"{path} cannot be read ({type(error).__name__}: {error})"
-        return JobReturn(
-            status=JobStatus.FAILED, _return_value=JobError(text, int(ExitCode.IO_ERROR))
-        )
+        result = JobReturn(status=JobStatus.FAILED)
+        result.return_value = JobError(text, int(ExitCode.IO_ERROR))
+        return result
     assert isinstance(found, JobReturn)
     if shown:
         frames, origin = shown  # no pickle of an error keeps them
-        raised = found._return_value.with_traceback(tracebacks.made_again(frames))
+        raised = of_hydra.outcome(found).with_traceback(tracebacks.made_again(frames))
         raised.__cause__ = JobTraceback(origin) if origin else None
     return found

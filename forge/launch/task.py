@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from forge.compat import of_hydra
 from forge.errors import ExitCode, Reason, is_disk_full
 from forge.filesystem.files import read_trusted, refusals, write_atomically
 from forge.job.supervisor import DUMP_SIGNAL
@@ -71,11 +72,11 @@ def main(directory: Path) -> int:
         result = JobReturn(status=JobStatus.COMPLETED, overrides=plan["overrides"])
     is_failed = result.status is JobStatus.FAILED
     try:
-        _store(result, _show(result._return_value) if is_failed else None, directory)
+        _store(result, _show(of_hydra.outcome(result)) if is_failed else None, directory)
     except OSError as error:
         return _disk_full(error)
     if is_failed:
-        _tell(result._return_value, directory)
+        _tell(of_hydra.outcome(result), directory)
     return 1 if is_failed else int(ExitCode.FINISHED)
 
 
@@ -142,9 +143,9 @@ def _store(result: Any, shown: tuple[Any, str] | None, directory: Path) -> None:
         data = cloudpickle.dumps((result, shown))
         cloudpickle.loads(data)  # some exceptions can be written, and not read
     except Exception as error:  # noqa: BLE001 - whatever the user's object raises
-        value, result._return_value = result._return_value, None
+        value, result.return_value = of_hydra.outcome(result), None
         if isinstance(value, BaseException):
-            result._return_value = RuntimeError(f"{type(value).__name__}: {value}")
+            result.return_value = RuntimeError(f"{type(value).__name__}: {value}")
         else:
             sys.stderr.write(
                 f"forge: main returned a {type(value).__name__} that cannot be sent to the"

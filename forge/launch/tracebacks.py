@@ -15,13 +15,13 @@ from typing import Any
 import hydra
 import omegaconf
 
-import forge
-
 Frames = list[tuple[str, str, int]]
 """File, function and line of each, the outermost first."""
 
+_FORGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARIES = tuple(
-    os.path.join(os.path.dirname(module.__file__ or ""), "") for module in (forge, hydra, omegaconf)
+    os.path.join(folder, "")
+    for folder in (_FORGE, *(os.path.dirname(one.__file__ or "") for one in (hydra, omegaconf)))
 )
 
 

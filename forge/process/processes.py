@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from forge.compat import of_stdlib
 from forge.jobdir.job_files import TOKEN
 
 _GRACE_S = 1.0
@@ -99,15 +100,8 @@ def descendants(root: int | None = None) -> list[int]:
         for child in children.get(frontier.pop(), ()):
             found.append(child)
             frontier.append(child)
-    spared = _resource_tracker_pid()
+    spared = of_stdlib.resource_tracker_pid()  # ends with us; until then it removes semaphores
     return [pid for pid in found if pid != spared]
-
-
-def _resource_tracker_pid() -> int | None:
-    """The tracker of multiprocessing ends with us, and until then removes leaked semaphores."""
-    module = sys.modules.get("multiprocessing.resource_tracker")
-    tracker = getattr(module, "_resource_tracker", None)
-    return getattr(tracker, "_pid", None)
 
 
 def send(pid: int, signum: int) -> bool:

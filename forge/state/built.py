@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from forge.compat import of_torch
 from forge.errors import ConfigError
 from forge.jobdir.identity import Change, changes
 
@@ -197,12 +198,13 @@ def _steps_alone(schedule: Any) -> bool:
 
 def _holds_functions(state: dict[str, Any]) -> bool:
     """Whether a schedule, or one that it is made of, is a LambdaLR or the like."""
-    inner = state.get("_schedulers", ())
+    inner = state.get(of_torch.SCHEDULES, ())
     return None in state.get("lr_lambdas", ()) or any(map(_holds_functions, inner))
 
 
 def _steps(state: dict[str, Any]) -> int:
-    return int(state["last_epoch"] if "last_epoch" in state else _steps(state["_schedulers"][0]))
+    known = "last_epoch" in state
+    return int(state["last_epoch"]) if known else _steps(state[of_torch.SCHEDULES][0])
 
 
 def _named(name: str, changed: list[Change]) -> list[Change]:

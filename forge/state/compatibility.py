@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from forge.compat import of_torch
 from forge.state.module_state import describe
 from forge.state.optimizer_state import is_usual
 
@@ -78,14 +79,14 @@ def _of_schedule(name: str, one: Any, state: Mapping[str, Any]) -> Iterator[str]
     is_known = type(one).__module__ == torch.optim.lr_scheduler.__name__
     for key in sorted(found - expected) if is_known else ():
         yield f"{name}.{key}: expected nothing, found {describe(state[key])}"
-    inner = getattr(one, "_schedulers", None)
-    if "_schedulers" in live and isinstance(inner, list):
-        states = state.get("_schedulers")
+    inner = of_torch.schedules_within(one)
+    if inner is not None and of_torch.SCHEDULES in live:
+        states = state.get(of_torch.SCHEDULES)
         if not isinstance(states, list) or len(states) != len(inner):
-            yield f"{name}._schedulers: expected {len(inner)} schedules, found others"
+            yield f"{name}.{of_torch.SCHEDULES}: expected {len(inner)} schedules, found others"
             return
         for i, (below, saved) in enumerate(zip(inner, states, strict=True)):
-            yield from _of_schedule(f"{name}._schedulers[{i}]", below, saved)
+            yield from _of_schedule(f"{name}.{of_torch.SCHEDULES}[{i}]", below, saved)
 
 
 def _is_told(key: Any) -> bool:

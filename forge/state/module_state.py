@@ -13,10 +13,8 @@ from typing import Any
 import torch
 
 from forge.checkpoint.format.codec import UNKNOWN
+from forge.compat import of_torch
 from forge.errors import CheckpointError
-
-_EXTRA = "_extra_state"
-"""The key of what `get_extra_state` returns; `set_extra_state` alone knows what fits."""
 
 
 def own_ways(module: torch.nn.Module) -> tuple[str, ...]:
@@ -36,11 +34,10 @@ def loads_as(one: Any, kind: Any) -> bool:
 
 
 def _loads_in_its_way(module: torch.nn.Module) -> bool:
-    method = getattr(module._load_from_state_dict, "__func__", None)
+    method = getattr(of_torch.loader_of(module), "__func__", None)
     # Torch's own layers only add what older versions of them had not.
     is_known = getattr(method, "__module__", "").startswith("torch.nn.modules.")
-    has_hooks = module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks
-    return bool(has_hooks) or not is_known
+    return of_torch.has_load_hooks(module) or not is_known
 
 
 def check_loadable(name: str, state: Mapping[str, Any]) -> None:
@@ -83,7 +80,7 @@ def differences(
             yield f"{leaf}: expected {describe(live[key])}, found nothing in the checkpoint"
         elif key not in live:
             yield f"{leaf}: expected nothing, found {describe(saved[key])} in the checkpoint"
-        elif key.rpartition(".")[2] != _EXTRA and differ(live[key], saved[key]):
+        elif key.rpartition(".")[2] != of_torch.EXTRA_STATE and differ(live[key], saved[key]):
             yield f"{leaf}: expected {describe(live[key])}, found {describe(saved[key])}"
 
 
@@ -109,13 +106,15 @@ def places(module: torch.nn.Module, saved: Mapping[str, Any]) -> Iterator[tuple[
         if own and f"{path}.".startswith(own)
         for tensor in _tensors(one).values()
     }
+    plain = of_torch.loader_of(torch.nn.Module)
     for path, one in modules:
-        if type(one)._load_from_state_dict is torch.nn.Module._load_from_state_dict:
+        if of_torch.loader_of(type(one)) is plain:
             for name, live in _tensors(one).items():
                 key = f"{path}.{name}" if path else name
-                if live is not None and key in saved and id(live) not in theirs:
+                if key in saved and id(live) not in theirs:
                     yield saved[key], live.detach()
 
 
-def _tensors(module: torch.nn.Module) -> dict[str, Any]:
-    return {**module._parameters, **module._buffers}
+def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    parameters = module.named_parameters(recurse=False, remove_duplicate=False)
+    return {**dict(parameters), **dict(module.named_buffers(recurse=False, remove_duplicate=False))}

@@ -7,6 +7,7 @@ a namedtuple nothing useful. What it did is put right after it, and before the u
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -52,11 +53,9 @@ def load(optimizer: torch.optim.Optimizer, saved: dict[str, Any], copies: Copies
         _restore(one, given[-1], copies)
 
     handles = []
-    if hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):  # not if it never called init
-        handles = [
-            optimizer.register_load_state_dict_pre_hook(begin),
-            optimizer.register_load_state_dict_post_hook(end, prepend=True),
-        ]
+    with contextlib.suppress(AttributeError):  # one that never called Optimizer.__init__
+        handles.append(optimizer.register_load_state_dict_pre_hook(begin))
+        handles.append(optimizer.register_load_state_dict_post_hook(end, prepend=True))
     try:
         optimizer.load_state_dict(saved)
     finally:

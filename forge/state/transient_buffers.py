@@ -9,6 +9,7 @@ import torch
 
 from forge import messages
 from forge.checkpoint.format import tensor_encoding
+from forge.compat import of_torch
 
 _SMALL = 1 << 16
 """Bytes up to which a buffer is looked at: counters and averages. Larger ones are mostly caches."""
@@ -50,9 +51,8 @@ class Unsaved:
             if not isinstance(one, torch.nn.Module):
                 continue
             for prefix, module in one.named_modules(prefix=name):
-                for key in sorted(module._non_persistent_buffers_set):
-                    buffer = module._buffers.get(key)
-                    if buffer is not None and _is_looked_at(buffer):
+                for key, buffer in sorted(of_torch.non_persistent_buffers(module).items()):
+                    if _is_looked_at(buffer):
                         yield f"{prefix}.{key}", buffer.detach()
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from forge.compat import of_submitit
 from forge.errors import AlreadyRequeued, ExitCode, ForgeError, NoAnswer, NotRequeueable, Reason
 from forge.jobdir.job_files import write_atomically
 from forge.shutdown import stopping
@@ -43,7 +44,7 @@ class Backend(ABC):
         self.folder: Path = environment.paths.folder
         self.result: Path = environment.paths.result_pickle
         self.submitted: Path = environment.paths.submitted_pickle
-        self.own_signal: signal.Signals = environment._usr_sig()
+        self.own_signal: signal.Signals = signal.Signals[f"SIG{environment.USR_SIG}"]
 
     @abstractmethod
     def why(self, received: signal.Signals | None, code: int) -> Reason:
@@ -108,7 +109,7 @@ class _Local(Backend):
         self.restart_code = local.LOCAL_REQUEUE_RETURN_CODE
         self._most = inspect.signature(local.Controller.run).parameters["max_retry"].default
         line = ["env", "SUBMITIT_EXECUTOR=local", f"SUBMITIT_LOCAL_JOB_ID={self.job}"]
-        line += [sys.executable, "-m", "submitit.core._submit", os.environ["SUBMITIT_FOLDER"]]
+        line += [sys.executable, "-m", of_submitit.SUBMIT_MODULE, os.environ["SUBMITIT_FOLDER"]]
         self.command = f"cd {shlex.quote(os.getcwd())} && {shlex.join(line)}"
 
     def why(self, received: signal.Signals | None, code: int) -> Reason:

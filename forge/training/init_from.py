@@ -24,6 +24,7 @@ import torch
 from forge import messages
 from forge.checkpoint.load.inspection import find
 from forge.checkpoint.ownership.trust import Trust
+from forge.compat import of_torch
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError, ConfigError, StateMismatch
 from forge.jobdir import job_dir
@@ -200,17 +201,18 @@ def _renamed(state: Mapping[str, Any], module: torch.nn.Module) -> Mapping[str, 
             continue
         if {f"{prefix}{one}" for one in expected} == set(state):
             renamed = type(module.state_dict())((k[len(prefix) :], v) for k, v in state.items())
-            _rename_metadata(state, renamed, prefix)
+            _rename_layer_versions(state, renamed, prefix)
             return renamed
     return state
 
 
-def _rename_metadata(state: Any, renamed: Any, prefix: str) -> None:
+def _rename_layer_versions(state: Any, renamed: Any, prefix: str) -> None:
     """The versions of the layers' formats, by which old ones are converted."""
-    metadata = getattr(state, "_metadata", None)
-    if metadata is not None:
-        below = {k: v for k, v in metadata.items() if f"{k}.".startswith(prefix)}
-        renamed._metadata = {f"{k}."[len(prefix) : -1]: v for k, v in below.items()}
+    versions = of_torch.layer_versions(state)
+    if versions is not None:
+        below = {k: v for k, v in versions.items() if f"{k}.".startswith(prefix)}
+        own = {f"{k}."[len(prefix) : -1]: v for k, v in below.items()}
+        of_torch.set_layer_versions(renamed, own)
 
 
 def _is_text(key: Any) -> bool:

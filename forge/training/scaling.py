@@ -44,8 +44,10 @@ class Scaling:
         self._move(scaler)
         groups = [g for o in (*optimizers, *self._live.optimizers) for g in o.param_groups]
         gradients = {id(p): p.grad for group in groups for p in group["params"]}
-        made = [one for one in gradients.values() if one is not None]
-        torch._foreach_mul_(made, scaler.get_scale() / before)
+        factor = scaler.get_scale() / before
+        for gradient in gradients.values():
+            if gradient is not None:
+                gradient.mul_(factor)
 
     def end(
         self,

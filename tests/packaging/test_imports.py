@@ -6,6 +6,7 @@ import os
 import py_compile
 import re
 import sys
+from graphlib import TopologicalSorter
 
 import pytest
 from repository import ROOT, imports, modules, pythons, run
@@ -60,10 +61,25 @@ def test_imports_point_down():
                 assert layer_of(imported) >= layer_of(module), f"{module} imports {imported}"
 
 
+def test_nothing_imports_the_package_itself():
+    """`forge/__init__` stands above everything: what is below has to work without it."""
+    names = [name for name in modules() if name.startswith("forge.")]
+    assert [name for name in names if "forge" in imports(modules()[name])] == []
+
+
+def test_no_modules_import_each_other():
+    """Not even in functions: one of the two could not be read, or tested, without the other."""
+    names = {name: imports(path) & set(modules()) - {"forge"} for name, path in modules().items()}
+    order = TopologicalSorter({name: found - {name} for name, found in names.items()})
+    order.prepare()  # raises CycleError, with the modules of one
+
+
 def test_only_the_layers_that_need_a_package_import_it():
     """A policy without torch can be checked on a login node in milliseconds."""
     for module, path in modules().items():
-        packages = {name.partition(".")[0] for name in imports(path)} & THIRD_PARTY
+        # What `forge.compat.of_torch` is asked for needs torch.
+        needed = {name.removeprefix("forge.compat.of_") for name in imports(path)}
+        packages = {name.partition(".")[0] for name in imports(path) | needed} & THIRD_PARTY
         allowed = layers()[layer_of(module)][2] if module != "forge" else set()
         assert packages <= allowed, f"{module} imports {sorted(packages - allowed)}"
 
@@ -84,7 +100,8 @@ def test_the_training_process_knows_nothing_of_slurm_s_commands():
         "forge.job.supervisor",
     }
     for module, path in modules().items():
-        if not f"{module}.".startswith((*(f"{one}." for one in above), "hydra_plugins.")):
+        others = tuple(f"{one}." for one in (*above, "forge.compat", "hydra_plugins"))
+        if not f"{module}.".startswith(others):
             by_name = (
                 {"forge.submitit.checkpointable"} if module == "forge" else set()
             )  # on first use

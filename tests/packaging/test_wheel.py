@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import sys
 import zipfile
 from pathlib import Path
 
@@ -25,7 +26,36 @@ def test_the_wheel_holds_the_package_the_plugin_and_the_presets(wheel):
     code = {str(path.relative_to(ROOT)) for path in repository.modules().values()}
     conf = {f"forge/{name}" for name in repository.files() if name.startswith("conf/")}
     found = {name for name in packed if ".dist-info/" not in name}
-    assert found == code | conf
+    assert found == code | conf | {"forge/py.typed"}
+
+
+SCRIPT = """
+import forge
+from forge.resilience import ShutdownHandler
+
+def main(run: forge.Run, handler: ShutdownHandler) -> float:
+    for step in run.steps(10):
+        run.log(loss=0.5)
+        assert step is not None
+    code: forge.ExitCode = forge.ExitCode.REQUEUE
+    run.log(1, 2, 3)
+    return code.name
+"""
+
+
+def test_a_type_checker_sees_the_annotations_of_the_wheel(with_wheel, tmp_path):
+    """Without `py.typed` every name of forge is Any, and no mistake of a user's is found."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", with_wheel.python]
+    config = tmp_path / "mypy.ini"  # what forge imports takes a minute to look through
+    config.write_text("[mypy]\nfollow_imports = silent\n[mypy-torch.*]\nfollow_imports = skip\n")
+    command += ["--cache-dir", str(tmp_path / "cache"), "--config-file", str(config), str(script)]
+    shown = run(command, tmp_path, code=1)
+    lines = [line.partition("train.py:")[2] for line in shown.splitlines()]
+    assert lines[0] == '10: error: Too many positional arguments for "log" of "Run"  [misc]'
+    assert lines[1].startswith("11: error: Incompatible return value type")
+    assert len(lines) == 3, shown
 
 
 def test_the_readme_app_runs_is_stopped_and_resumes_from_the_wheel(with_wheel, tmp_path):

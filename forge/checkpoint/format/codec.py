@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from forge.checkpoint.format import arrays, tensor_encoding
+from forge.compat import of_torch
 from forge.errors import CheckpointError, DamagedCheckpoint
 
 MAX_DEPTH = 100
@@ -80,15 +81,16 @@ class Encoder:
             name = "size" if kind is torch.Size else kind.__name__
             return {f"!{name}": self._items(value, path)}
         if kind in (collections.OrderedDict, collections.Counter):
-            extra = getattr(value, "__dict__", {}).keys() - {"_metadata"}
+            extra = getattr(value, "__dict__", {}).keys() - {of_torch.LAYER_VERSIONS}
             if extra:
                 raise CheckpointError(
                     f"{path}: a {kind.__name__} with attributes of its own ({', '.join(extra)})"
                     " cannot be saved exactly"
                 )
             encoded: dict[str, Any] = {f"!{kind.__name__}": self._pairs(value, path)}
-            if hasattr(value, "_metadata"):  # a module's: versions of its layers' formats
-                encoded["metadata"] = self.encode(dict(value._metadata), path)
+            versions = of_torch.layer_versions(value)
+            if versions is not None:
+                encoded["metadata"] = self.encode(dict(versions), path)
             return encoded
         return self._leaf(value, kind, path)
 
@@ -318,9 +320,8 @@ def _device_of(value: dict[str, Any]) -> torch.device:
 def _decode_ordered(value: dict[str, Any], tensors: _Tensors) -> Any:
     decoded = collections.OrderedDict(_decode_pairs(value["!OrderedDict"], tensors))
     if "metadata" in value:
-        decoded._metadata = collections.OrderedDict(  # type: ignore[attr-defined]
-            _decode(value["metadata"], tensors)
-        )
+        versions = collections.OrderedDict(_decode(value["metadata"], tensors))
+        of_torch.set_layer_versions(decoded, versions)
     return decoded
 
 

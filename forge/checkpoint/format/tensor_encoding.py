@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from forge.checkpoint.format.tensorfile import WRITTEN
+from forge.compat import of_torch
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 """Others, subclasses, have behaviour that their data does not tell."""
@@ -49,7 +50,7 @@ def in_order(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
 
 def sparse_parts(tensor: torch.Tensor) -> tuple[list[Any], dict[str, torch.Tensor]]:
     """What makes up a sparse tensor: (size, whether coalesced), and its parts by name."""
-    parts = {"indices": tensor._indices(), "values": tensor._values()}
+    parts = dict(zip(("indices", "values"), of_torch.coo_parts(tensor), strict=True))
     return [list(tensor.shape), tensor.is_coalesced()], parts
 
 

@@ -23,6 +23,7 @@ from forge.checkpoint.format.tensorfile import Layout
 from forge.checkpoint.io.arena import PAGE, Arena
 from forge.checkpoint.io.output import NUM_THREADS, Reader
 from forge.checkpoint.load.file_reading import num_threads
+from forge.compat import of_torch
 
 _Tensors = dict[str, torch.Tensor]
 
@@ -80,7 +81,7 @@ class Image:
                 elif device.type == "cpu":
                     _copy(views, sources)
                 else:
-                    torch._foreach_copy_(views, sources)
+                    of_torch.foreach_copy(views, sources)
 
     def _copy_beside(
         self, device: torch.device, views: list[torch.Tensor], sources: list[torch.Tensor]
@@ -89,7 +90,7 @@ class Image:
             current, beside = torch.cuda.current_stream(), _stream()
             beside.wait_stream(current)
             with torch.cuda.stream(beside):
-                torch._foreach_copy_(views, sources, non_blocking=True)
+                of_torch.foreach_copy(views, sources, non_blocking=True)
                 copied = beside.record_event()
             current.wait_event(copied)
         self._copied.append(copied)
@@ -186,12 +187,12 @@ def _copy(views: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     count = min(max(own, 2), num_threads())
     sizes = list(accumulate(view.nbytes for view in views))
     if own > count or count == 1 or sizes[-1] < _WORTH_A_THREAD:
-        torch._foreach_copy_(views, sources)
+        of_torch.foreach_copy(views, sources)
         return
     half = bisect.bisect_right(sizes, sizes[-1] / 2)
     if own == 1 and half:  # a little faster than memmove, where it takes no threads of its own
         parts = [slice(half), slice(half, None)]
-        copies = [partial(torch._foreach_copy_, views[part], sources[part]) for part in parts]
+        copies = [partial(of_torch.foreach_copy, views[part], sources[part]) for part in parts]
     else:
         copies = [partial(_move_all, moves) for moves in _shared_out(views, sources, count)]
     with ThreadPoolExecutor(count - 1, "forge-copy") as pool:

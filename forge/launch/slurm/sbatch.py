@@ -17,6 +17,7 @@ from typing import Any
 
 import submitit
 
+from forge.compat import of_submitit
 from forge.launch.plan import ROOT
 from forge.launch.slurm.slurm_options import SlurmOptions
 
@@ -67,10 +68,6 @@ class _Executor(submitit.SlurmExecutor):
     def affinity(cls) -> int:
         return 1
 
-    def header(self, command: str) -> str:
-        """The whole text of a batch script."""
-        return str(self._make_submission_file_text(command, ""))
-
 
 def batches(
     groups: list[Group], folder: Path, bundles: Iterator[Path], max_array_size: int
@@ -113,7 +110,7 @@ def _script(batch: Batch) -> str:
         executor = _Executor(folder=_LOGS)
     given = {name: value for name, value in asdict(options).items() if name not in _OURS}
     given = {name: value for name, value in given.items() if value is not None}
-    parameters = executor._convert_parameters(given)
+    parameters = of_submitit.slurm_parameters(executor, given)
     parameters["time"] = math.ceil(options.timeout_min)
     more: dict[str, Any] = dict(options.additional_parameters)
     if group.is_requeued is not None:
@@ -137,7 +134,7 @@ def _script(batch: Batch) -> str:
         "done",
         "trap 'exit \"$forge_code\"' EXIT",  # whatever the teardown ends with
     ]
-    text = executor.header("\n".join(command))
+    text = of_submitit.sbatch_text(executor, "\n".join(command))
     lines = [line for line in text.splitlines() if not _is_unwanted(line, group)]
     return "\n".join(_with_logs(line, batch.folder) for line in lines) + "\n"
 

@@ -1,0 +1,27 @@
+"""Private parts of the standard library."""
+
+from __future__ import annotations
+
+import sys
+
+
+def interpreter_flags() -> list[str]:
+    """The flags of this interpreter (-O, -W, -X, …), as multiprocessing passes them on.
+
+    If it goes: see what `multiprocessing.popen_spawn_posix` calls now; else build them from
+    `sys.flags`, `sys.warnoptions` and `sys._xoptions`.
+    """
+    import subprocess
+
+    return list(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
+
+
+def resource_tracker_pid() -> int | None:
+    """The process that removes leaked semaphores of multiprocessing; None where there is none.
+
+    If it goes: see where `multiprocessing.resource_tracker` keeps its process. Until then return
+    None: a stop ends the tracker as well, which then warns of leaked semaphores.
+    """
+    module = sys.modules.get("multiprocessing.resource_tracker")
+    tracker = getattr(module, "_resource_tracker", None)
+    return getattr(tracker, "_pid", None)

@@ -1,0 +1,91 @@
+"""Private parts of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+LAYER_VERSIONS = "_metadata"
+"""The attribute of a module's state_dict with the versions of its layers' formats."""
+EXTRA_STATE = "_extra_state"
+"""The last part of the key under which a state_dict has what `get_extra_state` returned."""
+SCHEDULES = "_schedulers"
+"""The key under which a combined schedule's state_dict has those of the schedules it is made of."""
+
+
+def foreach_copy(
+    targets: list[torch.Tensor], sources: list[torch.Tensor], *, non_blocking: bool = False
+) -> None:
+    """Copy each source into its target: on a GPU in a few kernels, however many tensors there are.
+
+    If it goes: `target.copy_(source, non_blocking=non_blocking)` in a loop, which is slower.
+    """
+    import torch
+
+    torch._foreach_copy_(targets, sources, non_blocking=non_blocking)
+
+
+def coo_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices and values of a sparse COO tensor, coalesced or not.
+
+    If it goes: refuse a tensor that is not coalesced by its path; of others take `indices()`
+    and `values()`.
+    """
+    return tensor._indices(), tensor._values()
+
+
+def layer_versions(state_dict: Any) -> Mapping[str, Any] | None:
+    """The versions of the layers' formats, by which torch converts an old state; None: unknown.
+
+    If it goes: see whether `Module.state_dict` carries the versions elsewhere (its source says
+    `local_metadata`), and read them there.
+    """
+    return getattr(state_dict, LAYER_VERSIONS, None)
+
+
+def set_layer_versions(state_dict: Any, versions: Mapping[str, Any]) -> None:
+    """Give a state_dict the versions that `layer_versions` returned.
+
+    If it goes: as for `layer_versions`; without them BatchNorm warns, or resets a counter.
+    """
+    setattr(state_dict, LAYER_VERSIONS, versions)
+
+
+def non_persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers of this module alone that were registered with `persistent=False`.
+
+    If it goes: those of `named_buffers(recurse=False)` that `state_dict()` lacks; that runs the
+    user's hooks.
+    """
+    own = module.named_buffers(recurse=False, remove_duplicate=False)
+    return {name: one for name, one in own if name in module._non_persistent_buffers_set}
+
+
+def loader_of(module: torch.nn.Module | type[torch.nn.Module]) -> Any:
+    """The method that loads this module's own part of a state_dict, which layers may override.
+
+    If it goes: find what `Module.load_state_dict` calls for each module now. Until then let
+    `own_ways` of `forge/state/module_state.py` return ("",): nothing is checked before loading.
+    """
+    return module._load_from_state_dict
+
+
+def has_load_hooks(module: torch.nn.Module) -> bool:
+    """Whether hooks run as this module's own part of a state_dict is loaded.
+
+    If it goes: see where `register_load_state_dict_pre_hook` keeps them now. Until then return
+    True: nothing is checked before loading.
+    """
+    return bool(module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks)
+
+
+def schedules_within(schedule: Any) -> list[Any] | None:
+    """What a SequentialLR or ChainedScheduler is made of; None for other schedules.
+
+    If it goes: see what the two call that list now, and the key of their state_dict (SCHEDULES).
+    """
+    inner = getattr(schedule, SCHEDULES, None)
+    return inner if isinstance(inner, list) else None

@@ -1,0 +1,123 @@
+"""What forge needs of torch's private parts."""
+
+import warnings
+
+import pytest
+import torch
+from contracts import contract
+from torch import nn
+
+from forge.compat import of_torch
+
+
+@pytest.mark.parametrize("non_blocking", [False, True])
+def test_foreach_copy(non_blocking):
+    """Saves copy by it, and live tensors are compared bit by bit with what they hold."""
+    with contract(of_torch.foreach_copy):
+        sources = [torch.rand(3), torch.rand(2, 2).t(), torch.tensor(2)]
+        targets = [torch.zeros(one.shape, dtype=one.dtype) for one in sources]
+        of_torch.foreach_copy(targets, sources, non_blocking=non_blocking)
+        assert all(map(torch.equal, targets, sources))
+
+
+def test_coo_parts():
+    """`indices()` refuses what is not coalesced, and two entries for one place stay two."""
+    with contract(of_torch.coo_parts):
+        sparse = torch.sparse_coo_tensor([[1, 1]], [2.0, 3.0], (4,), check_invariants=True)
+        indices, values = of_torch.coo_parts(sparse)
+        assert indices.tolist() == [[1, 1]]
+        assert values.tolist() == [2.0, 3.0]
+
+
+def test_layer_versions():
+    """Of BatchNorm: a state without versions is taken for one of 2018."""
+    with contract(of_torch.layer_versions, of_torch.set_layer_versions):
+        state = nn.BatchNorm1d(2).state_dict()
+        versions = of_torch.layer_versions(state)
+        assert versions[""]["version"] == 2
+        plain = type(state)(state)
+        assert of_torch.layer_versions(plain) is None
+        of_torch.set_layer_versions(plain, versions)
+        assert of_torch.layer_versions(plain) == versions
+        assert list(vars(plain)) == [of_torch.LAYER_VERSIONS]
+        del plain["num_batches_tracked"]
+        with pytest.raises(RuntimeError, match="num_batches_tracked"):
+            nn.BatchNorm1d(2).load_state_dict(plain)
+        of_torch.set_layer_versions(plain, {})
+        nn.BatchNorm1d(2).load_state_dict(plain)
+
+
+def test_non_persistent_buffers():
+    """Those that a checkpoint lacks, of this module alone."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("saved", torch.zeros(1))
+            self.register_buffer("cache", torch.ones(1), persistent=False)
+            self.register_buffer("unset", None, persistent=False)
+
+    with contract(of_torch.non_persistent_buffers):
+        model = nn.Sequential(Model())
+        assert of_torch.non_persistent_buffers(model) == {}
+        assert of_torch.non_persistent_buffers(model[0]) == {"cache": model[0].cache}
+
+
+def test_loader_of():
+    """Torch calls it for each module, and its own layers override it in torch's modules."""
+
+    class Own(nn.Linear):
+        def _load_from_state_dict(self, *args):
+            raise NotImplementedError
+
+    with contract(of_torch.loader_of):
+        plain = of_torch.loader_of(nn.Module)
+        assert of_torch.loader_of(nn.Linear) is plain
+        assert of_torch.loader_of(nn.BatchNorm1d) is not plain
+        assert of_torch.loader_of(nn.BatchNorm1d(1)).__func__.__module__.startswith("torch.nn.")
+        assert of_torch.loader_of(Own(1, 1)).__func__.__module__ == __name__
+        with pytest.raises(NotImplementedError):
+            nn.Sequential(Own(1, 1)).load_state_dict({})
+
+
+@pytest.mark.parametrize(
+    "register", ["register_load_state_dict_pre_hook", "register_load_state_dict_post_hook"]
+)
+def test_has_load_hooks(register):
+    """A hook may rename what is loaded, or resize what it is loaded into."""
+    with contract(of_torch.has_load_hooks):
+        model = nn.Sequential(nn.Linear(1, 1))
+        assert not of_torch.has_load_hooks(model)
+        handle = getattr(model, register)(lambda *args: None)
+        assert of_torch.has_load_hooks(model)
+        assert not of_torch.has_load_hooks(model[0])
+        handle.remove()
+        assert not of_torch.has_load_hooks(model)
+
+
+def test_schedules_within():
+    """Their states lie in that of the whole, under the same key."""
+    with contract(of_torch.schedules_within), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of schedules that were not stepped
+        schedulers = torch.optim.lr_scheduler
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+        parts = [schedulers.ConstantLR(optimizer), schedulers.ExponentialLR(optimizer, 0.9)]
+        for whole in (
+            schedulers.SequentialLR(optimizer, parts, milestones=[2]),
+            schedulers.ChainedScheduler(parts, optimizer),
+        ):
+            assert of_torch.schedules_within(whole) == parts
+            states = whole.state_dict()[of_torch.SCHEDULES]
+            assert [one.keys() for one in states] == [one.state_dict().keys() for one in parts]
+        assert of_torch.schedules_within(parts[0]) is None
+
+
+def test_the_key_of_extra_state():
+    """What `set_extra_state` takes is not compared with what a live module returns."""
+    with contract(of_torch.layer_versions):
+
+        class Model(nn.Module):
+            def get_extra_state(self):
+                return 1
+
+        assert list(nn.Sequential(Model()).state_dict()) == [f"0.{of_torch.EXTRA_STATE}"]

@@ -1,0 +1,91 @@
+"""Finds what a module touches that is private to somebody else: `other._x`, `from m import _x`.
+
+A name is a module's own where the module defines it, or a class of it that stands below `self`
+does: that class or one that it derives from. Names that are documented though they begin with an
+underscore are nobody's secret.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from repository import modules
+
+DOCUMENTED = {"_exit", "_asdict", "_fields", "_make", "_replace", "_typeshed"}
+"""Of `os`, of namedtuples, and typeshed's own module, in the documentation of each."""
+_PRIVATE = re.compile(r"_[A-Za-z]\w*")
+
+
+def private_parts(path: Path) -> list[str]:
+    """`line: code` of each place in a file."""
+    tree = ast.parse(path.read_text())
+    of_module, of_self = _defined(tree), _defined(tree) | _inherited(tree)
+    found = []
+    for node in ast.walk(tree):
+        known = of_self if _is_self(node) else of_module
+        if any(_is_private(name) and name not in known for name in _named(node)):
+            found.append(f"{node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def _named(node: ast.AST) -> Iterator[str]:
+    """Names that are looked up in something else, as attributes or as texts."""
+    if isinstance(node, ast.Attribute):
+        yield node.attr
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value  # of getattr, of vars(…): a text that is nothing but such a name
+    elif isinstance(node, ast.ImportFrom) and node.module not in modules():
+        yield from [*str(node.module).split("."), *(alias.name for alias in node.names)]
+    elif isinstance(node, ast.ImportFrom):
+        yield from (a.name for a in node.names if f"{node.module}.{a.name}" not in modules())
+    elif isinstance(node, ast.Import):
+        yield from (part for alias in node.names for part in alias.name.split("."))
+
+
+def _is_private(name: str) -> bool:
+    is_dunder = name.startswith("__") and name.endswith("__")
+    return bool(_PRIVATE.fullmatch(name)) and not is_dunder and name not in DOCUMENTED
+
+
+def _is_self(node: ast.AST) -> bool:
+    owner = node.value if isinstance(node, ast.Attribute) else None
+    is_super = isinstance(owner, ast.Call) and ast.unparse(owner.func) == "super"
+    return is_super or (isinstance(owner, ast.Name) and owner.id in ("self", "cls"))
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found |= {node.attr} if _is_self(node) else set()
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def _inherited(tree: ast.Module) -> set[str]:
+    """What the modules define whose classes the classes of this one derive from."""
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    bases = {ast.unparse(base).partition("[")[0] for one in classes for base in one.bases}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in modules():
+            for alias in node.names:
+                name = alias.asname or alias.name
+                if name in bases:
+                    found |= _of_module(str(node.module))
+                if any(base.startswith(f"{name}.") for base in bases):
+                    found |= _of_module(f"{node.module}.{alias.name}")
+    return found
+
+
+@functools.cache
+def _of_module(name: str) -> set[str]:
+    tree = ast.parse(modules()[name].read_text()) if name in modules() else ast.parse("")
+    return _defined(tree) | _inherited(tree)
