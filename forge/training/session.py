@@ -380,8 +380,9 @@ class Session:
                 messages.warn(f"{type(error).__name__}: {error}, after a stop was asked for")
                 self._stop()
             raise
+        if self._held is None:
+            self._limit.arrive()  # a stop had to wait for them
         self._held, self._due = None, []
-        self._limit.arrive()
         with self._exit_on_error():
             if self._handler.should_shutdown():
                 self._log_wait()

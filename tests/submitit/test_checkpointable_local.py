@@ -159,3 +159,26 @@ def test_a_folder_that_a_group_can_write_to_is_warned_of(own_environment, tmp_pa
     said = one.job.stderr() + one.job.stdout()
     assert f"{one.job.paths.folder} can be written by the group gid 4321" in said
     assert said.count("submitit executes what lies there") == 1
+
+
+HANDED_OVER = {"held": "step_6", 7: "step_7", "step": "step_4"}
+"""Where the signal comes -> the checkpoint with which the next start begins."""
+
+
+def test_submitit_s_own_handler_resubmits_a_run_from_what_checkpoint_has_saved(
+    own_environment, tmp_path
+):
+    """In an evaluation that has swapped the weights, between two loops, and inside a step."""
+    executor = submitit.LocalExecutor(tmp_path / "log")
+    executor.update_parameters(timeout_min=4)
+    places = [*HANDED_OVER, "never"]
+    jobs = {
+        place: executor.submit(submitted.UnderSubmitit(), tmp_path / str(place), place)
+        for place in places
+    }
+    expected = jobs["never"].result()
+    for place, checkpoint in HANDED_OVER.items():
+        assert jobs[place].result() == expected, place
+        assert noted(tmp_path / str(place), "resumed") == ["None", checkpoint]
+        said = f"The job resumes from its last checkpoint: {checkpoint} is in place"
+        assert said in jobs[place].stderr()

@@ -3,10 +3,12 @@
 import ctypes
 import hashlib
 import os
+import signal
 import time
 
 import torch
 from light import POLICY, begin, note
+from submitit.core.utils import DelayedSubmission
 from torch.utils.data import DataLoader, TensorDataset
 
 import forge
@@ -66,3 +68,45 @@ def train_by_hand(folder, policy=None):
             optimizer.step()
             optimizer.zero_grad()
         wait_here(folder, "by hand")
+
+
+class UnderSubmitit:
+    """Training whose signal goes to submitit's own handler, which calls `checkpoint`."""
+
+    def __call__(self, folder, place):
+        """`place` is where the signal comes: held, 7 (after the first loop), or step."""
+        is_first = begin(folder)
+        to_submitit = signal.getsignal(signal.SIGUSR2)
+        model, optimizer = build()
+        policy = POLICY | {
+            "checkpoint": {"dir": str(folder / "saves"), "every_steps": 4},
+            "signal": {"name": "USR1", "actions": {"USR2": "ignore"}},
+        }
+        with forge.Run(policy, model=model, optimizer=optimizer) as run:
+            note(folder, "resumed", run.resumed_from)
+            signal.signal(signal.SIGUSR2, to_submitit)
+
+            def reach(here):
+                if is_first and here == place:
+                    os.kill(os.getpid(), signal.SIGUSR2)
+
+            @run.every(6)
+            def evaluate(step):
+                kept = model[0].weight.detach().clone()
+                torch.nn.init.zeros_(model[0].weight)
+                reach("held")
+                model[0].weight.data.copy_(kept)
+
+            for n in (7, STEPS):
+                for step in run.steps(n):
+                    loss = (model(torch.randn(4, 4)) - 1).square().mean()
+                    loss.backward()
+                    if step == 5:
+                        reach("step")
+                    run.update(loss, optimizer)
+                reach(n)
+        return digest(model)
+
+    def checkpoint(self, *arguments):
+        forge.Checkpointable(self).checkpoint(*arguments)
+        return DelayedSubmission(self, *arguments)

@@ -1,0 +1,151 @@
+"""`run.state`: what the user keeps in it comes back to the bit, in place, or is refused by path."""
+
+import math
+import random
+from collections import deque
+from contextlib import closing
+
+import pytest
+import torch
+
+import forge
+from forge.checkpoint import Store
+from forge.config.schema import CheckpointConfig
+from forge.errors import CheckpointError
+from forge.shutdown import stopping
+from forge.state.run_state import RunState
+
+numpy = pytest.importorskip("numpy")
+
+
+def saved(state, tmp_path):
+    """What a checkpoint gives back of it."""
+    with closing(Store(tmp_path, CheckpointConfig())) as store:
+        store.commit(store.snapshot(1, state.capture(), False, copy=False))
+        return store.newest().state
+
+
+def filled():
+    state = RunState()
+    state["best"] = math.inf
+    state["name"] = "première"
+    state["buffer"] = [(0.5, 1, True), {"x": torch.arange(3.0), 7: numpy.arange(4)}]
+    state["noise"] = {"torch": torch.Generator().manual_seed(3), "python": random.Random(4)}
+    state["numpy"] = [numpy.random.default_rng(5), numpy.random.Generator(numpy.random.MT19937(6))]
+    return state
+
+
+def draws(state):
+    return [
+        torch.rand(3, generator=state["noise"]["torch"]).tolist(),
+        [state["noise"]["python"].gauss(0, 1) for _ in range(3)],
+        [one.normal(size=3).tolist() for one in state["numpy"]],
+    ]
+
+
+def test_all_kinds_of_values_come_back_to_the_bit(tmp_path):
+    """Generators as well, at the place in their sequences."""
+    before, after = filled(), RunState()
+    draws(before)
+    after.restore(saved(before, tmp_path))
+    assert after["best"] == math.inf
+    assert after["name"] == "première"
+    assert after["buffer"][0] == (0.5, 1, True)
+    assert torch.equal(after["buffer"][1]["x"], torch.arange(3.0))
+    assert numpy.array_equal(after["buffer"][1][7], numpy.arange(4))
+    assert draws(after) == draws(before)
+
+
+def test_what_is_there_already_is_changed_in_place(tmp_path):
+    """The loop may hold the list, the tensor or the generator itself; a rollback must reach it."""
+    state = filled()
+    kept = saved(state, tmp_path)
+    held = state["buffer"], state["buffer"][1], state["buffer"][1]["x"], state["noise"]["torch"]
+    arrays = state["buffer"][1][7], state["numpy"][0], state["noise"]["python"]
+    expected = draws(state)
+    held[0].append("more")
+    held[2].zero_()
+    arrays[0][:] = 9
+    del state["name"]
+    state.restore(kept)
+    assert held[0] is state["buffer"]
+    assert len(held[0]) == 2
+    assert held[1] is state["buffer"][1]
+    assert held[2] is state["buffer"][1]["x"]
+    assert held[2].tolist() == [0, 1, 2]
+    assert held[3] is state["noise"]["torch"]
+    assert arrays[0].tolist() == [0, 1, 2, 3]
+    assert arrays[1] is state["numpy"][0]
+    assert arrays[2] is state["noise"]["python"]
+    assert draws(state) == expected
+    assert state["name"] == "première"
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        (deque([1]), r"run\.state\.x: a collections\.deque"),
+        ({"a": [1, object()]}, r"run\.state\.x\.a\[1\]: a builtins\.object"),
+        ([random.SystemRandom()], r"run\.state\.x\[0\]: a random\.SystemRandom"),
+        ((torch.Generator(),), r"run\.state\.x\[0\]: a torch.*Generator"),
+        (torch.nn.Linear(1, 1), r"run\.state\.x: a torch\.nn.*Linear"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_by_its_path_as_it_is_assigned(value, path):
+    """Not hours later, at the first save."""
+    state = RunState()
+    with pytest.raises(CheckpointError, match=path):
+        state["x"] = value
+    assert "x" not in state
+    with pytest.raises(TypeError, match=r"run\.state\[3\]: expected a string, found int"):
+        state[3] = 1
+
+
+def a_run(directory, loop, steps=12, **policy):
+    torch.manual_seed(1)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    checkpoint = {"dir": str(directory), "every_steps": 4}
+    with forge.Run({"checkpoint": checkpoint, **policy}, model=model, optimizer=optimizer) as run:
+        for step in run.steps(steps):
+            loss = model(torch.randn(3, 2)).square().mean()
+            loss.backward()
+            run.update(loss, optimizer)
+            loop(run, step)
+        return dict(run.state)
+
+
+def test_a_rollback_takes_it_back(tmp_path):
+    """A loop that holds the list itself goes on with the very same list."""
+    seen, held = [], []
+
+    def loop(run, step):
+        held.append(run.state.setdefault("history", []))
+        held[0].append(step)
+        if step in (9, 10) and step not in seen:
+            seen.append(step)
+            run.guard(math.nan)
+
+    nan = {"action": "rollback", "max_consecutive": 2}
+    state = a_run(tmp_path / "job", loop, nan=nan)
+    assert seen == [9, 10]
+    assert state["history"] == held[0] == list(range(12))
+
+
+def test_a_bad_value_deep_inside_is_named_at_the_save(tmp_path, monkeypatch):
+    """It was put there after the assignment."""
+    monkeypatch.setattr(stopping, "leave", lambda code, text, reason: forge.Exit(code, text))
+
+    def loop(run, step):
+        run.state.setdefault("history", []).append(object() if step == 2 else step)
+
+    with pytest.raises(forge.Exit, match=r"run\.state\.history\[2\]: a builtins\.object"):
+        a_run(tmp_path / "job", loop)
+    stopping.uninstall()  # the process would have ended
+
+
+def test_a_plain_loop_has_it_as_well(tmp_path):
+    """With `resilience=disabled` the same script runs."""
+    assert a_run(tmp_path, lambda run, step: run.state.update(last=step), enabled=False) == {
+        "last": 11
+    }
