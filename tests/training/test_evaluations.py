@@ -1,6 +1,7 @@
 """Functions of `run.every`: when they run, and what a stop in one of them leaves behind."""
 
 import itertools
+import os
 import signal
 
 import pytest
@@ -10,6 +11,9 @@ from harness import Job, assert_same_run
 import forge
 from forge.checkpoint.format import manifest
 from forge.jobdir import ledger, spawned
+from forge.shutdown import stopping
+from forge.training import session
+from forge.training.saver import Saver
 
 SCRIPT = "evaluates.py"
 KINDS = ["draws", "switches", "swaps", "swallows", "remembers", "elsewhere"]
@@ -199,3 +203,56 @@ def test_without_memory_for_a_copy_the_boundary_is_held_on_disk(tmp_path, make_j
     saves = [e for e in job.history.attempts[0].events if e["kind"] == "save"]
     assert [(e["step"], e["reason"]) for e in saves[:2]] == [(3, "held"), (3, "periodic")]
     assert manifest.read(job.checkpoints / "step_18").logged_at["held_out"] == 17
+
+
+def test_a_boundary_is_not_held_where_a_copy_would_cost_more_than_a_tenth(a_run, monkeypatch):
+    """The stop then waits: `poll` says that it is wanted, and does not leave."""
+    held, answers = [], []
+    hold = Saver.hold
+    monkeypatch.setattr(Saver, "hold", lambda *args: held.append(args[1]) or hold(*args))
+    monkeypatch.setattr(session, "_COPIES", 1e9)  # from the second time on never
+    monkeypatch.setattr(stopping, "leave", lambda code, text, reason: forge.Exit(code, text))
+
+    def register(run):
+        @run.every(2)
+        def evaluate(step):
+            if step == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+            answers.append(run.poll())
+            run.log(held_out=1.0)
+
+    with pytest.raises(forge.Exit, match="SIGTERM"):
+        a_run(8, register)
+    stopping.uninstall()  # the process would have ended
+    assert held == [2]  # the first time nobody knows how long it takes
+    assert answers == [False, True]
+    assert manifest.read(a_run.directory / "step_4").logged_at["held_out"] == 3
+
+
+def test_a_stop_that_waited_long_for_its_step_names_run_every(a_run, monkeypatch, caplog):
+    """And says how long: that is what an evaluation inside the loop costs."""
+    monkeypatch.setattr(session, "_LONG_WAIT_S", 0.0)
+    monkeypatch.setattr(stopping, "leave", lambda code, text, reason: forge.Exit(code, text))
+
+    def loop(run, step):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert run.is_stopping
+
+    with pytest.raises(forge.Exit, match="SIGTERM"):
+        a_run(8, lambda run: None, loop)
+    stopping.uninstall()
+    assert "Step 2 ended 0 s after the stop was asked for" in caplog.text
+    assert "`run.every`" in caplog.text
+
+
+def test_a_forced_exit_in_a_step_names_run_every(tmp_path):
+    """An evaluation that stands in the loop, and takes longer than a stop may."""
+    policy = {"shutdown": {"timeout_s": 1.0}}
+    job = Job(tmp_path / "job", "stages.py", stage="c_call", policy=policy)
+    process = job.start()
+    process.wait_for((job.directory / "ready").exists, "the step")
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 70
+    assert "Step 2 had not ended 1 s after the stop was asked for" in job.output
+    assert "`run.every`" in job.output

@@ -2,7 +2,6 @@
 
 import argparse
 import random
-from collections import deque
 
 import torch
 from torch import nn
@@ -32,30 +31,17 @@ class Walk:
         self.x = state["x"]
 
 
-class Buffer:
-    def __init__(self, size):
-        self.items = deque(maxlen=size)
-
-    def state_dict(self):
-        return {"items": list(self.items)}
-
-    def load_state_dict(self, state):
-        self.items.clear()
-        self.items.extend(state["items"])
-
-
 def main(is_buffer_saved):
     random.seed(0)
     torch.manual_seed(0)
-    walk, buffer = Walk(), Buffer(500)
+    walk = Walk()
     online = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, 2))
     target = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, 2))
     target.load_state_dict(online.state_dict())
     optimizer = torch.optim.RMSprop(online.parameters(), lr=1e-3)
     kept = {"walk": walk, "online": online, "target": target, "optimizer": optimizer}
-    if is_buffer_saved:
-        kept["buffer"] = buffer
     with forge.Run({"checkpoint": {"every_steps": 20}}, **kept) as run:
+        buffer = run.state.setdefault("buffer", []) if is_buffer_saved else []
         for step in run.steps(120):
             x = walk.x
             with torch.no_grad():
@@ -63,8 +49,9 @@ def main(is_buffer_saved):
                 q = online(torch.tensor([[x]]))
                 action = int(q.argmax()) if is_greedy else random.randrange(2)
             new_x, reward, is_done = walk.step(action)
-            buffer.items.append((x, action, reward, new_x, is_done))
-            drawn = random.choices(list(buffer.items), k=16)
+            buffer.append((x, action, reward, new_x, is_done))
+            del buffer[:-500]
+            drawn = random.choices(buffer, k=16)
             xs, actions, rewards, new_xs, done = (
                 torch.tensor(one, dtype=torch.float32) for one in zip(*drawn, strict=True)
             )

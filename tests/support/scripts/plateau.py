@@ -8,15 +8,8 @@ from torch import nn
 import forge
 
 
-class Best:
-    def __init__(self):
-        self.loss, self.num_bad = float("inf"), 0
-
-    def state_dict(self):
-        return dict(self.__dict__)
-
-    def load_state_dict(self, state):
-        self.__dict__.update(state)
+def fresh():
+    return {"loss": float("inf"), "num_bad": 0}
 
 
 def main(is_best_saved):
@@ -25,23 +18,24 @@ def main(is_best_saved):
     model = nn.Linear(6, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=2)
-    best = Best()
     objects = {"model": model, "optimizer": optimizer, "schedule": schedule}
-    if is_best_saved:
-        objects["best"] = best
     with forge.Run({"checkpoint": {"every_steps": 10}}, **objects) as run:
-        for step in run.steps(80):
+        best = run.state.setdefault("best", fresh()) if is_best_saved else fresh()
+
+        @run.every(4)
+        def evaluate(_):
+            with torch.no_grad():
+                now = (model(held_out) - held_out.sum(1, keepdim=True).abs()).square().mean()
+            schedule.step(now)
+            best["num_bad"] = 0 if now < best["loss"] else best["num_bad"] + 1
+            best["loss"] = min(best["loss"], float(now))
+            run.log(held_out=now, best=best["loss"], num_bad=best["num_bad"])
+
+        for _ in run.steps(80):
             x = torch.randn(8, 6)
             loss = (model(x) - x.sum(1, keepdim=True).abs()).square().mean()
             loss.backward()
             run.update(loss, optimizer)
-            if step % 4 == 3:
-                with torch.no_grad():
-                    now = (model(held_out) - held_out.sum(1, keepdim=True).abs()).square().mean()
-                schedule.step(now)
-                best.num_bad = 0 if now < best.loss else best.num_bad + 1
-                best.loss = min(best.loss, float(now))
-                run.log(held_out=now, best=best.loss, num_bad=best.num_bad)
 
 
 if __name__ == "__main__":
