@@ -88,7 +88,7 @@ class Resume(Enum):
     same = "same"
     """Its own: of the same program, Run's name and config."""
     changed = "changed"
-    """Those that are there; what differs is taken on, and said."""
+    """Those of another config, too: what differs is applied, and logged."""
 
 
 @dataclass
@@ -96,9 +96,9 @@ class SignalConfig:
     """Which signals stop a job, and how early."""
 
     name: str = "USR2"
-    """Signal that the launcher sends before the time limit."""
+    """The signal that announces the time limit."""
     lead_s: float = 120.0
-    """Seconds before the time limit at which it is sent."""
+    """How many seconds before the time limit it is sent."""
     actions: dict[str, SignalAction] = field(
         default_factory=lambda: {
             "TERM": SignalAction.stop,
@@ -108,10 +108,10 @@ class SignalConfig:
             "USR2": SignalAction.requeue,
         }
     )
-    """What each signal leads to: stop | requeue | save | ignore.
+    """What each signal leads to: stop, requeue, save (and keep training) or ignore.
 
-    A process that ignores SIGHUP or SIGINT as it begins (nohup, the background of a script) keeps
-    ignoring it where the action is stop.
+    SIGHUP and SIGINT stay ignored if they are ignored when the process starts (nohup, the
+    background of a script) and their action is stop.
     """
 
 
@@ -120,13 +120,13 @@ class ShutdownConfig:
     """How long stopping may take."""
 
     timeout_s: float | None = None
-    """Seconds from the signal to the forced exit with code 70; 0 never forces; null: three quarters
-    of `signal.lead_s`. What holds is `Policy.stop_s`."""
+    """Seconds from the signal to the forced exit (70); null: three quarters of `signal.lead_s`; 0:
+    never."""
 
 
 @dataclass
 class RequeueRule:
-    """Exit codes of the user's own that are worth another start."""
+    """Your own exit codes that are worth another start."""
 
     exit_codes: list[int] = field(default_factory=list)
     """Which codes, 1 to 255; an uncaught exception is 1."""
@@ -139,7 +139,7 @@ class RequeueConfig:
     """When a stopped job is started again, in its directory."""
 
     enabled: bool = True
-    """false: a job runs once, whatever ends it."""
+    """false: a launcher starts the job once, however it ends."""
     max_preemptions: int | None = None
     """Restarts after a preemption or a request to requeue; null: no limit."""
     max_timeouts: int | None = None
@@ -149,11 +149,12 @@ class RequeueConfig:
     no_progress_limit: int = 3
     """Give up after this many attempts in a row that saved nothing new."""
     max_unfair: int = 10
-    """Restarts in a row of attempts that the cluster ended before they could save anything."""
+    """Give up after this many restarts in a row of attempts that the cluster ended before they
+    could save."""
     rules: list[RequeueRule] = field(default_factory=list)
-    """Exit codes of the user's code that are worth another start, and how often."""
+    """Your own exit codes that are worth another start: `[{exit_codes: [1], max_restarts: 2}]`."""
     on_code_change: CodeChange = CodeChange.warn
-    """When the code changed since the job was first started: warn | refuse."""
+    """What happens when a job resumes with edited code."""
 
 
 @dataclass
@@ -161,13 +162,13 @@ class RollbackConfig:
     """Where `nan.action=rollback` goes back to."""
 
     steps_back: int = 0
-    """Go back at least this many steps before the first bad step."""
+    """Go back at least this many steps before the first bad one."""
     skip_data: bool = True
-    """Do not see again the batches from there through the last bad one."""
+    """Skip the batches that led there, through the last bad one."""
     lr_scale: float = 1.0
-    """Multiply the learning rate by this at each rollback."""
+    """Multiplies the learning rate at each rollback."""
     max_rollbacks: int = 3
-    """Halt instead of rolling back once more than this often."""
+    """Halt at the next one after this many."""
 
 
 @dataclass
@@ -175,11 +176,11 @@ class NanConfig:
     """What a NaN or Inf in the loss or the gradients leads to."""
 
     action: NanAction = NanAction.skip
-    """warn (say so, update all the same) | skip | rollback | halt (synonym: raise)."""
+    """Log it and update (warn), skip the update, roll back, or halt (synonym: raise)."""
     max_consecutive: int = 5
-    """This many bad steps in a row: skip halts the run, rollback goes back."""
+    """Bad steps in a row until skip halts the run and rollback goes back."""
     check_gradients: bool = True
-    """Look at the gradients' norm as well as at the loss."""
+    """Check the norm of the gradients, too, not only the loss."""
     rollback: RollbackConfig = field(default_factory=RollbackConfig)
 
 
@@ -188,15 +189,15 @@ class HealthConfig:
     """Checks of the node, before the first step."""
 
     checks: list[HealthCheck] = field(default_factory=lambda: [HealthCheck.disk, HealthCheck.gpu])
-    """Which checks run: disk, gpu."""
+    """What is checked before the first step."""
     action: HealthAction = HealthAction.refuse
-    """A failed check: warn | refuse (exit code 69)."""
+    """What a failed check leads to; refuse ends the run (69)."""
     timeout_s: float = 60.0
     """A check that takes longer has failed."""
     min_free_gib: float = 0.0
     """GiB that must be free where checkpoints go."""
     max_excluded_nodes: int = 3
-    """On a cluster: restarts elsewhere, because this node failed a check; then the job fails."""
+    """On Slurm: restarts elsewhere because this node failed a check; then the job fails."""
 
 
 class BestMode(Enum):
@@ -211,11 +212,11 @@ class BestConfig:
     """Checkpoints that are kept because a logged metric was good."""
 
     metric: str | None = None
-    """Its name in `run.log(name=…)`; null: none are kept for that."""
+    """Keep the best checkpoints by this metric, `run.log(name=…)`, permanently; null: none."""
     mode: BestMode = BestMode.min
-    """min: small values are good | max."""
+    """Whether small or large values are better."""
     keep: int = 1
-    """Keep this many of the best."""
+    """How many of the best are kept."""
 
 
 @dataclass
@@ -223,73 +224,73 @@ class CheckpointConfig:
     """Where and when the state is saved."""
 
     dir: str = "checkpoints"
-    """Directory; a relative one lies in the job's own output directory."""
+    """Where checkpoints go; a relative path is in the job's own output directory."""
     every_steps: int | None = 1000
     """Save after this many steps; null: not by steps."""
     every_s: float | None = 600.0
-    """Save when this many seconds passed since the last save; null: not by time."""
+    """Save this many seconds after the last save; null: not by time."""
     keep_last: int = 3
-    """Keep this many of the newest checkpoints."""
+    """How many of the newest checkpoints are kept."""
     keep_every_steps: int | None = None
-    """Keep those at multiples of this many steps permanently."""
+    """Keep checkpoints at multiples of this permanently; null: none."""
     best: BestConfig = field(default_factory=BestConfig)
     async_save: bool = False
-    """Copy the state to host memory and write it beside training."""
+    """Write in the background, while training continues."""
     when_busy: WhenBusy = WhenBusy.wait
-    """A periodic save, while one is still being written beside training: wait | skip."""
+    """What a periodic save does while another is still being written in the background."""
     verify: Verify = Verify.full
-    """Before a checkpoint is trusted, check: full (checksums) | size | none."""
+    """What of a checkpoint is verified before it is loaded; full: checksums."""
     on_foreign: OnForeign = OnForeign.warn
-    """Others than this user and root own or may write what is read: ignore | warn | refuse."""
+    """What happens if anyone but this user and root owns or can write to what is read."""
     init_from: str | None = None
-    """A job without a checkpoint of its own begins with the state in this file or checkpoint: of
-    torch.save, of Lightning, or forge's. A relative path begins where the command was started."""
+    """A `torch.save` or Lightning file, or a checkpoint, that a new job starts from. A relative
+    path is relative to where the command was started."""
     init_trust_pickle: bool = False
-    """true: read that file even if it holds code, which is then executed."""
+    """true: read that file even if that executes code in it."""
 
 
 @dataclass
 class SlurmConfig:
-    """A job's own options for sbatch; null: as `hydra.launcher` has it for all jobs."""
+    """A job's own sbatch options; null: the value of `hydra.launcher`."""
 
     timeout_min: float | None = None
-    """Time limit of one start in minutes."""
+    """Time limit of each start, in minutes."""
     partition: str | None = None
     """Partition."""
     qos: str | None = None
     """Quality of service."""
     account: str | None = None
-    """Account that pays."""
+    """The account that is charged."""
     nodes: int | None = None
     """Number of nodes."""
     tasks_per_node: int | None = None
     """Tasks on each node."""
     cpus_per_task: int | None = None
-    """Cores of each task."""
+    """Cores for each task."""
     gpus_per_node: int | None = None
     """GPUs on each node."""
     gpus_per_task: int | None = None
-    """GPUs of each task."""
+    """GPUs for each task."""
     cpus_per_gpu: int | None = None
     """Cores for each GPU."""
     mem_gb: float | None = None
-    """Memory on each node in GB."""
+    """Memory on each node, in GB."""
     mem_per_cpu: str | None = None
-    """Memory for each core, as sbatch has it: 4G."""
+    """Memory for each core, as in sbatch: 4G."""
     mem_per_gpu: str | None = None
-    """Memory for each GPU."""
+    """Memory for each GPU, as in sbatch."""
     gres: str | None = None
-    """Generic resources: gpu:a100:2."""
+    """Generic resources, as in sbatch: gpu:a100:2."""
     constraint: str | None = None
-    """Features that nodes must have."""
+    """Features that the nodes must have."""
     exclude: str | None = None
-    """Nodes that are not to be used."""
+    """Nodes to avoid."""
     nodelist: str | None = None
-    """Nodes that have to be used."""
+    """Nodes to use."""
     dependency: str | None = None
     """Jobs to wait for: afterok:123."""
     comment: str | None = None
-    """A comment, for whoever reads the queue."""
+    """A comment that squeue shows."""
 
 
 @dataclass
@@ -299,7 +300,8 @@ class Policy:
     enabled: bool = True
     """false: a plain loop; nothing is handled, saved or resumed."""
     resume: Resume = Resume.same
-    """From checkpoints of a job with another config: same (refuse) | changed (take it on)."""
+    """Whose checkpoints are resumed from; changed: those of another config, too, and what differs
+    is applied."""
     signal: SignalConfig = field(default_factory=SignalConfig)
     shutdown: ShutdownConfig = field(default_factory=ShutdownConfig)
     requeue: RequeueConfig = field(default_factory=RequeueConfig)

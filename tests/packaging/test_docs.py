@@ -270,6 +270,12 @@ def test_the_app_is_ten_lines_and_its_frame():
     assert len(body) <= 10
 
 
+def test_each_number_is_given_to_one_decision():
+    """It is how other pages name it."""
+    numbers = [name.split("/")[-1][:4] for name in DECISIONS]
+    assert len(numbers) == len(set(numbers))
+
+
 @pytest.mark.parametrize("name", DECISIONS)
 def test_a_decision_has_its_three_parts_on_one_page(name):
     """Context, choice, what was rejected."""
