@@ -107,7 +107,10 @@ class Store:
 
         Args:
             at_most: Only those with at most this many steps done.
-            place: See `reading.read`.
+            every: Only those at multiples of this many steps.
+            place: Where tensors are read to, by their path; None: into memory of their own.
+        Returns:
+            The checkpoint, or None.
         Raises:
             CheckpointError: Where there are checkpoints but none of them verifies.
         """
@@ -136,6 +139,11 @@ class Store:
     def read(self, path: Path, place: Place | None = None) -> Checkpoint:
         """Read one checkpoint, verifying as `checkpoint.verify` says.
 
+        Args:
+            path: Its directory.
+            place: Where tensors are read to, by their path; None: into memory of their own.
+        Returns:
+            The checkpoint.
         Raises:
             DamagedCheckpoint: Saying which file is wrong, what was expected and what was found.
         """
@@ -147,9 +155,12 @@ class Store:
 
     @staticmethod
     def check_savable(state: Any) -> None:
-        """Raise CheckpointError naming a leaf of `state` that cannot be saved, or what is too much.
+        """Check before a save what reading would refuse.
 
-        Whatever reading has a limit for is compared with it before it is written.
+        Args:
+            state: What is to be saved.
+        Raises:
+            CheckpointError: Naming a leaf that cannot be saved, or what is too much.
         """
         encoder = Encoder()
         tree = encoder.encode(state)
@@ -158,7 +169,13 @@ class Store:
 
     @staticmethod
     def is_savable(state: Any) -> bool:
-        """Whether `check_savable` finds nothing."""
+        """Ask whether `check_savable` finds nothing.
+
+        Args:
+            state: What is to be saved.
+        Returns:
+            Whether it can be.
+        """
         try:
             Store.check_savable(state)
         except CheckpointError:
@@ -166,10 +183,17 @@ class Store:
         return True
 
     def snapshot(self, step: int, state: Any, is_complete: bool, copy: bool) -> Snapshot:
-        """Encode `state`; with `copy`, independent of what training does to it afterwards.
+        """Encode a state, to be committed now or later.
 
         Where there is no memory for a copy, the snapshot says that it is not independent.
 
+        Args:
+            step: Steps done.
+            state: Nested dicts, lists, tuples, tensors, arrays and values.
+            is_complete: Whether the training is finished.
+            copy: Whether to make it independent of what training does to the state afterwards.
+        Returns:
+            The snapshot.
         Raises:
             CheckpointError: Naming a leaf that cannot be saved.
         """
@@ -182,6 +206,10 @@ class Store:
     def commit(self, snapshot: Snapshot) -> Path:
         """Write a snapshot; when this returns it survives a power cut.
 
+        Args:
+            snapshot: One that was not committed before.
+        Returns:
+            The directory of the checkpoint.
         Raises:
             OSError: From the disk; nothing that was there before has changed.
             DirectoryInUse: Where a newer attempt has taken over.
@@ -226,7 +254,14 @@ class Store:
         durable.sync_directory(directory)
 
     def holds(self, step: int, is_complete: bool) -> bool:
-        """Whether a good checkpoint of this step, as complete as asked, is there already."""
+        """Ask whether a save can be spared.
+
+        Args:
+            step: Steps done.
+            is_complete: Whether it has to be that of a finished training.
+        Returns:
+            Whether a good checkpoint of this step is there already.
+        """
         path = self.directory / f"step_{step}"
         described = self._seen.good(path)
         return described is not None and (described.is_complete or not is_complete)
@@ -234,7 +269,7 @@ class Store:
     # -- removing ------------------------------------------------------------------------------
 
     def retain(self, first_bad_step: int | None = None) -> list[str]:
-        """Take away what the policy does not keep; deleting it continues beside training.
+        """Remove what the policy does not keep; a thread then deletes it.
 
         Never the newest good one, what `latest` names, one that is pinned or that somebody reads,
         or what is no checkpoint. What cannot be removed is logged; the next call tries again.
@@ -266,8 +301,10 @@ class Store:
         return removed
 
     def discard_after(self, step: int) -> None:
-        """Remove the checkpoints of a time line that a rollback to `step` has ended.
+        """Remove the checkpoints that a rollback has made obsolete.
 
+        Args:
+            step: Where the rollback went; those after it are removed.
         Raises:
             CheckpointError: Where they are still in place: a resume would load them.
         """
@@ -286,13 +323,19 @@ class Store:
             ) from error
 
     def pin(self, step: int) -> None:
-        """Keep the checkpoint of this step, which may not be there yet, whatever the policy says.
+        """Keep a checkpoint, whatever the policy says.
 
+        Args:
+            step: Its step; it need not be there yet.
         Raises:
             OSError: Where the pin cannot be written.
         """
         pins.place(self.directory / f"step_{step}")
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Until what was removed is deleted, or so many seconds."""
+        """Wait until what was removed is deleted.
+
+        Args:
+            timeout_s: Seconds to wait at most; None: no limit.
+        """
         self._remover.wait(timeout_s)

@@ -15,6 +15,8 @@ def load(policy: Any, *, time_limit_s: float | None = None, limit_key: str = "")
             out have their default.
         time_limit_s: The job's time limit in seconds, where there is one.
         limit_key: The config key and value that set it, for messages.
+    Returns:
+        The policy.
     Raises:
         ConfigError: With every problem found.
     """

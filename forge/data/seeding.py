@@ -89,6 +89,8 @@ def seeded(dataset: Dataset[Any], seed: int) -> SeededDataset:
     Args:
         dataset: A map-style dataset.
         seed: Seed of the whole run.
+    Returns:
+        A dataset of the same samples.
     Raises:
         TypeError: For an iterable-style dataset.
     """

@@ -27,6 +27,8 @@ from forge.filesystem.files import make_directory, open_file, read_plain
 from forge.jobdir import spawned
 from forge.jobdir.job_files import forge_dir, saved_step
 
+__all__ = ["Attempt", "History", "Progress", "read", "read_progress"]
+
 _PROGRESS = struct.Struct("<4sIqdq")  # magic, attempt, step, unix time of its begin, planned
 _MAGIC = b"FRG1"
 _ATTEMPT_FILE = re.compile(r"attempt_(\d+)\.jsonl")
@@ -144,7 +146,13 @@ def _records(content: bytes) -> list[Progress | None]:
 
 
 def read_progress(job_dir: Path | str) -> Progress | None:
-    """The step that was last begun, by whichever Run, or None before the first."""
+    """How far a job is; as cheap as reading a small file.
+
+    Args:
+        job_dir: The job's output directory.
+    Returns:
+        The step that was last started, in any of its Runs, or None before the first.
+    """
     try:
         raw = read_plain(forge_dir(job_dir) / "progress")
     except FileNotFoundError:
@@ -288,7 +296,13 @@ class History:
 
 
 def read(job_dir: Path | str) -> History:
-    """Merge the ledgers of a job; lines that a crash tore are left out."""
+    """Merge the ledgers of a job; lines that a crash tore are left out.
+
+    Args:
+        job_dir: The job's output directory.
+    Returns:
+        Its attempts, and the metrics of its Runs.
+    """
     history = History([], {})
     for share in _shares(job_dir):
         events = _events(job_dir, share.number)

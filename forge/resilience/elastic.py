@@ -10,6 +10,15 @@ from pathlib import Path
 from forge import messages
 from forge.filesystem.steps import step_dirs
 
+__all__ = [
+    "SLURMInfo",
+    "get_slurm_info",
+    "is_slurm_job",
+    "is_slurm_requeue",
+    "log_job_info",
+    "resolve_resume_path",
+]
+
 
 @dataclass(frozen=True)
 class SLURMInfo:
@@ -34,7 +43,11 @@ class SLURMInfo:
 
 
 def get_slurm_info() -> SLURMInfo | None:
-    """The job this process runs in, or None outside Slurm."""
+    """What Slurm's environment says about this job.
+
+    Returns:
+        The job this process runs in, or None outside Slurm.
+    """
     env = os.environ
     job_id = env.get("SLURM_JOB_ID", "")
     if not job_id:
@@ -61,18 +74,26 @@ def largest_count(text: str | None, default: int) -> int:
 
 
 def is_slurm_job() -> bool:
-    """Whether this process runs inside a Slurm job."""
+    """Ask Slurm's environment whether there is a job.
+
+    Returns:
+        Whether this process runs inside a Slurm job.
+    """
     return get_slurm_info() is not None
 
 
 def is_slurm_requeue() -> bool:
-    """Whether this process runs inside a Slurm job that was requeued."""
+    """Ask Slurm's environment whether this is the job's first start.
+
+    Returns:
+        Whether this process runs inside a Slurm job that ran before.
+    """
     info = get_slurm_info()
     return info is not None and info.is_requeued
 
 
 def log_job_info() -> None:
-    """Log which job of Slurm's this is, or that it is none."""
+    """Log which Slurm job this is, or that it is none."""
     info = get_slurm_info()
     if info is None:
         messages.say("Not a Slurm job: SLURM_JOB_ID is not set")
@@ -86,11 +107,16 @@ def log_job_info() -> None:
 
 
 def resolve_resume_path(checkpoint_dir: Path | str) -> Path | None:
-    """The checkpoint to resume from, or None where there is none.
+    """Find the checkpoint to resume from.
 
     The `latest` symlink if it resolves to something usable, else the highest-numbered `step_N`.
     Directories without a readable manifest do not count, unless no sibling has one: then they are
     another tool's, and the highest-numbered is taken.
+
+    Args:
+        checkpoint_dir: Where the `step_N` are.
+    Returns:
+        Its directory, or None where there is none.
     """
     # Imported here: reading Slurm's environment should not need torch.
     from forge.checkpoint.format import manifest

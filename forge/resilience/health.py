@@ -19,6 +19,8 @@ import torch.distributed as dist
 from forge import messages
 from forge.resilience.elastic import largest_count
 
+__all__ = ["NaNDetector", "NaNState", "check_gpu_health", "check_nccl_health"]
+
 ACTIONS = ("warn", "skip", "raise")
 
 
@@ -57,10 +59,15 @@ class NaNDetector:
         self.reset()
 
     def check_loss(self, loss: torch.Tensor | float, step: int) -> bool:
-        """Whether the loss is finite on ALL ranks; one host synchronisation.
+        """Check the loss; one host synchronisation.
 
+        Args:
+            loss: A number or a tensor; bad if any element is not finite.
+            step: The step it belongs to.
+        Returns:
+            Whether it is finite on all ranks.
         Raises:
-            RuntimeError: With the action raise, where it is not.
+            RuntimeError: If it is not, and the action is `raise`.
         """
         value, device = float(mean(loss).item()), None
         if isinstance(loss, torch.Tensor):
@@ -73,10 +80,15 @@ class NaNDetector:
         return not is_bad
 
     def check_gradients(self, model: torch.nn.Module, step: int) -> bool:
-        """Whether every gradient of `model` is finite on ALL ranks; counts as a bad step if not.
+        """Check the gradients; one host synchronisation.
 
+        Args:
+            model: The module whose parameters have them.
+            step: The step they belong to.
+        Returns:
+            Whether every gradient is finite on all ranks.
         Raises:
-            RuntimeError: With the action raise, where one is not.
+            RuntimeError: If one is not, and the action is `raise`.
         """
         named = [(n, p.grad) for n, p in model.named_parameters() if p.grad is not None]
         culprits = []
@@ -96,10 +108,16 @@ class NaNDetector:
             messages.warn(message)
 
     def record(self, is_bad: bool, step: int, loss: float, is_same_step: bool = False) -> None:
-        """Count one judgement.
+        """Count one verdict.
 
-        A step is bad if one of its judgements is: a good loss must not end the streak of a step
+        A step is bad if one of its verdicts is: a good loss must not end the streak of a step
         whose gradients turn out to be bad, nor may one step count twice.
+
+        Args:
+            is_bad: The verdict.
+            step: The step it belongs to.
+            loss: The loss of that step, for the history.
+            is_same_step: Whether the last verdict was about this step, too.
         """
         state = self.state
         if not is_same_step:
@@ -119,7 +137,11 @@ class NaNDetector:
 
     @property
     def should_rollback(self) -> bool:
-        """Whether `max_consecutive` steps in a row were bad."""
+        """Ask whether the streak is long enough to go back.
+
+        Returns:
+            Whether `max_consecutive` steps in a row were bad.
+        """
         return self.state.consecutive_nans >= self.max_consecutive
 
     def reset(self) -> None:
@@ -174,8 +196,10 @@ def non_finite(named: list[tuple[str, torch.Tensor]]) -> list[str]:
 
 
 def check_gpu_health(device: int = 0) -> dict[str, Any]:
-    """Whether a CUDA device answers, computes and allocates.
+    """Check whether a CUDA device answers, computes and allocates.
 
+    Args:
+        device: Its number, as CUDA counts.
     Returns:
         cuda_available, device_accessible, compute_ok, memory_ok (bool) and error (str, empty
         where nothing failed).
@@ -223,9 +247,12 @@ def own_devices() -> list[int]:
 
 
 def check_nccl_health(timeout_sec: float = 10.0) -> bool:
-    """Whether an all-reduce over all ranks comes back right within `timeout_sec` seconds.
+    """Check an all-reduce over all ranks, on any backend (nccl, gloo).
 
-    Works on every backend (nccl, gloo). True where torch.distributed is not initialised.
+    Args:
+        timeout_sec: Seconds after which it has failed.
+    Returns:
+        Whether it came back right in time; True where torch.distributed is not initialised.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return True

@@ -33,6 +33,8 @@ from forge.errors import ExitCode
 from forge.filesystem.files import make_directory, open_file
 from forge.process import processes
 
+__all__ = ["ShutdownHandler"]
+
 DEFAULT_ACTIONS: Mapping[str, str] = {
     "TERM": "stop",
     "INT": "stop",
@@ -96,7 +98,13 @@ class ShutdownHandler:
         actions: Mapping[str, str] | None = None,
         stacks_dir: Path | str | None = None,
     ) -> None:
-        """Change what the arguments of the constructor set; also while registered."""
+        """Change what the arguments of the constructor set; also while registered.
+
+        Args:
+            timeout_sec: As in the constructor.
+            actions: As in the constructor.
+            stacks_dir: As in the constructor.
+        """
         self.timeout_sec = timeout_sec
         self.actions = {
             signal.Signals["SIG" + name.upper().removeprefix("SIG")]: action
@@ -152,9 +160,10 @@ class ShutdownHandler:
             self._originals.setdefault(number, previous)
 
     def interrupt_with(self, callback: Callable[[], None] | None) -> None:
-        """Call `callback` in the main thread after a stopping signal; it may raise.
+        """Call something in the main thread after a stopping signal. Main thread only.
 
-        None (the default): a signal only sets the flag. Main thread only.
+        Args:
+            callback: It may raise; None (the default): a signal only sets the flag.
         """
         self._interrupt = callback
         if self._originals:
@@ -219,13 +228,22 @@ class ShutdownHandler:
         return self.signal_received is not None
 
     def should_shutdown(self) -> bool:
-        """Whether to stop now; costs about two microseconds, so ask after every step."""
+        """Ask whether to stop now; costs about two microseconds, so ask after every step.
+
+        Returns:
+            Whether a signal asked the process to stop.
+        """
         return self.signal_received is not None
 
     def explains(self, error: BaseException | None) -> bool:
-        """Whether `error` is that of a print that nobody reads, and SIGHUP says so.
+        """Ask whether a failed print is the terminal's end.
 
         The kernel fails the prints first and signals an instant later, so this waits for it.
+
+        Args:
+            error: What the print raised.
+        Returns:
+            Whether nobody reads any more, and SIGHUP says so.
         """
         if not (isinstance(error, OSError) and error.errno in (errno.EIO, errno.EPIPE)):
             return False
@@ -235,7 +253,11 @@ class ShutdownHandler:
         return self.signal_received is signal.SIGHUP
 
     def take_save_request(self) -> bool:
-        """Whether a signal has asked for a save since the last call."""
+        """Ask whether to save, once for each request.
+
+        Returns:
+            Whether a signal has asked for a save since the last call.
+        """
         self._take_in()
         was_requested, self._is_save_requested = self._is_save_requested, False
         return was_requested

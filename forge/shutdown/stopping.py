@@ -57,10 +57,14 @@ _state = _State()
 def on_stop(callback: _Callback, timeout_s: float = CALLBACK_TIMEOUT_S) -> _Callback:
     """Call `callback()` when the process is stopped: by a signal, or by the NaN policy.
 
-    Callbacks run after the save, the last registered one first; one that fails or takes longer
-    than `timeout_s` seconds does not keep the next from running. Works before a Run exists, in
-    the main thread. Returns the callback, so that it serves as a decorator.
+    Callbacks run after the save, the last registered one first; one that fails or takes too long
+    does not keep the next from running. Works before a Run exists, in the main thread.
 
+    Args:
+        callback: A function without arguments.
+        timeout_s: Seconds after which the stop continues without it.
+    Returns:
+        The callback, so that this can be used as a decorator.
     Raises:
         RuntimeError: In another thread, before anything registered the signal handlers.
     """
@@ -283,6 +287,9 @@ def shielded() -> Iterator[None]:
     Slurm signals every process of a step. Start helpers that must outlive such a signal (a
     logger's service, a pool of spawned workers) inside this block; forge ends them when the job
     stops. Helpers that this process forks need no shield.
+
+    Raises:
+        ForgeError: Where the platform has no POSIX signals.
     """
     if not hasattr(signal, "pthread_sigmask"):
         raise ForgeError("forge.shielded() needs POSIX signals, which this platform lacks")

@@ -97,11 +97,17 @@ class Checkpointable:
         return _Attempt(self.policy, directory.absolute(), backend).run(self.task, args, kwargs)
 
     def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """Save what an open `forge.Run` can save here and now; what to resubmit.
+        """Save what an open `forge.Run` can save here and now, and resubmit this.
 
         submitit's protocol: its own handler (before the task begins) and plugins call this in the
         main thread, and requeue. forge's own handlers do not need it. Between two loops the Run
         saves; elsewhere the job resumes from its last checkpoint, and a message says which.
+
+        Args:
+            args: Those of the task.
+            kwargs: Those of the task.
+        Returns:
+            What submitit is to submit.
         """
         from submitit.core.utils import DelayedSubmission
 

@@ -123,6 +123,10 @@ class Run:
         Args:
             n: Steps in total, not those still to do.
             loader: A DataLoader, StatefulDataLoader, or any iterable of batches.
+        Returns:
+            An iterator that ends after step `n - 1`.
+        Raises:
+            ForgeError: Outside `with forge.Run(...) as run:`.
         """
         if not self._is_inside:
             raise ForgeError("Run.steps() needs `with forge.Run(...) as run:` around the loop")
@@ -173,11 +177,20 @@ class Run:
         """Whether the update may be done, for loops that do it themselves.
 
         One host synchronisation. Where it returns False, clear the gradients and do not step.
+
+        Args:
+            loss: The loss that `backward` was called on.
+        Returns:
+            Whether to step.
         """
         return self._updater.guard(loss)
 
     def log(self, **values: Any) -> None:
-        """Record numbers or one-element tensors under the current step; no host synchronisation."""
+        """Record metrics under the current step; no host synchronisation.
+
+        Args:
+            values: Numbers or one-element tensors, by name.
+        """
         if self._session is not None:
             self._session.metrics.log(values)
 
@@ -197,8 +210,10 @@ class Run:
         boundary again.
 
         Args:
-            steps: Once so many steps are done, and again after each so many; None: never.
+            steps: Call it each time this many more steps are done; None: never.
             at_end: Whether to call it at the end of each `run.steps`, too (not after a `break`).
+        Returns:
+            The decorator, which returns the function as it is.
         Raises:
             ForgeError: Where `steps` is not a positive number, and inside a step.
         """
@@ -241,7 +256,14 @@ class Run:
             self._session.request_save(pin)
 
     def on_stop(self, callback: Any, timeout_s: float = stopping.CALLBACK_TIMEOUT_S) -> Any:
-        """Call `callback()` when the run is stopped, after the save; see `forge.on_stop`."""
+        """Call `callback()` when the run is stopped, after the save; see `forge.on_stop`.
+
+        Args:
+            callback: A function without arguments.
+            timeout_s: Seconds after which the stop continues without it.
+        Returns:
+            The callback, so that this can be used as a decorator.
+        """
         if self._session is not None:
             self._session.callbacks.append(callback)
             return stopping.on_stop(callback, timeout_s)

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import re
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 
@@ -178,6 +179,40 @@ def test_the_reference_covers_every_public_name():
             assert inspect.getdoc(value), f"{module.__name__}.{name}"
             homes = [home for home, names in left_out.items() if name not in names]
             assert any(getattr(home, name, None) is value for home in homes), name
+
+
+def public_functions():
+    """Name -> (function, its docstring, or that of its class), of all that forge exports."""
+    found, todo = {}, [importlib.import_module("forge")]
+    for module in todo:
+        for name in getattr(module, "__all__", []):
+            value = getattr(module, name)
+            if inspect.ismodule(value):
+                todo.append(value)
+            elif inspect.isfunction(value):
+                found[f"{module.__name__}.{name}"] = value, inspect.getdoc(value) or ""
+            elif inspect.isclass(value) and not issubclass(value, BaseException | tuple):
+                for method, function in vars(value).items():
+                    function = getattr(function, "__func__", function)  # of a static method
+                    if inspect.isfunction(function) and not method.startswith("_"):
+                        doc = inspect.getdoc(function) or ""
+                        found[f"{module.__name__}.{name}.{method}"] = function, doc
+    return found
+
+
+@pytest.mark.parametrize("name", [*public_functions()])
+def test_a_public_function_says_what_it_takes_and_what_it_returns(name):
+    """And what it raises, where it does itself: people read it in their editor."""
+    function, doc = public_functions()[name]
+    signature = inspect.signature(function)
+    arguments = doc.partition("Args:")[2]
+    missing = [p for p in signature.parameters if p != "self" and f" {p}: " not in arguments]
+    assert not missing
+    returns = signature.return_annotation
+    if not inspect.isgeneratorfunction(inspect.unwrap(function)):
+        assert ("Returns:" in doc) is (returns not in (None, "None", "NoReturn"))
+    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    assert "Raises:" in doc or not any(isinstance(node, ast.Raise) for node in ast.walk(tree))
 
 
 def test_every_page_is_in_the_contents_of_the_site():

@@ -55,8 +55,10 @@ class Manifest:
     format: int = FORMAT
 
     def to_bytes(self) -> bytes:
-        """The file's content, its own checksum included.
+        """Encode it.
 
+        Returns:
+            The content of the file, its own checksum included.
         Raises:
             CheckpointError: Where it is larger than what would be read again.
         """

@@ -36,6 +36,7 @@ def load(path: str | os.PathLike[str], *, verify: str = "full") -> Checkpoint:
     Raises:
         CheckpointError: Where there is no checkpoint.
         DamagedCheckpoint: Saying which file is wrong, what was expected and what was found.
+        ValueError: For another value of `verify`.
     """
     if verify not in Verify.__members__:
         raise ValueError(f"verify={verify!r}: expected {', '.join(Verify.__members__)}")
