@@ -38,6 +38,8 @@ class SaveAsked:
 class FinishAsked:
     """`run.finish` was called: the loop ends."""
 
+    loop: int
+    """Which call of `run.steps`, from 0: a loop that follows has an end of its own."""
     step: int
     """Once so many steps are done."""
     text: str
@@ -57,7 +59,10 @@ Fact = StopAsked | SaveAsked | FinishAsked | Failed
 
 @dataclass(frozen=True)
 class Agreed:
-    """What every rank knows. Of each kind the first counts; of saves the latest step's."""
+    """What every rank knows.
+
+    Of each kind the first counts, of saves that of the latest step, of ends the latest loop's.
+    """
 
     failed: Failed | None = None
     finish: FinishAsked | None = None
@@ -70,7 +75,7 @@ class Agreed:
             case Failed():
                 return replace(self, failed=self.failed or fact)
             case FinishAsked():
-                return replace(self, finish=self.finish or fact)
+                return replace(self, finish=max(self.finish or fact, fact, key=lambda f: f.loop))
             case StopAsked():
                 return replace(self, stop=self.stop or fact)
             case SaveAsked():

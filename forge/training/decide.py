@@ -65,6 +65,8 @@ Decision = Halt | RollBack | Finish | Stop | Save | Go
 class Known:
     """What every rank knows without asking, since it follows from the config and the steps done."""
 
+    loop: int
+    """Which call of `run.steps` it is, from 0."""
     n: int
     """Steps that the loop is to do."""
     every_steps: int | None
@@ -88,9 +90,11 @@ def decide(agreed: Agreed, step: int, known: Known) -> Decision:
     if known.nan is not None:
         return known.nan
     save = _save(agreed, step, known)
-    is_asked = agreed.finish is not None and step >= agreed.finish.step
-    if is_asked or step >= known.n:
-        return Finish(agreed.finish if is_asked else None, save)
+    finish = agreed.finish
+    if finish is not None and finish.loop == known.loop and step >= finish.step:
+        return Finish(finish, save)
+    if step >= known.n:
+        return Finish(None, save)
     if agreed.stop is not None:
         return Stop(agreed.stop)
     return save or Go()

@@ -20,7 +20,7 @@ class _Evaluation:
     steps: int | None
     at_end: bool
 
-    def is_due(self, step: int, is_end: bool) -> bool:
+    def is_due(self, step: int, *, is_end: bool) -> bool:
         return (self.at_end and is_end) or (self.steps is not None and step % self.steps == 0)
 
 
@@ -49,9 +49,15 @@ class Evaluations:
         name = f"{name} {len(same) + 1}" if same else name
         self._all.append(_Evaluation(name, function, steps, at_end))
 
-    def due(self, step: int, *, is_end: bool) -> list[str]:
-        """The names of those that are due once so many steps are done; none before the first."""
-        return [one.name for one in self._all if step > 0 and one.is_due(step, is_end)]
+    def due(self, step: int, *, is_end: bool, is_rest: bool = False) -> list[str]:
+        """The names of those that are due once so many steps are done; none before the first.
+
+        Args:
+            is_end: Whether the loop ends here.
+            is_rest: Whether those that are due without that have run.
+        """
+        found = [one for one in self._all if step > 0 and one.is_due(step, is_end=is_end)]
+        return [one.name for one in found if not (is_rest and one.is_due(step, is_end=False))]
 
     def may_poll(self) -> bool:
         """Whether it is the main thread that asks, in one of the functions.

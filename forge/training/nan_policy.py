@@ -22,12 +22,13 @@ from forge.resilience.health import (
     total_norm,
     widest,
 )
+from forge.training.decide import Halt, RollBack
 
 _ACTION: Any = NanAction
 
 
 class NanPolicy:
-    """Judges steps. `halt_reason` and `rollback_from` say what the next boundary has to do."""
+    """Judges steps. `wants` says what the next boundary has to do."""
 
     def __init__(self, config: NanConfig) -> None:
         self._config = config
@@ -40,8 +41,7 @@ class NanPolicy:
         """The first step of the streak that is under way."""
         self._judged: int | None = None
         self._first_bad_before: int | None = None
-        self.halt_reason: str | None = None
-        self.rollback_from: int | None = None
+        self.wants: Halt | RollBack | None = None
 
     @property
     def total(self) -> int:
@@ -105,26 +105,26 @@ class NanPolicy:
         if action is _ACTION.warn:
             return True, f"{what}; the update is applied (`resilience.nan.action=warn`)"
         if action is _ACTION.halt:
-            self.halt_reason = f"{what}; `resilience.nan.action=halt`"
+            self.wants = Halt(f"{what}; `resilience.nan.action=halt`")
             return False, ""
         if not self._detector.should_rollback:
             return False, f"{what}; this update is skipped ({streak})"
         if action is _ACTION.skip:
-            self.halt_reason = f"{what}; {streak} (`resilience.nan.max_consecutive`)"
+            self.wants = Halt(f"{what}; {streak} (`resilience.nan.max_consecutive`)")
         elif self.rollbacks >= self._config.rollback.max_rollbacks:
-            self.halt_reason = (
+            self.wants = Halt(
                 f"{what}; {streak}, and {self.rollbacks} rollbacks were made"
                 " (`resilience.nan.rollback.max_rollbacks`)"
             )
         else:
-            self.rollback_from = self.first_bad_step
+            self.wants = RollBack(self.first_bad_step)
         return False, f"{what}; this update is skipped ({streak})"
 
     def rolled_back(self) -> None:
         """Note that a rollback was done."""
         self.rollbacks += 1
         self.lr_scale *= self._config.rollback.lr_scale
-        self.first_bad_step = self.rollback_from = self._judged = None
+        self.first_bad_step = self.wants = self._judged = None
         self._detector.state.consecutive_nans = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -134,9 +134,6 @@ class NanPolicy:
             "rollbacks": self.rollbacks,
             "lr_scale": self.lr_scale,
             "first_bad_step": self.first_bad_step,
-            # A stop inside the step whose end they are due at.
-            "halt_reason": self.halt_reason,
-            "rollback_from": self.rollback_from,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -145,7 +142,6 @@ class NanPolicy:
         self.rollbacks = state["rollbacks"]
         self.lr_scale = state["lr_scale"]
         self.first_bad_step = state["first_bad_step"]
-        self.halt_reason, self.rollback_from = state["halt_reason"], state["rollback_from"]
         self._judged = None
 
 

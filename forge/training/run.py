@@ -63,6 +63,7 @@ class Run:
         self._session: Session | None = None
         self._is_inside = False
         self._plain_step = 0
+        self._is_finished = False
         self._plain_position: Position | None = None
 
     @property
@@ -136,13 +137,21 @@ class Run:
 
     def _plain_steps(self, n: int, loader: Iterable[Any] | None) -> Iterator[Any]:
         self._plain_position = position = Position(loader) if loader is not None else None
+        self._is_finished = False
         while self._plain_step < n:
             step = self._plain_step
             yield (step, position.next()) if position is not None else step
             self._updater.settle()
             self._plain_step += 1
-            due = self._evaluations.due(self._plain_step, is_end=self._plain_step >= n)
-            self._evaluations.run(due, self._plain_step)
+            is_end = self._plain_step >= n or self._is_finished
+            self._evaluations.run(
+                self._evaluations.due(self._plain_step, is_end=is_end), self._plain_step
+            )
+            if self._is_finished and not is_end:
+                rest = self._evaluations.due(self._plain_step, is_end=True, is_rest=True)
+                self._evaluations.run(rest, self._plain_step)
+            if self._is_finished:
+                return
 
     def update(
         self,
@@ -254,6 +263,27 @@ class Run:
         """
         if self._session is not None:
             self._session.request_save(pin)
+
+    def finish(self, reason: str) -> None:
+        """End the loop at this boundary, as its `n` would: early stopping.
+
+            @run.every(500)
+            def held_out(step):
+                if patience.is_over(evaluate(model, data)):
+                    run.finish("no better for 5 evaluations")
+
+        The step that is under way is done to its end, and functions of `run.every` that are due at
+        the end run. The job finishes, with exit code 0, unless more loops follow; a later start
+        does not train the loop again, with a larger `n` neither.
+
+        Args:
+            reason: Why, for people; the ledger and the verdict keep it.
+        Raises:
+            ForgeError: Outside a step and a function of `run.every`.
+        """
+        if self._session is not None:
+            self._session.finish(reason)
+        self._is_finished = True
 
     def on_stop(self, callback: Any, timeout_s: float = stopping.CALLBACK_TIMEOUT_S) -> Any:
         """Call `callback()` when the run is stopped, after the save; see `forge.on_stop`.

@@ -155,11 +155,12 @@ class RunDirectory:
             text += f" To resume:\n  {self.command}"
         messages.say(text, level)
 
-    def finish(self, step: int) -> None:
-        """Record and log that training is finished."""
-        self.ledger.write("finish", step=step)
-        self._judge(Reason.finished, Reason.finished.value, step, ExitCode.FINISHED)
-        messages.say(f"{self._training} finished at step {step}")
+    def finish(self, step: int, because: str = "") -> None:
+        """Record and log that training is finished; `because`: what `run.finish` was given."""
+        self.ledger.write("finish", step=step, text=because)
+        text = f"finished: {because}" if because else "finished"
+        self._judge(Reason.finished, text, step, ExitCode.FINISHED)
+        messages.say(f"{self._training} finished at step {step}{because and f': {because}'}")
 
     def fail(self, error: str, step: int) -> None:
         """Record and log that the user's code raised."""

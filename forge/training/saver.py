@@ -57,6 +57,8 @@ class Saver:
         self._failure: BaseException | None = None
         self._failures = 0
         self._last_step: int | None = None
+        self.considered: int | None = None
+        """Where a save was made, tried or left out last; None: nowhere yet."""
         self._last_time = time.monotonic()
         self._first_by = math.inf
         """When the first save is due at the latest, by the monotonic clock."""
@@ -84,21 +86,15 @@ class Saver:
             is_held: Whether functions of that boundary are still to run.
         """
         self._held_step = step if is_held else None
-        self._last_step = step
+        self.considered = self._last_step = step
         self._last_time = time.monotonic()
 
-    def is_due(self, step: int) -> bool:
-        """Whether a periodic save falls on the boundary before `step`."""
-        if step == self._last_step:
-            return False
-        if self._last_step is None and step == 0:
+    def is_overdue(self, step: int) -> bool:
+        """Whether the clock asks for a save once so many steps are done."""
+        if step == self.considered or (self.considered is None and step == 0):
             return False  # what nothing was done for can be built again
-        if time.monotonic() >= self._first_by:
-            return True
-        every_steps, every_s = self._config.every_steps, self._config.every_s
-        if every_steps is not None and step % every_steps == 0:
-            return True
-        return every_s is not None and time.monotonic() - self._last_time >= every_s
+        now, every_s = time.monotonic(), self._config.every_s
+        return now >= self._first_by or (every_s is not None and now - self._last_time >= every_s)
 
     def save(self, step: int, state: Callable[[], Any], cause: SaveCause) -> None:
         """A periodic save; a failure is logged and counted, and ends the run only when repeated.
@@ -141,6 +137,7 @@ class Saver:
             " written (`resilience.checkpoint.when_busy=skip`)."
         )
         self._ledger.write("save_skipped", step=step, busy_with=self._last_step)
+        self.considered = step
         self._last_time = time.monotonic()
         return True
 

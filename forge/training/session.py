@@ -19,7 +19,17 @@ from forge import messages
 from forge.checkpoint import Checkpoint
 from forge.config.schema import NanAction, Policy, Resume
 from forge.data.position import Position
-from forge.errors import CheckpointError, ConfigError, DirectoryInUse, Exit, ExitCode, Reason
+from forge.errors import (
+    CheckpointError,
+    ConfigError,
+    DirectoryInUse,
+    Exit,
+    ExitCode,
+    ForgeError,
+    Reason,
+)
+from forge.group.facts import Failed, FinishAsked, SaveAsked, StopAsked
+from forge.group.group import Group, Solo
 from forge.jobdir import job_dir, spawned
 from forge.jobdir.job_files import SAVE_WITHIN, forge_dir
 from forge.process.time_limit import TimeLimit
@@ -29,6 +39,7 @@ from forge.state.built import Built
 from forge.state.registry import LiveState
 from forge.state.run_state import RunState
 from forge.training import preflight, strikes
+from forge.training.decide import Decision, Finish, Go, Halt, Known, RollBack, Save, Stop, decide
 from forge.training.evaluations import Evaluations
 from forge.training.held import Held
 from forge.training.loops import Loops
@@ -87,7 +98,9 @@ class Session:
         """The random state in which the last loop ended."""
         self._is_complete = False
         self.is_in_step = False
-        self._is_save_requested = False
+        self._group: Group = Solo()
+        self._finished_by = ""
+        """What `run.finish` was given, where that ended the last loop."""
         self._is_boundless = False
         """Whether an optimizer has stepped before the first loop."""
         self._hooks: list[Any] = []
@@ -250,8 +263,8 @@ class Session:
         call = len(self._loops.positions)
         saved = self._loaded["positions"][call:] if self._loaded is not None else []
         has_ended = self._is_complete and self._planned is not None and n <= self._planned
-        is_done = self.step >= n and not self._due
-        if is_done or has_ended or call in self._loops.broken_off:
+        is_over = self.step >= n or call in self._loops.broken_off
+        if has_ended or (is_over and not (self._due and len(saved) == 1)):
             # Nothing to do, but what follows finds the random state that this left behind.
             self._loops.begin(saved[0] if saved else None)
             if loader is not None and saved and saved[0] is not None:
@@ -262,15 +275,14 @@ class Session:
             return
         position = Position(loader) if loader is not None else None
         self._loops.begin(position)
-        self._planned, self._is_complete = n, False
+        self._planned, self._is_complete, self._finished_by = n, False, ""
         self._is_between_loops = False
         self._forget_hooks()
         self._go_to(position, saved[0] if saved else None)
         if self.step == 0 and self._policy.nan.action is _ACTION.rollback:
             self._directory.saver.save(0, self._state, SaveCause.start)
         while True:
-            self._boundary(position, n)
-            if self.step >= n:
+            if self._boundary(position, self.step if is_over else n):
                 # What follows, an evaluation perhaps, belongs to this boundary.
                 self.metrics.begin(self.step)
                 self._updater.begin(self.step)
@@ -325,52 +337,119 @@ class Session:
 
     # -- a boundary ----------------------------------------------------------------------------
 
-    def _boundary(self, position: Position | None, n: int) -> None:
-        """Between two steps: roll back, halt, stop, evaluate or save, whatever is due."""
+    def _boundary(self, position: Position | None, n: int) -> bool:
+        """Between two steps: decide and act, until a step or the end of the loop is decided on.
+
+        Returns:
+            Whether the loop ends.
+        """
         self._limit.arrive()
-        with self._exit_on_error():
+        with self._failing():
             self._live.check_groups()
-            if self._nan.halt_reason is not None:
-                self._halt(self._nan.halt_reason)
-            if self._nan.rollback_from is not None:
-                self._roll_back(position)
-            self._loaded = None  # the second copy of the model is no longer needed
-            self._directory.ledger.progress(self.step, self._planned)
-            self.metrics.flush_if_due()
-            self._directory.saver.check()
-            strikes.arrive()
-            if self._due is None:
-                self._due = self._evaluations.due(self.step, is_end=self.step >= n)
-            if self._handler.should_shutdown():
-                self._log_wait()
-                self._stop()
-        if self._due:
-            self._evaluate(self._due)
-        with self._exit_on_error():
-            if self._handler.take_save_request() or self._is_save_requested:
-                self._is_save_requested = False
-                self._save(SaveCause.requested)
-            elif self._directory.saver.is_due(self.step):
-                self._save(SaveCause.periodic)
-            if not self._limit.allows_step(self._directory.saver.cost_s):
-                self._stop()
+        self._arrive()
+        strikes.arrive()
+        has_ended = self.step >= n
+        while True:
+            decision = self._decide(n)
+            match decision:
+                case Halt():
+                    self._halt(decision)
+                case Stop():
+                    self._log_wait()
+                    self._stop(decision.asked)
+                case RollBack():
+                    with self._failing():
+                        self._roll_back(position, decision.first_bad)
+                        self._arrive()
+                    has_ended = self.step >= n
+                    continue
+                case Finish(asked=FinishAsked(text=text)):
+                    self._end_loop(text)
+            is_end = isinstance(decision, Finish)
+            if self._due is None or (is_end and not has_ended):
+                self._due = self._evaluations.due(self.step, is_end=is_end, is_rest=self._due == [])
+                has_ended = is_end
+            if self._due:
+                self._evaluate(self._due)
+                continue
+            match decision:
+                case (Save() as save) | Finish(save=Save() as save):
+                    self._save(save)
+                case Finish():
+                    return True
+                case Go():
+                    if self._limit.allows_step(self._directory.saver.cost_s):
+                        return False
+                    self._group.propose(self._stop_asked())
+
+    def _arrive(self) -> None:
+        """At this step: whether for the first time, or back from a later one."""
+        self._loaded = None  # the second copy of the model is no longer needed
+        self._directory.ledger.progress(self.step, self._planned)
+        self.metrics.flush_if_due()
+
+    def _decide(self, n: int) -> Decision:
+        """Propose what this process knows by itself; decide by what all know."""
+        saver, propose = self._directory.saver, self._group.propose
+        with self._failing():
+            saver.check()
+        if self._handler.should_shutdown():
+            propose(self._stop_asked())
+        if self._handler.take_save_request():
+            propose(SaveAsked(self.step))
+        if saver.is_overdue(self.step):
+            propose(SaveAsked(self.step, is_periodic=True))
+        known = Known(
+            loop=len(self._loops.positions) - 1,
+            n=n,
+            every_steps=self._policy.checkpoint.every_steps,
+            saved=saver.considered,
+            nan=self._nan.wants,
+        )
+        return decide(self._group.agreed(self.step), self.step, known)
 
     @contextlib.contextmanager
-    def _exit_on_error(self) -> Iterator[None]:
-        """Leave in order where a checkpoint cannot be written, or a state not be saved."""
+    def _failing(self) -> Iterator[None]:
+        """Propose what ends the job: a checkpoint that cannot be written, a state not be saved."""
         try:
             yield
         except (CheckpointError, ConfigError, DirectoryInUse) as error:
-            self._leave(error.exit_code, str(error), "error", logging.ERROR)
+            self._group.propose(Failed(int(error.exit_code), str(error)))
+
+    def _stop_asked(self) -> StopAsked:
+        """As the signal that was received asks, or for the time limit."""
+        received = self._handler.signal_received
+        if received is None:
+            return StopAsked(int(ExitCode.REQUEUE), Reason.time_limit)
+        code = int(self._handler.exit_code)
+        return StopAsked(code, Reason.of_code(code), received.name)
+
+    def finish(self, text: str) -> None:
+        """See `Run.finish`."""
+        if not (self.is_in_step or self._evaluations.is_running):
+            raise ForgeError(
+                "run.finish() was called outside the loop over run.steps, where nothing is left to"
+                " end: call it in a step, or in a function of run.every."
+            )
+        loop = len(self._loops.positions) - 1
+        self._group.propose(FinishAsked(loop, self.step + self.is_in_step, text))
+
+    def _end_loop(self, text: str) -> None:
+        """As a break does, and with a word: a start from here on finds the loop ended."""
+        self._finished_by = text
+        self._loops.broken_off.add(len(self._loops.positions) - 1)
+        self._directory.ledger.progress(self.step, self.step)
 
     def _evaluate(self, due: list[str]) -> None:
         """Run functions of `run.every`; what they log belongs to the last step done."""
         self.metrics.begin(self.step - 1)
         if self._evaluations.last_s(due) >= _COPIES * self._hold_s:
             began = time.monotonic()
-            with self._exit_on_error():
+            with self._failing():
                 self._held = self._directory.saver.hold(self.step, self._state)
             self._hold_s = time.monotonic() - began
+            if self._held is None:
+                return
         try:
             with self._watched():
                 self._evaluations.run(due, self.step, before_each=self.poll)
@@ -378,15 +457,11 @@ class Session:
         except Exception as error:
             if self._held is not None and (self._handler.explains(error) or self.is_stopping):
                 messages.warn(f"{type(error).__name__}: {error}, after a stop was asked for")
-                self._stop()
+                self._stop(self._stop_asked())
             raise
         if self._held is None:
             self._limit.arrive()  # a stop had to wait for them
         self._held, self._due = None, []
-        with self._exit_on_error():
-            if self._handler.should_shutdown():
-                self._log_wait()
-                self._stop()
 
     def _watched(self) -> contextlib.AbstractContextManager[None]:
         held = self._held
@@ -397,23 +472,26 @@ class Session:
         if self._leaving is not None:
             raise self._leaving
 
-    def _save(self, cause: SaveCause) -> None:
-        self.metrics.flush()
-        self._directory.saver.save(self.step, self._state, cause)
+    def _save(self, save: Save) -> None:
+        cause = SaveCause.periodic if save.is_periodic else SaveCause.requested
+        with self._failing():
+            self.metrics.flush()
+            self._directory.saver.save(self.step, self._state, cause)
 
     def request_save(self, pin: bool) -> None:
         """See `Run.save`."""
         if pin:
             self._directory.pin(self.step + self.is_in_step)
         if self.is_in_step or self._evaluations.is_running:
-            self._is_save_requested = True
+            self._group.propose(SaveAsked(self.step + self.is_in_step))
         else:
             self._save_now()
 
     def _save_now(self) -> None:
         is_between_loops, self._is_between_loops = self._is_between_loops, False
         with preflight.exits():
-            self._save(SaveCause.requested)
+            self.metrics.flush()
+            self._directory.saver.save(self.step, self._state, SaveCause.requested)
         self._is_between_loops = is_between_loops
 
     def checkpoint(self) -> None:
@@ -436,16 +514,12 @@ class Session:
         self._raise_again()
         is_stopping = self.is_stopping
         if is_stopping and self._held is not None:
-            self._stop()
+            self._stop(self._stop_asked())
         return is_stopping
 
-    def _stop(self, *, should_save: bool = True) -> NoReturn:
-        """Save and leave, as the signal that was received asks, or for the time limit."""
-        received, name = self._handler.signal_received, Reason.time_limit.value
-        code, reason = int(ExitCode.REQUEUE), Reason.time_limit
-        if received is not None:
-            name, code = received.name, self._handler.exit_code
-            reason = Reason.of_code(code)
+    def _stop(self, asked: StopAsked, *, should_save: bool = True) -> NoReturn:
+        """Save and leave."""
+        name = asked.signal or asked.reason.value
         self._handler.begin_deadline()
         self.metrics.flush()
         if should_save:
@@ -457,33 +531,32 @@ class Session:
                     saver.save_final(self.step, self._state, SaveCause.stop)
             except (CheckpointError, ConfigError, DirectoryInUse) as error:
                 self._leave(error.exit_code, f"{name}, but {error}", "error", logging.ERROR)
-        if received is None:
-            self._leave(code, name, "stop", reason=reason, left_s=round(self._limit.left_s, 1))
-        self._leave(code, f"stopped by {name}", "stop", reason=reason, signal=name)
+        if asked.signal is None:
+            details: dict[str, Any] = {"left_s": round(self._limit.left_s, 1)}
+        else:
+            name, details = f"stopped by {name}", {"signal": asked.signal}
+        self._leave(asked.code, name, "stop", reason=asked.reason, **details)
 
-    def _halt(self, reason: str) -> NoReturn:
-        self._directory.metrics.flush()
-        self._directory.saver.wait()
-        self._leave(
-            ExitCode.HALTED,
-            f"halted by the NaN policy: {reason}. {self._directory.in_place()}",
-            "halt",
-            logging.ERROR,
-        )
+    def _halt(self, halt: Halt) -> NoReturn:
+        if halt.code != ExitCode.HALTED:
+            self._leave(halt.code, halt.text, "error", logging.ERROR)
+        self.metrics.flush()
+        self._directory.saver.finish()
+        text = f"halted by the NaN policy: {halt.text}. {self._directory.in_place()}"
+        self._leave(halt.code, text, "halt", logging.ERROR)
 
-    def _roll_back(self, position: Position | None) -> None:
+    def _roll_back(self, position: Position | None, first_bad: int) -> None:
         """To the newest good checkpoint far enough before the first bad step."""
         self._directory.saver.wait()
-        first_bad = self._nan.rollback_from
-        assert first_bad is not None
         at_most = first_bad - self._policy.nan.rollback.steps_back
         found = self._directory.rollback_target(self._live, at_most)
         call = len(self._loops.positions) - 1
         if found is None or len(found.state["positions"]) != call + 1:
-            self._halt(
+            text = (
                 f"step {first_bad} is bad, but there is no good checkpoint of this loop at step"
                 f" {at_most} or before it to roll back to"
             )
+            self._halt(Halt(text))
         nan, bad_step = self._nan.state_dict(), self.step
         self.metrics.flush()
         self._load(found)
@@ -533,7 +606,7 @@ class Session:
             elif error is None:
                 self._finish()
             elif self._handler.explains(error):
-                self._stop(should_save=False)  # in the middle of a step
+                self._stop(self._stop_asked(), should_save=False)  # in the middle of a step
             elif not isinstance(error, Exit):
                 self._directory.fail(f"{type(error).__name__}: {error}", self.step)
         finally:
@@ -544,14 +617,14 @@ class Session:
         loop = self._loop() if self._loop is not None else None
         if loop is not None:
             loop.close()  # after a break, where somebody still holds it
-        if self._nan.halt_reason is not None:
-            self._halt(self._nan.halt_reason)
+        if isinstance(self._nan.wants, Halt):
+            self._halt(self._nan.wants)
         self.metrics.flush()
         with preflight.exits():
             self._directory.saver.save_final(self.step, self._final_state, SaveCause.finished)
         if self._is_complete and self._loaded is not None:
             rng.restore(self._loaded["rng"])  # what follows is to draw as it did at first
-        self._directory.finish(self.step)
+        self._directory.finish(self.step, self._finished_by)
 
     def _final_state(self) -> dict[str, Any]:
         """What follows the loop inside the `with` block runs again at a later start, too."""

@@ -11,7 +11,7 @@ from forge.group.facts import Agreed, Failed, FinishAsked, SaveAsked, StopAsked
 from forge.group.group import Group, Solo
 
 FIRST = StopAsked(75, Reason.requested, "SIGUSR1")
-FACTS = [FIRST, FinishAsked(4, "converged"), SaveAsked(3), Failed(74, "the disk is gone")]
+FACTS = [FIRST, FinishAsked(0, 4, "converged"), SaveAsked(3), Failed(74, "the disk is gone")]
 
 
 @pytest.mark.parametrize("facts", list(itertools.permutations(FACTS)), ids=str)
@@ -23,7 +23,7 @@ def test_facts_of_different_kinds_are_agreed_on_in_any_order(facts):
     assert agreed == Agreed(FACTS[3], FACTS[1], FACTS[0], FACTS[2])
 
 
-@pytest.mark.parametrize("later", [StopAsked(143, Reason.cancelled), FinishAsked(1, "other")])
+@pytest.mark.parametrize("later", [StopAsked(143, Reason.cancelled), FinishAsked(0, 1, "other")])
 def test_the_first_of_a_kind_counts(later):
     """A process leaves with one code, for one reason."""
     agreed = Agreed(stop=FIRST, finish=FACTS[1])
@@ -40,6 +40,13 @@ def test_the_save_for_the_latest_step_counts_and_a_call_outranks_the_clock():
         assert agreed.save == call
 
 
+def test_each_loop_has_an_end_of_its_own():
+    """The end of the first stage must not be the end of the second."""
+    first, second = FinishAsked(0, 4, "stage 1"), FinishAsked(1, 9, "stage 2")
+    assert Agreed(finish=first).including(second).finish == second
+    assert Agreed(finish=second).including(first).finish == second
+
+
 def test_a_group_of_one_agrees_with_itself_at_once():
     """One rank asks nobody and waits for nobody."""
     group: Group = Solo()
@@ -53,7 +60,7 @@ def test_proposals_from_threads_and_from_a_signal_handler_all_arrive():
     """A handler may interrupt a proposal halfway: nothing is lost, and nothing deadlocks."""
     group, count = Solo(), 200
     before = signal.signal(
-        signal.SIGUSR2, lambda *_: group.propose(FinishAsked(1, "from a handler"))
+        signal.SIGUSR2, lambda *_: group.propose(FinishAsked(0, 1, "from a handler"))
     )
     try:
         threads = [
@@ -70,4 +77,4 @@ def test_proposals_from_threads_and_from_a_signal_handler_all_arrive():
     agreed = group.agreed(0)
     assert agreed.save == SaveAsked(count - 1)
     assert agreed.stop is FIRST
-    assert agreed.finish == FinishAsked(1, "from a handler")
+    assert agreed.finish == FinishAsked(0, 1, "from a handler")

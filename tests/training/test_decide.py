@@ -16,7 +16,12 @@ FAILED = Failed(74, "the disk is gone")
 STEPS, N = range(7), 6
 FACTS = {
     "failed": [None, FAILED],
-    "finish": [None, FinishAsked(2, "converged"), FinishAsked(5, "converged")],
+    "finish": [
+        None,
+        FinishAsked(1, 2, "converged"),
+        FinishAsked(1, 5, "a"),
+        FinishAsked(0, 1, "b"),
+    ],
     "stop": [None, STOP],
     "save": [None, SaveAsked(3), SaveAsked(4, is_periodic=True)],
 }
@@ -46,8 +51,9 @@ def test_the_first_that_applies_is_decided(facts):
     """Halt, RollBack, Finish, Stop, Save, Go: a rank that took another one would hang the rest."""
     agreed = Agreed(**facts)
     for values, step in itertools.product(combinations(KNOWN), STEPS):
-        known = Known(n=N, **values)
-        has_finished = step == N or (agreed.finish is not None and agreed.finish.step <= step)
+        known = Known(loop=1, n=N, **values)
+        end = agreed.finish.step if agreed.finish and agreed.finish.loop == 1 else N
+        has_finished = step in (N, *range(end, N))
         applies = [
             (agreed.failed is not None or isinstance(known.nan, Halt), Halt),
             (isinstance(known.nan, RollBack), RollBack),
@@ -70,24 +76,35 @@ def test_the_order_of_the_classes_is_the_order_of_precedence():
 
 def test_n_and_every_steps_need_no_proposal():
     """The step number says it on every rank: a message for it would cost one at each step."""
-    known = Known(n=4, every_steps=2, saved=0, nan=None)
+    known = Known(loop=0, n=4, every_steps=2, saved=0, nan=None)
     found = [decide(Agreed(), step, known) for step in (1, 2, 4)]
     assert found == [Go(), Save(is_periodic=True), Finish(None, Save(is_periodic=True))]
 
 
+def test_periodic_saves_fall_on_multiples_and_not_on_what_is_saved():
+    """A resumed run must not save again what it has just loaded, nor an untrained model."""
+
+    def saved(steps, saved):
+        known = Known(loop=0, n=99, every_steps=10, saved=saved, nan=None)
+        return [step for step in steps if decide(Agreed(), step, known) == Save(is_periodic=True)]
+
+    assert saved(range(31), None) == [10, 20, 30]
+    assert saved(range(20, 31), 20) == [30]
+
+
 def test_a_decision_carries_what_was_agreed():
     """All ranks leave with the code of the signal that one of them got."""
-    known = Known(n=4, every_steps=None, saved=None, nan=None)
+    known = Known(loop=0, n=4, every_steps=None, saved=None, nan=None)
     assert decide(Agreed(stop=STOP), 1, known) == Stop(STOP)
     assert decide(Agreed(failed=FAILED, stop=STOP), 1, known) == Halt("the disk is gone", 74)
-    asked = FinishAsked(1, "converged")
+    asked = FinishAsked(0, 1, "converged")
     assert decide(Agreed(finish=asked, stop=STOP), 1, known) == Finish(asked, None)
 
 
 def test_a_save_that_was_made_is_not_made_again_until_it_is_rolled_back():
     """Nothing is taken out of what was agreed: the step alone tells what is done."""
     agreed = Agreed(save=SaveAsked(3))
-    saved = Known(n=9, every_steps=None, saved=3, nan=None)
+    saved = Known(loop=0, n=9, every_steps=None, saved=3, nan=None)
     assert [decide(agreed, step, saved) for step in (3, 4)] == [Go(), Go()]
     back = dataclasses.replace(saved, saved=1)
     assert [decide(agreed, step, back) for step in (1, 2, 3)] == [Go(), Go(), Save(False)]

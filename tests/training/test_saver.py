@@ -54,27 +54,18 @@ def kinds(store):
     return [e["kind"] for e in read(store.directory).attempts[0].events[1:]]
 
 
-def test_periodic_saves_fall_on_multiples_and_not_on_what_is_saved(make_saver):
-    """A resumed run must not save again what it has just loaded, nor an untrained model."""
-    saver, _ = make_saver(every_steps=10, every_s=None)
-    saver.begin(None)
-    assert [step for step in range(31) if saver.is_due(step)] == [10, 20, 30]
-    saver.begin(20)
-    assert [step for step in range(20, 31) if saver.is_due(step)] == [30]
-
-
 def test_saves_by_time_count_from_the_last_one(make_saver, monkeypatch):
     """`every_s` bounds what a kill costs, however slow the steps are."""
     now = [100.0]
     monkeypatch.setattr("forge.training.saver.time.monotonic", lambda: now[0])
     saver, _ = make_saver(every_steps=None, every_s=60.0)
     saver.begin(3)
-    assert not saver.is_due(4)
+    assert not saver.is_overdue(4)
     now[0] += 60
-    assert saver.is_due(4)
-    assert not saver.is_due(3)
+    assert saver.is_overdue(4)
+    assert not saver.is_overdue(3)
     saver.save(4, dict, SaveCause.periodic)
-    assert not saver.is_due(5)
+    assert not saver.is_overdue(5)
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["here", "beside"])
