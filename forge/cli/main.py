@@ -1,12 +1,8 @@
-"""The command `forge`: what a sweep would submit, and what checkpoints hold.
-
-`forge plan train.py lr=1e-3,3e-4` is the app's own command with `hydra.launcher.dry_run=true`, so
-what it shows is the very value that would be submitted. No cluster is needed. `forge pin` and
-`forge unpin` say which checkpoints are kept permanently.
-"""
+"""The command `forge`: what a sweep would submit, and what checkpoints hold."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Iterable
@@ -14,33 +10,59 @@ from pathlib import Path
 
 from forge.errors import CheckpointError
 
-USAGE = """\
-usage: forge plan <script> [overrides]
-       forge plan -m <module> [overrides]
-       forge show <path> [--verify full|size|none]
-       forge diff <path> <path> [--verify full|size|none]
-       forge rehearse [--times n] [--seed s] -- python <script> [arguments]
-       forge pin <checkpoint>...
-       forge unpin <checkpoint>...
-
-plan: shows the batch scripts, the signals with their times, and each job's directory and overrides
-that `python <script> -m hydra/launcher=slurm [overrides]` would submit. Submits nothing.
-
-show: a checkpoint's facts and leaves. diff: the leaves in which two differ (exit code 1 where there
-are any). A path is a checkpoint, a directory of them, or a job's directory. Changes nothing.
-
-rehearse: runs a script undisturbed, then stopped, killed and resumed; compares what it ends with.
-Exit code 0: identical. `forge rehearse --help` has all options.
-
-pin: keeps checkpoints (checkpoints/step_1000, checkpoints/latest) permanently, whatever the policy
-of a running job says. unpin: leaves them to the policy again.
-"""
 _DRY = "hydra.launcher.dry_run=true"
-_NUM_PATHS = {"show": 1, "diff": 2}
+_PLAN = """\
+shows the batch scripts, the signals with their times, and each job's directory and overrides that
+`python <script> -m hydra/launcher=slurm [overrides]` would submit; submits nothing"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="forge", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    plan = commands.add_parser("plan", help="show what a sweep would submit", description=_PLAN)
+    plan.add_argument("-m", metavar="module", help="instead of a script")
+    plan.add_argument("script", nargs="+", help="with the overrides of its sweep")
+    commands.add_parser("rehearse", help="stop, kill and resume a script: does it end the same?")
+    for name, count, what in (
+        ("show", 1, "a checkpoint's facts and leaves"),
+        ("diff", 2, "the leaves in which two checkpoints differ; exit code 1 where there are any"),
+    ):
+        command = commands.add_parser(name, help=what, description=what)
+        path = "a checkpoint, a directory of them, or a job's directory; it is not changed"
+        command.add_argument("paths", metavar="path", nargs=count, type=Path, help=path)
+        command.add_argument("--verify", choices=("full", "size", "none"), default="full")
+    for name, what in (
+        ("pin", "keep checkpoints permanently, whatever the policy of a running job says"),
+        ("unpin", "leave checkpoints to the policy again"),
+    ):
+        command = commands.add_parser(name, help=what, description=what)
+        path = "its directory: checkpoints/step_1000, checkpoints/latest"
+        command.add_argument("paths", metavar="checkpoint", nargs="+", type=Path, help=path)
+    return parser
+
+
+def main() -> int:
+    """The command `forge`."""
+    name, *arguments = sys.argv[1:] or [""]
+    # What follows these two is another program's to understand.
+    if name == "rehearse":
+        from forge.rehearse import verdicts
+
+        return verdicts.main(arguments)
+    if name == "plan" and arguments not in ([], ["-m"], ["-h"], ["--help"]):
+        command = plan_command(arguments)
+        os.execv(command[0], command)
+    options = _parser().parse_args()
+    if options.command in ("pin", "unpin"):
+        return _pin(options.paths, is_wanted=options.command == "pin")
+    return _look(options.command, options.paths, options.verify)
 
 
 def plan_command(arguments: list[str]) -> list[str]:
-    """The command that shows the plan; `arguments` are those after `forge plan`."""
+    """The app's own command, which shows the very value that it would submit; needs no cluster.
+
+    `arguments` are those after `forge plan`.
+    """
     count = 2 if arguments[0] == "-m" else 1
     program, overrides = arguments[:count], arguments[count:]
     overrides = [one for one in overrides if one not in ("-m", "--multirun")]
@@ -49,13 +71,13 @@ def plan_command(arguments: list[str]) -> list[str]:
     return [sys.executable, *program, "-m", *overrides, _DRY]
 
 
-def _pin(paths: list[str], is_wanted: bool) -> int:
+def _pin(paths: list[Path], *, is_wanted: bool) -> int:
     from forge.checkpoint.retention import pins
 
     code = 0
     for path in paths:
         try:
-            found = (pins.pin if is_wanted else pins.unpin)(Path(path))
+            found = (pins.pin if is_wanted else pins.unpin)(path)
         except (CheckpointError, OSError) as error:
             sys.stderr.write(f"forge: {error}\n")
             code = 1
@@ -64,34 +86,7 @@ def _pin(paths: list[str], is_wanted: bool) -> int:
     return code
 
 
-def main() -> int:
-    """The command `forge`."""
-    name, *arguments = sys.argv[1:] or [""]
-    if name in ("-h", "--help"):
-        sys.stdout.write(USAGE)
-        return 0
-    if name == "plan" and arguments and arguments != ["-m"]:
-        command = plan_command(arguments)
-        os.execv(command[0], command)
-    if name == "rehearse":
-        from forge.rehearse import verdicts
-
-        return verdicts.main(arguments)
-    if name in _NUM_PATHS:
-        verify = "full"
-        if "--verify" in arguments[:-1]:
-            where = arguments.index("--verify")
-            verify = arguments[where + 1]
-            del arguments[where : where + 2]
-        if len(arguments) == _NUM_PATHS[name] and verify in ("full", "size", "none"):
-            return _look(name, arguments, verify)
-    if name in ("pin", "unpin") and arguments:
-        return _pin(arguments, is_wanted=name == "pin")
-    sys.stderr.write(USAGE)
-    return 2
-
-
-def _look(name: str, paths: list[str], verify: str) -> int:
+def _look(name: str, paths: list[Path], verify: str) -> int:
     from forge.checkpoint.load.inspection import load
     from forge.cli import shown
 

@@ -167,7 +167,7 @@ def test_a_command_that_makes_no_sense_shows_the_usage(arguments, app):
     """And ends with 2, as argparse does."""
     done = run(app, "-m", "forge.cli.main", *arguments)
     assert done.returncode == 2
-    assert "usage: forge plan" in done.stderr
+    assert "usage: forge " in done.stderr
 
 
 def test_an_answer_that_was_never_heard_is_found_in_the_queue(tmp_path):
