@@ -27,14 +27,15 @@ from forge.launch.progress.table import (
     escape,
     news,
     per_second,
-    rows,
+    table,
     text,
 )
 from forge.launch.progress.view import JobView, State
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.live import Live
-    from rich.text import Text
+    from rich.segment import Segment
 
 Mode = Literal["auto", "live", "plain"]
 
@@ -78,7 +79,7 @@ class Display:
         self._turn = threading.Lock()
         self._began_s = time.monotonic()
         self._next_frame_s = self._job_s = 0.0
-        self._frame: list[Text] = []
+        self._frame: list[list[Segment]] = []
         self._columns, self._is_closed = 0, False
 
     def __enter__(self) -> Display:
@@ -179,21 +180,25 @@ class Display:
 
     def _draw(self, live: Live) -> None:
         from rich.console import Group
+        from rich.segment import Segment, SegmentLines
 
         columns, lines = live.console.size = self._stream.size()
         summary = self._summary(columns - 1)
         shown = self._chosen(lines - 2 - len(summary))
-        frame = rows(shown, columns - 1) if shown else []
+        parts: list[RenderableType] = [table(shown, columns - 1)] if shown else []
         if 0 < len(shown) < len(self._views):
-            frame.append(text((f"… {len(self._views) - len(shown)} more", "dim")))
-        frame.extend(text((line, "bold")) for line in summary)
+            parts.append(text((f"… {len(self._views) - len(shown)} more", "dim")))
+        parts.extend(text((line, "bold")) for line in summary)
+        options = live.console.options.update(width=columns - 1)
+        frame = live.console.render_lines(Group(*parts), options, pad=False)
         if columns < self._columns:  # the terminal has broken the lines that became too long
-            broken = sum(max(0, line.cell_len - 1) // columns for line in self._frame)
+            lengths = map(Segment.get_line_length, self._frame)
+            broken = sum(max(0, length - 1) // columns for length in lengths)
             self._stream.write("\r" + "\x1b[2K\x1b[1A" * broken)
         elif frame == self._frame:
             return
         self._frame, self._columns = frame, columns
-        live.update(Group(*frame), refresh=True)
+        live.update(SegmentLines(frame, new_lines=True), refresh=True)
 
     def _chosen(self, room: int) -> list[JobView]:
         """The jobs that get a row: all, or those that something happens to."""

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from forge.launch.progress.view import JobView, State
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.measure import Measurement
+    from rich.table import Table
     from rich.text import Text
 
 ACTIVE = (State.starting, State.running, State.stopping)
 STYLES = dict(zip(State, ("dim", "cyan", "cyan", "yellow", "green", "red", "yellow"), strict=True))
 _RIGHT = ("job", "steps", "restarts", "rate", "left")
-_KEPT = ("job", "state", "overrides")
-_IMPORTANCE = (*_KEPT, "steps", "restarts", "left", "progress", "rate", "remark")
+_FIRST_TO_GO = ("remark", "rate", "progress", "left", "restarts", "steps")
 _LEAST = {"state": 8, "rate": 6, "left": 7}  # else the columns would jump with every digit
-_BAR = (8, 24)
+_BAR = 12
 
 
 class News(NamedTuple):
@@ -94,6 +97,23 @@ def _shorten(text: str, width: int) -> str:
     return f"{head}…{tail}"
 
 
+@dataclass(frozen=True)
+class _Cell:
+    """A text that takes as much of its column as there is, on one line."""
+
+    text: str
+    style: str = ""
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        from rich.cells import cell_len
+        from rich.measure import Measurement
+
+        return Measurement(1, cell_len(self.text))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield text((_shorten(self.text, options.max_width), self.style))
+
+
 def _cells(view: JobView) -> dict[str, str]:
     is_active, step = view.state in ACTIVE, "" if view.step is None else str(view.step)
     if step and view.steps:
@@ -102,7 +122,7 @@ def _cells(view: JobView) -> dict[str, str]:
         "job": str(view.number),
         "state": view.state.value,
         "overrides": escape(view.overrides),
-        "progress": " " * _BAR[1] if view.steps and view.step is not None else "",
+        "progress": " " * _BAR if view.steps and view.step is not None else "",
         "steps": step,
         "restarts": str(view.restarts or ""),
         "rate": per_second(view.rate) if is_active else "",
@@ -111,51 +131,45 @@ def _cells(view: JobView) -> dict[str, str]:
     }
 
 
-def rows(views: Sequence[JobView], width: int) -> list[Text]:
+def table(views: Sequence[JobView], width: int) -> Table:
     """A header and one line per job; columns that have no room are left out."""
     from rich.cells import cell_len
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
 
     cells = [_cells(view) for view in views]
-    full = {
-        name: max(cell_len(name), _LEAST.get(name, 0), *(cell_len(row[name]) for row in cells))
+    gap, enough = (2, 24) if width >= 60 else (1, 16)
+    floors = {"overrides": enough, "remark": 20}
+    least = {  # what a column needs; those without anything are left out
+        name: min(
+            max(cell_len(name), _LEAST.get(name, 0), *(cell_len(row[name]) for row in cells)),
+            floors.get(name, width),
+        )
         for name in cells[0]
         if any(row[name] for row in cells)
     }
-    gap, enough = (2, 24) if width >= 60 else (1, 16)
-    floors = {"overrides": enough, "remark": 20, "progress": _BAR[0]}
-    widths, room = dict[str, int](), width + gap
-    for name in sorted(full, key=_IMPORTANCE.index):
-        size = min(full[name], floors.get(name, full[name]))
-        if name in _KEPT or size + gap <= room:
-            widths[name] = size
-            room -= size + gap
-    for name in ("overrides", "remark", "progress"):
-        if name in widths:
-            more = max(1 - widths[name], min(room, min(full[name], width // 2) - widths[name]))
-            widths[name] += more
-            room -= more
-    widths = {name: widths[name] for name in full if name in widths}
-    header = _row({name: name for name in widths}, widths, gap)
-    return [header, *(_row(row, widths, gap, view) for row, view in zip(cells, views, strict=True))]
-
-
-def _row(
-    cells: dict[str, str], widths: dict[str, int], gap: int, view: JobView | None = None
-) -> Text:
-    from rich.cells import set_cell_size
-
-    state = "dim" if view is None else STYLES[view.state]
-    styles = {"state": state, "remark": state, "restarts": "yellow"}
-    rest = "dim" if view is None or view.state is State.queued else ""
-    parts = []
-    for name, size in widths.items():
-        if name == "progress" and view is not None and cells[name]:
-            done = int(size * min(1.0, (view.step or 0) / (view.steps or 1)))
-            parts += [("━" * done, state), ("─" * (size - done) + " " * gap, "dim")]
-            continue
-        cell = set_cell_size(_shorten(cells[name], size), size)
-        cell = cells[name].rjust(size) if name in _RIGHT else cell
-        parts.append((cell + " " * gap, rest or styles.get(name, "")))
-    line = text(*parts)
-    line.rstrip()
-    return line
+    for name in _FIRST_TO_GO:
+        if sum(least.values()) + gap * (len(least) - 1) > width:
+            least.pop(name, None)
+    found = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
+    for name, size in least.items():
+        found.add_column(
+            name,
+            justify="right" if name in _RIGHT else "left",
+            min_width=None if name in floors else size,
+            no_wrap=name not in floors,
+        )
+    for row, view in zip(cells, views, strict=True):
+        style = STYLES[view.state]
+        styles = {"state": style, "remark": style, "restarts": "yellow"}
+        rest = "dim" if view.state is State.queued else ""
+        shown: list[RenderableType] = [
+            _Cell(row[name], rest or styles.get(name, "")) for name in least
+        ]
+        if row["progress"] and "progress" in least:
+            bar = ProgressBar(
+                view.steps or 1, view.step or 0, _BAR, style="dim", complete_style=style
+            )
+            shown[list(least).index("progress")] = bar
+        found.add_row(*shown)
+    return found

@@ -15,6 +15,7 @@ import termios
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from forge.launch.progress import display, table
 from forge.launch.progress.display import Display
@@ -145,7 +146,9 @@ def test_narrow_terminals_lose_the_rate_first_then_the_bar_then_the_time_left(te
     """What tells the jobs apart and how far they are stays longest."""
     lost = []
     for columns in range(120, 39, -1):
-        header = table.rows([half_done(0), half_done(1)], columns)[0].plain
+        console = Console(width=columns, file=io.StringIO())
+        console.print(table.table([half_done(0), half_done(1)], columns))
+        header = console.file.getvalue().splitlines()[0]
         lost += [n for n in ("rate", "progress", "left") if n not in header and n not in lost]
         assert "state" in header
         assert "steps" in header
@@ -184,8 +187,8 @@ def test_more_jobs_than_lines_shows_those_that_something_happens_to(terminal):
 
 def test_a_thousand_jobs_render_only_what_is_seen(terminal, monkeypatch):
     """Drawing must not take the launcher's time."""
-    at, num_rows, draw = terminal(80, 24), [], table._row
-    monkeypatch.setattr(table, "_row", lambda *a: num_rows.append(1) or draw(*a))
+    at, num_rows, draw = terminal(80, 24), [], table.per_second
+    monkeypatch.setattr(table, "per_second", lambda *a: num_rows.append(1) or draw(*a))
     views = [half_done(i) if i % 2 else job(i, State.queued) for i in range(1000)]
     with Display(1000, 500, at.stream) as shown:
         for _ in range(50):
