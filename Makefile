@@ -52,6 +52,7 @@ proofs: $(VENV)/.dev-installed $(VENV)/.demo-installed $(VENV)/.hydras-installed
 	prove $(SUPPORT)/early_signals.py 50; \
 	prove $(SUPPORT)/lost_jobs.py; \
 	prove $(SUPPORT)/showcase.py; \
+	prove $(MAKE) docs; \
 	[ -z "$$failed" ] || { printf "failed:$$failed\n"; exit 1; }
 
 check: $(VENV)/.dev-installed

@@ -208,6 +208,8 @@ class Run:
     ) -> Callable[[_Function], _Function]:
         """Call the decorated function between two steps: to evaluate, to sample, to export.
 
+        Example::
+
             @run.every(cfg.eval_every, at_end=True)
             def held_out(step):
                 run.log(held_out=evaluate(model, data, poll=run.poll))
