@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import os
+import re
 import subprocess
 import sys
 import typing
@@ -114,13 +116,17 @@ def exit_codes() -> str:
 
 
 def cli() -> str:
-    """What the command `forge` says of itself."""
-    shown = []
-    for words in ([], ["rehearse"]):
-        command = [sys.executable, "-m", "forge", *words, "--help"]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        shown.append(f"```text\n$ forge {' '.join([*words, '--help'])}\n{said}```\n")
-    return "\n".join(shown)
+    """What the command `forge` says of itself, and then each of its commands."""
+    said = _help()
+    names = re.findall(r"^    (\w+)  ", said, re.MULTILINE)
+    shown = {"forge": said} | {f"forge {name}": _help(name) for name in names}
+    return "\n".join(f"```text\n$ {name} --help\n{text}```\n" for name, text in shown.items())
+
+
+def _help(*command: str) -> str:
+    words = [sys.executable, "-m", "forge", *command, "--help"]
+    env = {**os.environ, "COLUMNS": "90"}
+    return subprocess.run(words, capture_output=True, text=True, check=True, env=env).stdout
 
 
 PARTS = {"policy": policy, "exit-codes": exit_codes, "cli": cli}

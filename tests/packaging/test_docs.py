@@ -153,6 +153,12 @@ def test_the_reference_has_every_exit_code_with_its_meaning():
     assert sorted(named) == sorted(ExitCode)
 
 
+def test_the_reference_has_the_help_of_every_command():
+    """It is read from the command, by the form of its help."""
+    shown = re.findall(r"^\$ forge (\w+) --help$", forge_reference.cli(), re.MULTILINE)
+    assert {"plan", "show", "diff", "pin", "unpin", "rehearse"} <= set(shown)
+
+
 @pytest.mark.parametrize("part", [*forge_reference.PARTS])
 def test_the_site_has_every_generated_part(part):
     """On one page of the reference."""
