@@ -37,6 +37,8 @@ class Finish:
     """None: `n` is reached."""
     save: Save | None
     """One that is due here as well: what follows the loop may take long."""
+    stop: StopAsked | None
+    """One that is due here as well: the end of the loop is saved, what follows it is left."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,9 @@ def decide(agreed: Agreed, step: int, known: Known) -> Decision:
     save = _save(agreed, step, known)
     finish = agreed.finish
     if finish is not None and finish.loop == known.loop and step >= finish.step:
-        return Finish(finish, save)
+        return Finish(finish, save, agreed.stop)
     if step >= known.n:
-        return Finish(None, save)
+        return Finish(None, save, agreed.stop)
     if agreed.stop is not None:
         return Stop(agreed.stop)
     return save or Go()

@@ -369,6 +369,9 @@ class Session:
             if self._due is None or (is_end and not has_ended):
                 self._due = self._evaluations.due(self.step, is_end=is_end, is_rest=self._due == [])
                 has_ended = is_end
+            if isinstance(decision, Finish) and decision.stop is not None:
+                self._log_wait()
+                self._stop(decision.stop)
             if self._due:
                 self._evaluate(self._due)
                 continue

@@ -67,6 +67,7 @@ def test_the_first_that_applies_is_decided(facts):
         assert type(found) is expected, (agreed, step, known)
         if isinstance(found, Finish):  # what follows the loop may take long
             assert (found.save is not None) == is_save_due(step, agreed, known)
+            assert found.stop is agreed.stop
 
 
 def test_the_order_of_the_classes_is_the_order_of_precedence():
@@ -78,7 +79,7 @@ def test_n_and_every_steps_need_no_proposal():
     """The step number says it on every rank: a message for it would cost one at each step."""
     known = Known(loop=0, n=4, every_steps=2, saved=0, nan=None)
     found = [decide(Agreed(), step, known) for step in (1, 2, 4)]
-    assert found == [Go(), Save(is_periodic=True), Finish(None, Save(is_periodic=True))]
+    assert found == [Go(), Save(is_periodic=True), Finish(None, Save(is_periodic=True), None)]
 
 
 def test_periodic_saves_fall_on_multiples_and_not_on_what_is_saved():
@@ -98,7 +99,7 @@ def test_a_decision_carries_what_was_agreed():
     assert decide(Agreed(stop=STOP), 1, known) == Stop(STOP)
     assert decide(Agreed(failed=FAILED, stop=STOP), 1, known) == Halt("the disk is gone", 74)
     asked = FinishAsked(0, 1, "converged")
-    assert decide(Agreed(finish=asked, stop=STOP), 1, known) == Finish(asked, None)
+    assert decide(Agreed(finish=asked, stop=STOP), 1, known) == Finish(asked, None, STOP)
 
 
 def test_a_save_that_was_made_is_not_made_again_until_it_is_rolled_back():

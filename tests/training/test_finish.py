@@ -94,7 +94,7 @@ def test_a_finished_job_is_complete_and_a_start_finds_it_so(undisturbed):
     assert history.attempts[-1].start_step == 6
 
 
-HITS = [({"step 4": "TERM"}, False, 143), ({"asked": "TERM"}, True, 0)]
+HITS = [({"step 4": "TERM"}, False, 143), ({"asked": "TERM"}, True, 143)]
 HITS += [({"after": "KILL"}, False, -9), ({"after": "KILL"}, True, -9)]
 
 
@@ -102,7 +102,7 @@ HITS += [({"after": "KILL"}, False, -9), ({"after": "KILL"}, True, -9)]
 def test_a_job_that_is_hit_ends_at_the_same_step(tmp_path, undisturbed, kill_at, saves, code):
     """A checkpoint of the last boundary has to know that the loop is over.
 
-    A stop in the very step that asks for the end comes second: nothing is left to resume for.
+    In the very step that asks for the end, too: a start later runs what follows the loop.
     """
     job = early(tmp_path / "hit", kill_at=kill_at, saves=saves)
     assert job.run() == code, job.output
