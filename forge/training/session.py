@@ -569,7 +569,7 @@ class Session:
             position.load(found.state["positions"][call])
         rng.restore(found.state["rng"])
         self._directory.store.discard_after(self.step)
-        self._directory.saver.begin(self.step)
+        self._directory.saver.begin(self.step, is_held=bool(self._due))
         self._directory.ledger.write(
             "rollback", step=self.step, first_bad=first_bad, from_step=bad_step
         )

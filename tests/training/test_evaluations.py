@@ -1,6 +1,7 @@
 """Functions of `run.every`: when they run, and what a stop in one of them leaves behind."""
 
 import itertools
+import math
 import os
 import signal
 
@@ -10,6 +11,7 @@ from harness import Job, assert_same_run
 
 import forge
 from forge.checkpoint.format import manifest
+from forge.checkpoint.io import memory
 from forge.jobdir import ledger, spawned
 from forge.shutdown import stopping
 from forge.training import session
@@ -164,6 +166,12 @@ def test_a_stop_in_an_evaluation_changes_no_bit(kind, place, tmp_path, make_job,
         assert (job.directory / "swallowed").read_text() == "xx"
 
 
+def test_a_stop_in_the_evaluation_at_the_end_changes_no_bit(tmp_path, make_job, undisturbed):
+    """No step is left, but the evaluation is."""
+    job = stopped(tmp_path, make_job, undisturbed, {"poll 1": "USR1"}, "remembers", code=75, at=20)
+    assert job.history.attempts[1].start_step == 20
+
+
 def test_a_kill_in_an_evaluation_changes_no_bit(tmp_path, make_job, undisturbed):
     """From the last checkpoint, and the evaluation comes again."""
     policy = {"checkpoint": {"every_steps": 4}}
@@ -256,3 +264,22 @@ def test_a_forced_exit_in_a_step_names_run_every(tmp_path):
     assert process.wait() == 70
     assert "Step 2 had not ended 1 s after the stop was asked for" in job.output
     assert "`run.every`" in job.output
+
+
+def test_a_rollback_to_a_boundary_that_was_held_on_disk_runs_its_functions_again(
+    a_run, monkeypatch
+):
+    """That checkpoint is of before them: what they log and draw is still to come."""
+    monkeypatch.setattr(memory, "available_bytes", lambda: 0)
+    seen, bad = [], []
+
+    def loop(run, step):
+        if step in (9, 10) and step not in bad:
+            bad.append(step)
+            run.guard(math.nan)
+
+    nan = {"action": "rollback", "max_consecutive": 2}
+    checkpoint = {"dir": str(a_run.directory), "every_steps": None, "every_s": 1e6}
+    a_run(12, lambda run: run.every(4)(seen.append), loop, nan=nan, checkpoint=checkpoint)
+    assert bad == [9, 10]
+    assert seen == [4, 8, 4, 8, 12]

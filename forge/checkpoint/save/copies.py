@@ -107,9 +107,9 @@ class Copies:
         if not self._is_told:
             self._is_told = True
             messages.warn(
-                f"`resilience.checkpoint.async_save=true` needs {room / 2**30:.2f} GiB of host"
-                f" memory for a copy of the state, and {(available or 0) / 2**30:.2f} GiB are"
-                f" available ({RESERVE >> 20} MiB of it have to stay free): training waits for"
-                " each save as long as that is so. Ask for more memory, or set it to false."
+                f"A copy of the state needs {room / 2**30:.2f} GiB of host memory, and"
+                f" {(available or 0) / 2**30:.2f} GiB are available ({RESERVE >> 20} MiB of it have"
+                " to stay free): training waits for each save, and saves before each evaluation of"
+                " `run.every`, as long as that is so. Ask for more memory."
             )
         return None

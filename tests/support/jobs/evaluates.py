@@ -1,7 +1,7 @@
 """Training with an evaluation of its own kind: python evaluates.py <dir> '{"kind": …}'
 
-In attempt 1 `places` maps places of the evaluation at step 9 (start, poll 1, late) to what happens
-there: a signal's name; "raise"; or "sleep", which touches <dir>/ready first.
+In attempt 1 `places` maps places of the evaluation at step 9, or `at` (start, poll 1, late) to what
+happens there: a signal's name; "raise"; or "sleep", which touches <dir>/ready first.
 """
 
 import os
@@ -32,7 +32,7 @@ class Evaluation:
 
     def reach(self, step, place):
         """What is to happen here, happens."""
-        wanted = self.places.pop(place, None) if step == AT else None
+        wanted = self.places.pop(place, None) if step == self.bench.spec.get("at", AT) else None
         if wanted == "sleep":
             (self.directory / "ready").write_text(str(os.getpid()))
             time.sleep(600)
