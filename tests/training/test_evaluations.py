@@ -172,6 +172,19 @@ def test_a_stop_in_the_evaluation_at_the_end_changes_no_bit(tmp_path, make_job, 
     assert job.history.attempts[1].start_step == 20
 
 
+@pytest.mark.parametrize("step", [8, 19])
+def test_a_stop_before_an_evaluation_leaves_it_to_the_next_start(
+    step, tmp_path, make_job, undisturbed
+):
+    """The signal comes in the last step before it: the boundary stops before it evaluates."""
+    job = make_job(
+        tmp_path / "job", script=SCRIPT, kind="remembers", kill_at={f"step {step}": "TERM"}
+    )
+    job.run_to_end(143)
+    assert job.history.attempts[1].start_step == step + 1
+    assert_same_run(job, undisturbed(script=SCRIPT, kind="remembers"))
+
+
 def test_a_kill_in_an_evaluation_changes_no_bit(tmp_path, make_job, undisturbed):
     """From the last checkpoint, and the evaluation comes again."""
     policy = {"checkpoint": {"every_steps": 4}}
