@@ -24,9 +24,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from forge import messages
-from forge.config import loading, schema
 from forge.errors import ConfigError, ExitCode, ForgeError
 from forge.hydra_app import frozen, hints
+from forge.hydra_app.job_policy import policy_of
 from forge.jobdir import identity, job_dir, spawned, verdict
 from forge.jobdir.job_files import REHEARSAL, forge_dir
 from forge.shutdown import stopping
@@ -90,7 +90,7 @@ class JobConfig(Callback):
         """In the job's process, before the user's main."""
         hints.composition_succeeded()
         directory = Path(config.hydra.runtime.output_dir)
-        policy = _checked_policy(config)
+        policy = policy_of(config)
         spawned.hand_on(None)  # what is there is of the process that started us
         if policy is None or not policy.enabled:
             return
@@ -157,18 +157,6 @@ def _placed(cfg: DictConfig) -> Iterator[Path | None]:
         yield Path(directory)
     finally:
         HydraConfig.instance().cfg = outer
-
-
-def _checked_policy(cfg: DictConfig) -> schema.Policy | None:
-    section = OmegaConf.select(cfg, "resilience")
-    if section is None:
-        return None
-    limit_min = OmegaConf.select(cfg, "hydra.launcher.timeout_min")
-    return loading.load(
-        section,
-        time_limit_s=None if limit_min is None else 60.0 * limit_min,
-        limit_key=f"hydra.launcher.timeout_min={limit_min}",
-    )
 
 
 def _refuse(text: str) -> NoReturn:

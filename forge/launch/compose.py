@@ -20,6 +20,7 @@ from forge.config.schema import Policy
 from forge.errors import ConfigError, FrozenConfigError
 from forge.filesystem.foreign import is_ours
 from forge.hydra_app import frozen
+from forge.hydra_app.job_policy import policy_of
 from forge.jobdir import identity, job_dir
 from forge.jobdir.job_files import STATE, forge_dir
 from forge.launch import payload, plan
@@ -53,7 +54,6 @@ class ComposedJob:
 def compose(
     sweep: SweepDir,
     request: Request,
-    policy_of: Callable[[DictConfig], Policy | None],
     complete: Callable[[DictConfig], None] = lambda cfg: None,
 ) -> list[ComposedJob]:
     """Every job's config and directory; all problems of all jobs at once.
@@ -61,7 +61,6 @@ def compose(
     Args:
         sweep: Where they lie.
         request: What Hydra asks for.
-        policy_of: Makes the policy of a job from its config.
         complete: Puts what the launcher's own options say into a job's config.
     """
     jobs: list[ComposedJob] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import signal
@@ -10,11 +9,8 @@ import sys
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
-from omegaconf import DictConfig, OmegaConf
 
 from forge import messages
-from forge.config import loading
-from forge.config.schema import Policy
 from forge.errors import Exit, ForgeError
 from forge.filesystem.files import make_trusted_directory
 from forge.hydra_app import frozen
@@ -44,7 +40,7 @@ def launch(request: Request) -> list[JobReturn]:
         slots = resources.slots(options)
         sweep = opening.sweep_dir(directory, request)
         try:
-            jobs = compose(sweep, request, functools.partial(_policy, options))
+            jobs = compose(sweep, request)
             sweep.add([job.place for job in jobs])
             orphans.wait_for([job.directory for job in jobs])
             _freeze(jobs, payload.Shared(request.function, request.context), options)
@@ -65,14 +61,6 @@ def launch(request: Request) -> list[JobReturn]:
     if any(result.status is JobStatus.FAILED for result in results):
         messages.say(f"To run again what did not finish:\n  {command}")
     return results
-
-
-def _policy(options: resources.LocalOptions, cfg: DictConfig) -> Policy | None:
-    section = OmegaConf.select(cfg, "resilience")
-    if section is None:
-        return None
-    limit_key = f"hydra.launcher.timeout_min={options.timeout_min}"
-    return loading.load(section, time_limit_s=options.time_limit_s, limit_key=limit_key)
 
 
 def _freeze(

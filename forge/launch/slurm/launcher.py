@@ -20,8 +20,6 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
 from forge import messages
-from forge.config import loading
-from forge.config.schema import Policy
 from forge.errors import ConfigError, Exit, ExitCode, SlurmRefused
 from forge.jobdir import job_dir
 from forge.jobdir.job_files import STATE, forge_dir, read_json, write_atomically
@@ -73,7 +71,7 @@ def launch(request: Request) -> list[JobReturn]:
             sweep = opening.sweep_dir(directory, request)
         try:
             complete = functools.partial(slurm_options.into_policy, options)
-            composed = compose(sweep, request, functools.partial(_policy, options), complete)
+            composed = compose(sweep, request, complete)
             jobs = [_Job(job, options.of_job(job.policy)) for job in composed]
             cluster.check([(job.options, job.composed.policy) for job in jobs])
             submitted = Submitted(directory)
@@ -129,18 +127,6 @@ def _check_sweeper(options: SlurmOptions, sweep_config: DictConfig) -> None:
             " basic sweeper."
         )
         raise ConfigError([problem], "The launcher's configuration")
-
-
-def _policy(options: SlurmOptions, cfg: DictConfig) -> Policy | None:
-    if OmegaConf.select(cfg, "resilience") is None:
-        return None
-    own = OmegaConf.select(cfg, "resilience.slurm.timeout_min")
-    if isinstance(own, (int, float)):
-        limit, key = float(own), f"resilience.slurm.timeout_min={own}"
-    else:
-        limit, key = options.timeout_min, f"hydra.launcher.timeout_min={options.timeout_min}"
-    section = OmegaConf.select(cfg, "resilience")
-    return loading.load(section, time_limit_s=60.0 * limit, limit_key=key)
 
 
 def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:

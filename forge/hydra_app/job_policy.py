@@ -1,0 +1,27 @@
+"""The policy of a job, from its composed config, checked against the time limit of its launcher."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig, OmegaConf
+
+from forge.config import loading
+from forge.config.schema import Policy
+
+_LIMIT, _OWN_LIMIT = "hydra.launcher.timeout_min", "resilience.slurm.timeout_min"
+
+
+def policy_of(cfg: DictConfig) -> Policy | None:
+    """The policy; None where the config has none.
+
+    Raises:
+        ConfigError: With every problem found.
+    """
+    section = OmegaConf.select(cfg, "resilience")
+    if section is None:
+        return None
+    is_on_slurm = ".forge_launcher.slurm." in str(OmegaConf.select(cfg, "hydra.launcher._target_"))
+    key = _OWN_LIMIT if is_on_slurm and OmegaConf.select(cfg, _OWN_LIMIT) else _LIMIT
+    limit_min = OmegaConf.select(cfg, key)
+    is_limit = isinstance(limit_min, int | float)  # what is none the schema reports
+    limit_s = 60.0 * limit_min if is_limit else None
+    return loading.load(section, time_limit_s=limit_s, limit_key=f"{key}={limit_min}")
