@@ -9,8 +9,11 @@ import torch
 from gpt import build, endless, evaluate, loss_fn, report, sample
 from hydra.core.hydra_config import HydraConfig
 
+# Hydra 1.3 asks for a version_base, and Hydra 1.4 warns of one.
+VERSION_BASE = {"version_base": None} if hydra.__version__ < "1.4" else {}
 
-@hydra.main(version_base=None, config_path="conf", config_name="plain")
+
+@hydra.main(**VERSION_BASE, config_path="conf", config_name="plain")
 def main(cfg: Any) -> None:
     """Train, then show what was learned and keep the weights."""
     model, optimizer, schedule, loader, data = build(cfg)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra_apps import VERSION_BASE
 from omegaconf import OmegaConf
 
 from forge.config import schema
@@ -25,7 +26,7 @@ def compose_app(tmp_path):
     (tmp_path / "app.yaml").write_text("defaults: [_self_]\nlr: 0.1\n")
 
     def composed(*overrides):
-        with initialize_config_dir(str(tmp_path), version_base=None):
+        with initialize_config_dir(str(tmp_path), **VERSION_BASE):
             return compose("app", list(overrides))
 
     return composed
@@ -56,7 +57,7 @@ def test_every_preset_composes_and_is_a_good_policy(compose_app, preset):
 def test_every_preset_brings_the_callback_that_keeps_a_jobs_config(tmp_path, preset):
     """It comes with the choice of a preset, and only with that: other apps stay as they are."""
     (tmp_path / "app.yaml").write_text("lr: 0.1\n")
-    with initialize_config_dir(str(tmp_path), version_base=None):
+    with initialize_config_dir(str(tmp_path), **VERSION_BASE):
         chosen = compose("app", [f"+resilience={preset}"], return_hydra_config=True)
         plain = compose("app", [], return_hydra_config=True)
     assert chosen.hydra.callbacks.forge._target_ == "forge.hydra_app.callbacks.JobConfig"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
+from hydra_apps import VERSION_BASE
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 
 from forge.hydra_app import frozen
@@ -242,7 +243,7 @@ def composed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("conf")
     (folder / "conf.yaml").write_text("{}\n")
     register()
-    with initialize_config_dir(str(folder), version_base=None):
+    with initialize_config_dir(str(folder), **VERSION_BASE):
         base = compose("conf", return_hydra_config=True)
     with read_write(base):  # nobody looks, and each copy takes its time
         for name in ("help", "hydra_help", "hydra_logging", "job_logging", "launcher", "sweeper"):

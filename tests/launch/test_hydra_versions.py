@@ -63,3 +63,38 @@ def test_the_suites_pass_on(version, tmp_path):
     subprocess.run([sys.executable, "-c", code], env=env, check=True)
     assert " passed" in done.stdout.splitlines()[-1]
     assert "skipped" not in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("version", ["1.3.2", "1.4.0rc3"])
+def test_private_parts_and_presets_are_as_needed_on(version):
+    """What is not promised may go with any release; and warnings are errors in these tests."""
+    path = os.pathsep.join([str(installed(version)), str(ROOT)])
+    tests = ["compat/test_of_hydra.py", "compat/test_of_omegaconf.py", "config/test_presets.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest"]
+    done = subprocess.run(
+        [*command, *(str(ROOT / "tests" / one) for one in tests)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": path},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("example", ["train.py", "train_plain.py"])
+@pytest.mark.parametrize("version", ["1.3.2", "1.4.0rc3"])
+def test_the_examples_run_without_a_warning_on(version, example, tmp_path):
+    """1.3 warns where `version_base` is left out, 1.4 where it is given."""
+    path = os.pathsep.join([str(installed(version)), str(ROOT), os.environ["PYTHONPATH"]])
+    done = subprocess.run(
+        [sys.executable, "-W", "default", str(ROOT / "examples" / example), "--cfg", "job"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "steps:" in done.stdout
+    assert "Warning" not in done.stdout

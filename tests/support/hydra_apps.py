@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hydra
 import torch
 
 APP = Path(__file__).parent / "app"
+VERSION_BASE = {"version_base": None} if hydra.__version__ < "1.4" else {}
+"""Hydra 1.3 asks for it, and Hydra 1.4 warns of it."""
 
 
 class App:
