@@ -18,7 +18,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from forge.errors import Untrusted
+from forge.errors import ConfigError, Untrusted
 from forge.filesystem import durable
 from forge.filesystem.foreign import foreign_file
 
@@ -213,11 +213,11 @@ def _check(fd: int, path: Path, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def refusals() -> Iterator[None]:
-    """In a process of a job: end it, with the message, where somebody else could have written."""
+def exit_on_error() -> Iterator[None]:
+    """In a process of a job: end it, with the message, where it cannot go by what it was given."""
     try:
         yield
-    except Untrusted as error:
+    except (ConfigError, Untrusted) as error:
         os.write(2, f"forge: {error}\n".encode(errors="replace"))
         raise SystemExit(int(error.exit_code)) from error
 

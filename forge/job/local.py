@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from forge.errors import ExitCode, Reason
-from forge.filesystem.files import refusals
+from forge.filesystem.files import exit_on_error
 from forge.job.requeue import Counts, Outcome
 from forge.job.supervisor import Watch
 from forge.job.wrapper import Job
@@ -60,22 +60,22 @@ class LocalJob(Job):
         """Fork the watch, which starts the task."""
         parent = os.getpid()
         environment = self._environment()
-        environment |= time_limit.handed_on(self.plan["time_limit_s"], self.plan, environment)
+        environment |= time_limit.handed_on(self.plan.time_limit_s, self.plan, environment)
         pid = processes.fork()
         if pid:
             return pid
         code = 1
         try:
             code = Watch(
-                self.plan["command"],
+                self.plan.command,
                 environment,
                 output,
-                self.plan["actions"],
-                self.plan["timeout_s"],
+                self.plan.actions,
+                self.plan.timeout_s,
                 self.forge / WATCH,
                 parent,
-                self.plan["cwd"],
-                self.plan["signal"],
+                self.plan.cwd,
+                self.plan.signal,
             ).run()
         except BaseException as error:  # noqa: BLE001 - the process ends here, come what may
             self._print(f"the supervisor failed: {error!r}")
@@ -89,22 +89,22 @@ class LocalJob(Job):
         parent = processes.open_pidfd(self._parent)
         if parent is not None:
             poll.register(parent, select.POLLIN)
-        limit_s = self.plan["time_limit_s"]
+        limit_s = self.plan.time_limit_s
         self._is_limit_near = False
         while (status := processes.reap(child)) is None:
             left_s = None if limit_s is None else limit_s - (time.monotonic() - began)
-            if left_s is not None and left_s <= self.plan["lead_s"] and not self._is_limit_near:
+            if left_s is not None and left_s <= self.plan.lead_s and not self._is_limit_near:
                 self._is_limit_near = True
-                if self.plan["lead_s"] > 0:  # else nobody there knows what it means
-                    self._tell("limit near", left_s=round(left_s, 1), signal=self.plan["signal"])
-                    self._send_all(signal.Signals[f"SIG{self.plan['signal']}"])
+                if self.plan.lead_s > 0:  # else nobody there knows what it means
+                    self._tell("limit near", left_s=round(left_s, 1), signal=self.plan.signal)
+                    self._send_all(signal.Signals[f"SIG{self.plan.signal}"])
             if left_s is not None and left_s <= 0:
                 self._tell("limit")
                 processes.kill_descendants()
                 left_s = None
                 limit_s = None
             elif left_s is not None and not self._is_limit_near:
-                left_s -= self.plan["lead_s"]
+                left_s -= self.plan.lead_s
             if parent is None:
                 left_s = min(left_s or 1.0, 1.0)
             poll.poll(None if left_s is None else max(left_s, 0) * 1000 + 1)
@@ -133,7 +133,7 @@ class LocalJob(Job):
         if self._asked is not None:
             return self._asked
         # Only an end that the limit explains: a bug of the user's in these seconds is one still.
-        signalled = 128 + signal.Signals[f"SIG{self.plan['signal']}"]
+        signalled = 128 + signal.Signals[f"SIG{self.plan.signal}"]
         is_limit = code < 0 or code in (ExitCode.REQUEUE, ExitCode.FORCED, signalled)
         return Reason.time_limit if self._is_limit_near and is_limit else None
 
@@ -167,12 +167,12 @@ class LocalJob(Job):
         """Signal every process of the job, as Slurm does."""
         for pid in processes.descendants():
             # A sweep inside a job passes it on by itself: twice would mean at once.
-            is_ours = processes.variable(pid, TOKEN) in (None, self.plan["token"])
+            is_ours = processes.variable(pid, TOKEN) in (None, self.plan.token)
             if is_ours and not processes.is_resource_tracker(pid):
                 processes.send(pid, number)
 
 
-@refusals()
+@exit_on_error()
 def main(arguments: list[str]) -> int:
     """`python -m forge.job.local [--parent PID] [--continue] <job directory>`."""
     parent = int(arguments[1]) if arguments[:1] == ["--parent"] else None

@@ -31,11 +31,10 @@ from forge.errors import ExitCode, Reason, is_disk_full
 from forge.filesystem.files import make_directory, open_file, write_atomically
 from forge.job.requeue import Counts, Decision, Outcome, decide
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
-from forge.jobdir import ledger, verdict
+from forge.jobdir import ledger, plan, verdict
 from forge.jobdir.job_files import (
     LOCK,
     OUTPUT,
-    PLAN,
     RESULT,
     SAVE_WITHIN,
     STATE,
@@ -43,7 +42,6 @@ from forge.jobdir.job_files import (
     VERDICT,
     WATCH,
     forge_dir,
-    read_json,
     suffix,
     take_lock,
 )
@@ -63,10 +61,7 @@ class Job(ABC):
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.forge = forge_dir(directory)
-        plan = read_json(self.forge / PLAN)
-        if plan is None:
-            sys.exit(f"forge: {self.forge / PLAN} cannot be read: start the sweep again")
-        self.plan = plan
+        self.plan = plan.read(directory)
         self.counts = Counts()
         self._because = ""
         self._asked: Reason | None = None
@@ -142,7 +137,7 @@ class Job(ABC):
 
     def _has_room(self) -> bool:
         """Whether the disk has room for two of the largest checkpoint; a quota may have none."""
-        directory = self.directory / self.plan["checkpoint_dir"]
+        directory = self.directory / self.plan.checkpoint_dir
         steps = [*directory.glob("step_*"), *directory.glob("*/step_*")]  # of a named Run
         try:
             sizes = [sum(one.stat().st_size for one in step.iterdir()) for step in steps]
@@ -162,7 +157,7 @@ class Job(ABC):
     def _claim(self) -> None:
         """Take the lock; the processes of a wrapper that was killed have a while to leave."""
         self._lock = open_file(self.forge / LOCK, os.O_RDWR | os.O_CREAT)
-        leaving_s = (self.plan["timeout_s"] or ORPHANED_S) + MARGIN_S
+        leaving_s = (self.plan.timeout_s or ORPHANED_S) + MARGIN_S
         deadline = time.monotonic() + leaving_s + _CLAIM_S
         while not take_lock(self._lock):
             if time.monotonic() > deadline:
@@ -177,7 +172,7 @@ class Job(ABC):
     def _end_strays(self) -> None:
         """Processes that carry this job's mark and are no longer descendants."""
         for _ in range(20):  # one that was just born is missed by a single look
-            pids = processes.marked(TOKEN, self.plan["token"])
+            pids = processes.marked(TOKEN, self.plan.token)
             if not pids:
                 break
             for pid in pids:
@@ -186,14 +181,14 @@ class Job(ABC):
 
     def _saved_step(self) -> int:
         """How far all Runs of the job have come; -1 before the first checkpoint."""
-        return ledger.saved_steps(self.directory, self.plan["checkpoint_dir"])
+        return ledger.saved_steps(self.directory, self.plan.checkpoint_dir)
 
     def _decide(self, outcome: Outcome) -> Decision:
         """Whether it starts again, by what the last attempt has left in the directory."""
         decision = decide(
             outcome,
             self.counts,
-            self.plan["requeue"],
+            self.plan.requeue,
             self._saved_step(),
             has_run=any((self.forge / "ledger").glob("attempt_*")),
             is_cut_short=self._is_cut_short(ledger.has_stepped(self.directory, self._began)),
@@ -275,12 +270,12 @@ class Job(ABC):
 
     def _environment(self) -> dict[str, str]:
         """Of the task."""
-        environment: dict[str, str] = os.environ | self.plan["environment"]
+        environment: dict[str, str] = os.environ | self.plan.environment
         environment.pop(SAVE_WITHIN, None)  # of a job that this one runs in
         if self.counts.unsaved_s:
             environment[SAVE_WITHIN] = f"{self.counts.unsaved_s / 2:.3f}"
         return environment | {
-            TOKEN: self.plan["token"],
+            TOKEN: self.plan.token,
             "FORGE_RESTART_COUNT": str(self.counts.restarts),
         }
 

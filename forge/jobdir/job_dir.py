@@ -27,8 +27,8 @@ from forge.compat import of_omegaconf
 from forge.config.schema import CheckpointConfig
 from forge.errors import ConfigError, ExitCode, ForgeError
 from forge.filesystem.files import make_directory, read_trusted, write_atomically
-from forge.jobdir import spawned
-from forge.jobdir.job_files import CODE, PLAN, REHEARSAL, TOKEN, forge_dir, read_json, write_json
+from forge.jobdir import plan, spawned
+from forge.jobdir.job_files import CODE, REHEARSAL, TOKEN, forge_dir, read_json, write_json
 from forge.jobdir.spawned import Inherited
 from forge.jobdir.start_dir import START_DIR
 
@@ -106,7 +106,7 @@ def checkpoint_dir(job_dir: Path) -> Path | None:
 
 def launched_with(job_dir: Path) -> dict[str, Any] | None:
     """The config of the job as it was written, where a launcher of ours has composed it."""
-    return (read_json(forge_dir(job_dir) / PLAN) or {}).get("written")
+    return plan.read_earlier(job_dir).written
 
 
 def started_in() -> Path:

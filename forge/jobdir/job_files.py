@@ -1,7 +1,7 @@
 """The small files in a job's own directory, by name; written so that nobody reads half of one.
 
 <job dir>/output.log            what the job's processes print, over all attempts
-<job dir>/.forge/plan.json      how to start it; `forge/launch/plan.py` writes it
+<job dir>/.forge/plan.json      how to start it; `plan.py` writes and reads it
 <job dir>/.forge/task.pkl       the config and the function, frozen at submission
 <job dir>/.forge/state.json     where it stands, and what it has used of its budgets
 <job dir>/.forge/code.json      the code it was first started with; `job_dir.py` compares it

@@ -23,6 +23,7 @@ from forge.hydra_app import frozen
 from forge.hydra_app.job_policy import policy_of
 from forge.jobdir import identity, job_dir
 from forge.jobdir.job_files import STATE, forge_dir
+from forge.jobdir.plan import read_earlier
 from forge.launch import payload, plan
 from forge.launch.hydra_launcher import Request
 from forge.launch.sweep import Place, SweepDir
@@ -131,9 +132,9 @@ def _shared_checkpoints(
     """
     users: dict[str, list[tuple[str, str]]] = {}
     for place, path in earlier:
-        before = plan.earlier(path)
-        if before.get("written") is not None:  # its policy is active
-            name, configured = f"{place.number} (an earlier batch)", before["checkpoint_dir"]
+        before = read_earlier(path)
+        if before.written is not None:  # its policy is active
+            name, configured = f"{place.number} (an earlier batch)", before.checkpoint_dir
             users.setdefault(os.path.realpath(path / configured), []).append((name, configured))
     for job in jobs:
         if job.policy is not None and job.policy.enabled:
@@ -211,16 +212,16 @@ def _way_out(job: ComposedJob, sweep: SweepDir) -> str | None:
 
 def _stranger(job: ComposedJob) -> str | None:
     """Why what lies in the job's directory is another job."""
-    before = plan.earlier(job.directory)
-    overrides = before.get("overrides", list(job.place.overrides))
-    if sorted(overrides) != sorted(job.place.overrides):
+    before = read_earlier(job.directory)
+    overrides = before.overrides
+    if overrides is not None and sorted(overrides) != sorted(job.place.overrides):
         return (
             f"would lie in {job.directory}, where a job with other overrides was started"
             f" ({' '.join(overrides)}). Choose another `hydra.sweep.dir` or `hydra.sweep.subdir`."
         )
-    if before.get("program", job.program) != job.program:
+    if before.program not in (None, job.program):
         return (
-            f"{job.directory} holds a job of {before['program']}, and this is {job.program}. Choose"
+            f"{job.directory} holds a job of {before.program}, and this is {job.program}. Choose"
             " another `hydra.sweep.dir`."
         )
     return None
@@ -294,7 +295,7 @@ def is_stale(job: ComposedJob, code: dict[str, str]) -> bool:
     """
     changed = job_dir.changed_code(job.directory, code)
     is_active = job.policy is not None and job.policy.enabled
-    if not changed and (is_active or plan.earlier(job.directory).get("composed") == job.composed):
+    if not changed and (is_active or read_earlier(job.directory).composed == job.composed):
         return False
     if is_active:
         messages.warn(f"{job.directory} was finished with other code: {', '.join(changed[:5])}")

@@ -17,7 +17,7 @@ from forge.launch.sweep import SweepDir
 
 
 @contextmanager
-def refusals(sweep_config: DictConfig) -> Iterator[Path]:
+def exit_on_error(sweep_config: DictConfig) -> Iterator[Path]:
     """Set Hydra up; whatever is wrong inside ends the process with a message and its code.
 
     Yields:

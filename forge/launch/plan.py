@@ -1,11 +1,11 @@
-"""A job as it will be started: a value that can be printed, compared, and written down."""
+"""A job's plan is made; what of an earlier start must not change is kept."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from forge.compat import of_stdlib
 from forge.config.schema import Policy
 from forge.filesystem.files import open_file
 from forge.jobdir import ledger
-from forge.jobdir.job_files import OUTPUT, PLAN, STATE, forge_dir, read_json, write_json
+from forge.jobdir.job_files import OUTPUT, STATE, forge_dir, read_json
+from forge.jobdir.plan import JobPlan, read_earlier
 from forge.launch.progress.table import escape
 
 _TAIL_BYTES = 2**16
@@ -21,51 +22,6 @@ _TAIL_COLUMNS = 500
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 """What has to be on sys.path to import forge."""
-
-
-@dataclass(frozen=True)
-class JobPlan:
-    """Everything the job's wrapper needs; `<job dir>/.forge/plan.json` holds it."""
-
-    overrides: list[str]
-    command: list[str]
-    """The task."""
-    cwd: str
-    environment: dict[str, str]
-    """Added to the environment of the wrapper."""
-    place: list[int]
-    """Device and inode of the job's directory, where it is there: a copy of it has others."""
-    token: str
-    """Marks the processes of this job, over all its starts."""
-    program: str
-    """Script, function and config name: what the overrides are overrides of."""
-    composed: str
-    """sha256 of the config as it was composed, interpolations and all."""
-    main: dict[str, str] | None
-    """How the task imports the `__main__` of the sweep; None: it does not need it."""
-    argv: list[str]
-    orig_argv: list[str]
-    path: list[str]
-    """sys.path of the task."""
-    checkpoint_dir: str
-    """As the policy has it: a relative one lies in the job's directory, wherever that is now."""
-    time_limit_s: float | None
-    """Of each start."""
-    signal: str
-    lead_s: float
-    timeout_s: float
-    actions: dict[str, str]
-    requeue: dict[str, Any]
-    has_whole_path: bool = True
-    """Whether `path` is all of sys.path; else what that interpreter has comes after it."""
-    written: dict[str, Any] | None = None
-    """The config as it was written, for the job's identity; None: without a policy."""
-    slurm: dict[str, Any] | None = None
-    """On a cluster: how the step is started."""
-
-    def materialize(self, directory: Path) -> None:
-        """Write it where the wrapper finds it."""
-        write_json(forge_dir(directory) / PLAN, asdict(self))
 
 
 def make(
@@ -94,13 +50,13 @@ def make(
         composed: sha256 of the config as it was composed.
         written: `identity.as_written` of it.
     """
-    before = earlier(directory)
+    before = read_earlier(directory)
     place = _place(directory)
-    is_same = bool(place) and before.get("place") == place  # a copy of a job is another job
+    is_same = bool(place) and before.place == place  # a copy of a job is another job
     # The number of threads changes the order of sums, so it stays what it was at first, even
     # where it came from the environment of a shell that is gone.
     name = "OMP_NUM_THREADS"
-    at_first = (before.get("environment") or {}).get(name)
+    at_first = before.environment.get(name)
     if at_first is None or not has_begun(directory):
         at_first = environment.get(name) or at_first or str(threads)
     added = {name: at_first}
@@ -122,7 +78,7 @@ def make(
         place=place,
         program=program,
         composed=composed,
-        token=str((is_same and before.get("token")) or secrets.token_hex(8)),
+        token=str((is_same and before.token) or secrets.token_hex(8)),
         main=main,
         argv=list(sys.argv),
         orig_argv=list(sys.orig_argv),
@@ -154,16 +110,9 @@ def is_finished(directory: Path) -> bool:
     return state is not None and state.get("state") == "finished"
 
 
-def earlier(directory: Path) -> dict[str, Any]:
-    """The plan of an earlier start; empty where there was none."""
-    return read_json(forge_dir(directory) / PLAN) or {}
-
-
 def has_begun(directory: Path) -> bool:
     """Whether the job has trained: a checkpoint or a step under way belongs to its config."""
-    return (
-        ledger.saved_steps(directory, earlier(directory).get("checkpoint_dir", "checkpoints")) >= 0
-    )
+    return ledger.saved_steps(directory, read_earlier(directory).checkpoint_dir) >= 0
 
 
 def last_output(directory: Path, lines: int = 20) -> str:

@@ -20,39 +20,39 @@ from typing import Any, NoReturn
 
 from forge.compat import of_hydra
 from forge.errors import ExitCode, Reason, is_disk_full
-from forge.filesystem.files import read_trusted, refusals, write_atomically
+from forge.filesystem.files import exit_on_error, read_trusted, write_atomically
 from forge.job.supervisor import DUMP_SIGNAL
 from forge.jobdir import verdict
-from forge.jobdir.job_files import PLAN, RESULT, TASK, forge_dir, read_json, suffix
+from forge.jobdir.job_files import RESULT, TASK, forge_dir, suffix
+from forge.jobdir.plan import read
 from forge.jobdir.verdict import Verdict
 from forge.shutdown import interpreter_exit
 
 
-@refusals()
+@exit_on_error()
 def main(directory: Path) -> int:
     """Run the job once; returns the exit code."""
     atexit.register(_at_exit)  # the first of all, so it comes after the others
-    plan = read_json(forge_dir(directory) / PLAN)
-    assert plan is not None  # the wrapper has read it
-    _listen_early(plan["actions"], os._exit)  # no import may take it for an error of its own
+    plan = read(directory)
+    _listen_early(plan.actions, os._exit)  # no import may take it for an error of its own
     if DUMP_SIGNAL is not None:
         faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
-    sys.argv[:] = plan["argv"]
-    sys.orig_argv[:] = plan["orig_argv"]
-    sys.path[:] = [*plan["path"], *(sys.path if not plan["has_whole_path"] else ())]
+    sys.argv[:] = plan.argv
+    sys.orig_argv[:] = plan.orig_argv
+    sys.path[:] = [*plan.path, *(sys.path if not plan.has_whole_path else ())]
 
     gc.disable()  # what is loaded now stays: to look through it again and again is a tenth
     from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 
     from forge.launch import payload
 
-    if plan["main"] is not None:
-        payload.import_main(plan["main"])
+    if plan.main is not None:
+        payload.import_main(plan.main)
     function, context, config = payload.load(read_trusted(forge_dir(directory) / TASK))
     setup_globals()
     gc.freeze()
     gc.enable()
-    _listen_early(plan["actions"], sys.exit)
+    _listen_early(plan.actions, sys.exit)
     try:
         result: JobReturn = run_job(
             hydra_context=context,
@@ -69,7 +69,7 @@ def main(directory: Path) -> int:
     except SystemExit as error:
         if error.code not in (None, 0):
             raise
-        result = JobReturn(status=JobStatus.COMPLETED, overrides=plan["overrides"])
+        result = JobReturn(status=JobStatus.COMPLETED, overrides=plan.overrides)
     is_failed = result.status is JobStatus.FAILED
     try:
         _store(result, _show(of_hydra.outcome(result)) if is_failed else None, directory)

@@ -23,9 +23,9 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from forge import messages
+from forge.jobdir.plan import JobPlan
 
 END_TIME = "FORGE_END_TIME"
 """Environment variable of the job's wrapper: Unix time at which the job will be killed."""
@@ -185,7 +185,7 @@ def moved_left_s(path: Path | None, left_s: float, now: float) -> float:
 
 
 def handed_on(
-    left_s: float | None, plan: Mapping[str, Any], environment: Mapping[str, str]
+    left_s: float | None, plan: JobPlan, environment: Mapping[str, str]
 ) -> dict[str, str]:
     """What a wrapper adds to the environment of a task that it is about to start.
 
@@ -200,8 +200,8 @@ def handed_on(
     """
     if left_s is None:
         return {}
-    stops = plan["actions"].get(plan["signal"]) in ("stop", "requeue")
-    if stops and plan["timeout_s"] > 0:
-        left_s -= max(plan["lead_s"] - plan["timeout_s"], 0.0)
+    stops = plan.actions.get(plan.signal) in ("stop", "requeue")
+    if stops and plan.timeout_s > 0:
+        left_s -= max(plan.lead_s - plan.timeout_s, 0.0)
     end = min(time.time() + left_s, told_end(environment) or math.inf)
     return {END_TIME: f"{end:.3f}"}

@@ -13,13 +13,12 @@ import os
 import pickle
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from forge.filesystem.files import make_trusted_directory, open_trusted
 from forge.jobdir.job_files import (
     CODE,
-    PLAN,
     STATE,
     TASK,
     forge_dir,
@@ -28,6 +27,7 @@ from forge.jobdir.job_files import (
     write_atomically,
     write_json,
 )
+from forge.jobdir.plan import JobPlan, from_json, read_earlier
 
 _SUFFIX = ".bundle"
 
@@ -43,7 +43,7 @@ def paths(folder: Path) -> Iterator[Path]:
 def write(
     path: Path,
     common: bytes,
-    jobs: list[tuple[Path, dict[str, Any], bytes]],
+    jobs: list[tuple[Path, JobPlan, bytes]],
     code: dict[str, str],
 ) -> None:
     """Write a bundle.
@@ -56,7 +56,7 @@ def write(
     """
     entries, parts, position = [], [common], len(common)
     for directory, plan, config in jobs:
-        data = json.dumps(plan).encode()
+        data = json.dumps(plan.to_json()).encode()
         entries.append([str(directory), position, len(data), len(config)])
         parts += [data, config]
         position += len(data) + len(config)
@@ -66,13 +66,12 @@ def write(
     write_atomically(path, b"".join([head, *parts]), is_synced=True)
 
 
-def read_plan(path: Path, number: int) -> dict[str, Any]:
+def read_plan(path: Path, number: int) -> JobPlan:
     """A job's plan."""
     with os.fdopen(open_trusted(path), "rb") as file:
         _, position, size, _ = json.loads(file.readline())["jobs"][number]
         file.seek(position, os.SEEK_CUR)
-        plan: dict[str, Any] = json.loads(file.read(size))
-        return plan
+        return from_json(json.loads(file.read(size)), str(path))
 
 
 def unpack(path: Path, number: int) -> Path:
@@ -88,14 +87,14 @@ def unpack(path: Path, number: int) -> Path:
         begin = file.tell()
         name, position, plan_size, config_size = head["jobs"][number]
         directory = Path(name)
-        before = read_json(forge_dir(directory) / PLAN) or {}
         # A later launch has the higher name: what it has put there stays, and so does what a
         # job works with that runs (one of an earlier launch that somebody has requeued by hand).
-        if before.get("launch", "") >= path.name or is_busy(directory):
+        if read_earlier(directory).launch >= path.name or is_busy(directory):
             return directory
         common = file.read(head["common"])
         file.seek(begin + position)
-        plan, config = json.loads(file.read(plan_size)), file.read(config_size)
+        plan = from_json(json.loads(file.read(plan_size)), str(path))
+        config = file.read(config_size)
     make_trusted_directory(forge_dir(directory))
     state = read_json(forge_dir(directory) / STATE) or {}
     if state.get("state") != "finished" and "unrequeued" not in state:
@@ -104,5 +103,5 @@ def unpack(path: Path, number: int) -> Path:
         write_json(forge_dir(directory) / CODE, head["code"])
     task = pickle.dumps({"common": common, "config": config})
     write_atomically(forge_dir(directory) / TASK, task)
-    write_json(forge_dir(directory) / PLAN, plan | {"launch": path.name})  # last: now it is there
+    replace(plan, launch=path.name).write(directory)  # last: now it is there
     return directory

@@ -11,9 +11,10 @@ import os
 import sys
 from pathlib import Path
 
-from forge.filesystem.files import refusals
+from forge.filesystem.files import exit_on_error
 from forge.job.supervisor import Watch
-from forge.jobdir.job_files import PLAN, RANK, RANKS, WATCH, forge_dir, read_json, suffix
+from forge.jobdir.job_files import RANK, RANKS, WATCH, forge_dir, suffix
+from forge.jobdir.plan import read
 
 EARLY = "early"
 """`<job dir>/.forge/early<rank>`: names of the signals that the shell has heard."""
@@ -56,25 +57,25 @@ def command(directory: Path, start: list[str]) -> list[str]:
     return ["/bin/sh", "-c", _SHELL, "forge-step", str(forge_dir(directory) / EARLY), *start]
 
 
-@refusals()
+@exit_on_error()
 def main(directory: Path) -> int:
     """The watch of this rank; returns the task's exit code, 128 + N for signal N."""
-    plan = read_json(forge_dir(directory) / PLAN)
-    assert plan is not None  # the wrapper has read it
+    plan = read(directory)
+    assert plan.slurm is not None
     os.environ[RANK] = os.environ.get("SLURM_PROCID", "0")
-    os.environ[RANKS] = str(plan["slurm"]["ranks"])
+    os.environ[RANKS] = str(plan.slurm.ranks)
     # The interpreter of this very process: in a container it is another than the launcher's.
-    task = [sys.executable, *plan["command"][1:]]
+    task = [sys.executable, *plan.command[1:]]
     return Watch(
         task,
         dict(os.environ),
         os.dup(1),
-        plan["actions"],
-        plan["timeout_s"],
+        plan.actions,
+        plan.timeout_s,
         forge_dir(directory) / f"{WATCH}{suffix()}",
         os.getppid(),
-        plan["cwd"],
-        plan["signal"],
+        plan.cwd,
+        plan.signal,
         forge_dir(directory) / f"{EARLY}{suffix()}",
     ).run()
 

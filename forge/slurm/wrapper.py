@@ -38,7 +38,7 @@ from forge.errors import (
     SlurmRefused,
     is_disk_full,
 )
-from forge.filesystem.files import refusals
+from forge.filesystem.files import exit_on_error
 from forge.job.requeue import Counts, Decision, Outcome, decide, signal_name
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
 from forge.job.wrapper import Job
@@ -75,6 +75,8 @@ class SlurmJob(Job):
     def __init__(self, directory: Path, script: Path) -> None:
         """`script` is what sbatch was called with."""
         super().__init__(directory)
+        assert self.plan.slurm is not None, "planned for one machine"
+        self.slurm = self.plan.slurm
         self._script = script
         self._job = client.own_job(os.environ)
         self._slurm_restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
@@ -159,7 +161,7 @@ class SlurmJob(Job):
             self._tell("requeued by Slurm", times=unseen)
 
     def _is_cut_short(self, has_boundary: bool) -> bool:
-        limit_s = self.plan["time_limit_s"]
+        limit_s = self.plan.time_limit_s
         return not has_boundary or (limit_s is not None and self._took_s < limit_s / 2)
 
     def _write_state(self, state: str, because: str = "", **more: Any) -> None:
@@ -189,11 +191,11 @@ class SlurmJob(Job):
         self._end_time = None if left_s is None else time.monotonic() + left_s
         (self.forge / time_limit.MOVED).unlink(missing_ok=True)
         environment |= self._end_told(environment)
-        options = self.plan["slurm"]
+        options = self.slurm
         command = client.srun(
-            options["srun_args"],
+            options.srun_args,
             str(self.directory / "output.log"),
-            step.command(self.directory, options["start"]),
+            step.command(self.directory, options.start),
         )
         self._step += 1
         self._write_state("running", self._because)  # with the step's number
@@ -226,7 +228,7 @@ class SlurmJob(Job):
         self._look_next()
 
     def _look_next(self) -> None:
-        until_s = (self._left_s() or 0.0) - self.plan["lead_s"]
+        until_s = (self._left_s() or 0.0) - self.plan.lead_s
         self._next_look = time.monotonic() + min(max(until_s / 4, _LOOK_S[0]), _LOOK_S[1])
 
     def _time_left(self) -> float | None:
@@ -235,7 +237,7 @@ class SlurmJob(Job):
             return client.show(self._job, _ASK_S).left_s
         except SlurmError as error:
             self._print(f"{error}; the time limit is counted from now on")
-            limit_s: float | None = self.plan["time_limit_s"]
+            limit_s: float | None = self.plan.time_limit_s
             return limit_s
 
     def _wait(self, child: int, began: float) -> int:
@@ -267,7 +269,7 @@ class SlurmJob(Job):
                 # job that Slurm has requeued. Where Slurm ends the job it kills the step itself.
                 is_last = self._is_ending or is_killed
                 processes.send(child, signal.SIGKILL if is_last else signal.SIGTERM)
-                deadline = time.monotonic() + self.plan["slurm"]["kill_wait_s"] + _ASK_S
+                deadline = time.monotonic() + self.slurm.kill_wait_s + _ASK_S
                 is_killed = True
         self._take_in()
         self._srun = 0
@@ -276,13 +278,13 @@ class SlurmJob(Job):
     def _patience_s(self) -> float:
         """Seconds for tasks to leave, once one of them has failed or Slurm ends the job."""
         if self._is_ending:  # after KillWait nobody is left who could requeue
-            kill_wait_s = self.plan["slurm"]["kill_wait_s"]
+            kill_wait_s = self.slurm.kill_wait_s
             return float(max(kill_wait_s * 0.6, kill_wait_s - 5.0))
-        return float((self.plan["timeout_s"] or ORPHANED_S) + 2 * MARGIN_S)
+        return float((self.plan.timeout_s or ORPHANED_S) + 2 * MARGIN_S)
 
     def _has_failed_rank(self) -> bool:
         """Whether a rank has ended with an error while others run."""
-        if self.plan["slurm"]["ranks"] == 1:
+        if self.slurm.ranks == 1:
             return False
         names = {name for name in os.listdir(self.forge) if name.startswith(WATCH)}
         for name in names - self._reported:
@@ -296,7 +298,7 @@ class SlurmJob(Job):
 
     def _reports(self) -> list[dict[str, Any] | None]:
         """What the watch of each rank says; None where it has not said anything."""
-        ranks = range(self.plan["slurm"]["ranks"])
+        ranks = range(self.slurm.ranks)
         return [read_json(self.forge / f"{WATCH}{suffix(rank)}") for rank in ranks]
 
     def _take_in(self) -> None:
@@ -355,7 +357,7 @@ class SlurmJob(Job):
         """
         code = os.waitstatus_to_exitcode(status)
         if code > 128 and signal_name(code - 128).startswith("SIG"):
-            action = self.plan["actions"].get(signal_name(code - 128).removeprefix("SIG"))
+            action = self.plan.actions.get(signal_name(code - 128).removeprefix("SIG"))
             if action == "requeue":
                 return int(ExitCode.REQUEUE)
             return code if action == "stop" else 128 - code
@@ -372,7 +374,7 @@ class SlurmJob(Job):
             return None
         if self._why in (Why.preempted, Why.requeued):
             return Reason.preempted
-        number = signal.Signals[f"SIG{self.plan['signal']}"]
+        number = signal.Signals[f"SIG{self.plan.signal}"]
         signalled = 128 + number
         if self._why is Why.time_limit:
             return Reason.time_limit
@@ -389,7 +391,7 @@ class SlurmJob(Job):
 
     def _is_limit_near(self) -> bool:
         left_s = self._left_s()
-        return left_s is not None and left_s <= self.plan["lead_s"] + _LEAD_SLACK_S
+        return left_s is not None and left_s <= self.plan.lead_s + _LEAD_SLACK_S
 
     def _left_s(self) -> float | None:
         """Seconds until the time limit; None where there is none, or nobody knows."""
@@ -436,7 +438,7 @@ class SlurmJob(Job):
     def _end(self, outcome: Outcome, decision: Decision) -> int:
         if outcome.reason is Reason.cancelled:
             decision = Decision(False, "cancelled")
-        if outcome.code == ExitCode.BAD_CONFIG and self.plan["slurm"]["ranks"] > 1:
+        if outcome.code == ExitCode.BAD_CONFIG and self.slurm.ranks > 1:
             said = f"{decision.because}: see `hydra.launcher.tasks_per_node` in its output"
             decision = Decision(False, said)
         return super()._end(outcome, decision)
@@ -448,7 +450,7 @@ class SlurmJob(Job):
         if self._is_ours or (outcome.reason in _HERE and self._can_stay()):
             return None
         code = outcome.code if outcome.code > 0 else 128 - outcome.code
-        if self.plan["requeue"].get("as_site"):
+        if self.plan.requeue.get("as_site"):
             return self._leave_it_to_slurm()
         excluded = "" if self._info is None else self._info.excluded
         sick = self._sick if outcome.reason is Reason.unhealthy else []
@@ -535,12 +537,12 @@ class SlurmJob(Job):
         if self._is_ending or self._why is not Why.unknown or not self._has_begun:
             return False
         left_s = self._left_s()
-        return left_s is None or left_s > self.plan["lead_s"] + _LEAD_SLACK_S + _RESTART_S
+        return left_s is None or left_s > self.plan.lead_s + _LEAD_SLACK_S + _RESTART_S
 
 
 def _wait_for_room(path: Path, number: int, error: OSError) -> int:
     """No room for the job's first files: it goes back into the queue for a while, within budget."""
-    job, limits = client.own_job(os.environ), bundle.read_plan(path, number)["requeue"]
+    job, limits = client.own_job(os.environ), bundle.read_plan(path, number).requeue
     # Whatever has restarted it so far was this: once unpacked, a job has a state of its own.
     counts = Counts(failures=int(os.environ.get("SLURM_RESTART_COUNT") or 0))
     decision = decide(Outcome(ExitCode.DISK_FULL), counts, limits, -1, has_run=False)
@@ -556,7 +558,7 @@ def _wait_for_room(path: Path, number: int, error: OSError) -> int:
     return int(ExitCode.DISK_FULL)
 
 
-@refusals()
+@exit_on_error()
 def main(arguments: list[str]) -> int:
     """`python -m forge.slurm.wrapper <bundle>`."""
     (path,) = arguments

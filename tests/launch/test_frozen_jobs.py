@@ -245,7 +245,7 @@ def test_changed_code_is_refused_or_told_where_something_was_trained(tmp_path):
 def make_plan(directory: Path, threads: int = 4, policy: Policy | None = None, **environment):
     made = plan.make(directory, ["a=1"], policy, None, None, threads, environment, "x", "y", {})
     forge_dir(directory).mkdir(exist_ok=True)
-    made.materialize(directory)
+    made.write(directory)
     return made
 
 

@@ -3,14 +3,17 @@
 No test sleeps: the clock is injected.
 """
 
+from dataclasses import replace
+
 import pytest
+from plans import planned
 
 from forge.process import time_limit
 from forge.process.time_limit import RECENT_STEPS, Recent, TimeLimit
 from forge.training.saver import Saver
 
 NOON = 1_800_000_000.0
-PLAN = {"actions": {"USR2": "requeue"}, "signal": "USR2", "lead_s": 120.0, "timeout_s": 90.0}
+PLAN = planned(actions={"USR2": "requeue"}, signal="USR2", lead_s=120.0, timeout_s=90.0)
 
 
 class Clock:
@@ -244,7 +247,7 @@ def test_a_wrapper_hands_on_when_it_or_an_outer_job_kills(plan, environment, lef
     """A sweep inside a Slurm job ends with that."""
     monkeypatch.setattr(time_limit.time, "time", lambda: NOON)
     environment = {name: str(NOON + float(value)) for name, value in environment.items()}
-    found = time_limit.handed_on(3600, PLAN | plan, environment)
+    found = time_limit.handed_on(3600, replace(PLAN, **plan), environment)
     assert float(found["FORGE_END_TIME"]) == NOON + left_s
 
 

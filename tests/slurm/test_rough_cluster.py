@@ -9,10 +9,12 @@ import shutil
 
 import pytest
 from cluster import wait_for
+from plans import planned
 from slurm_apps import BARE_CONF, SlurmApp
 
 from forge.errors import NotRequeueable, SlurmRefused
-from forge.jobdir.job_files import PLAN, STATE, forge_dir, is_busy, read_json, take_lock, write_json
+from forge.jobdir.job_files import STATE, forge_dir, is_busy, read_json, take_lock, write_json
+from forge.jobdir.plan import read
 from forge.launch.slurm import slurm_wait
 from forge.launch.slurm.slurm_wait import SubmittedJob, Watcher
 from forge.slurm import bundle, client, wrapper
@@ -174,14 +176,13 @@ def test_free_text_in_an_answer_is_not_taken_for_fields():
 def test_a_job_of_an_earlier_launch_leaves_what_a_later_one_has_put_there(tmp_path):
     """Two of Slurm's jobs for one directory, after a requeue by hand: the later plan holds."""
     job = tmp_path / "job"
-    plan = {"overrides": []}
     earlier, later = itertools.islice(bundle.paths(tmp_path), 2)
     for path in (earlier, later):
-        bundle.write(path, b"common", [(job, plan | {"from": path.name}, b"config")], {})
+        bundle.write(path, b"common", [(job, planned(program=path.name), b"config")], {})
     bundle.unpack(later, 0)
     write_json(forge_dir(job) / STATE, {"state": "running"})
     bundle.unpack(earlier, 0)
-    assert read_json(forge_dir(job) / PLAN)["from"] == later.name
+    assert read(job).program == later.name
     assert read_json(forge_dir(job) / STATE) == {"state": "running"}
 
 
@@ -209,7 +210,7 @@ def test_a_directory_in_which_a_job_runs_is_left_alone(tmp_path):
     try:
         assert take_lock(holder)
         path = next(bundle.paths(tmp_path))
-        bundle.write(path, b"common", [(job, {"overrides": []}, b"config")], {})
+        bundle.write(path, b"common", [(job, planned(), b"config")], {})
         bundle.unpack(path, 0)
         assert read_json(forge_dir(job) / STATE) == {"state": "running"}
     finally:
@@ -276,7 +277,7 @@ def test_a_job_that_begins_on_a_full_disk_waits_in_the_queue(restarts, did, tmp_
     """All that wait for a node would begin, and die, in the minutes until there is room again."""
     path, asked = tmp_path / "1.bundle", []
     limits = {"enabled": True, "max_failures": 2, "rules": []}
-    bundle.write(path, b"", [(tmp_path / "job", {"requeue": limits}, b"")] * 2, {})
+    bundle.write(path, b"", [(tmp_path / "job", planned(requeue=limits), b"")] * 2, {})
 
     def full(*args, **options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -299,7 +300,7 @@ def test_a_full_disk_and_a_refused_requeue_are_both_said(tmp_path, monkeypatch, 
     """The batch script's output is all that is left of such a job."""
     path = tmp_path / "1.bundle"
     limits = {"enabled": True, "max_failures": 2, "rules": []}
-    bundle.write(path, b"", [(tmp_path / "job", {"requeue": limits}, b"")], {})
+    bundle.write(path, b"", [(tmp_path / "job", planned(requeue=limits), b"")], {})
 
     def full(*args, **options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

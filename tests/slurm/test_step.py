@@ -5,12 +5,15 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from shutil import which
 
 import pytest
 from harness import Process
+from plans import planned
 
-from forge.jobdir.job_files import PLAN, WATCH, forge_dir, read_json, write_json
+from forge.jobdir.job_files import WATCH, forge_dir, read_json
+from forge.jobdir.plan import read
 from forge.slurm import step
 
 SHELLS = [shell for shell in ("sh", "dash", "bash", "busybox") if which(shell)]
@@ -42,15 +45,8 @@ def command(shell, directory, *start):
 def watched(shell, directory):
     """With a true watch, and TASK below it."""
     forge_dir(directory).mkdir(exist_ok=True)
-    plan = {
-        "command": [sys.executable, "-I", "-S", "-c", TASK],
-        "actions": {"TERM": "stop", "INT": "stop", "USR1": "requeue", "USR2": "requeue"},
-        "timeout_s": 20.0,
-        "signal": "USR2",
-        "cwd": str(directory),
-        "slurm": {"ranks": 1},
-    }
-    write_json(forge_dir(directory) / PLAN, plan)
+    task = [sys.executable, "-I", "-S", "-c", TASK]
+    planned(command=task, timeout_s=20.0, cwd=str(directory)).write(directory)
     code = "import sys; sys.path.append(sys.argv[2]); from pathlib import Path;"
     code += "from forge.slurm.step import main; sys.exit(main(Path(sys.argv[1])))"
     root = step.__file__.rpartition("/forge/")[0]
@@ -150,8 +146,8 @@ def _is_shell(pid, shell):
 def test_an_early_ctrl_c_comes_to_the_task(tmp_path):
     """The watch passes no SIGINT on, since the terminal, or Slurm, tells the task itself."""
     start = watched("sh", tmp_path)
-    plan = read_json(forge_dir(tmp_path) / PLAN)
-    plan["command"][-1] = TASK.replace("SIGUSR2", "SIGINT").replace("75", "130")
-    write_json(forge_dir(tmp_path) / PLAN, plan)
+    plan = read(tmp_path)
+    task = TASK.replace("SIGUSR2", "SIGINT").replace("75", "130")
+    replace(plan, command=[*plan.command[:-1], task]).write(tmp_path)
     (forge_dir(tmp_path) / step.EARLY).write_text("INT\n")
     assert subprocess.run(start, timeout=60).returncode == 130

@@ -9,26 +9,15 @@ import signal
 import time
 
 import pytest
+from plans import LISTENS, planned
 
 from forge.errors import NoAnswer, NoSuchJob, NotRequeueable, Reason, SlurmRefused
 from forge.job.requeue import Outcome
-from forge.jobdir.job_files import PLAN, RESULT, STATE, WATCH, forge_dir, read_json, write_json
+from forge.jobdir.job_files import RESULT, STATE, WATCH, forge_dir, read_json, write_json
 from forge.slurm import client
 from forge.slurm.client import JobInfo
 from forge.slurm.wrapper import SlurmJob
 
-PLANNED = {
-    "token": "none",
-    "checkpoint_dir": "checkpoints",
-    "environment": {},
-    "timeout_s": 10.0,
-    "time_limit_s": 3600.0,
-    "lead_s": 30.0,
-    "signal": "USR2",
-    "requeue": {},
-    "actions": {"TERM": "stop", "INT": "stop", "USR1": "requeue", "USR2": "requeue", "HUP": "save"},
-    "slurm": {"ranks": 2, "kill_wait_s": 30.0, "srun_args": [], "start": ["true"]},
-}
 RUNS = JobInfo("RUNNING", "None", 0, None, left_s=3000.0)
 
 
@@ -80,7 +69,7 @@ def silence():
 def wrapper(tmp_path, monkeypatch, silence):
     """A wrapper whose attempt has just ended, and whose controller gives these answers."""
     forge_dir(tmp_path).mkdir()
-    write_json(forge_dir(tmp_path) / PLAN, PLANNED)
+    planned(ranks=2, actions=LISTENS | {"HUP": "save"}).write(tmp_path)
     for name in [name for name in os.environ if name.startswith("SLURM")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SLURM_JOB_ID", "7")

@@ -12,9 +12,10 @@ import pickle
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from plans import planned
 from two_users import ATTACKER, GROUP, LIMIT_S, VICTIM, Place, Said, as_user
 
 from forge.checkpoint import Store
@@ -33,6 +34,7 @@ from forge.jobdir.job_files import (
     forge_dir,
     write_atomically,
 )
+from forge.jobdir.plan import JobPlan
 from forge.jobdir.verdict import Verdict
 from forge.launch import results, task
 from forge.launch.local.queue import Queue, QueuedJob
@@ -68,26 +70,18 @@ class Attack:
 # -- what the victim does ----------------------------------------------------------------------
 
 
-def plan(place: Place, command: list[str]) -> dict:
-    return {
-        "command": command,
-        "cwd": "/",
-        "environment": {},
-        "token": "token",
-        "actions": {},
-        "timeout_s": 0.0,
-        "time_limit_s": None,
-        "lead_s": 0.0,
-        "signal": "USR1",
-        "checkpoint_dir": "checkpoints",
-        "requeue": {"enabled": False, "max_failures": 0, "no_progress_limit": 0, "max_requeues": 0},
-        "argv": ["train.py"],
-        "orig_argv": ["python", "train.py"],
-        "path": [],
-        "has_whole_path": False,
-        "main": None,
-        "slurm": {"ranks": 1},
-    }
+def plan(command: list[str]) -> JobPlan:
+    limits = {"enabled": False, "max_failures": 0, "no_progress_limit": 0, "max_requeues": 0}
+    return planned(
+        command=command,
+        token="token",
+        actions={},
+        timeout_s=0.0,
+        time_limit_s=None,
+        lead_s=0.0,
+        signal="USR1",
+        requeue=limits,
+    )
 
 
 def packed(place: Place) -> Path:
@@ -97,7 +91,7 @@ def packed(place: Place) -> Path:
 def queue(place: Place) -> None:
     """What the launcher writes for Slurm."""
     config = pickle.dumps(print)
-    bundle.write(packed(place), config, [(place.job, plan(place, ["/bin/true"]), config)], {})
+    bundle.write(packed(place), config, [(place.job, plan(["/bin/true"]), config)], {})
 
 
 def submit(place: Place) -> None:
@@ -202,7 +196,7 @@ def payload(place: Place) -> bytes:
 
 
 def harmful_plan(place: Place) -> str:
-    return json.dumps(plan(place, ["/bin/sh", "-c", f"touch {place.trophy}"]))
+    return json.dumps(plan(["/bin/sh", "-c", f"touch {place.trophy}"]).to_json())
 
 
 def own_job(place: Place) -> Path:
@@ -291,7 +285,8 @@ def list_of_submissions(place: Place) -> None:
 
 
 def harmful_bundle(place: Place) -> bytes:
-    common, data = payload(place), json.dumps(plan(place, ["/bin/true"]) | {"launch": "2"}).encode()
+    made = replace(plan(["/bin/true"]), launch="2")
+    common, data = payload(place), json.dumps(made.to_json()).encode()
     jobs = [[str(place.job), len(common), len(data), 0]]
     head = {"common": len(common), "jobs": jobs, "code": {}}
     return json.dumps(head).encode() + b"\n" + common + data

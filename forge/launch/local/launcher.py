@@ -35,7 +35,7 @@ def launch(request: Request) -> list[JobReturn]:
     """
     if sys.platform == "win32":
         raise ForgeError("hydra/launcher=local needs POSIX signals and locks. Use WSL, or Linux.")
-    with opening.refusals(request.config) as directory:
+    with opening.exit_on_error(request.config) as directory:
         options = resources.options(request.options)
         slots = resources.slots(options)
         sweep = opening.sweep_dir(directory, request)
@@ -94,6 +94,6 @@ def _freeze(
                 job.program,
                 job.composed,
                 job.written,
-            ).materialize(job.directory)
+            ).write(job.directory)
         finally:
             HydraConfig.instance().cfg = outer

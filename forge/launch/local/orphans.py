@@ -8,7 +8,8 @@ from pathlib import Path
 from forge import messages
 from forge.errors import DirectoryInUse
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
-from forge.jobdir.job_files import PLAN, STATE, forge_dir, is_busy, read_json
+from forge.jobdir import plan
+from forge.jobdir.job_files import STATE, forge_dir, is_busy, read_json
 
 _PATIENCE_S = 30.0
 """Beyond what a job has for its own stop."""
@@ -41,5 +42,4 @@ def wait_for(directories: list[Path]) -> None:
 
 
 def _deadline_s(directory: Path) -> float:
-    plan = read_json(forge_dir(directory) / PLAN) or {}
-    return (plan.get("timeout_s") or ORPHANED_S) + MARGIN_S + _PATIENCE_S
+    return (plan.read_earlier(directory).timeout_s or ORPHANED_S) + MARGIN_S + _PATIENCE_S

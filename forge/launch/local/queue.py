@@ -14,7 +14,8 @@ from typing import Any
 
 from forge.filesystem.files import open_file
 from forge.job.requeue import signal_name
-from forge.jobdir.job_files import OUTPUT, PLAN, TOKEN, forge_dir, read_json
+from forge.jobdir import plan
+from forge.jobdir.job_files import OUTPUT, TOKEN
 from forge.launch.local.resources import Slots
 from forge.launch.plan import ROOT
 from forge.launch.progress.display import Display
@@ -152,8 +153,8 @@ class Queue:
             job.slot = None
 
     def _spawn(self, job: QueuedJob, environment: dict[str, str], is_continued: bool) -> None:
-        plan = read_json(forge_dir(job.directory) / PLAN) or {}
-        environment[TOKEN] = plan.get("token", "")  # the job's own, also where we are a job's
+        # The job's own token, also where we are a job's ourselves.
+        environment[TOKEN] = plan.read_earlier(job.directory).token
         flags = ["--parent", str(os.getpid())] + ["--continue"] * is_continued
         output = open_file(job.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:

@@ -12,9 +12,8 @@ import logging
 import os
 import shlex
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
@@ -23,6 +22,7 @@ from forge import messages
 from forge.errors import ConfigError, Exit, ExitCode, SlurmRefused
 from forge.jobdir import job_dir
 from forge.jobdir.job_files import STATE, forge_dir, read_json, write_atomically
+from forge.jobdir.plan import JobPlan, SlurmPlan
 from forge.launch import opening, payload, plan
 from forge.launch.compose import ComposedJob, compose, is_stale, start_over
 from forge.launch.hydra_launcher import Request
@@ -61,7 +61,7 @@ class _Job:
 
 def launch(request: Request) -> list[JobReturn]:
     """Run a batch on the cluster; exits as `local.launch` has them."""
-    with opening.refusals(request.config) as directory:
+    with opening.exit_on_error(request.config) as directory:
         options = slurm_options.read(request.options)
         _check_sweeper(options, request.config)
         cluster = Cluster.ask()
@@ -251,9 +251,7 @@ def _not_submitted(
     return ConfigError([problem], "The submission")
 
 
-def _pack(
-    job: _Job, shared: payload.Shared, cluster: Cluster
-) -> tuple[Path, dict[str, Any], bytes]:
+def _pack(job: _Job, shared: payload.Shared, cluster: Cluster) -> tuple[Path, JobPlan, bytes]:
     composed, options = job.composed, job.options
     data, main = shared.dump(composed.config)
     made = plan.make(
@@ -268,26 +266,26 @@ def _pack(
         composed.composed,
         composed.written,
     )
-    content = asdict(made)
     python = shlex.split(options.python) if options.python else [sys.executable, "-I", "-S"]
     srun_args = list(options.srun_args or ())
     if options.cpus_per_task is not None:  # since Slurm 22.05 srun does not inherit it
         srun_args.append(f"--cpus-per-task={options.cpus_per_task}")
-    content["slurm"] = {
-        "start": [*python, "-c", _STEP, str(composed.directory)],
-        "srun_args": srun_args,
-        "ranks": options.ranks,
-        "kill_wait_s": cluster.kill_wait_s,
-    }
+    slurm = SlurmPlan(
+        ranks=options.ranks,
+        start=[*python, "-c", _STEP, str(composed.directory)],
+        srun_args=srun_args,
+        kill_wait_s=cluster.kill_wait_s,
+    )
+    is_active = composed.policy is not None and composed.policy.enabled
+    requeue = made.requeue | {"as_site": not is_active}
+    if composed.policy is not None:
+        requeue["max_excluded_nodes"] = composed.policy.health.max_excluded_nodes
+    made = replace(made, slurm=slurm, requeue=requeue)
     if options.python:  # it has packages of its own
         ours = (sys.prefix, sys.base_prefix)
-        content["path"] = [entry for entry in made.path if not entry.startswith(ours)]
-        content["has_whole_path"] = False
-    is_active = composed.policy is not None and composed.policy.enabled
-    content["requeue"]["as_site"] = not is_active
-    if composed.policy is not None:
-        content["requeue"]["max_excluded_nodes"] = composed.policy.health.max_excluded_nodes
-    return composed.directory, content, data
+        own = [entry for entry in made.path if not entry.startswith(ours)]
+        made = replace(made, path=own, has_whole_path=False)
+    return composed.directory, made, data
 
 
 def _resubmit(

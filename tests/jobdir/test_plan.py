@@ -1,0 +1,90 @@
+"""A plan is written and read by one module, and one of another version refused by name."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from plans import planned
+
+from forge.errors import ConfigError
+from forge.jobdir import plan
+from forge.jobdir.job_files import PLAN, forge_dir
+from forge.slurm import bundle
+
+
+def store(job_dir, content):
+    forge_dir(job_dir).mkdir()
+    (forge_dir(job_dir) / PLAN).write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("made", [planned(), planned(slurm=None, main={"path": "/a/train.py"})])
+def test_what_is_written_is_read(made, tmp_path):
+    """The task goes by what the launcher decided."""
+    forge_dir(tmp_path).mkdir()
+    made.write(tmp_path)
+    assert plan.read(tmp_path) == made
+
+
+def test_a_bundle_gives_the_same_plan(tmp_path):
+    """On a cluster it goes through another file first."""
+    made = planned(ranks=3)
+    path = next(bundle.paths(tmp_path))
+    bundle.write(path, b"", [(tmp_path / "job", made, b"")], {})
+    assert bundle.read_plan(path, 0) == made
+    bundle.unpack(path, 0)
+    assert plan.read(tmp_path / "job") == replace(made, launch=path.name)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"lead_s": None}, "`lead_s` is None: expected float"),
+        ({"time_limit_s": True}, "`time_limit_s` is True: expected float | None"),
+        ({"actions": {"TERM": 3}}, "`actions` is {'TERM': 3}: expected dict[str, str]"),
+        ({"path": "/a"}, "`path` is '/a': expected list[str]"),
+        ({"ranks": 4}, "`ranks` is not known"),
+        ({"slurm": {"ranks": 4}}, "`start` is missing"),
+        ({"slurm": [4]}, "`slurm` is no object"),
+    ],
+)
+def test_a_plan_of_another_version_is_refused_by_name(change, problem, tmp_path):
+    """Half understood, it would train something else, or be ended by a traceback."""
+    store(tmp_path, planned().to_json() | {"version": "9.8"} | change)
+    with pytest.raises(ConfigError) as refused:
+        plan.read(tmp_path)
+    (sentence,) = refused.value.problems
+    assert f"{forge_dir(tmp_path) / PLAN}: {problem}. " in sentence
+    assert "forge 9.8" in sentence
+    assert "start the sweep again" in sentence
+
+
+def test_a_plan_without_a_version_is_of_an_earlier_one(tmp_path):
+    """There were some before plans had one."""
+    content = planned().to_json()
+    del content["version"], content["token"]
+    store(tmp_path, content)
+    with pytest.raises(ConfigError, match=r"`token` is missing.* by an earlier version of forge"):
+        plan.read(tmp_path)
+
+
+def test_a_whole_plan_of_another_version_is_read(tmp_path):
+    """A job that waits in the queue while forge is updated starts all the same."""
+    made = planned(version="0.0.7")
+    store(tmp_path, made.to_json())
+    assert plan.read(tmp_path) == made
+
+
+@pytest.mark.parametrize("content", [{}, [1], {"environment": None, "overrides": ["+mode=a"]}])
+def test_a_launcher_takes_what_fits_of_an_earlier_plan(content, tmp_path):
+    """It writes another one anyway: what is damaged counts as not there."""
+    store(tmp_path, content)
+    found = plan.read_earlier(tmp_path)
+    assert found.environment == {}
+    assert found.overrides == (content.get("overrides") if isinstance(content, dict) else None)
+    assert found.checkpoint_dir == "checkpoints"
+
+
+def test_a_job_without_a_plan_is_told_what_to_do(tmp_path):
+    """Its directory was copied by half, say."""
+    with pytest.raises(ConfigError, match="cannot be read: start the sweep again"):
+        plan.read(tmp_path)
