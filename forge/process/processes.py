@@ -225,12 +225,9 @@ def wait_gone(pids: list[int], timeout_s: float) -> list[int]:
 
 
 def _wait_for_one(pid: int, timeout_s: float) -> None:
-    if not hasattr(os, "pidfd_open"):
-        time.sleep(min(0.02, timeout_s))  # no event to wait for on this platform
-        return
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
+    handle = open_pidfd(pid)
+    if handle is None:
+        time.sleep(min(0.02, timeout_s))  # gone, or there is no event to wait for
         return
     try:
         poll = select.poll()
@@ -241,13 +238,9 @@ def _wait_for_one(pid: int, timeout_s: float) -> None:
 
 
 def _is_alive(pid: int) -> bool:
-    try:
-        stat = Path("/proc", str(pid), "stat").read_text(errors="replace")
-    except OSError:
-        if sys.platform.startswith("linux"):
-            return False
-        return pid in _parents()
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+    if sys.platform.startswith("linux"):
+        return _status(pid).get("State", "X")[:1] not in "ZX"
+    return pid in _parents()
 
 
 def end_descendants(job: str | None, save_s: float) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from forge.errors import StateMismatch
+from forge.errors import CheckpointError
 
 _DEVICES = ("cuda", "xpu", "mps")
 """Kinds of device that draw from generators of their own."""
@@ -33,19 +33,28 @@ def capture_cpu() -> dict[str, Any]:
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        found = numpy.random.get_state(legacy=False)
-        if found["bit_generator"] == "MT19937":
-            # As bytes of known layout: torch has tensors of uint32, but few operations on them.
-            raw = bytearray(found["state"]["key"].tobytes())
-            words = torch.frombuffer(raw, dtype=torch.uint8)
-            position, has_gauss = int(found["state"]["pos"]), int(found["has_gauss"])
-            found = ["MT19937", words, position, has_gauss, float(found["gauss"])]
-        state["numpy"] = found
+        found = _numpy_state(numpy)
+        # As bytes of known layout: torch has tensors of uint32, but few operations on them.
+        raw = bytearray(found["state"]["key"].tobytes())
+        words = torch.frombuffer(raw, dtype=torch.uint8)
+        position, has_gauss = int(found["state"]["pos"]), int(found["has_gauss"])
+        state["numpy"] = [words, position, has_gauss, float(found["gauss"])]
     return state
 
 
+def _numpy_state(numpy: Any) -> Any:
+    found = numpy.random.get_state(legacy=False)
+    if found["bit_generator"] != "MT19937":
+        raise CheckpointError(
+            f"numpy's global generator is a {found['bit_generator']}, and only the MT19937 that"
+            " numpy comes with is saved. Instead of numpy.random.set_bit_generator, draw from a"
+            " numpy.random.Generator that is made from the global one where it is used."
+        )
+    return found
+
+
 def seed_cpu(seed: int) -> None:
-    """Seed the generators of `capture_cpu`, numpy's of whatever kind it is.
+    """Seed the generators of `capture_cpu`.
 
     Args:
         seed: Of 64 bits.
@@ -53,25 +62,12 @@ def seed_cpu(seed: int) -> None:
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
     numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return
-    kind = type(numpy.random.get_bit_generator()) if hasattr(numpy.random, _GLOBAL) else None
-    if kind in (None, numpy.random.MT19937):
+    if numpy is not None:
         numpy.random.seed(seed & 0xFFFFFFFF)
-    else:  # where `numpy.random.seed` would keep a normal number that waits
-        numpy.random.set_state(kind(seed).state)
-
-
-_GLOBAL = "get_bit_generator"
-"""Not in numpy before 1.24, whose global generator is of one kind."""
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Put every generator back to a captured state.
-
-    Raises:
-        StateMismatch: Where numpy's global generator is of another kind now.
-    """
+    """Put every generator back to a captured state."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(state["torch"].cpu())
@@ -87,16 +83,7 @@ def restore(state: dict[str, Any]) -> None:
 def _restore_numpy(saved: Any) -> None:
     import numpy
 
-    if not isinstance(saved, dict):
-        kind, words, position, has_gauss, cached = saved
-        key = numpy.frombuffer(bytes(words.tolist()), dtype=numpy.uint32)
-        inner = {"key": key, "pos": position}
-        saved = {"bit_generator": kind, "state": inner, "has_gauss": has_gauss, "gauss": cached}
-    expected = saved["bit_generator"]
-    found = numpy.random.get_state(legacy=False)["bit_generator"]
-    if found != expected:
-        raise StateMismatch(
-            f"numpy's global generator: expected {expected}, found {found}. Call"
-            f" numpy.random.set_bit_generator with a {expected} before the run begins."
-        )
-    numpy.random.set_state(saved)
+    _numpy_state(numpy)
+    words, position, has_gauss, gauss = saved
+    key = numpy.frombuffer(bytes(words.tolist()), dtype=numpy.uint32)
+    numpy.random.set_state(("MT19937", key, position, has_gauss, gauss))

@@ -37,7 +37,7 @@ class Encoder:
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self._names: dict[tuple[Any, ...], str] = {}
-        self._open: set[int] = set()
+        self._depth = 0
 
     def encode(self, value: Any, path: str = "") -> Any:
         """JSON for `value`.
@@ -54,14 +54,12 @@ class Encoder:
             return value if math.isfinite(value) else {"!float": _odd_float(value)}
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
-        if id(value) in self._open:
-            raise CheckpointError(f"{path}: holds itself, which cannot be saved")
-        if len(self._open) == MAX_DEPTH:
-            place = f"{path[:60]}…"
+        if self._depth == MAX_DEPTH:
             raise CheckpointError(
-                f"{place}: lies below more than {MAX_DEPTH} containers, which cannot be saved"
+                f"{path[:60]}…: lies below more than {MAX_DEPTH} containers, or in one that holds"
+                " itself, which cannot be saved"
             )
-        self._open.add(id(value))
+        self._depth += 1
         try:
             return self._container(value, kind, path)
         except RecursionError:
@@ -70,7 +68,7 @@ class Encoder:
                 " deep, or raise sys.setrecursionlimit."
             ) from None
         finally:
-            self._open.discard(id(value))
+            self._depth -= 1
 
     def _container(self, value: Any, kind: type, path: str) -> Any:
         if kind is list:

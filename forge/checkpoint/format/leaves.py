@@ -14,9 +14,6 @@ from forge.checkpoint.format import tensor_encoding
 _FEW = 8
 """Plain values that a list shows one by one."""
 
-_LARGEST_DENSE = 1 << 28
-"""Elements of a sparse tensor that is compared as a dense one."""
-
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -156,9 +153,8 @@ def _value_difference(a: torch.Tensor, b: torch.Tensor) -> str:
         for one, other in parts
     ):
         return ""
-    if a.layout is not torch.strided and a.numel() > _LARGEST_DENSE:
+    if a.layout is not torch.strided:
         return "values differ"
-    a, b = (one if one.layout is torch.strided else one.to_dense() for one in (a, b))
     x, y = (one.to(torch.complex128 if one.is_complex() else torch.float64) for one in (a, b))
     # By 64 bits of a float two large integers can seem the same.
     is_equal = x == y if a.is_floating_point() or a.is_complex() else a == b

@@ -8,9 +8,9 @@ cannot be deleted now (a read-only directory, NFS's `.nfs*` files, a reader) is 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
+import shutil
 import threading
 from collections import deque
 from pathlib import Path
@@ -224,32 +224,11 @@ def _delete(path: Path) -> bool:
                 return False
             # First: without its manifest nobody takes what is left for a checkpoint.
             (path / manifest.NAME).unlink(missing_ok=True)
-        failure = _delete_tree(path)
+        for inner in path.iterdir():  # in what an attempt left lie whole checkpoints
+            if inner.is_dir() and not inner.is_symlink() and not _delete(inner):
+                return False
+        shutil.rmtree(path, ignore_errors=True)  # all that can be deleted
+        shutil.rmtree(path)
     except FileNotFoundError:
         return True
-    if failure is not None:
-        raise failure
     return True
-
-
-def _delete_tree(path: Path) -> OSError | None:
-    failure: OSError | None = None
-    with os.scandir(path) as entries:
-        for entry in list(entries):
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    if not _delete(Path(entry.path)):
-                        raise OSError(errno.EBUSY, "it is being read", entry.path)
-                else:
-                    os.unlink(entry.path)
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                failure = failure or error
-    try:
-        os.rmdir(path)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        failure = failure or error
-    return failure

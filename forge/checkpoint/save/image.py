@@ -13,8 +13,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
-from itertools import accumulate
 
 import torch
 
@@ -185,22 +183,11 @@ def _copy(views: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """
     own = torch.get_num_threads()
     count = min(max(own, 2), num_threads())
-    sizes = list(accumulate(view.nbytes for view in views))
-    if own > count or count == 1 or sizes[-1] < _WORTH_A_THREAD:
+    if own > count or count == 1 or sum(view.nbytes for view in views) < _WORTH_A_THREAD:
         of_torch.foreach_copy(views, sources)
         return
-    half = bisect.bisect_right(sizes, sizes[-1] / 2)
-    if own == 1 and half:  # a little faster than memmove, where it takes no threads of its own
-        parts = [slice(half), slice(half, None)]
-        copies = [partial(of_torch.foreach_copy, views[part], sources[part]) for part in parts]
-    else:
-        copies = [partial(_move_all, moves) for moves in _shared_out(views, sources, count)]
-    with ThreadPoolExecutor(count - 1, "forge-copy") as pool:
-        others = [pool.submit(copy) for copy in copies[1:]]
-        for copy in copies[:1]:  # none where no tensor is plain
-            copy()
-        for other in others:
-            other.result()
+    with ThreadPoolExecutor(count, "forge-copy") as pool:
+        list(pool.map(_move_all, _shared_out(views, sources, count)))
 
 
 _Move = tuple[int, int, int]
