@@ -167,21 +167,6 @@ class Store:
         check_writable_size(json.dumps(tree).encode())
         tensorfile.Layout(encoder.tensors)
 
-    @staticmethod
-    def is_savable(state: Any) -> bool:
-        """Ask whether `check_savable` finds nothing.
-
-        Args:
-            state: What is to be saved.
-        Returns:
-            Whether it can be.
-        """
-        try:
-            Store.check_savable(state)
-        except CheckpointError:
-            return False
-        return True
-
     def snapshot(self, step: int, state: Any, is_complete: bool, copy: bool) -> Snapshot:
         """Encode a state, to be committed now or later.
 

@@ -206,18 +206,19 @@ class Saver:
 
     def wait(self) -> None:
         """Wait for the save that is under way, and take its outcome in."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._join()
         self.check()
 
     def finish(self) -> None:
         """Wait for the save that is under way; a failure can only be logged by now."""
+        self._join()
+        if self._failure is not None:
+            messages.warn(f"The last save failed: {self._failure}")
+
+    def _join(self) -> None:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._failure is not None:
-            messages.warn(f"The last save failed: {self._failure}")
 
     def check(self) -> None:
         """Take in the outcome of a save that has ended beside training."""

@@ -281,7 +281,6 @@ def test_what_cannot_be_kept_exactly_is_refused_by_its_path(kind):
     state = {"model": {"layers": [0, {"it": REFUSED[kind]()}]}}
     with pytest.raises(CheckpointError, match=r"^model\.layers\[1\]\.it: "):
         Store.check_savable(state)
-    assert not Store.is_savable(state)
 
 
 def test_safetensors_reads_the_tensor_file(store):
