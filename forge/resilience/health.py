@@ -174,6 +174,8 @@ def mean(loss: torch.Tensor | float) -> torch.Tensor:
     """A loss as one number on its device; not finite if any element is not."""
     if not isinstance(loss, torch.Tensor):
         return torch.tensor(float(loss), dtype=torch.float64, device="cpu")
+    if loss.numel() == 1:
+        return loss.detach().reshape(())
     return loss.detach().to(widest(loss.device)).mean()
 
 

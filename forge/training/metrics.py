@@ -37,7 +37,7 @@ class Metrics:
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.numel() == 1:
                 # A copy: what was logged must not change when the tensor is reused.
-                taken[name] = value.detach().reshape(()).clone()
+                taken[name] = value.detach().clone()
             elif hasattr(value, "__float__") and not isinstance(value, torch.Tensor):
                 taken[name] = float(value)
             else:
@@ -86,5 +86,5 @@ class Metrics:
 
 def _to_host(tensors: list[torch.Tensor]) -> Any:
     """An iterator over the tensors' values; float64 holds every smaller type exactly."""
-    values: list[float] = torch.stack([t.double() for t in tensors]).tolist()
+    values: list[float] = torch.stack([t.double().reshape(()) for t in tensors]).tolist()
     return iter(values)

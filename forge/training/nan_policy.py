@@ -7,6 +7,7 @@ huge finite gradients, so an alarm is looked into exactly before anything is dec
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -49,13 +50,19 @@ class NanPolicy:
         return self._detector.state.total_nans
 
     def look(
-        self, loss: torch.Tensor | float, named: list[tuple[str, torch.Tensor]], needs_norm: bool
+        self,
+        loss: torch.Tensor | float,
+        parameters: Sequence[torch.Tensor],
+        names: Mapping[int, str],
+        *,
+        needs_norm: bool,
     ) -> tuple[float, torch.Tensor | None, str]:
         """Judge one step's loss and gradients, with one host synchronisation.
 
         Args:
             loss: Scalar.
-            named: Gradients by parameter name.
+            parameters: Those that have a gradient.
+            names: What they are called, by `id`.
             needs_norm: Whether the caller clips by the norm.
         Returns:
             The loss, the gradients' norm (float, or None if not computed) and what is wrong, in
@@ -63,9 +70,10 @@ class NanPolicy:
         """
         value = mean(loss)
         norm = None
-        if named and (needs_norm or self._config.check_gradients):
-            norm = total_norm([grad for _, grad in named])
-            pair = torch.stack([value, norm.to(value.device, value.dtype)])
+        if parameters and (needs_norm or self._config.check_gradients):
+            norm = total_norm([p.grad for p in parameters if p.grad is not None])
+            dtype = widest(value.device)  # neither may overflow in the other's type
+            pair = torch.stack([value.to(dtype), norm.to(value.device, dtype)])
             host_loss, host_norm = pair.tolist()
         else:
             host_loss, host_norm = float(value.item()), 0.0
@@ -73,6 +81,9 @@ class NanPolicy:
             return host_loss, norm, f"the loss is {host_loss}"
         if not self._config.check_gradients or math.isfinite(host_norm):
             return host_loss, norm, ""
+        named = [
+            (names.get(id(p), "a parameter"), p.grad) for p in parameters if p.grad is not None
+        ]
         culprits = non_finite(named)
         if not culprits:
             # Huge but finite: squares overflow in float32 and below, not in float64.

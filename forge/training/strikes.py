@@ -26,7 +26,8 @@ _pending: list[signal.Signals] = []
 
 def arrive() -> None:
     """This process has come to a step boundary; nothing happens where nobody rehearses."""
-    _strike()  # its thread has not come to it
+    if _pending:
+        _strike()  # its thread has not come to it
     strike = os.environ.get(VARIABLE)
     if strike is None:
         return

@@ -25,6 +25,8 @@ class Updater:
         self._scaling = Scaling(live)
         self.overflows = Overflows()
         self._names = {id(p): name for name, p in live.parameters()}
+        self._accepted: set[tuple[int, ...]] = set()
+        """Objects that were given to an update, by `id`: `live` keeps them."""
         self._step = 0
         self.has_updated = False
         """Whether this iteration's update was decided about."""
@@ -62,8 +64,10 @@ class Updater:
             self._scaling.begin(scaler, optimizers)
             for one in optimizers:
                 scaler.unscale_(one)
-        gradients = self._gradients(optimizers)
-        value, norm, problem = self._nan.look(loss, gradients, clip_norm is not None)
+        parameters = _with_gradients(optimizers)
+        value, norm, problem = self._nan.look(
+            loss, parameters, self._names, needs_norm=clip_norm is not None
+        )
         if is_scaled:
             key = "+".join(map(self._live.name_of, (scaler, *optimizers)))
             is_own, problem = self._is_own(scaler, key, value, problem, has_to_fall=True)
@@ -117,9 +121,7 @@ class Updater:
             if is_scaled and norm is None:
                 for one in optimizers:
                     scaler.unscale_(one)
-            parameters = [
-                p for o in optimizers for group in o.param_groups for p in group["params"]
-            ]
+            parameters = _with_gradients(optimizers)
             if norm is None:
                 torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
             else:
@@ -141,8 +143,8 @@ class Updater:
         if not self._is_enabled:
             return True
         self.has_updated = True
-        gradients = [(name, p.grad) for name, p in self._live.parameters() if p.grad is not None]
-        value, _, problem = self._nan.look(loss, gradients, needs_norm=False)
+        parameters = [p for _, p in self._live.parameters() if p.grad is not None]
+        value, _, problem = self._nan.look(loss, parameters, self._names, needs_norm=False)
         for name, one in self._live.objects.items():
             if isinstance(one, torch.amp.GradScaler) and one.is_enabled():
                 is_own, problem = self._is_own(one, name, value, problem, has_to_fall=False)
@@ -150,20 +152,12 @@ class Updater:
                     return True  # the scaler leaves this step out itself
         return self._judge(value, problem)
 
-    def _gradients(
-        self, optimizers: Sequence[torch.optim.Optimizer]
-    ) -> list[tuple[str, torch.Tensor]]:
-        return [
-            (self._names.get(id(p), "a parameter"), p.grad)
-            for one in optimizers
-            for group in one.param_groups
-            for p in group["params"]
-            if p.grad is not None
-        ]
-
     def _require_registered(
         self, optimizers: Sequence[Any], schedules: Sequence[Any], scaler: Any
     ) -> None:
+        given = tuple(id(one) for one in (*optimizers, *schedules, scaler))
+        if given in self._accepted:
+            return
         for one in schedules:
             if isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau):
                 raise ForgeError(
@@ -188,12 +182,18 @@ class Updater:
                     f" so its state would be lost at every stop. Write"
                     f" forge.Run(policy, …, {name}={name})."
                 )
+        self._accepted.add(given)
 
 
 def _several(one: Any) -> list[Any]:
     if one is None:
         return []
     return list(one) if isinstance(one, list | tuple) else [one]
+
+
+def _with_gradients(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tensor]:
+    groups = [group for one in optimizers for group in one.param_groups]
+    return [p for group in groups for p in group["params"] if p.grad is not None]
 
 
 def _clear(optimizers: Sequence[torch.optim.Optimizer]) -> None:
