@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import subprocess
 import sys
 import textwrap
 import types
@@ -159,46 +158,6 @@ def test_other_ways_to_start(tmp_path, program):
     assert (app.sweep_dir / "0/runs").read_text() == expected, "ran once"
     if program == ["train.py"]:
         assert "imported" not in app.job(0).output, "main has a name: the script is not needed"
-
-
-def test_what_a_sweep_saved_of_the_script_s_classes_goes_on_by_resume_sh(tmp_path):
-    """The script is `__mp_main__` in the one and `__main__` in the other."""
-    app = make(
-        tmp_path / "app",
-        """
-        import enum, os, signal
-        import hydra, forge
-
-        class Phase(enum.Enum):
-            late = 1
-
-        class Average:
-            seen = 0
-            def state_dict(self):
-                return {"seen": self.seen, "phase": Phase.late}
-            def load_state_dict(self, state):
-                assert state["phase"] is Phase.late
-                self.seen = state["seen"]
-
-        @hydra.main(version_base=None, config_path=".", config_name="conf")
-        def main(cfg):
-            average = Average()
-            with forge.Run(cfg.resilience, average=average) as run:
-                for step in run.steps(3):
-                    average.seen += 1
-                    if step == 1 and __name__ == "__mp_main__":
-                        os.kill(os.getpid(), signal.SIGTERM)
-            print("SEEN", average.seen)
-
-        main()
-        """,
-        conf="defaults: [{resilience: default}, _self_]\nwhat: none\n",
-    )
-    assert app.run("what=a").returncode == 1
-    done = subprocess.run(
-        ["sh", app.sweep_dir / "0/.forge/resume.sh"], capture_output=True, text=True, check=False
-    )
-    assert "SEEN 3" in done.stdout, done.stderr
 
 
 def test_a_function_is_referred_to_by_name_through_its_decorators():
