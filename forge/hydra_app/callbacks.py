@@ -129,8 +129,7 @@ class NotHere(Callback):
     @_guarded
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Hydra ignores the launcher without `-m`: main would train right here."""
-        typed: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
-        overrides = " ".join(typed)
+        overrides = " ".join(frozen.overrides_of(config))
         _refuse(
             f"`hydra/launcher=slurm` without -m: Hydra would run {config.hydra.job.name} right"
             " here, on this machine, and ignore the launcher. Add -m to submit it, also where it is"

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from forge import messages
 from forge.compat import of_omegaconf
 from forge.errors import Contradiction
-from forge.jobdir import config_file, identity
+from forge.jobdir import config_file, identity, job_dir
 from forge.jobdir.job_files import forge_dir
 
 _OUTPUT_DIR = "${hydra:runtime.output_dir}"
@@ -140,8 +140,7 @@ def _program(cfg: DictConfig) -> str:
 
 def overrides_of(cfg: DictConfig) -> list[str]:
     """The user's overrides as they were typed: iterating them would resolve what is in them."""
-    typed: Any = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
-    return [str(one) for one in typed]
+    return job_dir.as_typed(cfg.hydra.overrides.task)
 
 
 def is_frozen(directory: Path) -> bool:

@@ -224,10 +224,10 @@ def _hydra_arguments(hydra: Any, job_dir: Path, arguments: list[str]) -> list[st
             if not has_value:
                 kept.extend([value for value in [next(rest, None)] if value is not None])
     # What places a job (its directory, sweep and launcher) is replaced by its directory alone.
-    for override in _unresolved(hydra.overrides.hydra):
+    for override in as_typed(hydra.overrides.hydra):
         if not override.lstrip("+~").startswith(_PLACING):
             kept.append(override)
-    kept.extend(o for o in _unresolved(hydra.overrides.task) if not _is_for_once(o))
+    kept.extend(o for o in as_typed(hydra.overrides.task) if not _is_for_once(o))
     return [*kept, f"hydra.run.dir={_hydra_quoted(str(job_dir))}"]
 
 
@@ -236,7 +236,7 @@ def _is_for_once(override: str) -> bool:
     return override.lstrip("+").startswith("resilience.resume=")
 
 
-def _unresolved(overrides: Any) -> list[str]:
+def as_typed(overrides: Any) -> list[str]:
     """Overrides as they were typed: iterating the config would resolve their interpolations."""
     from omegaconf import OmegaConf
 

@@ -40,7 +40,7 @@ def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
             text += plan.last_output(job.directory)
             result.status = JobStatus.FAILED
             result.return_value = JobError(text, queued.code)
-    result.overrides = list(OmegaConf.to_container(job.config.hydra.overrides.task, resolve=False))  # type: ignore[arg-type]
+    result.overrides = frozen.overrides_of(job.config)
     if result.cfg is None:
         result.cfg = frozen.task_part(job.config)
         result.hydra_cfg = OmegaConf.masked_copy(job.config, ["hydra"])
