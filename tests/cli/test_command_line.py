@@ -1,15 +1,11 @@
 """The policy on a true command line: presets, sweeps, and hints where Hydra refuses a key."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 from forge.hydra_app import hints
-
-ROOT = Path(__file__).parents[2]
 
 APP = """
 import hydra, torch, forge
@@ -47,15 +43,7 @@ def make_app(directory: Path, code: str, config: str) -> Path:
 
 def run(directory: Path, *arguments: str) -> tuple[int, str]:
     """Exit code and all output, in the order in which it came."""
-    found = subprocess.run(
-        [sys.executable, "app.py", *arguments],
-        cwd=directory,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        check=False,
-    )
+    found = forked.completed(["app.py", *arguments], directory)
     return found.returncode, found.stdout
 
 

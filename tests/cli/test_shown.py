@@ -3,13 +3,11 @@
 import collections
 import json
 import math
-import os
 import re
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import numpy
 import pytest
 import torch
@@ -19,17 +17,10 @@ from forge.checkpoint.format.checksums import entry_of
 from forge.checkpoint.format.leaves import differences
 from forge.checkpoint.format.names import TENSORS
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def forge_command(*arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "forge", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"},
-    )
+    command = ["-m", "forge", *map(str, arguments)]
+    done = forked.completed(command, Path.cwd(), joins_output=False)
     return done.returncode, done.stdout, done.stderr
 
 

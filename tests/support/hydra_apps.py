@@ -2,9 +2,9 @@
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import hydra
 import torch
 
@@ -21,7 +21,7 @@ class App:
         shutil.copytree(APP, folder)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess:
-        return self.shell([sys.executable, "train.py", *arguments])
+        return forked.completed(["train.py", *arguments], self.folder)
 
     def shell(self, command, **options) -> subprocess.CompletedProcess:
         return subprocess.run(

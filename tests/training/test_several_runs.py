@@ -4,14 +4,15 @@ import threading
 
 import pytest
 import torch
-from harness import Job, assert_same_bits
+from forked import ForkedJob
+from harness import assert_same_bits
 
 import forge
 from forge.jobdir import config_file, ledger
 
 
 def folds(directory, **spec):
-    return Job(directory, "folds.py", **spec)
+    return ForkedJob(directory, "folds.py", **spec)
 
 
 @pytest.fixture(scope="module")

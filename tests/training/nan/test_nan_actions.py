@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from harness import Job
+from forked import ForkedJob
 from nan_trainer import (
     assert_same_state,
     checkpoints,
@@ -29,7 +29,7 @@ def _show_warnings(caplog):
 
 def nan_job(tmp_path, action, *bad_steps, **nan):
     policy = {"nan": {"action": action, **nan}, "checkpoint": {"every_steps": 4, "every_s": None}}
-    return Job(tmp_path / "job", steps=14, bad_steps=list(bad_steps), policy=policy)
+    return ForkedJob(tmp_path / "job", steps=14, bad_steps=list(bad_steps), policy=policy)
 
 
 def is_finite(job):
