@@ -63,7 +63,7 @@ def run():
     os.dup2(os.open(job["stdout"], flags, 0o644), 1)
     os.dup2(os.open(job["stderr"], flags, 0o644), 2)
     os.chdir(job["cwd"])
-    forge._imported_in = job["cwd"]
+    forge.jobdir.job_dir.START_DIR = job["cwd"]
     os.environ.clear()
     os.environ.update(job["env"])
     random.seed()  # as in a Python that begins
