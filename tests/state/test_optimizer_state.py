@@ -10,6 +10,7 @@ from placed import resume, save
 from torch import nn
 
 from forge.errors import StateMismatch
+from forge.state import optimizer_state
 from forge.state.registry import LiveState
 
 
@@ -229,3 +230,15 @@ def test_parameters_in_another_order_are_refused_by_name(store):
         StateMismatch, match=r"a.param_groups\[0\]\[0\]: expected the state of m.1.weight"
     ):
         resume(store, again)
+
+
+@pytest.mark.parametrize(("num_live", "num_saved"), [(1, 2), (2, 1)])
+def test_another_number_of_parameters_is_named(num_live, num_saved):
+    """More or fewer: what was saved of one parameter must not go to another."""
+    live, saved = (
+        torch.optim.SGD([torch.zeros(2, requires_grad=True) for _ in range(number)], lr=0.1)
+        for number in (num_live, num_saved)
+    )
+    assert list(optimizer_state.differences("o", live, saved.state_dict())) == [
+        f"o.param_groups[0]: expected {num_live} parameters, found {num_saved}"
+    ]

@@ -41,12 +41,12 @@ class Defect(NamedTuple):
 DEFECTS = [
     # -- files, words --------------------------------------------------------------------------
     Defect(
-        "durable_sync",
-        "filesystem/durable.py",
-        "os.fsync(file.fileno())",
-        "file.fileno()",
+        "atomic_sync",
+        "filesystem/files.py",
+        "os.fsync(fd)",
+        "pass",
         "after a power cut the file is empty",
-        "checkpoint/test_torture.py",
+        "filesystem",
     ),
     Defect(
         "foreign_world_writable",

@@ -1,0 +1,25 @@
+"""Small files are there whole, or as they were."""
+
+import os
+
+from forge.filesystem.files import write_atomically
+
+
+def test_what_is_to_survive_a_power_cut_is_on_the_disk_before_it_has_its_name(
+    tmp_path, monkeypatch
+):
+    """Else a name may come back without its content: an empty file in place of a good one."""
+    calls, originals = [], {name: getattr(os, name) for name in ("fsync", "replace")}
+
+    def noting(name):
+        def noted(*given, **options):
+            calls.append(name)
+            return originals[name](*given, **options)
+
+        return noted
+
+    for name in originals:
+        monkeypatch.setattr(os, name, noting(name))
+    write_atomically(tmp_path / "file", "text", is_synced=True)
+    assert calls == ["fsync", "replace", "fsync"]
+    assert (tmp_path / "file").read_text() == "text"
