@@ -70,17 +70,18 @@ def _inexact(loader: Any) -> Iterator[str]:
         yield f"random draws inside its {workers} workers are not saved. {seeds}"
     if is_dataloader and not is_stateful:
         if unseeded and loader.persistent_workers:
-            yield f"persistent workers draw on across epochs. {seeds}"
+            yield f"persistent workers keep drawing across epochs. {seeds}"
         if isinstance(loader.dataset, IterableDataset):
             yield (
-                f"{type(loader.dataset).__name__} is read again from the epoch's start on a resume,"
-                f" which repeats it only if it yields the same each time. {goes_there}"
+                f"{type(loader.dataset).__name__} is read again from the start of the epoch on a"
+                f" resume, which repeats it only if it yields the same each time. {goes_there}"
                 " (torchdata.StatefulDataLoader) to go there."
             )
         if has_own_iter(loader):
             yield (
-                "has an __iter__ of its own, which a resume calls again from the epoch's start:"
-                f" that repeats it only if it yields the same each time. {goes_there} to go there."
+                "has an __iter__ of its own, which a resume calls again from the start of the"
+                f" epoch: that repeats it only if it yields the same each time. {goes_there} to go"
+                " there."
             )
     for one, remedy in _private_generators(loader):
         yield (
@@ -89,7 +90,7 @@ def _inexact(loader: Any) -> Iterator[str]:
         )
     for one in _unknown_samplers(loader):
         yield (
-            f"{type(one).__name__} is iterated again from the epoch's start on a resume, which"
+            f"{type(one).__name__} is iterated again from the start of the epoch on a resume, which"
             " repeats it only if it draws its whole order there and keeps nothing from epoch to"
             " epoch. Give it state_dict and load_state_dict for what it keeps, set_epoch(epoch)"
             " to make the order from, or draw from a `generator` of its own."
@@ -98,7 +99,7 @@ def _inexact(loader: Any) -> Iterator[str]:
         yield "with in_order=False batches come in the order its workers finish them."
     if not (is_stateful or is_dataloader or isinstance(loader, Sequence)):
         yield (
-            "has no state_dict, so a resume iterates it again from the epoch's start, which"
+            "has no state_dict, so a resume iterates it again from the start of the epoch, which"
             " repeats it only if it yields the same each time."
         )
 

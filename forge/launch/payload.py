@@ -148,7 +148,7 @@ class Shared:
 
 def _culprit(function: Any, error: Exception) -> str:
     """A sentence on what no other process can be handed."""
-    name = "what Hydra hands to its launcher"
+    name = "what Hydra passes to its launcher"
     resolvers = {f"the resolver `{one}`": it for one, it in of_omegaconf.resolvers().items()}
     for one, part in {**resolvers, "main": function}.items():
         try:
@@ -223,7 +223,7 @@ def import_main(main: dict[str, str]) -> None:
         pass
     except SystemExit as error:
         raise ImportError(
-            f"{module.__file__} ended with {error.code} as it was imported"
+            f"{module.__file__} ended with {error.code} while it was imported"
         ) from error
     finally:
         hydra.main = definition.main = decorate

@@ -150,10 +150,10 @@ def _say(text: str) -> None:
 def main(arguments: list[str]) -> int:
     """`forge rehearse`."""
     parser = argparse.ArgumentParser(prog="forge rehearse", usage=_USAGE)
-    parser.add_argument("--times", type=int, default=3, help="disturbed runs (default: 3)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first of them (default: 0)")
-    parser.add_argument("--directory", type=Path, help="of the runs, not there yet; it is kept")
-    parser.add_argument("--timeout-s", type=float, help="for each start of the script")
+    parser.add_argument("--times", type=int, default=3, help="how many disturbed runs (default: 3)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first one (default: 0)")
+    parser.add_argument("--directory", type=Path, help="where runs go: a new one, which is kept")
+    parser.add_argument("--timeout-s", type=float, help="limit of each start of the script")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="python train.py …")
     options = parser.parse_args(arguments)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command

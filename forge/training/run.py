@@ -269,17 +269,19 @@ class Run:
     def finish(self, reason: str) -> None:
         """End the loop at this boundary, as its `n` would: early stopping.
 
+        Example::
+
             @run.every(500)
             def held_out(step):
                 if patience.is_over(evaluate(model, data)):
                     run.finish("no better for 5 evaluations")
 
-        The step that is under way is done to its end, and functions of `run.every` that are due at
-        the end run. The job finishes, with exit code 0, unless more loops follow; a later start
-        does not train the loop again, with a larger `n` neither.
+        The current step is completed, and functions of `run.every` that are due at the end run.
+        The job finishes, with exit code 0, unless more loops follow; a later start does not train
+        the loop again, not even with a larger `n`.
 
         Args:
-            reason: Why, for people; the ledger and the verdict keep it.
+            reason: Why, for people; it is kept in the ledger and the verdict.
         Raises:
             ForgeError: Outside a step and a function of `run.every`.
         """

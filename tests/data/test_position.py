@@ -356,8 +356,8 @@ def test_what_cannot_be_exact_is_named_and_nothing_else_is():
         assert sentences(exact) == "", exact
     assert "random draws inside its 2 workers" in sentences(StatefulDataLoader(numbers, **workers))
     persistent = DataLoader(numbers, persistent_workers=True, **workers)
-    assert "persistent workers draw on across epochs" in sentences(persistent)
-    assert "read again from the epoch's start" in sentences(DataLoader(Stream()))
+    assert "persistent workers keep drawing across epochs" in sentences(persistent)
+    assert "read again from the start of the epoch" in sentences(DataLoader(Stream()))
     assert "has no state_dict" in sentences(Shuffled())
     assert "has an __iter__ of its own" in sentences(Moving(numbers))
     for unknown in (
@@ -365,5 +365,5 @@ def test_what_cannot_be_exact_is_named_and_nothing_else_is():
         DataLoader(numbers, batch_sampler=BatchSampler(DrawsAsItGoes(), 2, False)),
         StatefulDataLoader(numbers, sampler=DrawsAsItGoes()),
     ):
-        assert "DrawsAsItGoes is iterated again from the epoch's start" in sentences(unknown)
+        assert "DrawsAsItGoes is iterated again from the start of the epoch" in sentences(unknown)
     assert "in_order=False" in sentences(DataLoader(seeded, in_order=False, **workers))

@@ -56,8 +56,8 @@ class Encoder:
             return self._tensor(value, path)
         if self._depth == MAX_DEPTH:
             raise CheckpointError(
-                f"{path[:60]}…: lies below more than {MAX_DEPTH} containers, or in one that holds"
-                " itself, which cannot be saved"
+                f"{path[:60]}…: is nested below more than {MAX_DEPTH} containers, or in one that"
+                " contains itself, which cannot be saved"
             )
         self._depth += 1
         try:

@@ -191,7 +191,9 @@ class Watcher:
             self._refused += 1
             if self._refused == _PATIENCE:  # a busy controller answers sooner
                 said = str(answer).splitlines()[-1]
-                messages.warn(f"The cluster does not answer: {said}. Waiting by files alone.")
+                messages.warn(
+                    f"The cluster does not answer: {said}. Waiting by the files of the jobs only."
+                )
         elif answer is not None:
             self._refused = 0
             left = []

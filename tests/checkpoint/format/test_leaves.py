@@ -263,7 +263,9 @@ def test_what_is_nested_as_deep_as_allowed_comes_back(kind, round_trip):
 @pytest.mark.parametrize("kind", [list, tuple, dict, int])
 def test_what_is_nested_deeper_is_refused_at_the_start(kind, depth):
     """Not by a RecursionError, at a depth that depends on who calls."""
-    with pytest.raises(CheckpointError, match=r"^deep.{1,70}: lies below more than 100 containers"):
+    with pytest.raises(
+        CheckpointError, match=r"^deep.{1,70}: is nested below more than 100 containers"
+    ):
         Store.check_savable({"deep": nested(depth, kind)})
 
 
