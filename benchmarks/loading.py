@@ -34,7 +34,7 @@ from forge.checkpoint.format.names import TENSORS
 from forge.checkpoint.io.arena import fresh_memory
 from forge.checkpoint.load import file_reading
 from forge.config.schema import CheckpointConfig, Verify
-from forge.state.registry import LiveState
+from forge.state.registry import StateRegistry
 
 try:
     import safetensors.torch
@@ -122,7 +122,7 @@ def prepare(folder: Path, objects: Objects) -> dict[str, tuple[Path, Load]]:
     variants["torch.load"] = path, with_torch
     if safetensors is not None:
         variants["safetensors, unverified"] = _with_safetensors(folder / "flat", state)
-    live = LiveState({"model": model, "optimizer": optimizer})
+    live = StateRegistry({"model": model, "optimizer": optimizer})
     for verify in Verify:
         store = Store(folder / verify.name, CheckpointConfig(verify=verify))
         taken = {"live": live.capture()}
@@ -191,8 +191,8 @@ def _with_safetensors(path: Path, state: dict[str, Any]) -> tuple[Path, Load]:
 
 
 def _with_forge(store: Store, objects: Objects) -> None:
-    live = LiveState({"model": objects[0], "optimizer": objects[1]})
-    found = store.newest(place=lambda state: live.places(state["live"]))
+    live = StateRegistry({"model": objects[0], "optimizer": objects[1]})
+    found = store.newest(place=lambda state: live.in_place_targets(state["live"]))
     assert found is not None
     live.load(found.state["live"], found.fill())
 

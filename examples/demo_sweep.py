@@ -115,7 +115,7 @@ class Job:
             start = next((event for event in trained.events if event["kind"] == "start"), None)
             if start is not None:
                 own = [attempt for attempt in found if attempt.started <= start["t"]][-1]
-                self._take_in(own, trained.number, start)
+                self._drain_signals(own, trained.number, start)
                 if own.number > 1:
                     found[own.number - 2].last_step = start["previous_step"]
         if found:
@@ -127,7 +127,7 @@ class Job:
                     attempt.blow = blow
         return found
 
-    def _take_in(self, attempt: Attempt, number: int, start: dict[str, Any]) -> None:
+    def _drain_signals(self, attempt: Attempt, number: int, start: dict[str, Any]) -> None:
         attempt.began, attempt.first_step = start["t"], start["step"]
         attempt.passed_over = start["passed_over"]
         before = start["previous_step"] or 0

@@ -17,7 +17,7 @@ from pathlib import Path
 from forge.errors import ExitCode, Reason
 from forge.filesystem.files import exit_on_error
 from forge.job.requeue import Counts, Outcome
-from forge.job.supervisor import Watch
+from forge.job.supervisor import Supervisor
 from forge.job.wrapper import Job
 from forge.jobdir.job_files import STATE, TOKEN, WATCH, read_json
 from forge.process import processes, time_limit
@@ -33,7 +33,7 @@ class LocalJob(Job):
         self._parent = os.getppid() if parent is None else parent
 
     def _look_while_waiting(self) -> None:
-        self._take_in()
+        self._drain_signals()
         if os.getppid() != self._parent:
             sys.exit(int(ExitCode.TERMINATED))  # nothing is ours yet
 
@@ -60,13 +60,13 @@ class LocalJob(Job):
         """Fork the watch, which starts the task."""
         parent = os.getpid()
         environment = self._environment()
-        environment |= time_limit.handed_on(self.plan.time_limit_s, self.plan, environment)
+        environment |= time_limit.env_for_child(self.plan.time_limit_s, self.plan, environment)
         pid = processes.fork()
         if pid:
             return pid
         code = 1
         try:
-            code = Watch(
+            code = Supervisor(
                 self.plan.command,
                 environment,
                 output,
@@ -108,7 +108,7 @@ class LocalJob(Job):
             if parent is None:
                 left_s = min(left_s or 1.0, 1.0)
             poll.poll(None if left_s is None else max(left_s, 0) * 1000 + 1)
-            self._take_in()
+            self._drain_signals()
             self._look_for_parent()
             if parent is not None and os.getppid() != self._parent:
                 poll.unregister(parent)  # it would wake us again and again
@@ -139,8 +139,8 @@ class LocalJob(Job):
 
     # -- signals -------------------------------------------------------------------------------
 
-    def _take_in(self) -> None:
-        for number in processes.heard(self._reader):
+    def _drain_signals(self) -> None:
+        for number in processes.drain(self._reader):
             if number == signal.SIGQUIT:
                 self._ask(Reason.interrupted, signal.SIGINT)
                 processes.kill_descendants()

@@ -46,7 +46,7 @@ DUMP_SIGNAL: int | None = signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") els
 
 
 @dataclass
-class Watch:
+class Supervisor:
     """Runs one task, and returns when nothing of it is left."""
 
     command: list[str]
@@ -146,7 +146,7 @@ class Watch:
             is_waiting = self._deadline is not None or (handle is None and not is_orphaned)
             ready = dict(poll.poll(_TICK_S * 1000 if is_waiting else None))
             if self._reader in ready:
-                self._take_in()
+                self._drain_signals()
             if not is_orphaned and os.getppid() != self.parent:
                 is_orphaned = True
                 if handle is not None:
@@ -156,8 +156,8 @@ class Watch:
             if self._deadline is not None:
                 self._keep_deadline(time.monotonic() - before)
 
-    def _take_in(self) -> None:
-        for number in set(processes.heard(self._reader)) - {signal.SIGCHLD}:
+    def _drain_signals(self) -> None:
+        for number in set(processes.drain(self._reader)) - {signal.SIGCHLD}:
             if number in _FORWARDED:
                 # Slurm signals every process by itself, so the task may get it twice, which
                 # changes nothing; but for Ctrl+C, where twice means at once.
@@ -182,7 +182,7 @@ class Watch:
 
     def _until_end_s(self) -> float:
         """Seconds until the time limit ends the task, as announced to it; 0.0 without one."""
-        end, now = time_limit.told_end(self.environment) or 0.0, time.time()
+        end, now = time_limit.end_time_from_env(self.environment) or 0.0, time.time()
         if time_limit.END_TIME not in self.environment:
             return 0.0
         left_s = time_limit.moved_left_s(self.report.parent / time_limit.MOVED, end - now, now)

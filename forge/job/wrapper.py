@@ -121,7 +121,7 @@ class Job(ABC):
         return None
 
     @abstractmethod
-    def _take_in(self) -> None:
+    def _drain_signals(self) -> None:
         """Act on the signals that have come."""
 
     def _pause(self, seconds: float) -> None:
@@ -132,7 +132,7 @@ class Job(ABC):
             if not had_room and self._has_room():
                 break
             select.select([self._reader], [], [], min(left_s, _LOOK_S))
-            self._take_in()
+            self._drain_signals()
             self._look_for_parent()
 
     def _has_room(self) -> bool:

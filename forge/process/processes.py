@@ -132,7 +132,7 @@ def listen(numbers: Iterable[int]) -> int:
     """Take signals in through a descriptor, which can be polled, instead of by being interrupted.
 
     Returns:
-        The descriptor; `heard` reads it.
+        The descriptor; `drain` reads it.
     """
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
@@ -144,7 +144,7 @@ def listen(numbers: Iterable[int]) -> int:
     return reader
 
 
-def heard(reader: int) -> bytes:
+def drain(reader: int) -> bytes:
     """The numbers of the signals that have come in since the last call."""
     try:
         return os.read(reader, 512)

@@ -101,7 +101,7 @@ class TimeLimit:
         self._since: float | None = None
         """When the last place to stop was left; None before the first step."""
         self._is_over = False
-        end = told_end(environment, messages.warn)
+        end = end_time_from_env(environment, messages.warn)
         if end is not None:
             left_s = end - wall()
             if left_s > 0:
@@ -153,7 +153,7 @@ class TimeLimit:
         return is_first or not self.is_near(save_s)
 
 
-def told_end(
+def end_time_from_env(
     environment: Mapping[str, str], warn: Callable[[str], None] = lambda _: None
 ) -> float | None:
     """Unix time at which the job will be killed, by its wrapper's word or else by Slurm's."""
@@ -184,7 +184,7 @@ def moved_left_s(path: Path | None, left_s: float, now: float) -> float:
         return left_s  # it was not moved
 
 
-def handed_on(
+def env_for_child(
     left_s: float | None, plan: JobPlan, environment: Mapping[str, str]
 ) -> dict[str, str]:
     """What a wrapper adds to the environment of a task that it is about to start.
@@ -203,5 +203,5 @@ def handed_on(
     stops = plan.actions.get(plan.signal) in ("stop", "requeue")
     if stops and plan.timeout_s > 0:
         left_s -= max(plan.lead_s - plan.timeout_s, 0.0)
-    end = min(time.time() + left_s, told_end(environment) or math.inf)
+    end = min(time.time() + left_s, end_time_from_env(environment) or math.inf)
     return {END_TIME: f"{end:.3f}"}

@@ -219,7 +219,7 @@ class ShutdownHandler:
     @property
     def signal_received(self) -> signal.Signals | None:
         """The signal that decides how the process ends, or None."""
-        self._take_in()
+        self._drain_signals()
         return self._decisive
 
     @property
@@ -258,11 +258,11 @@ class ShutdownHandler:
         Returns:
             Whether a signal has asked for a save since the last call.
         """
-        self._take_in()
+        self._drain_signals()
         was_requested, self._is_save_requested = self._is_save_requested, False
         return was_requested
 
-    def _take_in(self) -> None:
+    def _drain_signals(self) -> None:
         if not self._originals:
             return
         if threading.current_thread() is threading.main_thread():

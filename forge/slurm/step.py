@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from forge.filesystem.files import exit_on_error
-from forge.job.supervisor import Watch
+from forge.job.supervisor import Supervisor
 from forge.jobdir.job_files import RANK, RANKS, WATCH, forge_dir, suffix
 from forge.jobdir.plan import read
 
@@ -66,7 +66,7 @@ def main(directory: Path) -> int:
     os.environ[RANKS] = str(plan.slurm.ranks)
     # The interpreter of this very process: in a container it is another than the launcher's.
     task = [sys.executable, *plan.command[1:]]
-    return Watch(
+    return Supervisor(
         task,
         dict(os.environ),
         os.dup(1),

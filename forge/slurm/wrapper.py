@@ -84,7 +84,7 @@ class SlurmJob(Job):
         """Whether Slurm has begun to end the job: the batch script got a signal, too."""
         self._is_by_hand = False
         """Whether somebody else has signalled the batch script to end."""
-        self._heard: list[int] = []
+        self._pending_signals: list[int] = []
         """Signals to the batch script that nobody has passed on to the tasks."""
         self._srun = 0
         self._step = -1
@@ -184,13 +184,13 @@ class SlurmJob(Job):
             path.unlink()
         self._why, self._info, self._is_by_hand = Why.unknown, None, False
         self._reported.clear()
-        self._heard.clear()
+        self._pending_signals.clear()
         environment = self._environment()
         self._is_ours = False
         left_s = self._time_left()
         self._end_time = None if left_s is None else time.monotonic() + left_s
         (self.forge / time_limit.MOVED).unlink(missing_ok=True)
-        environment |= self._end_told(environment)
+        environment |= self._end_time_env(environment)
         options = self.slurm
         command = client.srun(
             options.srun_args,
@@ -207,10 +207,10 @@ class SlurmJob(Job):
         self._srun = self._popen.pid
         return self._srun
 
-    def _end_told(self, environment: Mapping[str, str]) -> dict[str, str]:
+    def _end_time_env(self, environment: Mapping[str, str]) -> dict[str, str]:
         """The end for the task; what Slurm has put into the environment may be an earlier one."""
         others = {k: v for k, v in environment.items() if k != time_limit.SLURM_END_TIME}
-        return time_limit.handed_on(self._left_s(), self.plan, others)
+        return time_limit.env_for_child(self._left_s(), self.plan, others)
 
     def _look_at_limit(self) -> None:
         """Now and then, and more often near the end: somebody may have moved the time limit."""
@@ -222,7 +222,7 @@ class SlurmJob(Job):
             info = client.show(self._job, _TICK_S)
             if info.left_s is not None and not info.has_ended and abs(info.left_s - before) > 5:
                 self._end_time = time.monotonic() + info.left_s
-                (end,) = self._end_told(os.environ).values()
+                (end,) = self._end_time_env(os.environ).values()
                 write_atomically(self.forge / time_limit.MOVED, end)
                 self._tell("time limit moved", left_s=info.left_s, before_s=round(before, 1))
         self._look_next()
@@ -250,10 +250,10 @@ class SlurmJob(Job):
             poll.poll(_TICK_S * 1000)
             was_ending = self._is_ending
             self._look_at_limit()
-            self._take_in()
+            self._drain_signals()
             if self._is_ending and not was_ending:
                 self._ask_controller(self._asking_s())
-            if self._heard and not self._is_ending:
+            if self._pending_signals and not self._is_ending:
                 self._pass_on()
             if self._is_ending and not was_ending:
                 # If it is killed before it can say why.
@@ -271,7 +271,7 @@ class SlurmJob(Job):
                 processes.send(child, signal.SIGKILL if is_last else signal.SIGTERM)
                 deadline = time.monotonic() + self.slurm.kill_wait_s + _ASK_S
                 is_killed = True
-        self._take_in()
+        self._drain_signals()
         self._srun = 0
         return status
 
@@ -301,23 +301,23 @@ class SlurmJob(Job):
         ranks = range(self.slurm.ranks)
         return [read_json(self.forge / f"{WATCH}{suffix(rank)}") for rank in ranks]
 
-    def _take_in(self) -> None:
-        for number in processes.heard(self._reader):
+    def _drain_signals(self) -> None:
+        for number in processes.drain(self._reader):
             self._is_ending |= number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
             if number != signal.SIGCHLD:
-                self._heard.append(number)
+                self._pending_signals.append(number)
 
     def _pass_on(self) -> None:
         """Pass on to the tasks what `scancel --full` has sent to the batch script alone."""
-        while self._heard:
-            name = signal_name(self._heard[0])
+        while self._pending_signals:
+            name = signal_name(self._pending_signals[0])
             try:
                 if not client.signal_step(self._job, self._step, name, _ASK_S):
                     return  # not there yet
             except NoAnswer as error:
                 return self._print(f"{name} by hand has not reached the tasks yet: {error}")
             self._tell("passed on", signal=name)
-            del self._heard[0]
+            del self._pending_signals[0]
 
     # -- how it ended --------------------------------------------------------------------------
 
@@ -423,7 +423,7 @@ class SlurmJob(Job):
                 self._is_by_hand |= self._is_ending and self._why is Why.unknown
                 self._is_ending = False
             if self._why is not Why.unknown:
-                self._heard.clear()  # Slurm tells the tasks, too
+                self._pending_signals.clear()  # Slurm tells the tasks, too
             left_s = self._info.left_s
             self._end_time = None if left_s is None else time.monotonic() + left_s
         self._tell("why", answer=self._why.name, left_s=self._left_s(), is_answered=True)
@@ -486,7 +486,7 @@ class SlurmJob(Job):
         deadline = time.monotonic() + _GRACE_S
         while self._why is Why.preempted and time.monotonic() < deadline:
             select.select([self._reader], [], [], _TICK_S)
-            processes.heard(self._reader)
+            processes.drain(self._reader)
         return int(ExitCode.REQUEUE)
 
     def _insist(self, ask: Callable[[float], None]) -> None:
@@ -499,7 +499,7 @@ class SlurmJob(Job):
             try:
                 return ask(self._asking_s())
             except NoAnswer as error:
-                self._take_in()
+                self._drain_signals()
                 left_s = self._left_s()
                 if self._is_ending or (left_s is not None and left_s < _END_S):
                     raise

@@ -96,7 +96,9 @@ def describe(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def places(module: torch.nn.Module, saved: Mapping[str, Any]) -> Iterator[tuple[Any, torch.Tensor]]:
+def in_place_targets(
+    module: torch.nn.Module, saved: Mapping[str, Any]
+) -> Iterator[tuple[Any, torch.Tensor]]:
     """Leaves of what was saved, and the live tensors that torch copies them into."""
     own = own_ways(module)
     modules = list(module.named_modules(prefix="", remove_duplicate=False))

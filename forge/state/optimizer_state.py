@@ -126,7 +126,7 @@ def _numbered(
         yield from zip(live["params"], old["params"], strict=True)
 
 
-def places(
+def in_place_targets(
     optimizer: torch.optim.Optimizer, saved: dict[str, Any]
 ) -> Iterator[tuple[Any, torch.Tensor]]:
     """Leaves of what was saved, and the live tensors in their places."""

@@ -13,7 +13,7 @@ from forge.checkpoint import Store
 from forge.errors import ConfigError, StateMismatch
 from forge.state import module_state, optimizer_state, stray_parameters
 from forge.state.optimizer_state import Copies
-from forge.state.transient_buffers import Unsaved
+from forge.state.transient_buffers import TransientBuffers
 
 _SHOWN = 8
 """Differences that one error names."""
@@ -45,7 +45,7 @@ class _GeneratorState:
         self.generator.set_state(state_dict["state"])
 
 
-class LiveState:
+class StateRegistry:
     """The registered objects by name.
 
     Raises:
@@ -64,7 +64,7 @@ class LiveState:
                     " the optimizer, …), or give it these two methods."
                 )
             self.objects[name] = one
-        self._unsaved = Unsaved(self.objects)
+        self._transient_buffers = TransientBuffers(self.objects)
         self._groups: list[int] = []
 
     def holds(self, one: object) -> bool:
@@ -135,7 +135,7 @@ class LiveState:
 
     def capture(self, states: dict[str, Any] | None = None) -> dict[str, Any]:
         """Everything, gradients that are being accumulated included."""
-        self._unsaved.look()
+        self._transient_buffers.check()
         if states is None:
             states = {name: one.state_dict() for name, one in self.objects.items()}
         return {
@@ -175,7 +175,7 @@ class LiveState:
                 " forge.Run, too."
             )
 
-    def places(self, saved: dict[str, Any]) -> list[tuple[Any, torch.Tensor]]:
+    def in_place_targets(self, saved: dict[str, Any]) -> list[tuple[Any, torch.Tensor]]:
         """For leaves of a captured state, the live tensors that loading it would copy them to.
 
         Only where torch itself loads: another class may do anything with what it is given.
@@ -186,12 +186,12 @@ class LiveState:
             StateMismatch: As `load`.
         """
         self.check(saved)
-        found = list(stray_parameters.places(self.objects, saved["unregistered"]))
+        found = list(stray_parameters.in_place_targets(self.objects, saved["unregistered"]))
         for name, one in self.objects.items():
             if isinstance(one, torch.nn.Module):
-                found += module_state.places(one, saved["states"][name])
+                found += module_state.in_place_targets(one, saved["states"][name])
             elif isinstance(one, torch.optim.Optimizer):
-                found += optimizer_state.places(one, saved["states"][name])
+                found += optimizer_state.in_place_targets(one, saved["states"][name])
         return found
 
     def check(self, saved: dict[str, Any]) -> None:
@@ -242,7 +242,7 @@ class LiveState:
             id(leaf): live
             for name, one in self.objects.items()
             if isinstance(one, torch.nn.Module)
-            for leaf, live in module_state.places(one, saved["states"][name])
+            for leaf, live in module_state.in_place_targets(one, saved["states"][name])
         }
 
     def _load_gradients(self, saved: dict[str, Any], copies: Copies) -> None:

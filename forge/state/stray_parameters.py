@@ -142,7 +142,9 @@ def missing(objects: Mapping[str, Any], saved: Values) -> Iterator[str]:
                 )
 
 
-def places(objects: Mapping[str, Any], saved: Values) -> Iterator[tuple[Any, torch.Tensor]]:
+def in_place_targets(
+    objects: Mapping[str, Any], saved: Values
+) -> Iterator[tuple[Any, torch.Tensor]]:
     """What was saved, and the parameters it goes to."""
     for _, value, parameter in _pairs(objects, saved):
         yield value, parameter.detach()

@@ -18,14 +18,14 @@ _SHOWN = 8
 """Names that one message has."""
 
 
-class Unsaved:
-    """Compares such buffers of modules, at each `look`, with what they were at the first."""
+class TransientBuffers:
+    """Compares such buffers of modules, at each `check`, with what they were at the first."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._objects = objects
         self._first: dict[str, torch.Tensor] | None = None
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Warn, once, of those that have changed; one of another shape is made again as needed."""
         if self._first is None:
             self._first = {name: buffer.clone() for name, buffer in self._buffers()}

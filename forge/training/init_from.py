@@ -30,7 +30,7 @@ from forge.errors import CheckpointError, ConfigError, StateMismatch
 from forge.jobdir import job_dir
 from forge.state import compatibility, module_state, stray_parameters
 from forge.state.optimizer_state import Copies
-from forge.state.registry import LiveState, refuse
+from forge.state.registry import StateRegistry, refuse
 
 _SHOWN = 8
 """Keys that one message names."""
@@ -49,7 +49,7 @@ class _Found:
     """What optimizers trained and no module held."""
 
 
-def load(config: CheckpointConfig, live: LiveState) -> dict[str, Any]:
+def load(config: CheckpointConfig, live: StateRegistry) -> dict[str, Any]:
     """Put what `config.init_from` names into the objects; compares first.
 
     Returns:
@@ -93,7 +93,9 @@ def load(config: CheckpointConfig, live: LiveState) -> dict[str, Any]:
     }
 
 
-def _read_checkpoint(path: Path, config: CheckpointConfig, live: LiveState, trust: Trust) -> _Found:
+def _read_checkpoint(
+    path: Path, config: CheckpointConfig, live: StateRegistry, trust: Trust
+) -> _Found:
     checkpoint = find(path, config.verify)
     trust.check(checkpoint.path.parent)
     trust.check_step(checkpoint.path)
@@ -129,7 +131,7 @@ def _read_file(path: Path, is_trusted: bool) -> Any:
         raise CheckpointError(f"{path}: cannot be read by torch.load: {error}") from error
 
 
-def _assign(content: Any, live: LiveState) -> _Found:
+def _assign(content: Any, live: StateRegistry) -> _Found:
     """Which object each part of a file goes to."""
     if not isinstance(content, Mapping):
         raise StateMismatch(f"expected a dict in the file, found a {type(content).__name__}")
@@ -144,7 +146,7 @@ def _assign(content: Any, live: LiveState) -> _Found:
     raise StateMismatch(_nothing_fits(content, live))
 
 
-def _by_name(content: Mapping[Any, Any], live: LiveState, what: str) -> _Found:
+def _by_name(content: Mapping[Any, Any], live: StateRegistry, what: str) -> _Found:
     states = {
         name: content[name] for name in live.objects if isinstance(content.get(name), Mapping)
     }
@@ -152,7 +154,7 @@ def _by_name(content: Mapping[Any, Any], live: LiveState, what: str) -> _Found:
     return _Found(what, states, [_shown(others)] if others else [])
 
 
-def _of_lightning(content: Mapping[Any, Any], live: LiveState) -> _Found:
+def _of_lightning(content: Mapping[Any, Any], live: StateRegistry) -> _Found:
     name, module = _the_module(live)
     version = content.get("pytorch-lightning_version")
     what = f"Lightning {version}" if version else "its state_dict"
@@ -178,7 +180,7 @@ def _of_lightning(content: Mapping[Any, Any], live: LiveState) -> _Found:
     return found
 
 
-def _the_module(live: LiveState) -> tuple[str, torch.nn.Module]:
+def _the_module(live: StateRegistry) -> tuple[str, torch.nn.Module]:
     modules = [(n, one) for n, one in live.objects.items() if isinstance(one, torch.nn.Module)]
     if len(modules) != 1:
         names = ", ".join(name for name, _ in modules) or "none"
@@ -219,9 +221,9 @@ def _is_text(key: Any) -> bool:
     return isinstance(key, str)
 
 
-def _put(found: _Found, live: LiveState) -> None:
+def _put(found: _Found, live: StateRegistry) -> None:
     """All of it, or nothing: what may be refused as it is loaded goes first, and goes back."""
-    part = LiveState({name: live.objects[name] for name in found.states})
+    part = StateRegistry({name: live.objects[name] for name in found.states})
     refuse(
         sentence
         for name, one in part.objects.items()
@@ -252,7 +254,7 @@ def _is_only_copied(one: Any) -> bool:
     return not (module_state.own_ways(one) or module_state.has_extra_state(one))
 
 
-def _put_back(part: LiveState, before: dict[str, Any], reason: StateMismatch) -> None:
+def _put_back(part: StateRegistry, before: dict[str, Any], reason: StateMismatch) -> None:
     try:
         for name, state in before.items():
             part.put(name, state, Copies())
@@ -260,7 +262,7 @@ def _put_back(part: LiveState, before: dict[str, Any], reason: StateMismatch) ->
         raise CheckpointError(f"{reason}\nWhat was there before is lost: {error}") from reason
 
 
-def _nothing_fits(content: Mapping[Any, Any], live: LiveState) -> str:
+def _nothing_fits(content: Mapping[Any, Any], live: StateRegistry) -> str:
     return (
         f"expected the names given to forge.Run ({', '.join(live.objects)}), a state_dict, or a"
         f" checkpoint of Lightning; found {_shown(content)}"

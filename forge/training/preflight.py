@@ -116,7 +116,7 @@ def check_alone(is_inside: bool) -> None:
             raise ConfigError([problem], "This Run")
 
 
-def whoami() -> dict[str, Any]:
+def process_identity() -> dict[str, Any]:
     """Where this attempt runs."""
     return {"pid": os.getpid(), "host": socket.gethostname(), "torch": torch.__version__}
 

@@ -23,7 +23,7 @@ from forge.config.schema import Policy
 from forge.data.position import Position
 from forge.errors import Exit, ForgeError
 from forge.shutdown import stopping
-from forge.state.registry import LiveState
+from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
 from forge.training import preflight
 from forge.training.evaluations import Evaluations
@@ -54,7 +54,7 @@ class Run:
     def __init__(self, policy: Any = None, /, *, name: str | None = None, **stateful: Any) -> None:
         self.policy: Policy = preflight.checked_policy(policy)
         self.name = preflight.checked_name(name)
-        self._live = LiveState(stateful)
+        self._live = StateRegistry(stateful)
         self._nan = NanPolicy(self.policy.nan)
         self._updater = Updater(self._live, self._nan, self.policy.enabled)
         self._evaluations = Evaluations()

@@ -18,7 +18,7 @@ from forge.filesystem.steps import step_dirs
 from forge.jobdir import job_dir, ledger, verdict
 from forge.jobdir.ledger import Ledger
 from forge.jobdir.verdict import Verdict
-from forge.state.registry import LiveState
+from forge.state.registry import StateRegistry
 from forge.training import init_from, preflight
 from forge.training.metrics import Metrics
 from forge.training.nan_policy import NanPolicy
@@ -74,7 +74,7 @@ class RunDirectory:
         job_dir.write_resume_script(job, self.command)
         self._is_supervised = job_dir.is_supervised()
 
-    def newest(self, live: LiveState) -> Checkpoint | None:
+    def newest(self, live: StateRegistry) -> Checkpoint | None:
         """The checkpoint to begin with; says why newer ones were passed over.
 
         Where there is none, the objects get what `checkpoint.init_from` names.
@@ -96,7 +96,7 @@ class RunDirectory:
             resumed_from=resumed_from,
             passed_over=self.store.passed_over,
             previous_step=self.ledger.previous_step,
-            **preflight.whoami(),
+            **preflight.process_identity(),
         )
         self.ledger.progress(step)
         self.saver.begin(step if resumed_from else None, is_held=is_held)
@@ -118,7 +118,7 @@ class RunDirectory:
         if not self._is_supervised:
             messages.say(f"To resume this job after a stop:\n  {self.command}")
 
-    def rollback_target(self, live: LiveState, at_most: int) -> Checkpoint | None:
+    def rollback_target(self, live: StateRegistry, at_most: int) -> Checkpoint | None:
         """The newest good checkpoint at a boundary with at most so many steps done.
 
         Preferably one that every run of this job has: the saves of a stop are this one's own.
@@ -185,6 +185,6 @@ class RunDirectory:
             self.ledger.close()
 
 
-def _places(live: LiveState) -> Place:
+def _places(live: StateRegistry) -> Place:
     """Where a checkpoint's tensors go."""
-    return lambda state: live.places(state["live"])
+    return lambda state: live.in_place_targets(state["live"])

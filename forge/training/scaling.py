@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from forge.state.registry import LiveState
+from forge.state.registry import StateRegistry
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Scaling:
     So gradients of all of them that were made in one step carry one scale.
     """
 
-    def __init__(self, live: LiveState) -> None:
+    def __init__(self, live: StateRegistry) -> None:
         self._live = live
         self._open: dict[Any, _Open] = {}
 

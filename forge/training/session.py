@@ -36,7 +36,7 @@ from forge.process.time_limit import TimeLimit
 from forge.shutdown import stopping
 from forge.state import rng
 from forge.state.built import Built
-from forge.state.registry import LiveState
+from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
 from forge.training import preflight, strikes
 from forge.training.decide import Decision, Finish, Go, Halt, Known, RollBack, Save, Stop, decide
@@ -72,7 +72,7 @@ class Session:
         self,
         policy: Policy,
         name: str | None,
-        live: LiveState,
+        live: StateRegistry,
         nan: NanPolicy,
         updater: Updater,
         evaluations: Evaluations,

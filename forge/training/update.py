@@ -10,7 +10,7 @@ import torch
 
 from forge import messages
 from forge.errors import ForgeError
-from forge.state.registry import LiveState
+from forge.state.registry import StateRegistry
 from forge.training.nan_policy import NanPolicy
 from forge.training.scaling import Overflows, Scaling
 
@@ -18,7 +18,7 @@ from forge.training.scaling import Overflows, Scaling
 class Updater:
     """Does the updates of a run's steps."""
 
-    def __init__(self, live: LiveState, nan: NanPolicy, is_enabled: bool) -> None:
+    def __init__(self, live: StateRegistry, nan: NanPolicy, is_enabled: bool) -> None:
         self._live = live
         self._nan = nan
         self._is_enabled = is_enabled

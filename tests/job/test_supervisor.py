@@ -14,21 +14,21 @@ from pathlib import Path
 import pytest
 from harness import wait_for
 
-from forge.job.supervisor import Watch
+from forge.job.supervisor import Supervisor
 from forge.process import processes
 
 MARK = "FORGE_TEST_MARK"
 STARTER = """
 import json, os, sys
 from pathlib import Path
-from forge.job.supervisor import Watch
+from forge.job.supervisor import Supervisor
 
 spec = json.loads(sys.argv[1])
 out = os.open(spec["folder"] + "/out.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
 parent = os.getpid()
 watch = os.fork()
 if watch == 0:
-    code = Watch(
+    code = Supervisor(
         [sys.executable, "-c", spec["task"]],
         dict(os.environ),
         out,
@@ -302,7 +302,9 @@ def test_an_ignored_signal_starts_no_deadline(watched):
 def announced(tmp_path):
     """A watch that has just passed on an announcement of the limit, 60 s too soon."""
     environment = {"FORGE_END_TIME": str(time.time() + 70)}
-    watch = Watch([], environment, 1, {}, 10.0, tmp_path / "watch.json", 1, announcement="USR2")
+    watch = Supervisor(
+        [], environment, 1, {}, 10.0, tmp_path / "watch.json", 1, announcement="USR2"
+    )
     watch._task = os.getpid()
     watch._begin_deadline(10.0, is_announced=True)
     return watch

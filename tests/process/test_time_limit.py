@@ -247,10 +247,10 @@ def test_a_wrapper_hands_on_when_it_or_an_outer_job_kills(plan, environment, lef
     """A sweep inside a Slurm job ends with that."""
     monkeypatch.setattr(time_limit.time, "time", lambda: NOON)
     environment = {name: str(NOON + float(value)) for name, value in environment.items()}
-    found = time_limit.handed_on(3600, replace(PLAN, **plan), environment)
+    found = time_limit.env_for_child(3600, replace(PLAN, **plan), environment)
     assert float(found["FORGE_END_TIME"]) == NOON + left_s
 
 
 def test_a_wrapper_without_a_limit_hands_nothing_on():
     """What it has from outside is handed on anyway."""
-    assert time_limit.handed_on(None, PLAN, {"FORGE_END_TIME": "5"}) == {}
+    assert time_limit.env_for_child(None, PLAN, {"FORGE_END_TIME": "5"}) == {}

@@ -489,7 +489,7 @@ def test_a_signal_by_hand_to_the_batch_script_is_passed_on_to_the_tasks_once(wra
     """Also where there are none yet, or where the controller is busy."""
     job = wrapper(RUNS, False, None, True, True, _step=2)
     os.write(silence[1], bytes([signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1]))
-    job._take_in()
+    job._drain_signals()
     job._ask_controller(1.0)
     for _ in range(4):
         job._pass_on()
@@ -501,7 +501,7 @@ def test_a_signal_of_slurm_is_not_passed_on_to_the_tasks(wrapper, silence):
     """Slurm tells them as well; a second one may mean more to them."""
     job = wrapper(JobInfo("RUNNING", "None", 0, "2026-01-01T00:00:07"))
     os.write(silence[1], bytes([signal.SIGTERM]))
-    job._take_in()
+    job._drain_signals()
     job._ask_controller(1.0)
     job._pass_on()
     assert job.controller.did == []

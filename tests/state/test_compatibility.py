@@ -8,7 +8,7 @@ from torch import nn
 
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError, StateMismatch
-from forge.state.registry import LiveState
+from forge.state.registry import StateRegistry
 from forge.training import init_from
 
 optim, schedules = torch.optim, torch.optim.lr_scheduler
@@ -66,7 +66,7 @@ def test_the_state_of_another_optimizer_is_told_by_its_settings(case, tmp_path):
     kind, options, other, complaint = OPTIMIZERS[case]
     state = trained(kind, **options).state_dict()
     layer = nn.Linear(2, 1)
-    live = LiveState({"o": other(layer.parameters(), lr=0.5), "m": layer})
+    live = StateRegistry({"o": other(layer.parameters(), lr=0.5), "m": layer})
     before = text_of(live)
     if complaint is None:
         begin(live, {"o": state}, tmp_path)
@@ -117,7 +117,7 @@ def test_the_state_of_another_schedule_is_told_by_its_attributes(case, tmp_path)
     """They would be set, and never looked at."""
     source, target, complaint = SCHEDULES[case]
     state = schedule(source).state_dict()
-    live = LiveState({"s": schedule(target)})
+    live = StateRegistry({"s": schedule(target)})
     before = text_of(live)
     if complaint is None:
         state["last_epoch"] = 4
@@ -141,7 +141,9 @@ def test_lightning_s_states_are_looked_at_as_well(tmp_path):
     }
     layer = nn.Linear(2, 1)
     optimizer = optim.SGD(layer.parameters(), lr=0.5, momentum=0.9)
-    live = LiveState({"m": layer, "o": optimizer, "s": schedules.CosineAnnealingLR(optimizer, 9)})
+    live = StateRegistry(
+        {"m": layer, "o": optimizer, "s": schedules.CosineAnnealingLR(optimizer, 9)}
+    )
     before = text_of(live)
     with pytest.raises(StateMismatch, match=r"(?s)o\.param_groups\[0\]\.betas.*s\.T_max"):
         begin(live, checkpoint, tmp_path)
@@ -161,7 +163,7 @@ def test_a_group_that_lacks_something_is_named(case, tmp_path):
     full = optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0).state_dict()["param_groups"][0]
     group = {key: value for key, value in full.items() if key not in ("lr", "params")} | group
     layer = nn.Linear(2, 1)
-    live = LiveState({"m": layer, "o": optim.SGD(layer.parameters(), lr=0.5)})
+    live = StateRegistry({"m": layer, "o": optim.SGD(layer.parameters(), lr=0.5)})
     before = text_of(live)
     with pytest.raises(StateMismatch, match=complaint):
         begin(
@@ -197,7 +199,7 @@ def test_a_refusal_by_one_object_leaves_all_as_they_were(kind, tmp_path):
     """'Nothing was loaded' has to be true of the model, too, which came first."""
     layer = kind(2, 1)
     optimizer = optim.SGD(layer.parameters(), lr=0.5, momentum=0.9)
-    live = LiveState({"m": layer, "o": optimizer, "f": Fussy()})
+    live = StateRegistry({"m": layer, "o": optimizer, "f": Fussy()})
     before = text_of(live)
     source = {
         "m": nn.Linear(2, 1).state_dict(),
@@ -215,7 +217,7 @@ def test_a_refusal_by_one_object_leaves_all_as_they_were(kind, tmp_path):
 
 def test_where_an_object_cannot_go_back_that_is_said(tmp_path):
     """Then 'nothing was loaded' would be a lie."""
-    live = LiveState({"f": Fussy()})
+    live = StateRegistry({"f": Fussy()})
     live.objects["f"].value = -2
     with pytest.raises(CheckpointError, match=r"What was there before is lost: f: .* -2"):
         begin(live, {"f": {"value": -1}}, tmp_path)
@@ -226,7 +228,7 @@ def test_a_checkpoint_brings_what_only_its_optimizer_held(open_store, tmp_path):
 
     def build(value):
         bare = nn.Parameter(torch.full((2,), value))
-        return LiveState({"o": optim.SGD([bare], lr=1.0, momentum=0.9)}), bare
+        return StateRegistry({"o": optim.SGD([bare], lr=1.0, momentum=0.9)}), bare
 
     live, _ = build(3.0)
     store = open_store(tmp_path / "job")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from forge.errors import CheckpointError, StateMismatch
-from forge.state.registry import LiveState
+from forge.state.registry import StateRegistry
 
 
 class Counting(nn.Module):
@@ -27,7 +27,7 @@ class Counting(nn.Module):
 def test_a_buffer_that_is_not_saved_is_named_once_it_has_changed(caplog):
     """It was lost in silence at every resume; constants, and caches that grow, are no news."""
     model = nn.Sequential(Counting())
-    live = LiveState({"model": model, "generator": torch.Generator()})
+    live = StateRegistry({"model": model, "generator": torch.Generator()})
     live.capture()
     model[0].cache = torch.ones(8)
     model[0].mask.fill_(True)
@@ -55,13 +55,13 @@ class Expanded(nn.Module):
 def test_expanded_tensors_are_refused_by_name_before_the_first_step(kind):
     """torch saves them and refuses to write to them: such a run could never resume."""
     model = Expanded(torch.ones(1))
-    LiveState({"m": model}).check_savable()
+    StateRegistry({"m": model}).check_savable()
     model.cache = torch.ones(1).expand(5)
-    LiveState({"m": model}).check_savable()
+    StateRegistry({"m": model}).check_savable()
     del model.inner.held
     model.inner.held = kind(torch.ones(1).expand(5))
     with pytest.raises(CheckpointError, match=r"^m\.inner\.held: an expanded .* \[5\].*clone"):
-        LiveState({"m": model}).check_savable()
+        StateRegistry({"m": model}).check_savable()
 
 
 class Grows(nn.Linear):
@@ -134,11 +134,11 @@ def test_a_module_that_loads_what_a_new_one_has_not_is_left_to_it(kind):
     """It has grown while it trained; `load_state_dict` takes it, so a resume has to."""
     old, new = kind(), kind()
     use(old)
-    saved = copy.deepcopy(LiveState({"m": old}).capture())
-    live = LiveState({"m": nn.ModuleDict({"inner": new})})
+    saved = copy.deepcopy(StateRegistry({"m": old}).capture())
+    live = StateRegistry({"m": nn.ModuleDict({"inner": new})})
     saved["states"]["m"] = {f"inner.{k}": v for k, v in saved["states"]["m"].items()}
     if kind is ResizesAll:  # torch asks only the outermost one for this
-        live = LiveState({"m": new})
+        live = StateRegistry({"m": new})
         saved["states"]["m"] = {k[6:]: v for k, v in saved["states"]["m"].items()}
     live.load(saved)
     assert str(new.state_dict()) == str(old.state_dict())
@@ -151,7 +151,7 @@ class TakesAll(nn.Linear):
 
 def test_what_a_module_left_out_as_it_loaded_is_named_all_the_same():
     """Left to itself beforehand, compared afterwards: no silent fresh start."""
-    saved = LiveState({"m": nn.Linear(3, 1)}).capture()
+    saved = StateRegistry({"m": nn.Linear(3, 1)}).capture()
     saved["states"]["m"]["scale"] = torch.ones(1)
     with pytest.raises(StateMismatch, match=r"m\.scale: expected nothing, found float32\[1\]"):
-        LiveState({"m": TakesAll(3, 1)}).load(saved)
+        StateRegistry({"m": TakesAll(3, 1)}).load(saved)

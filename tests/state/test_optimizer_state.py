@@ -11,7 +11,7 @@ from torch import nn
 
 from forge.errors import StateMismatch
 from forge.state import optimizer_state
-from forge.state.registry import LiveState
+from forge.state.registry import StateRegistry
 
 
 class Keeps(torch.optim.Optimizer):
@@ -49,10 +49,10 @@ STATES = {
 def test_state_in_containers_keeps_its_bits(case, is_new, store):
     """Factors of float32 for parameters in bfloat16 would come back with a third of their bits."""
     old, new = (nn.Linear(2, 2, bias=False, dtype=torch.bfloat16) for _ in range(2))
-    live = LiveState({"m": old, "o": Keeps(old.parameters(), STATES[case]())})
+    live = StateRegistry({"m": old, "o": Keeps(old.parameters(), STATES[case]())})
     save(store, live)
     state = None if is_new else torch.utils._pytree.tree_map(no_value, STATES[case]())
-    again = LiveState({"m": new, "o": Keeps(new.parameters(), state)})
+    again = StateRegistry({"m": new, "o": Keeps(new.parameters(), state)})
     resume(store, again)
     assert str(again.capture()) == str(live.capture())
     found, wanted = (next(iter(one.objects["o"].state.values())) for one in (again, live))
@@ -94,8 +94,8 @@ def test_lbfgs_over_parameters_of_two_dtypes_goes_on(store):
     old, new = mixed(), mixed()
     optimizers = [torch.optim.LBFGS(one.parameters(), max_iter=3) for one in (old, new)]
     train(old, optimizers[0], 3)
-    save(store, LiveState({"m": old, "o": optimizers[0]}))
-    resume(store, LiveState({"m": new, "o": optimizers[1]}))
+    save(store, StateRegistry({"m": old, "o": optimizers[0]}))
+    resume(store, StateRegistry({"m": new, "o": optimizers[1]}))
     for module, optimizer in zip((old, new), optimizers, strict=True):
         train(module, optimizer, 1)
     assert all(torch.equal(a, b) for a, b in zip(old, new, strict=True))
@@ -106,8 +106,8 @@ def test_what_parameters_share_is_one_tensor_again(way, store):
     """A counter for all of them would count for one."""
     old, new = nn.Linear(2, 2), nn.Linear(2, 2)
     optimizer = Keeps(new.parameters())
-    live = LiveState({"m": old, "o": Keeps(old.parameters(), {"count": torch.zeros(1)})})
-    again = LiveState({"m": new, "o": optimizer})
+    live = StateRegistry({"m": old, "o": Keeps(old.parameters(), {"count": torch.zeros(1)})})
+    again = StateRegistry({"m": new, "o": optimizer})
     save(store, live)
     if way == "read in place":
         resume(store, again)
@@ -125,9 +125,9 @@ def test_state_that_is_the_parameter_itself_is_so_again(store):
     old, new = nn.Linear(2, 2), nn.Linear(2, 2)
     optimizer = Keeps(old.parameters())
     optimizer.state[old.weight]["master"] = old.weight.detach()
-    save(store, LiveState({"m": old, "o": optimizer}))
+    save(store, StateRegistry({"m": old, "o": optimizer}))
     again = Keeps(new.parameters())
-    resume(store, LiveState({"m": new, "o": again}))
+    resume(store, StateRegistry({"m": new, "o": again}))
     again.state[new.weight]["master"].fill_(5.0)
     assert new.weight.tolist() == [[5, 5], [5, 5]]
 
@@ -145,14 +145,14 @@ def test_the_step_of_a_capturable_optimizer_keeps_its_dtype():
         torch.set_default_dtype(torch.float32)
     # As on a GPU: it cannot be stepped on a CPU.
     old.param_groups[0]["capturable"] = new.param_groups[0]["capturable"] = True
-    LiveState({"o": new}).load(LiveState({"o": old}).capture())
+    StateRegistry({"o": new}).load(StateRegistry({"o": old}).capture())
     assert {state["step"].dtype for state in new.state.values()} == {torch.float64}
 
 
 def test_the_users_hooks_see_the_exact_state_and_have_the_last_word(store):
     """A hook that renames or adds something is not undone."""
     old, new = (nn.Linear(2, 2, bias=False, dtype=torch.bfloat16) for _ in range(2))
-    save(store, LiveState({"o": Keeps(old.parameters(), {"old": [third(2)]})}))
+    save(store, StateRegistry({"o": Keeps(old.parameters(), {"old": [third(2)]})}))
     optimizer, seen = Keeps(new.parameters()), []
 
     def rename(_, state):
@@ -165,7 +165,7 @@ def test_the_users_hooks_see_the_exact_state_and_have_the_last_word(store):
 
     optimizer.register_load_state_dict_pre_hook(rename)
     optimizer.register_load_state_dict_post_hook(look)
-    resume(store, LiveState({"o": optimizer}))
+    resume(store, StateRegistry({"o": optimizer}))
     assert torch.equal(seen[0], third(2))
     assert str(optimizer.state[new.weight]) == str({"new": seen, "more": "kept"})
     assert len(optimizer._optimizer_load_state_dict_pre_hooks) == 1, "ours are gone"
@@ -176,7 +176,7 @@ def test_state_of_no_parameter_is_a_copy():
     layer = nn.Linear(2, 2)
     optimizer = Keeps(layer.parameters())
     optimizer.state["all"] = {"count": torch.zeros(1)}
-    live = LiveState({"o": optimizer})
+    live = StateRegistry({"o": optimizer})
     saved = copy.deepcopy(live.capture())
     live.load(saved)
     optimizer.state["all"]["count"] += 1
@@ -214,16 +214,16 @@ def test_an_optimizer_that_wraps_others_is_left_to_itself(store):
     layers[0](torch.ones(2)).sum().backward()
     old.inner[0].step()
     layers[0].zero_grad()
-    save(store, LiveState({"m": layers[0], "o": old}))
-    resume(store, LiveState({"m": layers[1], "o": new}))
+    save(store, StateRegistry({"m": layers[0], "o": old}))
+    resume(store, StateRegistry({"m": layers[1], "o": new}))
     assert str(new.state_dict()) == str(old.state_dict())
 
 
 def test_parameters_in_another_order_are_refused_by_name(store):
     """A set has another one in each process: of one shape, they took over each other's state."""
     old, new = (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2))
-    save(store, LiveState({"m": old, "a": torch.optim.AdamW(old.parameters())}))
-    again = LiveState(
+    save(store, StateRegistry({"m": old, "a": torch.optim.AdamW(old.parameters())}))
+    again = StateRegistry(
         {"m": new, "a": torch.optim.AdamW([*new[1].parameters(), *new[0].parameters()])}
     )
     with pytest.raises(

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from forge.errors import StateMismatch
-from forge.state.registry import LiveState
+from forge.state.registry import StateRegistry
 
 
 def model(*sizes, **options):
@@ -67,20 +67,25 @@ CASES = {
 def test_a_module_that_does_not_fit_is_named_leaf_by_leaf(case):
     """'size mismatch' deep in a traceback costs an hour; a silent fresh start costs a week."""
     old, new, sentence = CASES[case]
-    saved = LiveState({"model": old()}).capture()
-    assert sentence in refusal(LiveState({"model": new()}), saved)
+    saved = StateRegistry({"model": old()}).capture()
+    assert sentence in refusal(StateRegistry({"model": new()}), saved)
 
 
 def test_many_differences_are_counted_not_listed():
     """A wholly other model has hundreds."""
-    text = refusal(LiveState({"m": model(*[2] * 9)}), LiveState({"m": model(2, 3)}).capture())
+    text = refusal(
+        StateRegistry({"m": model(*[2] * 9)}), StateRegistry({"m": model(2, 3)}).capture()
+    )
     assert text.count("\n  - ") == 9
     assert "… and 8 more" in text
 
 
 def test_an_object_too_few_or_too_many_is_named():
     """A forgotten schedule would start again from its first rate."""
-    one, two = LiveState({"a": model(1, 1)}), LiveState({"a": model(1, 1), "b": model(1, 1)})
+    one, two = (
+        StateRegistry({"a": model(1, 1)}),
+        StateRegistry({"a": model(1, 1), "b": model(1, 1)}),
+    )
     assert "b: expected its state in the checkpoint, found none" in refusal(two, one.capture())
     assert "b: expected an object of this name" in refusal(one, two.capture())
 
@@ -88,19 +93,19 @@ def test_an_object_too_few_or_too_many_is_named():
 def test_another_optimizer_is_refused():
     """Adam's averages would be dropped by SGD without a word."""
     layer = model(2, 1)
-    saved = LiveState({"o": torch.optim.Adam(layer.parameters())}).capture()
-    text = refusal(LiveState({"o": torch.optim.SGD(layer.parameters(), lr=1.0)}), saved)
+    saved = StateRegistry({"o": torch.optim.Adam(layer.parameters())}).capture()
+    text = refusal(StateRegistry({"o": torch.optim.SGD(layer.parameters(), lr=1.0)}), saved)
     assert "o: expected a torch.optim.sgd.SGD, found the state of a torch.optim.adam.Adam" in text
 
 
 def test_other_parameter_groups_are_refused():
     """Rates and decay would go to the wrong parameters."""
     one, two = model(2, 1), model(2, 1, 1)
-    saved = LiveState({"o": torch.optim.SGD(one.parameters(), lr=1.0)}).capture()
+    saved = StateRegistry({"o": torch.optim.SGD(one.parameters(), lr=1.0)}).capture()
     groups = [{"params": [p]} for p in one.parameters()]
-    text = refusal(LiveState({"o": torch.optim.SGD(groups, lr=1.0)}), saved)
+    text = refusal(StateRegistry({"o": torch.optim.SGD(groups, lr=1.0)}), saved)
     assert "o.param_groups: expected 2 groups, found 1" in text
-    text = refusal(LiveState({"o": torch.optim.SGD(two.parameters(), lr=1.0)}), saved)
+    text = refusal(StateRegistry({"o": torch.optim.SGD(two.parameters(), lr=1.0)}), saved)
     assert "o.param_groups[0]: expected 4 parameters, found 2" in text
 
 
@@ -111,10 +116,10 @@ def test_averages_of_parameters_of_another_shape_are_refused(shape):
     optimizer = torch.optim.Adam([old])
     old.sum().backward()
     optimizer.step()
-    saved = LiveState({"o": optimizer}).capture()
+    saved = StateRegistry({"o": optimizer}).capture()
     new = torch.optim.Adam([nn.Parameter(torch.ones(shape))])
     saved["grads"] = {}
-    assert "o.state[0].exp_avg: expected" in refusal(LiveState({"o": new}), saved)
+    assert "o.state[0].exp_avg: expected" in refusal(StateRegistry({"o": new}), saved)
 
 
 OPTIMIZERS = {
@@ -138,11 +143,11 @@ def test_every_optimizer_goes_back_to_the_same_bits(name, sizes):
     kind = getattr(torch.optim, name)
     layer = model(*sizes)
     layer.insert(0, nn.LayerNorm(sizes[0]))  # its first parameter has one dimension
-    live = LiveState({"layer": layer, "o": trained(kind, layer, **OPTIMIZERS[name])})
+    live = StateRegistry({"layer": layer, "o": trained(kind, layer, **OPTIMIZERS[name])})
     saved = live.capture()
     other = model(*sizes)
     other.insert(0, nn.LayerNorm(sizes[0]))
-    again = LiveState({"layer": other, "o": kind(other.parameters(), **OPTIMIZERS[name])})
+    again = StateRegistry({"layer": other, "o": kind(other.parameters(), **OPTIMIZERS[name])})
     again.load(saved)
     assert str(again.capture()) == str(saved)
 
@@ -164,9 +169,9 @@ class Float32Momentum(torch.optim.Optimizer):
 def test_averages_in_a_wider_type_than_their_parameters_stay_exact():
     """`Optimizer.load_state_dict` casts them to bfloat16: two thirds of the bits are lost."""
     layer = model(2, 1, dtype=torch.bfloat16)
-    saved = LiveState({"o": trained(Float32Momentum, layer)}).capture()
+    saved = StateRegistry({"o": trained(Float32Momentum, layer)}).capture()
     optimizer = Float32Momentum(layer.parameters())
-    LiveState({"o": optimizer}).load(saved)
+    StateRegistry({"o": optimizer}).load(saved)
     average = optimizer.state[layer[0].weight]["average"]
     assert average.dtype is torch.float32
     assert torch.equal(average, torch.full((1, 2), 1 / 3))
@@ -175,7 +180,7 @@ def test_averages_in_a_wider_type_than_their_parameters_stay_exact():
 def test_what_was_loaded_is_independent_of_the_checkpoint_in_memory():
     """Else a second load of it, in a step that is repeated, would find it trained on."""
     layer = model(2, 1)
-    live = LiveState({"layer": layer, "o": trained(torch.optim.Adam, layer)})
+    live = StateRegistry({"layer": layer, "o": trained(torch.optim.Adam, layer)})
     layer(torch.ones(1, 2)).sum().backward()
     saved = copy.deepcopy(live.capture())
     expected = str(saved)
@@ -188,7 +193,7 @@ def test_what_was_loaded_is_independent_of_the_checkpoint_in_memory():
 def test_gradients_that_are_being_accumulated_come_back_and_others_are_cleared():
     """A stop between two micro-batches is a stop as any other."""
     layer = model(2, 1)
-    live = LiveState({"layer": layer})
+    live = StateRegistry({"layer": layer})
     layer[0].weight.grad = torch.tensor([[1.0, 2.0]])
     saved = live.capture()
     layer[0].weight.grad, layer[0].bias.grad = None, torch.ones(1)
@@ -202,7 +207,7 @@ def test_tied_parameters_and_generators_are_taken_once():
     layer = nn.Linear(2, 2)
     layer.again = layer.weight
     generator = torch.Generator().manual_seed(1)
-    live = LiveState({"layer": layer, "g": generator})
+    live = StateRegistry({"layer": layer, "g": generator})
     assert [name for name, _ in live.parameters()] == ["layer.weight", "layer.bias"]
     saved = live.capture()
     expected = torch.rand(3, generator=generator)
@@ -216,10 +221,10 @@ def test_accumulated_gradients_of_shared_parameters_know_them_by_any_name():
     two = nn.Sequential(one)
     one.weight.grad = torch.tensor([[1.0, 2.0]])
     one.bias.requires_grad_(False)
-    saved = copy.deepcopy(LiveState({"a": one, "b": two}).capture())
+    saved = copy.deepcopy(StateRegistry({"a": one, "b": two}).capture())
     one.weight.grad = None
     one.bias.requires_grad_(True)
-    LiveState({"b": two, "a": one}).load(saved)
+    StateRegistry({"b": two, "a": one}).load(saved)
     assert one.weight.grad.tolist() == [[1, 2]]
     assert not one.bias.requires_grad
 
@@ -227,7 +232,7 @@ def test_accumulated_gradients_of_shared_parameters_know_them_by_any_name():
 def test_a_gradient_that_belongs_to_nothing_is_named():
     """It was accumulated for something."""
     layer = nn.Linear(2, 1)
-    live = LiveState({"layer": layer})
+    live = StateRegistry({"layer": layer})
     saved = live.capture()
     saved["grads"] = {"layer.other": torch.ones(1)}
     with pytest.raises(StateMismatch, match=r"layer\.other: .* found its gradient"):
@@ -252,16 +257,16 @@ def test_a_class_of_the_script_is_one_in_a_sweep_and_alone(first, monkeypatch):
     monkeypatch.setattr(Average, "__module__", first)
     average = Average()
     average.value = 3
-    saved = LiveState({"a": average}).capture()
+    saved = StateRegistry({"a": average}).capture()
     assert saved["kinds"] == {"a": "__main__.Average"}
     saved["kinds"]["a"] = f"{first}.Average"  # as checkpoints were written at first
     monkeypatch.setattr(Average, "__module__", second)
     average.value = 0
-    LiveState({"a": average}).load(saved)
+    StateRegistry({"a": average}).load(saved)
     assert average.value == 3
     saved["kinds"]["a"] = "other.Average"
     with pytest.raises(StateMismatch, match=r"expected a __main__\.Average, found .* other\.Av"):
-        LiveState({"a": average}).load(saved)
+        StateRegistry({"a": average}).load(saved)
 
 
 class OnlySaves:
@@ -275,7 +280,7 @@ class OnlySaves:
 def test_what_has_no_state_is_refused_by_name(value):
     """It would be lost at every stop."""
     with pytest.raises(TypeError, match=r"forge\.Run\(thing=…\): a .* has no state_dict"):
-        LiveState({"thing": value})
+        StateRegistry({"thing": value})
 
 
 class Fails:
@@ -288,6 +293,6 @@ class Fails:
 
 def test_an_objects_own_refusal_is_named():
     """Which of ten objects it was is the first question."""
-    live = LiveState({"mine": Fails()})
+    live = StateRegistry({"mine": Fails()})
     with pytest.raises(StateMismatch, match=r"mine: .*Fails\.load_state_dict failed: 'b'"):
         live.load(live.capture())

@@ -7,7 +7,7 @@ from torch import nn
 
 import forge
 from forge.errors import StateMismatch
-from forge.state.registry import LiveState
+from forge.state.registry import StateRegistry
 
 
 class Stop(Exception):
@@ -103,7 +103,7 @@ def test_each_parameter_that_is_trained_comes_back_once(case, store, caplog):
     """Where it is in a module's state it is saved there only; who holds it all hears nothing."""
     kind, build, count, is_told = CASES[case]
     layers = [kind(3, 2), kind(3, 2)]
-    live, again = (LiveState(build(one)) for one in layers)
+    live, again = (StateRegistry(build(one)) for one in layers)
     captured = live.capture()
     assert sum(map(len, captured["unregistered"].values())) == count
     live.check_savable()
@@ -120,8 +120,8 @@ def test_each_parameter_that_is_trained_comes_back_once(case, store, caplog):
 def test_what_does_not_fit_is_named_and_changes_nothing():
     """By its place in the optimizer: it has no other name."""
     old, new = nn.Parameter(torch.ones(3)), nn.Parameter(torch.zeros(2))
-    saved = LiveState({"o": torch.optim.SGD([old])}).capture()
-    live = LiveState({"o": torch.optim.SGD([new])})
+    saved = StateRegistry({"o": torch.optim.SGD([old])}).capture()
+    live = StateRegistry({"o": torch.optim.SGD([new])})
     with pytest.raises(
         StateMismatch, match=r"o\.param_groups\[0\]\[0\]: expected float32\[2\], found float32\[3\]"
     ):

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from forge.state.registry import LiveState
+from forge.state.registry import StateRegistry
 
 
 def adam(module, num_steps=1):
@@ -20,7 +20,7 @@ def pair(seed, num_steps=1):
     """A model of about 20 KiB and its AdamW."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(30, 40), nn.BatchNorm1d(40), nn.Linear(40, 10))
-    return LiveState({"model": model, "optimizer": adam(model, num_steps)})
+    return StateRegistry({"model": model, "optimizer": adam(model, num_steps)})
 
 
 def save(store, live, step=1, **more):
@@ -29,7 +29,7 @@ def save(store, live, step=1, **more):
 
 
 def newest(store, live):
-    return store.newest(place=lambda state: live.places(state["live"]))
+    return store.newest(place=lambda state: live.in_place_targets(state["live"]))
 
 
 def resume(store, live):

@@ -15,7 +15,7 @@ from torch import nn
 from forge.config.schema import CheckpointConfig, OnForeign
 from forge.errors import CheckpointError, ConfigError, StateMismatch
 from forge.jobdir import ledger
-from forge.state.registry import LiveState
+from forge.state.registry import StateRegistry
 from forge.training import init_from
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +108,7 @@ def test_what_a_file_holds_goes_where_it_belongs(case, tmp_path, caplog):
     source, target = objects(5), objects(1, rate=0.7)
     torch.save(make(source), tmp_path / "source.pt")
     before, expected = states(target), states(source)
-    done = init_from.load(config(tmp_path / "source.pt"), LiveState(target))
+    done = init_from.load(config(tmp_path / "source.pt"), StateRegistry(target))
     for name, found in states(target).items():
         wanted = expected[name] if name in taken else before[name]
         assert text_of(found) == text_of(wanted), name
@@ -142,7 +142,7 @@ def test_old_formats_of_layers_are_converted_though_a_prefix_is_taken_off(tmp_pa
     target[1].register_load_state_dict_pre_hook(
         lambda module, state, prefix, metadata, *rest: seen.append((prefix, metadata))
     )
-    init_from.load(config(tmp_path / "source.pt"), LiveState({"net": target}))
+    init_from.load(config(tmp_path / "source.pt"), StateRegistry({"net": target}))
     assert ("1.", {"version": 2}) in seen
 
 
@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_named_and_changes_nothing(case, tmp_path):
     target = objects(2)
     before = text_of(states(target))
     with pytest.raises(StateMismatch, match=complaint) as error:
-        init_from.load(config(tmp_path / "source.pt"), LiveState(target))
+        init_from.load(config(tmp_path / "source.pt"), StateRegistry(target))
     assert str(error.value).startswith("`resilience.checkpoint.init_from=")
     assert text_of(states(target)) == before
 
@@ -202,9 +202,9 @@ def test_a_state_dict_for_one_of_two_modules_is_not_guessed(tmp_path):
     torch.save(objects(1)["model"].state_dict(), tmp_path / "source.pt")
     two = {"student": objects(1)["model"], "teacher": objects(2)["model"]}
     with pytest.raises(StateMismatch, match=r"forge\.Run was given 2 \(student, teacher\)"):
-        init_from.load(config(tmp_path / "source.pt"), LiveState(two))
+        init_from.load(config(tmp_path / "source.pt"), StateRegistry(two))
     torch.save({"teacher": objects(3)["model"].state_dict()}, tmp_path / "named.pt")
-    assert init_from.load(config(tmp_path / "named.pt"), LiveState(two))["taken"] == ["teacher"]
+    assert init_from.load(config(tmp_path / "named.pt"), StateRegistry(two))["taken"] == ["teacher"]
 
 
 class Executes:
@@ -223,9 +223,9 @@ def test_a_file_with_code_is_refused_by_the_key_that_would_allow_it(tmp_path, mo
     with pytest.raises(
         CheckpointError, match=r"`resilience\.checkpoint\.init_trust_pickle` to true"
     ):
-        init_from.load(config("source.pt"), LiveState(target))
+        init_from.load(config("source.pt"), StateRegistry(target))
     assert not Path("executed").exists()
-    init_from.load(config("source.pt", init_trust_pickle=True), LiveState(target))
+    init_from.load(config("source.pt", init_trust_pickle=True), StateRegistry(target))
     assert Path("executed").exists()
     assert torch.equal(target["model"][0].weight, model[0].weight)
 
@@ -237,14 +237,14 @@ def test_what_torch_cannot_read_is_an_error_of_ours(content, is_trusted, tmp_pat
     (tmp_path / "source.pt").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"source\.pt: "):
         init_from.load(
-            config(tmp_path / "source.pt", init_trust_pickle=is_trusted), LiveState(objects(1))
+            config(tmp_path / "source.pt", init_trust_pickle=is_trusted), StateRegistry(objects(1))
         )
 
 
 def test_what_is_not_there_is_a_problem_of_the_config(tmp_path):
     """Exit code 78, as for every key that cannot work."""
     with pytest.raises(ConfigError, match=r"init_from=.*there is nothing at"):
-        init_from.load(config(tmp_path / "no"), LiveState(objects(1)))
+        init_from.load(config(tmp_path / "no"), StateRegistry(objects(1)))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -254,7 +254,7 @@ def test_a_file_of_somebody_else_s_is_a_matter_of_trust(tmp_path):
     os.chown(tmp_path / "source.pt", 4321, -1)
     with pytest.raises(CheckpointError, match=r"source\.pt belongs to uid 4321"):
         init_from.load(
-            config(tmp_path / "source.pt", on_foreign=OnForeign.refuse), LiveState(objects(1))
+            config(tmp_path / "source.pt", on_foreign=OnForeign.refuse), StateRegistry(objects(1))
         )
 
 
@@ -264,13 +264,15 @@ def test_so_is_somebody_else_s_checkpoint(whose, open_store, tmp_path, caplog):
     """Its directory, and all that is in it; by default that is told, and loaded."""
     source, target = objects(3), objects(1)
     store = open_store(tmp_path / "theirs")
-    live = LiveState(source).capture()
+    live = StateRegistry(source).capture()
     store.commit(store.snapshot(1, {"live": live}, False, copy=False))
     os.chown(tmp_path / "theirs" / whose, 4321, -1)
     with pytest.raises(CheckpointError, match="belongs to uid 4321"):
-        init_from.load(config(tmp_path / "theirs", on_foreign=OnForeign.refuse), LiveState(target))
+        init_from.load(
+            config(tmp_path / "theirs", on_foreign=OnForeign.refuse), StateRegistry(target)
+        )
     assert text_of(states(target)) == text_of(states(objects(1)))
-    init_from.load(config(tmp_path / "theirs"), LiveState(target))
+    init_from.load(config(tmp_path / "theirs"), StateRegistry(target))
     assert text_of(states(target)) == text_of(states(source))
     assert caplog.text.count("belongs to uid 4321") == 1
 

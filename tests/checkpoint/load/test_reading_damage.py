@@ -19,7 +19,7 @@ from torch import nn
 
 from forge.checkpoint.format.checksums import entry_of
 from forge.errors import CheckpointError, DamagedCheckpoint, ExitCode, StateMismatch
-from forge.state.registry import LiveState
+from forge.state.registry import StateRegistry
 
 # -- damage ----------------------------------------------------------------------------------------
 
@@ -48,7 +48,7 @@ def test_a_misfit_changes_nothing_and_damage_is_no_misfit(small_chunks, store):
     """A flipped digit of a shape must not end the run with 'does not fit'."""
     old = pair(1)
     path = save(store, old) / TENSORS
-    other = LiveState({"model": nn.Linear(3, 3), "optimizer": adam(nn.Linear(3, 3))})
+    other = StateRegistry({"model": nn.Linear(3, 3), "optimizer": adam(nn.Linear(3, 3))})
     before = content(other)
     with pytest.raises(StateMismatch, match=r"model\.0\.weight: expected nothing, found float32"):
         newest(store, other)
@@ -99,7 +99,7 @@ def test_a_header_of_nonsense_is_damage(small_chunks, store):
         resign(path)
         before = content(live)
         try:
-            store.read(path.parent, place=lambda state: live.places(state["live"]))
+            store.read(path.parent, place=lambda state: live.in_place_targets(state["live"]))
         except (DamagedCheckpoint, StateMismatch):
             num_damaged += 1
         assert content(live) == before

@@ -14,7 +14,7 @@ from forge.checkpoint.format.checksums import entry_of
 from forge.checkpoint.load import file_reading, tensor_reading
 from forge.config.schema import Verify
 from forge.errors import DamagedCheckpoint
-from forge.state.registry import LiveState
+from forge.state.registry import StateRegistry
 
 # -- where it goes ---------------------------------------------------------------------------------
 
@@ -230,11 +230,11 @@ def test_the_same_bits_as_by_copies(small_chunks, store, case):
     """Whatever is unusual goes the slow way; it must never go wrong."""
     old, new = CASES[case]
     torch.manual_seed(1)
-    save(store, LiveState(old()))
+    save(store, StateRegistry(old()))
     found = []
     for load in (resume, lambda store, live: live.load(store.newest().state["live"])):
         torch.manual_seed(2)
-        live = LiveState(new())
+        live = StateRegistry(new())
         begin = content(live)
         load(store, live)
         assert content(live) != begin
@@ -245,8 +245,8 @@ def test_the_same_bits_as_by_copies(small_chunks, store, case):
 def test_hooks_that_exchange_keys_lose_nothing(store):
     """Read in place, both would get what the second of them had."""
     old, new = swapped(), swapped()
-    save(store, LiveState({"m": old}))
-    resume(store, LiveState({"m": new}))
+    save(store, StateRegistry({"m": old}))
+    resume(store, StateRegistry({"m": new}))
     assert [bits(p) for p in new.values()] == [bits(p) for p in old.values()]
 
 
@@ -258,11 +258,11 @@ def test_who_loads_in_a_way_of_its_own_gets_memory_of_its_own(store, kind):
         model.load_state_dict = lambda state: None
     else:
         model.__class__ = type("Own", (nn.Linear,), {"load_state_dict": lambda self, state: None})
-    live = LiveState({"m": model})
+    live = StateRegistry({"m": model})
     save(store, live)
-    assert live.places(live.capture()) == []
-    live = LiveState({"m": nn.Linear(3, 3)})
-    assert len(live.places(live.capture())) == 2
+    assert live.in_place_targets(live.capture()) == []
+    live = StateRegistry({"m": nn.Linear(3, 3)})
+    assert len(live.in_place_targets(live.capture())) == 2
 
 
 # -- devices, threads, memory ----------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_who_loads_in_a_way_of_its_own_gets_memory_of_its_own(store, kind):
 
 def test_a_device_gets_its_bytes_through_a_buffer(small_chunks, store):
     """Larger tensors than the buffer, too."""
-    live = LiveState({"m": nn.ParameterList([torch.rand(5000), torch.rand(7, 3)])})
+    live = StateRegistry({"m": nn.ParameterList([torch.rand(5000), torch.rand(7, 3)])})
     path = save(store, live) / TENSORS
     entry = {"size": path.stat().st_size, "chunks": []}
     file = tensor_reading.TensorFile(file_reading.CheckedFile(path, entry))
@@ -290,10 +290,10 @@ def test_tensors_on_a_gpu_are_filled_where_they_are(store, num_steps):
     """They cannot be read into directly."""
     torch.manual_seed(1)
     model = nn.Linear(3000, 2000).cuda()
-    old = LiveState({"m": model, "o": adam(model)})
+    old = StateRegistry({"m": model, "o": adam(model)})
     save(store, old)
     other = nn.Linear(3000, 2000).cuda()
-    new = LiveState({"m": other, "o": adam(other, num_steps)})
+    new = StateRegistry({"m": other, "o": adam(other, num_steps)})
     addresses = [p.data_ptr() for p in other.parameters()]
     resume(store, new)
     assert [p.data_ptr() for p in other.parameters()] == addresses
@@ -330,7 +330,7 @@ from pathlib import Path
 import torch
 from forge.checkpoint import Store
 from forge.config.schema import CheckpointConfig
-from forge.state.registry import LiveState
+from forge.state.registry import StateRegistry
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -343,7 +343,7 @@ def build():
 way, directory = sys.argv[1:]
 model, optimizer = build()
 store = Store(Path(directory), CheckpointConfig())
-live = LiveState({"model": model, "optimizer": optimizer})
+live = StateRegistry({"model": model, "optimizer": optimizer})
 if way == "save":
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -354,7 +354,7 @@ if way == "save":
     sys.exit()
 before = peak()
 if way == "forge":
-    found = store.newest(place=lambda state: live.places(state["live"]))
+    found = store.newest(place=lambda state: live.in_place_targets(state["live"]))
     live.load(found.state["live"], found.fill())
 else:
     for one, state in zip((model, optimizer), torch.load(directory + ".pt"), strict=True):

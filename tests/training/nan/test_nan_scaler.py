@@ -10,7 +10,7 @@ from updates import OPTIMIZERS, a_run, build, losses
 
 import forge
 from forge.config.schema import Policy
-from forge.state.registry import LiveState
+from forge.state.registry import StateRegistry
 from forge.training.nan_policy import NanPolicy
 from forge.training.update import Updater
 
@@ -299,7 +299,7 @@ def test_a_resume_judges_bad_gradients_as_the_run_would_have(tmp_path, action, s
 def test_a_scaler_that_probes_its_scale_for_20000_healthy_steps_has_no_nan():
     """Losses grow and shrink, and now and then one batch is far from the others."""
     generator = random.Random(4)
-    live = LiveState({})
+    live = StateRegistry({})
     updater = Updater(live, NanPolicy(Policy().nan), is_enabled=True)
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=0.0)
