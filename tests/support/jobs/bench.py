@@ -23,8 +23,9 @@ class Bench:
         checkpoints = directory / "checkpoints"
         self.directory, self.is_resumed = directory, checkpoints.exists()
         self.kill_at = {} if checkpoints.exists() else dict(spec.get("kill_at", {}))
-        checkpoint = spec.get("policy", {}).get("checkpoint", {})
-        self.policy = {"checkpoint": {"dir": str(checkpoints)} | checkpoint}
+        policy = spec.get("policy", {})
+        checkpoint = {"dir": str(checkpoints)} | policy.get("checkpoint", {})
+        self.policy = policy | {"checkpoint": checkpoint}
         self.spec = spec
         self.model = torch.nn.Sequential(
             torch.nn.Linear(6, 16),
