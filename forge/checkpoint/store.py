@@ -1,9 +1,9 @@
 """The checkpoints of one job in one directory.
 
-A save goes: files and manifest in a work directory, each synced; the fence is checked; one rename;
-the directory is synced; `latest` is swapped. Whoever dies in between leaves a work directory that
-the next attempt removes. Resume takes the newest checkpoint that verifies and tells why it passed
-over the others.
+A save goes: files and manifest in a work directory, each synced (`save/staging.py`); the fence is
+checked; one rename; the directory is synced; `latest` is swapped. Whoever dies in between leaves a
+work directory that the next attempt removes. Resume takes the newest checkpoint that verifies and
+tells why it passed over the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,7 @@ from forge._version import __version__
 from forge.checkpoint.format import manifest, tensorfile
 from forge.checkpoint.format.codec import Encoder
 from forge.checkpoint.format.manifest import Logged, Manifest
-from forge.checkpoint.format.names import LATEST, STATE, TENSORS
-from forge.checkpoint.io.output import write_file
+from forge.checkpoint.format.names import LATEST
 from forge.checkpoint.load import reading
 from forge.checkpoint.load.reading import Checkpoint, Place
 from forge.checkpoint.ownership.fence import Fence
@@ -35,6 +34,7 @@ from forge.checkpoint.retention.in_use import reading_lock
 from forge.checkpoint.retention.removal import Remover
 from forge.checkpoint.retention.retention import Retention, Seen
 from forge.checkpoint.save.copies import Copies, Snapshot
+from forge.checkpoint.save.staging import Part, merged, stage
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError, DamagedCheckpoint
 from forge.filesystem import durable
@@ -207,9 +207,7 @@ class Store:
             shutil.rmtree(temporary, ignore_errors=True)
             try:
                 temporary.mkdir(self._trust.directory_mode)
-                self._write(temporary, snapshot)
-                self._workspace.check()
-                self._workspace.put_in_place(temporary, final)
+                self.publish(temporary, final, [stage(temporary, snapshot)], snapshot)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
@@ -219,24 +217,36 @@ class Store:
         self._seen.forget(name)
         return final
 
-    def _write(self, directory: Path, snapshot: Snapshot) -> None:
-        text = json.dumps(snapshot.tree).encode()
-        check_writable_size(text)
-        with snapshot.content.readers() as readers:
-            tensors = write_file(directory / TENSORS, snapshot.num_bytes, readers)
-        tree = tensorfile.write_small(directory / STATE, text)
+    def publish(self, folder: Path, final: Path, parts: Sequence[Part], snapshot: Snapshot) -> None:
+        """Make one checkpoint of what all ranks have staged in `folder`: manifest, then rename.
+
+        Args:
+            folder: In the work directory.
+            final: The name that it gets.
+            parts: Of every rank, in order.
+            snapshot: This rank's, which says what the manifest says besides.
+        Raises:
+            CheckpointError: Where the parts do not belong together.
+            DirectoryInUse: Where a newer attempt has taken over.
+        """
+        self._describe(folder, parts, snapshot)
+        self._workspace.check()
+        self._workspace.put_in_place(folder, final)
+
+    def _describe(self, folder: Path, parts: Sequence[Part], snapshot: Snapshot) -> None:
         described = Manifest(
             step=snapshot.step,
             attempt=self.attempt,
-            files={TENSORS: tensors, STATE: tree},
+            files=merged(parts, snapshot.step),
+            world_size=len(parts),
             is_complete=snapshot.is_complete,
             job=self.job,
             created=time.time(),
             versions={"forge": __version__, "torch": torch.__version__},
             **manifest.metrics_of(snapshot.logged),
         )
-        tensorfile.write_small(directory / manifest.NAME, described.to_bytes())
-        durable.sync_directory(directory)
+        tensorfile.write_small(folder / manifest.NAME, described.to_bytes())
+        durable.sync_directory(folder)
 
     def holds(self, step: int, is_complete: bool) -> bool:
         """Ask whether a save can be spared.

@@ -3,5 +3,10 @@
 LATEST = "latest"
 """A relative symlink to the newest."""
 
-STATE, TENSORS = "state_rank00000.json", "tensors_rank00000.safetensors"
-"""The files of a checkpoint, beside its manifest."""
+
+def files_of(rank: int) -> tuple[str, str]:
+    """The files of one rank in a checkpoint, beside its manifest: state, tensors."""
+    return f"state_rank{rank:05d}.json", f"tensors_rank{rank:05d}.safetensors"
+
+
+STATE, TENSORS = files_of(0)

@@ -198,13 +198,13 @@ def test_who_was_superseded_commits_nothing(store, commit):
 
 def test_being_superseded_while_writing_prevents_the_commit(store, commit, monkeypatch):
     """Writing takes minutes; the check before it is not enough."""
-    write = store._write
+    describe = store._describe
 
-    def write_and_lose(directory, snapshot):
-        write(directory, snapshot)
+    def describe_and_lose(*arguments):
+        describe(*arguments)
         (store.directory / TOKEN_FILE).write_text("{}")
 
-    monkeypatch.setattr(store, "_write", write_and_lose)
+    monkeypatch.setattr(store, "_describe", describe_and_lose)
     with pytest.raises(DirectoryInUse):
         commit(store, 1)
     assert not [p for p in store.directory.iterdir() if "step_" in p.name]

@@ -13,11 +13,14 @@ from typing import Any
 
 from torture.calls import WRITES
 
+from forge.checkpoint import store as store_module
 from forge.checkpoint.format import codec
 from forge.checkpoint.load.file_reading import CheckedFile
 from forge.checkpoint.ownership.fence import Fence
 from forge.checkpoint.ownership.workspace import Workspace
 from forge.checkpoint.retention.removal import Remover
+from forge.checkpoint.save.copies import Snapshot
+from forge.checkpoint.save.staging import Part, stage
 from forge.checkpoint.store import Store
 from forge.filesystem import durable
 
@@ -74,14 +77,18 @@ def _no_odd_errors() -> None:
 def _no_temporary() -> None:
     """The files of a save are written where they stay."""
 
-    def early(store: Store, directory: Path, snapshot: Any) -> None:
-        final = store.directory / f"step_{snapshot.step}"
+    def early(folder: Path, snapshot: Snapshot) -> Part:
+        final = folder.parent.parent / folder.name
         shutil.rmtree(final, ignore_errors=True)
         final.mkdir()
-        write(store, final, snapshot)
+        return stage(final, snapshot)
 
-    write = Store._write
-    Store._write = early  # type: ignore[method-assign]
+    def describe_early(store: Store, folder: Path, parts: Any, snapshot: Snapshot) -> None:
+        describe(store, folder.parent.parent / folder.name, parts, snapshot)
+
+    describe = Store._describe
+    store_module.stage = early  # type: ignore[assignment]
+    Store._describe = describe_early  # type: ignore[method-assign]
     Workspace.put_in_place = (  # type: ignore[method-assign]
         lambda workspace, temporary, final: shutil.rmtree(temporary)
     )

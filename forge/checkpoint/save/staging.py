@@ -1,0 +1,68 @@
+"""One rank's part of a checkpoint: its files, on disk, and no checkpoint yet.
+
+    claim      one process: the fence, and a work directory with a name that only it gives
+    stage      each rank: its own files, into a directory in there
+    publish    the process with the claim: the manifest of all files last, then one rename
+
+All of it is done by files and values, never by a collective: a thread does it, beside training.
+Ranks without the claim know the directory by its claim's name alone. Once a newer attempt has taken
+that away, an old rank has no name under which it could write.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forge.checkpoint.format import tensorfile
+from forge.checkpoint.format.names import files_of
+from forge.checkpoint.io.output import write_file
+from forge.checkpoint.ownership.trust import check_writable_size
+from forge.checkpoint.save.copies import Snapshot
+from forge.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank has staged."""
+
+    rank: int
+    step: int
+    files: dict[str, dict[str, Any]]
+    """As in the manifest: name -> size and checksums."""
+
+
+def stage(folder: Path, snapshot: Snapshot, rank: int = 0) -> Part:
+    """Write a rank's files, each synced; their names in `folder` are for `publish` to sync.
+
+    Raises:
+        OSError: From the disk; FileNotFoundError where a newer attempt has taken over.
+    """
+    state, tensors = files_of(rank)
+    text = json.dumps(snapshot.tree).encode()
+    check_writable_size(text)
+    with snapshot.content.readers() as readers:
+        written = write_file(folder / tensors, snapshot.num_bytes, readers)
+    return Part(
+        rank,
+        snapshot.step,
+        {tensors: written, state: tensorfile.write_small(folder / state, text)},
+    )
+
+
+def merged(parts: Sequence[Part], step: int) -> dict[str, dict[str, Any]]:
+    """The files of all ranks.
+
+    Raises:
+        CheckpointError: Where the parts are not one of each rank, and all of this step.
+    """
+    found = [(part.rank, part.step) for part in parts]
+    if found != [(rank, step) for rank in range(len(parts))] or not parts:
+        raise CheckpointError(
+            f"The parts of step_{step} do not belong together: expected one of each rank, found"
+            f" (rank, step) {found}"
+        )
+    return {name: entry for part in parts for name, entry in part.files.items()}
