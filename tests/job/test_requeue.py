@@ -3,6 +3,7 @@
 One module, since reasons and budgets are one table.
 """
 
+import itertools
 import signal
 from dataclasses import asdict, replace
 
@@ -71,6 +72,18 @@ def test_an_attempt_has_one_reason_and_a_text(outcome, reason, text):
     """A person who reads the wrong reason looks for the wrong fault."""
     assert outcome.reason is reason
     assert str(outcome) == text
+
+
+@pytest.mark.parametrize("code", [0, 1, 65, 69, 70, 71, 73, 74, 75, 78, 129, 130, 143, -9])
+def test_no_text_changes_what_becomes_of_a_job(code):
+    """Whoever makes a message better must not have to know who decides by it."""
+    for asked, said in itertools.product([None, *Reason], repeat=2):
+        found = []
+        for text in ("", "time limit", "halted by the NaN policy", "stopped by SIGTERM"):
+            counts, outcome = Counts(), Outcome(code, asked, said=said, text=text)
+            decision = decide(outcome, counts, limits(), 4)
+            found.append((outcome.reason, decision.starts_again, decision.pause_s, counts))
+        assert all(one == found[0] for one in found)
 
 
 def test_a_full_disk_is_worth_a_pause_that_grows_within_max_failures():

@@ -39,7 +39,8 @@ class _OtherOs:
     def __init__(self, **others: Any) -> None:
         self._others = others
         for name, module in list(sys.modules.items()):
-            if name.startswith("forge.checkpoint.") and getattr(module, "os", None) is os:
+            is_ours = name.startswith(("forge.checkpoint.", "forge.filesystem."))
+            if is_ours and getattr(module, "os", None) is os:
                 module.os = self  # type: ignore[attr-defined]
 
     def __getattr__(self, name: str) -> Any:
