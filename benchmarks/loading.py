@@ -126,7 +126,7 @@ def prepare(folder: Path, objects: Objects) -> dict[str, tuple[Path, Load]]:
     for verify in Verify:
         store = Store(folder / verify.name, CheckpointConfig(verify=verify))
         taken = {"live": live.capture()}
-        where = store.commit(store.snapshot(1, taken, False, copy=False))
+        where = store.commit(store.snapshot(1, taken, is_complete=False, copy=False))
         variants[f"forge, verify={verify.name}"] = (
             max(where.iterdir(), key=lambda file: file.stat().st_size),
             lambda objects, store=store: _with_forge(store, objects),  # type: ignore[misc]

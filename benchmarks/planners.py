@@ -140,7 +140,7 @@ def measure(folder: Path, training: Training, rounds: int) -> dict[str, dict[str
         times: Times = {}
         begin = time.perf_counter()
         with timed(times, "blocks"):
-            snapshot = store.snapshot(number, state, False, copy=True)
+            snapshot = store.snapshot(number, state, is_complete=False, copy=True)
         path = store.commit(snapshot)
         times["durable"] = 1000 * (time.perf_counter() - begin)
         with timed(times, "load"):

@@ -167,7 +167,7 @@ class Store:
         check_writable_size(json.dumps(tree).encode())
         tensorfile.Layout(encoder.tensors)
 
-    def snapshot(self, step: int, state: Any, is_complete: bool, copy: bool) -> Snapshot:
+    def snapshot(self, step: int, state: Any, *, is_complete: bool, copy: bool) -> Snapshot:
         """Encode a state, to be committed now or later.
 
         Where there is no memory for a copy, the snapshot says that it is not independent.
@@ -184,7 +184,9 @@ class Store:
         """
         encoder = Encoder()
         tree = encoder.encode(state)
-        snapshot = self._copies.snapshot(step, tree, encoder.tensors, is_complete, copy)
+        snapshot = self._copies.snapshot(
+            step, tree, encoder.tensors, is_complete=is_complete, copy=copy
+        )
         snapshot.logged = self.logged()
         return snapshot
 
@@ -248,7 +250,7 @@ class Store:
         tensorfile.write_small(folder / manifest.NAME, described.to_bytes())
         durable.sync_directory(folder)
 
-    def holds(self, step: int, is_complete: bool) -> bool:
+    def holds(self, step: int, *, is_complete: bool) -> bool:
         """Ask whether a save can be spared.
 
         Args:

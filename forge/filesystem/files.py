@@ -83,7 +83,7 @@ def append(path: Path, lines: str) -> None:
         os.fsync(file.fileno())
 
 
-def write_atomically(path: Path, text: str | bytes, is_synced: bool = False) -> None:
+def write_atomically(path: Path, text: str | bytes, *, is_synced: bool = False) -> None:
     """Replace a small file in one step; `is_synced` also makes it survive a power cut."""
     with _reached(path) as (folder, name):
         temporary = os.path.join(
@@ -143,7 +143,7 @@ def make_trusted_directory(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _reached(path: Path, is_trusted: bool = False) -> Iterator[tuple[int | None, str]]:
+def _reached(path: Path, *, is_trusted: bool = False) -> Iterator[tuple[int | None, str]]:
     """(the open directory, the name in it) of a file in `.forge`; elsewhere (None, its path).
 
     Raises:
@@ -232,4 +232,4 @@ def reserve_standard() -> None:
             os.fstat(number)
         except OSError as error:
             if error.errno == errno.EBADF:  # the lowest that is free, so it gets this number
-                os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+                os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003 - positional there

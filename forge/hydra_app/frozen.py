@@ -30,7 +30,7 @@ _OUTPUT_DIR = "${hydra:runtime.output_dir}"
 # -- at the first start ------------------------------------------------------------------------
 
 
-def resolve_now(node: Any, directory: Path, is_root: bool = True) -> None:
+def resolve_now(node: Any, directory: Path, *, is_root: bool = True) -> None:
     """Replace what resolvers give by its value, so that main and the stored config see the same.
 
     `${now:…}` and the like give another value each time somebody asks. Hydra's config has to be
@@ -180,7 +180,7 @@ def restore(cfg: DictConfig, directory: Path) -> None:
     policy = {key: _node(cfg, key) for key in map(_key, new) if _is_policy(key)}
     asked = [o for o in new if _key(o) not in policy]
     differing = _differing(cfg, directory) if asked else ""
-    refused = [o for o in asked if _contradicts(o, cfg, stored, bool(differing))]
+    refused = [o for o in asked if _contradicts(o, cfg, stored, is_other=bool(differing))]
     if refused:
         raise Contradiction(
             f"{directory} holds a job that was started with another config; given now:"
@@ -255,7 +255,7 @@ def _started(directory: Path) -> dict[str, Any]:
     return found
 
 
-def _overlay(node: Any, stored: Any, is_root: bool = False) -> None:
+def _overlay(node: Any, stored: Any, *, is_root: bool = False) -> None:
     """Make `node` hold what is stored, keeping the types that its schema gives it."""
     with read_write(node), open_dict(node):
         for key in [key for key in node if key not in stored and not (is_root and key == "hydra")]:
@@ -293,7 +293,7 @@ def _overlay_key(node: Any, stored: Any, key: Any) -> None:
         ) from error
 
 
-def _contradicts(override: str, cfg: DictConfig, stored: DictConfig, is_other: bool) -> bool:
+def _contradicts(override: str, cfg: DictConfig, stored: DictConfig, *, is_other: bool) -> bool:
     """Whether a command-line override asks for something else than what is stored.
 
     Args:

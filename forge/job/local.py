@@ -26,7 +26,7 @@ from forge.process import processes, time_limit
 class LocalJob(Job):
     """The wrapper of a job that was started by `hydra/launcher=local`."""
 
-    def __init__(self, directory: Path, is_continued: bool, parent: int | None = None) -> None:
+    def __init__(self, directory: Path, *, is_continued: bool, parent: int | None = None) -> None:
         super().__init__(directory)
         self._is_continued = is_continued
         # Given by whoever starts us: who was killed before we look is no longer our parent.
@@ -179,7 +179,7 @@ def main(arguments: list[str]) -> int:
     arguments = arguments[0 if parent is None else 2 :]
     is_continued = arguments[:1] == ["--continue"]
     (directory,) = arguments[is_continued:]
-    return LocalJob(Path(directory), is_continued, parent).run()
+    return LocalJob(Path(directory), is_continued=is_continued, parent=parent).run()
 
 
 if __name__ == "__main__":

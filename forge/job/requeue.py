@@ -155,32 +155,34 @@ def decide(
         counts.no_progress += 1
     counts.best_step = max(counts.best_step, saved_step)
     if outcome.reason in (Reason.finished, Reason.interrupted, Reason.cancelled, Reason.orphaned):
-        return Decision(False, what)
+        return Decision(starts_again=False, because=what)
     budgets = _BUDGETS | (_ELSEWHERE if "max_excluded_nodes" in limits else {})
     counter, budget = budgets.get(outcome.reason, ("", ""))
     rule = None if counter else _rule_for(outcome.code, limits)
     if not counter and rule is None:
-        return Decision(False, what)
+        return Decision(starts_again=False, because=what)
     if limits.get("as_site") and outcome.reason in (Reason.preempted, Reason.node_failed):
         counts.restarts += 1  # where Slurm brings it back; nobody else counts
-        return Decision(True, what)
+        return Decision(starts_again=True, because=what)
     if not limits["enabled"]:
         why = "`resilience.requeue.enabled` is false"
-        return Decision(False, f"{what}; {limits.get('why_not', why)}")
+        return Decision(starts_again=False, because=f"{what}; {limits.get('why_not', why)}")
     given_up = _without_progress(counts, limits) if has_run else ""
     if given_up:
-        return Decision(False, f"{what}; given up: {given_up}")
+        return Decision(starts_again=False, because=f"{what}; given up: {given_up}")
     if rule is not None:
         used = counts.by_rule.get(str(rule), 0)
         most = limits["rules"][rule]["max_restarts"]
         if used >= most:
             key = f"resilience.requeue.rules[{rule}].max_restarts"
-            return Decision(False, f"{what}; given up: `{key}={most}`")
+            return Decision(starts_again=False, because=f"{what}; given up: `{key}={most}`")
         counts.by_rule[str(rule)] = used + 1
     else:
         used, most = getattr(counts, counter), limits[budget.partition(".")[2]]
         if most is not None and used >= most:
-            return Decision(False, f"{what}; given up: `resilience.{budget}={most}`")
+            return Decision(
+                starts_again=False, because=f"{what}; given up: `resilience.{budget}={most}`"
+            )
         setattr(counts, counter, used + 1)
     counts.restarts += 1
     # The first time may be chance. Then a cluster that ends whatever begins is given time.
@@ -188,7 +190,7 @@ def decide(
     if outcome.reason is Reason.disk_full:
         pauses = counts.failures
     pause_s = _PAUSE_S * 2.0 ** min(pauses - 1, 10) if pauses > 0 else 0.0
-    return Decision(True, what, min(pause_s, _MAX_PAUSE_S))
+    return Decision(starts_again=True, because=what, pause_s=min(pause_s, _MAX_PAUSE_S))
 
 
 def _without_progress(counts: Counts, limits: dict[str, Any]) -> str:

@@ -164,13 +164,13 @@ class Supervisor:
                 self._pass_on(number, [self._task])
             name = signal.Signals(number).name.removeprefix("SIG")
             if self.actions.get(name, "ignore" if self.actions else "stop") in ("stop", "requeue"):
-                self._begin_deadline(self.timeout_s, name == self.announcement)
+                self._begin_deadline(self.timeout_s, is_announced=name == self.announcement)
 
     def _pass_on(self, number: int, pids: list[int]) -> None:
         for pid in pids:
             processes.send(pid, number)
 
-    def _begin_deadline(self, timeout_s: float, is_announced: bool = False) -> None:
+    def _begin_deadline(self, timeout_s: float, *, is_announced: bool = False) -> None:
         if timeout_s <= 0:
             return
         if is_announced:  # a task may train on until the end that was announced to it

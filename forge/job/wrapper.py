@@ -145,7 +145,7 @@ class Job(ABC):
         except OSError:  # one that is being removed
             return False
 
-    def _is_cut_short(self, has_boundary: bool) -> bool:
+    def _is_cut_short(self, *, has_boundary: bool) -> bool:
         """Whether an attempt that the cluster ended had no fair chance to save anything."""
         return False
 
@@ -191,7 +191,9 @@ class Job(ABC):
             self.plan.requeue,
             self._saved_step(),
             has_run=any((self.forge / "ledger").glob("attempt_*")),
-            is_cut_short=self._is_cut_short(ledger.has_stepped(self.directory, self._began)),
+            is_cut_short=self._is_cut_short(
+                has_boundary=ledger.has_stepped(self.directory, self._began)
+            ),
         )
         is_unsaved = self.counts.no_progress + self.counts.unfair > 0
         self.counts.unsaved_s = self._took_s if is_unsaved else 0.0

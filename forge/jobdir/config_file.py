@@ -78,7 +78,7 @@ def write(path: Path, content: Any) -> None:
     write_atomically(path, f"{_HEAD}{_sum(text.encode())}\n{text}", is_synced=True)
 
 
-def read(path: Path, is_executed: bool = True) -> Any:
+def read(path: Path, *, is_executed: bool = True) -> Any:
     """What was written.
 
     Args:

@@ -107,9 +107,9 @@ def saved_step(checkpoint_dir: Path) -> int:
     return -1 if step is None else step
 
 
-def write_json(path: Path, content: dict[str, Any], is_synced: bool = False) -> None:
+def write_json(path: Path, content: dict[str, Any], *, is_synced: bool = False) -> None:
     """Replace a file of JSON in one step; `is_synced` also makes it survive a power cut."""
-    write_atomically(path, json.dumps(content) + "\n", is_synced)
+    write_atomically(path, json.dumps(content) + "\n", is_synced=is_synced)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -261,7 +261,7 @@ def _use(cfg: Any) -> None:
     HydraConfig.instance().cfg = cfg
 
 
-def _settle(job: ComposedJob, sweep_path: Path, may_refer: bool) -> None:
+def _settle(job: ComposedJob, sweep_path: Path, *, may_refer: bool) -> None:
     """Put what is known only now into the job's config, as values: above all its paths.
 
     `may_refer`: whether there are interpolations in the user's part.

@@ -41,7 +41,7 @@ class OptionCheck(Generic[_Options]):
     def _note(self, key: str, problem: str) -> None:
         self.problems.append(f"`hydra.launcher.{key}={self._given[key]}`: {problem}")
 
-    def expect(self, key: str, is_good: bool, expected: str) -> None:
+    def expect(self, key: str, *, is_good: bool, expected: str) -> None:
         """Note an option that is not as expected."""
         if not is_good:
             self._note(key, f"expected {expected}.")
@@ -50,14 +50,16 @@ class OptionCheck(Generic[_Options]):
         """Each of them at least so much, or null."""
         for key in keys:
             value = getattr(self.options, key)
-            self.expect(key, value is None or value >= least, f"at least {least:g}")
+            self.expect(
+                key, is_good=value is None or value >= least, expected=f"at least {least:g}"
+            )
 
     def expect_common(self) -> None:
         """The time limit, and a way to show how the jobs get on: what both launchers have."""
         limit_min, progress = (getattr(self.options, key) for key in ("timeout_min", "progress"))
         is_limit = limit_min is None or 0 < limit_min < float("inf")
-        self.expect("timeout_min", is_limit, "minutes above 0")
-        self.expect("progress", progress in _PROGRESS, " | ".join(_PROGRESS))
+        self.expect("timeout_min", is_good=is_limit, expected="minutes above 0")
+        self.expect("progress", is_good=progress in _PROGRESS, expected=" | ".join(_PROGRESS))
 
     def checked(self) -> _Options:
         """The options.

@@ -40,7 +40,7 @@ class SweepDir:
         DirectoryInUse: Where another launcher runs it.
     """
 
-    def __init__(self, path: Path, taken: set[int], is_looked_at: bool = False) -> None:
+    def __init__(self, path: Path, taken: set[int], *, is_looked_at: bool = False) -> None:
         """`taken`: numbers of jobs that this process has run already.
 
         One that is only looked at need not be there, and is not claimed.

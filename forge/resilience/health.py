@@ -72,8 +72,8 @@ class NaNDetector:
         value, device = float(mean(loss).item()), None
         if isinstance(loss, torch.Tensor):
             device = loss.device
-        is_bad = any_rank(not math.isfinite(value), device)
-        self.record(is_bad, step, value)
+        is_bad = any_rank(flag=not math.isfinite(value), device=device)
+        self.record(is_bad=is_bad, step=step, loss=value)
         if is_bad:
             where = value if not math.isfinite(value) else "on another rank"
             self._act(f"NaN/Inf loss at step {step}: {where}")
@@ -94,9 +94,9 @@ class NaNDetector:
         culprits = []
         if named and not math.isfinite(float(total_norm([g for _, g in named]).item())):
             culprits = non_finite(named)
-        is_bad = any_rank(bool(culprits), named[0][1].device if named else None)
+        is_bad = any_rank(flag=bool(culprits), device=named[0][1].device if named else None)
         if is_bad:
-            self.record(True, step, math.nan, is_same_step=step == self._step)
+            self.record(is_bad=True, step=step, loss=math.nan, is_same_step=step == self._step)
             where = ", ".join(culprits[:3]) or "on another rank"
             self._act(f"NaN/Inf gradient at step {step}: {where}")
         return not is_bad
@@ -107,7 +107,7 @@ class NaNDetector:
         if self.action == "warn":
             messages.warn(message)
 
-    def record(self, is_bad: bool, step: int, loss: float, is_same_step: bool = False) -> None:
+    def record(self, *, is_bad: bool, step: int, loss: float, is_same_step: bool = False) -> None:
         """Count one verdict.
 
         A step is bad if one of its verdicts is: a good loss must not end the streak of a step
@@ -152,7 +152,7 @@ class NaNDetector:
         self._is_bad = False
 
 
-def any_rank(flag: bool, device: torch.device | None = None) -> bool:
+def any_rank(*, flag: bool, device: torch.device | None = None) -> bool:
     """Whether `flag` is set on any rank, so that none steps alone."""
     if not (dist.is_available() and dist.is_initialized()):
         return flag

@@ -137,8 +137,8 @@ class ShutdownHandler:
             return
         self._pid = os.getpid()
         self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
+        self._reader.setblocking(False)  # noqa: FBT003 - positional there
+        self._writer.setblocking(False)  # noqa: FBT003 - positional there
         self._outer_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._install()
         _registered.add(self)

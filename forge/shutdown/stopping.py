@@ -130,7 +130,7 @@ def has_job(directory: Path) -> None:
     _state.job = directory
 
 
-def hold_interrupts(is_held: bool) -> None:
+def hold_interrupts(*, is_held: bool) -> None:
     """While held, a stopping signal only sets the flag: a Run will read it."""
     if _state.handler is not None:
         _state.handler.pass_over = _state.handler.held_up_by = None  # no Run is there, or not yet

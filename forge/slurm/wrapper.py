@@ -160,7 +160,7 @@ class SlurmJob(Job):
             self.counts.restarts += unseen
             self._tell("requeued by Slurm", times=unseen)
 
-    def _is_cut_short(self, has_boundary: bool) -> bool:
+    def _is_cut_short(self, *, has_boundary: bool) -> bool:
         limit_s = self.plan.time_limit_s
         return not has_boundary or (limit_s is not None and self._took_s < limit_s / 2)
 
@@ -341,7 +341,7 @@ class SlurmJob(Job):
         bad = [one for one in ended if one[1].code != ExitCode.FINISHED]
         _, found = min(bad or ended, key=lambda one: (one[0], one[1].code))
         code, text = found.code, found.text
-        asked = self._reason(code, found.is_held) if code != ExitCode.FINISHED else None
+        asked = self._reason(code, is_held=found.is_held) if code != ExitCode.FINISHED else None
         if asked is None and code == _SRUN_FAILED and not self._has_begun:
             asked, text = Reason.crashed, "the task could not be started by srun"
         if self._why is Why.script_killed and asked is Reason.crashed:
@@ -363,7 +363,7 @@ class SlurmJob(Job):
             return code if action == "stop" else 128 - code
         return code if code > 0 else -signal.SIGKILL
 
-    def _reason(self, code: int, is_held: bool) -> Reason | None:
+    def _reason(self, code: int, *, is_held: bool) -> Reason | None:
         """Why Slurm ends the job, if it does; asked once for each stop."""
         self._ask_controller(self._asking_s())
         if self._why is Why.cancelled:
@@ -437,10 +437,10 @@ class SlurmJob(Job):
 
     def _end(self, outcome: Outcome, decision: Decision) -> int:
         if outcome.reason is Reason.cancelled:
-            decision = Decision(False, "cancelled")
+            decision = Decision(starts_again=False, because="cancelled")
         if outcome.code == ExitCode.BAD_CONFIG and self.slurm.ranks > 1:
             said = f"{decision.because}: see `hydra.launcher.tasks_per_node` in its output"
-            decision = Decision(False, said)
+            decision = Decision(starts_again=False, because=said)
         return super()._end(outcome, decision)
 
     # -- starting again ------------------------------------------------------------------------

@@ -169,7 +169,7 @@ class _Attempt:
             return task(*args, **kwargs)
         finally:
             # What follows must not be interrupted: a result that is being stored, a requeue.
-            stopping.hold_interrupts(True)
+            stopping.hold_interrupts(is_held=True)
             self._has_left.set()
             self._decider.acquire()  # forever, where the other thread ends this process
 
@@ -263,15 +263,17 @@ class _Attempt:
                 self._write("requeued", "by Slurm")
                 return stopping.leave(self._backend.restart_code, "requeued by Slurm")
         except SlurmError as problem:
-            decision = Decision(False, f"Slurm does not say why it was stopped: {problem}")
+            decision = Decision(
+                starts_again=False, because=f"Slurm does not say why it was stopped: {problem}"
+            )
         if not is_stop and not isinstance(ending, SystemExit):
             self._write("failed", decision.because, outcome.code)
             return ending
         is_cancelled = outcome.reason is Reason.cancelled
         because = "it was cancelled" if is_cancelled else decision.because
-        return self._give_up(f"{text}; not started again: {because}", outcome.code, is_back)
+        return self._give_up(f"{text}; not started again: {because}", outcome.code, is_back=is_back)
 
-    def _start_again(self, decision: Decision, must_ask: bool) -> Exit:
+    def _start_again(self, decision: Decision, *, must_ask: bool) -> Exit:
         """Requeue; the job's record says so before Slurm can end this process."""
         if must_ask and self._backend.why(None, self._backend.restart_code) is Reason.cancelled:
             raise NoSuchJob("it was cancelled")
@@ -285,9 +287,13 @@ class _Attempt:
         limits = asdict(self._policy.requeue)
         decision = decide(outcome, self._counts, limits, self._saved_step())
         refusal = self._backend.refusal(self._counts.restarts) if decision.starts_again else ""
-        return Decision(False, f"{decision.because}; {refusal}") if refusal else decision
+        return (
+            Decision(starts_again=False, because=f"{decision.because}; {refusal}")
+            if refusal
+            else decision
+        )
 
-    def _give_up(self, because: str, code: int, is_back: bool = False) -> JobError:
+    def _give_up(self, because: str, code: int, *, is_back: bool = False) -> JobError:
         # A job that is requeued by hand after its end has new budgets.
         self._write("given up" if is_back else "stopped", because, code)
         return JobError(

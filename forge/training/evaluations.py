@@ -33,7 +33,7 @@ class Evaluations:
         self.is_running = False
         self.pid = os.getpid()
 
-    def add(self, function: Callable[[int], object], steps: int | None, at_end: bool) -> None:
+    def add(self, function: Callable[[int], object], steps: int | None, *, at_end: bool) -> None:
         """Run `function` every so many steps, at the end of the loop, or both.
 
         Raises:

@@ -69,7 +69,7 @@ def load(config: CheckpointConfig, live: StateRegistry) -> dict[str, Any]:
         trust.check(path)
         found = _read_checkpoint(path, config, live, trust) if path.is_dir() else None
         if found is None:
-            found = _assign(_read_file(path, config.init_trust_pickle), live)
+            found = _assign(_read_file(path, is_trusted=config.init_trust_pickle), live)
         _put(found, live)
     except StateMismatch as error:
         raise StateMismatch(
@@ -112,7 +112,7 @@ def _read_checkpoint(
     return found
 
 
-def _read_file(path: Path, is_trusted: bool) -> Any:
+def _read_file(path: Path, *, is_trusted: bool) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=not is_trusted)
     except pickle.UnpicklingError as error:

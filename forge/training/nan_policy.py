@@ -99,11 +99,11 @@ class NanPolicy:
         Returns:
             Whether to update, and what to log (empty: nothing).
         """
-        is_bad = any_rank(bool(problem))
+        is_bad = any_rank(flag=bool(problem))
         is_same_step = step == self._judged
         if not is_same_step:
             self._judged, self._first_bad_before = step, self.first_bad_step
-        self._detector.record(is_bad, step, loss, is_same_step)
+        self._detector.record(is_bad=is_bad, step=step, loss=loss, is_same_step=is_same_step)
         if not is_bad:
             if self._detector.state.consecutive_nans == 0:
                 self.first_bad_step = None

@@ -70,7 +70,7 @@ class Owner:
         self._before = known[-1] if known else None
         if self._before is None or not steps:  # nothing was trained: nothing to be true to
             known = [mine]
-        elif not self._is_mine(known[-1], mine, is_change_wanted):
+        elif not self._is_mine(known[-1], mine, is_change_wanted=is_change_wanted):
             known = [*(one for one in known if one.id != mine.id), mine]
         else:
             known = [*known[:-1], replace(known[-1], job_dir=str(job))]
@@ -104,7 +104,7 @@ class Owner:
         messages.warn(f"{self._path} {problem}; the newest checkpoint is this job's: rewritten.")
         return [mine]
 
-    def _is_mine(self, known: _Entry, mine: _Entry, is_change_wanted: bool) -> bool:
+    def _is_mine(self, known: _Entry, mine: _Entry, *, is_change_wanted: bool) -> bool:
         """Whether the job resumes under the entry that is there; else under its own.
 
         Raises:

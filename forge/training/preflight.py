@@ -94,7 +94,7 @@ def checked_name(name: Any) -> str | None:
         raise ConfigError([problem], "This Run")
 
 
-def check_alone(is_inside: bool) -> None:
+def check_alone(*, is_inside: bool) -> None:
     """Refuse what would take the signals away from another Run, or never get any.
 
     Args:
@@ -143,7 +143,7 @@ def check_code(directory: Path, action: CodeChange) -> None:
     messages.warn(text)
 
 
-def keep_threads(directory: Path, is_resumed: bool) -> None:
+def keep_threads(directory: Path, *, is_resumed: bool) -> None:
     """Let torch use as many threads as at the first start: another number gives other bits."""
     now = torch.get_num_threads()
     first = job_dir.first_threads(directory) if is_resumed else None

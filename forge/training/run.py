@@ -56,7 +56,7 @@ class Run:
         self.name = preflight.checked_name(name)
         self._live = StateRegistry(stateful)
         self._nan = NanPolicy(self.policy.nan)
-        self._updater = Updater(self._live, self._nan, self.policy.enabled)
+        self._updater = Updater(self._live, self._nan, is_enabled=self.policy.enabled)
         self._evaluations = Evaluations()
         self.state = RunState()
         """Values of the user's own that are saved and restored with everything else."""
@@ -235,7 +235,7 @@ class Run:
             )
 
         def register(function: _Function) -> _Function:
-            self._evaluations.add(function, steps, at_end)
+            self._evaluations.add(function, steps, at_end=at_end)
             return function
 
         return register
@@ -264,7 +264,7 @@ class Run:
             pin: Keep this checkpoint permanently, as `forge pin` does.
         """
         if self._session is not None:
-            self._session.request_save(pin)
+            self._session.request_save(pin=pin)
 
     def finish(self, reason: str) -> None:
         """End the loop at this boundary, as its `n` would: early stopping.

@@ -112,7 +112,9 @@ class Saver:
         if self._store.holds(step, is_complete=False) and not is_held:
             return
         began = time.monotonic()
-        snapshot = self._store.snapshot(step, state(), False, copy=self._config.async_save)
+        snapshot = self._store.snapshot(
+            step, state(), is_complete=False, copy=self._config.async_save
+        )
         if snapshot.is_independent:
             self._thread = threading.Thread(
                 target=self._commit_beside,
@@ -150,10 +152,10 @@ class Saver:
         self._settle()
         self.begin(step)
         is_complete = cause is SaveCause.finished
-        if self._store.holds(step, is_complete):
+        if self._store.holds(step, is_complete=is_complete):
             return
         began = time.monotonic()
-        snapshot = self._store.snapshot(step, state(), is_complete, copy=False)
+        snapshot = self._store.snapshot(step, state(), is_complete=is_complete, copy=False)
         self._commit_final(snapshot, cause, began)
 
     def hold(self, step: int, state: Callable[[], Any]) -> Held:
@@ -167,7 +169,7 @@ class Saver:
         if self._store.holds(step, is_complete=False):
             self._held_step = step
             return Held(None)
-        snapshot = self._store.snapshot(step, state(), False, copy=True)
+        snapshot = self._store.snapshot(step, state(), is_complete=False, copy=True)
 
         def commit(cause: SaveCause = SaveCause.stop) -> None:
             self._settle()
@@ -235,7 +237,7 @@ class Saver:
             self._failure = error
 
     def _commit(
-        self, snapshot: Snapshot, cause: SaveCause, began: float, tidies: bool = True
+        self, snapshot: Snapshot, cause: SaveCause, began: float, *, tidies: bool = True
     ) -> None:
         begin = time.monotonic()
         self._ledger.sync()

@@ -122,7 +122,7 @@ class Session:
 
     def open(self) -> None:
         """Claim, check, resume."""
-        preflight.check_alone(any(one._pid == os.getpid() for one in _active))
+        preflight.check_alone(is_inside=any(one._pid == os.getpid() for one in _active))
         # What cannot be saved is named now, not at a first save hours later.
         with preflight.exits():
             states = self._live.ask()
@@ -136,7 +136,7 @@ class Session:
         self.metrics = self._directory.metrics
         try:
             self._handler = stopping.install(self._policy, forge_dir(job))
-            stopping.hold_interrupts(True)
+            stopping.hold_interrupts(is_held=True)
             with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
                 self._owner = Owner(
                     checkpoint_dir,
@@ -148,7 +148,7 @@ class Session:
                 preflight.check_code(job, self._policy.requeue.on_code_change)
                 preflight.check_health(self._policy.health, checkpoint_dir)
                 self._resume()
-                preflight.keep_threads(job, self.resumed_from is not None)
+                preflight.keep_threads(job, is_resumed=self.resumed_from is not None)
             self._live.fix_groups()
         except BaseException:
             self._release()
@@ -481,7 +481,7 @@ class Session:
             self.metrics.flush()
             self._directory.saver.save(self.step, self._state, cause)
 
-    def request_save(self, pin: bool) -> None:
+    def request_save(self, *, pin: bool) -> None:
         """See `Run.save`."""
         if pin:
             self._directory.pin(self.step + self.is_in_step)
@@ -646,6 +646,6 @@ class Session:
             for scale in getattr(self, "_scales", ()):
                 scale.remove()
             if self._leaving is None:
-                stopping.hold_interrupts(False)
+                stopping.hold_interrupts(is_held=False)
                 if not self._was_installed:
                     stopping.uninstall()

@@ -18,7 +18,7 @@ from forge.training.scaling import Overflows, Scaling
 class Updater:
     """Does the updates of a run's steps."""
 
-    def __init__(self, live: StateRegistry, nan: NanPolicy, is_enabled: bool) -> None:
+    def __init__(self, live: StateRegistry, nan: NanPolicy, *, is_enabled: bool) -> None:
         self._live = live
         self._nan = nan
         self._is_enabled = is_enabled

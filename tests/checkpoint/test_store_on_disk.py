@@ -116,7 +116,7 @@ def test_a_kill_between_any_two_calls_leaves_the_newest_loadable(tmp_path, state
     """Every place where a SIGKILL can fall, one after the other, and then the next attempt."""
     directory = tmp_path / "checkpoints"
     with _closing(directory) as store:
-        store.commit(store.snapshot(0, state_of(0), False, copy=False))
+        store.commit(store.snapshot(0, state_of(0), is_complete=False, copy=False))
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(directory), stores.__file__.rpartition("/")[0]],
         stdin=subprocess.PIPE,

@@ -45,7 +45,7 @@ def test_show_prints_facts_and_leaves_in_a_hundred_columns(store):
         "none": None,
         "empty": {},
     }
-    store.commit(store.snapshot(7, state, True, copy=False))
+    store.commit(store.snapshot(7, state, is_complete=True, copy=False))
     code, shown, error = forge_command("show", store.directory)
     assert (code, error) == (0, "")
     lines = shown.splitlines()
@@ -91,8 +91,8 @@ def test_diff_prints_each_leaf_that_differs(store):
         "new": [1],
     }
     del other["gone"]
-    store.commit(store.snapshot(1, state, False, copy=False))
-    store.commit(store.snapshot(2, other, False, copy=False))
+    store.commit(store.snapshot(1, state, is_complete=False, copy=False))
+    store.commit(store.snapshot(2, other, is_complete=False, copy=False))
     code, shown, error = forge_command(
         "diff", store.directory / "step_1", store.directory / "step_2", "--verify", "size"
     )

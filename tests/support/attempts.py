@@ -160,7 +160,7 @@ def save(place: Place) -> None:
     told.with_suffix(".new").write_text(str(store._workspace._path))
     told.with_suffix(".new").rename(told)
     until(lambda: store._workspace._path.is_symlink())
-    store.commit(store.snapshot(5, {"x": 1}, False, copy=False))
+    store.commit(store.snapshot(5, {"x": 1}, is_complete=False, copy=False))
 
 
 def pin(place: Place) -> None:

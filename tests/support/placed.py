@@ -25,7 +25,7 @@ def pair(seed, num_steps=1):
 
 def save(store, live, step=1, **more):
     state = {"live": live.capture(), **more}
-    return store.commit(store.snapshot(step, state, False, copy=True))
+    return store.commit(store.snapshot(step, state, is_complete=False, copy=True))
 
 
 def newest(store, live):

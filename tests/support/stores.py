@@ -30,7 +30,7 @@ def state_of(step):
 
 
 def commit(store, step, is_complete=False):
-    return store.commit(store.snapshot(step, state_of(step), is_complete, copy=False))
+    return store.commit(store.snapshot(step, state_of(step), is_complete=is_complete, copy=False))
 
 
 def rewrite_manifest(path, **changes):

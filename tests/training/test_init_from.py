@@ -265,7 +265,7 @@ def test_so_is_somebody_else_s_checkpoint(whose, open_store, tmp_path, caplog):
     source, target = objects(3), objects(1)
     store = open_store(tmp_path / "theirs")
     live = StateRegistry(source).capture()
-    store.commit(store.snapshot(1, {"live": live}, False, copy=False))
+    store.commit(store.snapshot(1, {"live": live}, is_complete=False, copy=False))
     os.chown(tmp_path / "theirs" / whose, 4321, -1)
     with pytest.raises(CheckpointError, match="belongs to uid 4321"):
         init_from.load(

@@ -46,7 +46,7 @@ class Place:
             store.job = owner.id
             if step is not None:
                 state = {"states": {n: o.state_dict() for n, o in objects.items()}}
-                store.commit(store.snapshot(step, state, False, copy=False))
+                store.commit(store.snapshot(step, state, is_complete=False, copy=False))
         return optimizer.param_groups[0]
 
     @property

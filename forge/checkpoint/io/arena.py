@@ -29,7 +29,7 @@ class Arena:
         MemoryError: Where there is not so much.
     """
 
-    def __init__(self, size: int, is_pinned: bool = False) -> None:
+    def __init__(self, size: int, *, is_pinned: bool = False) -> None:
         self.size = size
         mapping = fresh_memory(max(size, 1) + _HUGE)
         _advise(mapping, "MADV_DONTFORK")

@@ -47,7 +47,7 @@ class _Output:
         self._fd = fd
         self._size = size
         self._is_direct = False
-        self._set_direct(size >= PAGE)
+        self._set_direct(is_direct=size >= PAGE)
         self._tail = size % PAGE if self._is_direct else 0
         self.checksums = [0] * num_chunks(size)
         self._numbers: Iterator[int] = iter(range(len(self.checksums)))
@@ -68,7 +68,7 @@ class _Output:
         if self._failures:
             raise self._failures[0]
         if self._tail:
-            self._set_direct(False)
+            self._set_direct(is_direct=False)
             number, left = divmod(self._size, CHUNK)
             self._put(readers[0](number)[left - self._tail : left], self._size - self._tail)
 
@@ -94,15 +94,15 @@ class _Output:
             except OSError as error:
                 if error.errno != errno.EINVAL or not was_direct:
                     raise
-                self._set_direct(False)  # refused where it is used
+                self._set_direct(is_direct=False)  # refused where it is used
                 continue
             if was_direct and count % PAGE:
                 count -= count % PAGE  # a disk about to be full: the next call says so
                 if not count:
-                    self._set_direct(False)
+                    self._set_direct(is_direct=False)
             piece, position = piece[count:], position + count
 
-    def _set_direct(self, is_direct: bool) -> None:
+    def _set_direct(self, *, is_direct: bool) -> None:
         if not hasattr(os, "O_DIRECT"):  # macOS
             return
         import fcntl

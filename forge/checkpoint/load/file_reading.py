@@ -71,7 +71,7 @@ class CheckedFile:
         """Close the file, if it is open."""
         self._finalizer()
 
-    def read(self, pieces: Sequence[Piece], is_checked: bool) -> None:
+    def read(self, pieces: Sequence[Piece], *, is_checked: bool) -> None:
         """Read `pieces`, which are in order and do not overlap.
 
         Args:
@@ -90,11 +90,11 @@ class CheckedFile:
         except EOFError as error:
             raise self._damage(f"ends after {error} of {self.size} bytes") from error
 
-    def content(self, is_checked: bool) -> bytes:
+    def content(self, *, is_checked: bool) -> bytes:
         """The whole file, for small ones."""
         found = bytearray(self.size)
         if found:
-            self.read([Piece(0, self.size, memoryview(found))], is_checked)
+            self.read([Piece(0, self.size, memoryview(found))], is_checked=is_checked)
         return bytes(found)
 
     def has_changed(self) -> bool:

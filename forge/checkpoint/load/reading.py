@@ -100,13 +100,13 @@ def read(path: Path, verify: Verify, place: Place | None = None) -> Checkpoint:
         for name, entry in described.files.items():
             files[name] = CheckedFile(path / name, entry)
             if is_checked and name not in (STATE, TENSORS):
-                files[name].read([], is_checked)
-        text = files[STATE].content(is_checked)
+                files[name].read([], is_checked=is_checked)
+        text = files[STATE].content(is_checked=is_checked)
         try:
             tree = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise DamagedCheckpoint(f"{STATE} cannot be read: {error}") from error
-        found = _read(path, described, tree, files[TENSORS], is_checked, place)
+        found = _read(path, described, tree, files[TENSORS], is_checked=is_checked, place=place)
         return found
     finally:
         for name, file in files.items():
@@ -119,6 +119,7 @@ def _read(
     described: Manifest,
     tree: Any,
     file: CheckedFile,
+    *,
     is_checked: bool,
     place: Place | None,
 ) -> Checkpoint:
@@ -129,7 +130,9 @@ def _read(
         offers = place(shown) if place is not None else None
     except CheckpointError:
         if is_checked:
-            file.read([], is_checked)  # damage, if there is any, is what explains the rest
+            file.read(
+                [], is_checked=is_checked
+            )  # damage, if there is any, is what explains the rest
         raise
     placed = targets(outline, offers or ())
     on_devices = {
@@ -137,7 +140,7 @@ def _read(
         for name, device in outline.devices.items()
         if device.type == "cuda" and name not in placed
     }
-    values = tensors.read({*placed, *on_devices}, is_checked)
+    values = tensors.read({*placed, *on_devices}, is_checked=is_checked)
     tensors.fill(on_devices)  # nobody uses these yet
     values |= on_devices
     for name, stride in outline.strides.items():

@@ -96,7 +96,7 @@ class TensorFile:
         tensor = torch.empty(entry.shape, dtype=entry.dtype, device="meta")
         return self._shown(entry.name, tensor)
 
-    def read(self, elsewhere: Collection[str], is_checked: bool) -> dict[str, torch.Tensor]:
+    def read(self, elsewhere: Collection[str], *, is_checked: bool) -> dict[str, torch.Tensor]:
         """The tensors but those named in `elsewhere`, each in memory of its own.
 
         Args:
@@ -114,7 +114,7 @@ class TensorFile:
             tensor = flat.view(entry.dtype).reshape(entry.shape)
             found[entry.name] = self._shown(entry.name, tensor)
         pieces = [piece for piece in pieces if piece.end > piece.begin]
-        self.file.read(pieces, is_checked)
+        self.file.read(pieces, is_checked=is_checked)
         if head != self._head:
             raise DamagedCheckpoint(f"{self.file.name}: its header has changed while it was read")
         return found
@@ -150,7 +150,9 @@ class TensorFile:
             flat = tensor.detach().reshape(-1).view(torch.uint8)
             for begin in range(entry.begin, entry.end, size):
                 end = min(begin + size, entry.end)
-                self.file.read([Piece(begin, end, view_of(buffer[: end - begin]))], False)
+                self.file.read(
+                    [Piece(begin, end, view_of(buffer[: end - begin]))], is_checked=False
+                )
                 flat[begin - entry.begin : end - entry.begin].copy_(buffer[: end - begin])
 
     def _shown(self, name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -81,7 +81,7 @@ def _open(path: Path, mode: int) -> int | None:
     return None
 
 
-def _flock(fd: int, path: Path, is_exclusive: bool) -> bool:
+def _flock(fd: int, path: Path, *, is_exclusive: bool) -> bool:
     """Whether the lock was got, or there are no locks here."""
     if sys.platform == "win32":
         return True

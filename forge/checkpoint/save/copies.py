@@ -58,7 +58,13 @@ class Copies:
         self._is_told = False
 
     def snapshot(
-        self, step: int, tree: Any, tensors: dict[str, torch.Tensor], is_complete: bool, copy: bool
+        self,
+        step: int,
+        tree: Any,
+        tensors: dict[str, torch.Tensor],
+        *,
+        is_complete: bool,
+        copy: bool,
     ) -> Snapshot:
         """A snapshot; with `copy` independent of what training does next, if memory allows."""
         layout = self._layout_of(tensors)
@@ -90,18 +96,18 @@ class Copies:
         room = room_for(layout.size)
         if self._arena is None or self._arena.size < room:
             self.close()  # first: both at once may be too much
-            self._arena = self._new_arena(room, any(t.is_cuda for t in tensors.values()))
+            self._arena = self._new_arena(room, is_pinned=any(t.is_cuda for t in tensors.values()))
         if self._arena is None:
             return None
         if self._image is None:
             self._image = Image(layout, tensors, self._arena)
         return self._image
 
-    def _new_arena(self, room: int, is_pinned: bool) -> Arena | None:
+    def _new_arena(self, room: int, *, is_pinned: bool) -> Arena | None:
         available = memory.available_bytes()
         if available is None or room + RESERVE <= available:
             try:
-                return Arena(room, is_pinned)
+                return Arena(room, is_pinned=is_pinned)
             except MemoryError:
                 available = memory.available_bytes()
         if not self._is_told:

@@ -139,20 +139,20 @@ class Queue:
 
     # -- a job ---------------------------------------------------------------------------------
 
-    def _start(self, job: QueuedJob, is_continued: bool = False) -> None:
+    def _start(self, job: QueuedJob, *, is_continued: bool = False) -> None:
         if job.slot is None:
             job.slot = self._free.pop()
         environment = dict(os.environ)
         if self._slots.has_gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._slots.gpus[job.slot])
         try:
-            self._spawn(job, environment, is_continued)
+            self._spawn(job, environment, is_continued=is_continued)
         except OSError as error:
             job.state, job.because, job.code = State.failed, f"cannot be started: {error}", 1
             self._free.append(job.slot)
             job.slot = None
 
-    def _spawn(self, job: QueuedJob, environment: dict[str, str], is_continued: bool) -> None:
+    def _spawn(self, job: QueuedJob, environment: dict[str, str], *, is_continued: bool) -> None:
         # The job's own token, also where we are a job's ourselves.
         environment[TOKEN] = plan.read_earlier(job.directory).token
         flags = ["--parent", str(os.getpid())] + ["--continue"] * is_continued

@@ -143,7 +143,7 @@ class Display:
         facts = (at(view).strip(), per_second(view.rate), left and f"{left} left")
         return News(", ".join(filter(None, facts)))
 
-    def _show(self, is_last: bool = False) -> None:
+    def _show(self, *, is_last: bool = False) -> None:
         # A signal handler or another thread may come in between: its lines wait for the next call.
         if (self._is_closed and not is_last) or not self._turn.acquire(blocking=False):
             return

@@ -91,11 +91,11 @@ def read(given: dict[str, Any]) -> SlurmOptions:
     counts = ("nodes", "tasks_per_node", "array_parallelism", "cpus_per_task", "cpus_per_gpu")
     check.expect_least(1, *counts, "signal_delay_s")
     check.expect_least(0, "gpus_per_node", "gpus_per_task", "max_num_timeout", "mem_gb")
-    check.expect("use_srun", options.use_srun, "true: forge starts tasks by srun")
+    check.expect("use_srun", is_good=options.use_srun, expected="true: forge starts tasks by srun")
     try:
         shlex.split(options.python or "")
     except ValueError as error:
-        check.expect("python", False, f"a shell command ({error})")
+        check.expect("python", is_good=False, expected=f"a shell command ({error})")
     for key in options.additional_parameters:
         name = str(key).replace("_", "-")
         if name in _OURS:

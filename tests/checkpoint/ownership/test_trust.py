@@ -182,11 +182,11 @@ def test_under_refuse_what_is_saved_is_trusted_again_whatever_the_umask(tmp_path
     before = os.umask(0o002)
     try:
         store = open_store(tmp_path / "made", on_foreign=OnForeign.refuse)
-        path = store.commit(store.snapshot(1, {"x": 1}, False, copy=False))
+        path = store.commit(store.snapshot(1, {"x": 1}, is_complete=False, copy=False))
         assert path.stat().st_gid == STRANGER
         assert store.newest().manifest.step == 1
         shared = open_store(tmp_path / "shared")
-        path = shared.commit(shared.snapshot(1, {"x": 1}, False, copy=False))
+        path = shared.commit(shared.snapshot(1, {"x": 1}, is_complete=False, copy=False))
         assert stat.S_IMODE(path.stat().st_mode) & 0o777 == 0o775
     finally:
         os.umask(before)
@@ -312,7 +312,7 @@ def test_more_than_would_be_read_again_is_refused_at_the_start(limit, store, mon
     ):
         store.check_savable(state)
     with pytest.raises(CheckpointError, match="Let state_dict"):
-        store.commit(store.snapshot(1, state, False, copy=False))
+        store.commit(store.snapshot(1, state, is_complete=False, copy=False))
 
 
 class _Long(bytes):

@@ -244,7 +244,7 @@ def test_what_either_thread_meets_is_raised(monkeypatch, small_chunks, tmp_path)
 def test_a_snapshot_is_not_touched_by_what_training_does_next(store):
     """The whole point: what is written is the state of the boundary."""
     state = {"weights": torch.full((1000,), 1.0), "step": 1}
-    snapshot = store.snapshot(1, state, False, copy=True)
+    snapshot = store.snapshot(1, state, is_complete=False, copy=True)
     assert snapshot.is_independent
     state["weights"].mul_(0)
     state["step"] = 2
@@ -262,7 +262,9 @@ def test_memory_is_taken_once_and_again_only_when_the_state_has_grown(store):
     """A page touched for the first time costs three to four times a copy."""
     addresses = []
     for step, size in enumerate((1000, 1000, 500, 50_000, 50_000), 1):
-        snapshot = store.snapshot(step, {"w": torch.full((size,), float(step))}, False, copy=True)
+        snapshot = store.snapshot(
+            step, {"w": torch.full((size,), float(step))}, is_complete=False, copy=True
+        )
         addresses.append(address(snapshot))
         store.commit(snapshot)
         del snapshot
@@ -274,7 +276,7 @@ def test_memory_is_taken_once_and_again_only_when_the_state_has_grown(store):
 def test_two_copies_that_are_still_to_be_written_do_not_meet(store):
     """Bytes of another step with good checksums would be the worst of all."""
     snapshots = [
-        store.snapshot(step, {"w": torch.full((1000,), float(step))}, False, copy=True)
+        store.snapshot(step, {"w": torch.full((1000,), float(step))}, is_complete=False, copy=True)
         for step in (1, 2, 3)
     ]
     for step, snapshot in reversed(list(enumerate(snapshots, 1))):
@@ -310,14 +312,14 @@ def test_short_memory_makes_a_save_wait_and_says_so_once(store, monkeypatch, cap
     state = {"w": torch.ones(1 << 18)}
     monkeypatch.setattr(copies.memory, "available_bytes", lambda: copies.RESERVE + 1000)
     for step in (1, 2):
-        snapshot = store.snapshot(step, state, False, copy=True)
+        snapshot = store.snapshot(step, state, is_complete=False, copy=True)
         assert not snapshot.is_independent
         store.commit(snapshot)
     assert store.newest().manifest.step == 2
     [told] = [r.message for r in caplog.records if "A copy of the state" in r.message]
     assert "0.25 GiB are available" in told
     monkeypatch.setattr(copies.memory, "available_bytes", lambda: copies.RESERVE + (2 << 20))
-    assert store.snapshot(3, state, False, copy=True).is_independent
+    assert store.snapshot(3, state, is_complete=False, copy=True).is_independent
 
 
 def test_no_memory_at_all_makes_a_save_wait(store, monkeypatch, caplog):
@@ -327,7 +329,7 @@ def test_no_memory_at_all_makes_a_save_wait(store, monkeypatch, caplog):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     monkeypatch.setattr(arena.mmap, "mmap", refuse)
-    snapshot = store.snapshot(1, {"w": torch.ones(1000)}, False, copy=True)
+    snapshot = store.snapshot(1, {"w": torch.ones(1000)}, is_complete=False, copy=True)
     assert not snapshot.is_independent
     assert "training waits for each save" in caplog.text
     with pytest.raises(OSError, match="no memory to write with"):  # counted as a full disk's
@@ -391,7 +393,9 @@ def test_a_copy_from_a_gpu_is_of_the_moment_it_was_asked_for(store):
     weights = torch.zeros(64 << 20, device="cuda")
     for step in range(1, 6):
         weights.fill_(step)
-        snapshot = store.snapshot(step, {"w": weights, "host": torch.ones(3)}, False, copy=True)
+        snapshot = store.snapshot(
+            step, {"w": weights, "host": torch.ones(3)}, is_complete=False, copy=True
+        )
         weights.fill_(-1)
         torch.empty(64 << 20, device="cuda").fill_(7)
         store.commit(snapshot)

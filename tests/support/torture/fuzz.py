@@ -157,7 +157,7 @@ class Bench:
 
     def __init__(self, directory: Path) -> None:
         self.store = scenario.open_store(directory)
-        snapshot = self.store.snapshot(2, rich_state(), False, copy=False)
+        snapshot = self.store.snapshot(2, rich_state(), is_complete=False, copy=False)
         self.path = self.store.commit(snapshot)
         self.files = {name: (self.path / name).read_bytes() for name in (STATE, TENSORS)}
         self.manifest = json.loads((self.path / MANIFEST).read_bytes())

@@ -88,7 +88,7 @@ def open_store(directory: Path, attempt: int = 1) -> Store:
 
 
 def commit(store: Store, step: int, tag: str, is_complete: bool = False) -> None:
-    store.commit(store.snapshot(step, state_of(step, tag), is_complete, copy=False))
+    store.commit(store.snapshot(step, state_of(step, tag), is_complete=is_complete, copy=False))
 
 
 def damage(directory: Path, step: int) -> None:
