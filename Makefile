@@ -78,7 +78,7 @@ bench: $(VENV)/.dev-installed
 docs: $(VENV)/.docs-installed
 	rm -rf build/docs
 	$(IN_VENV) -m sphinx --fail-on-warning --keep-going -q docs build/docs
-	@cd build/docs && find . -name '*.html' | sort
+	@cd build/docs && find . -name '*.html' -not -path './_static/*' | sort
 
 format: $(VENV)/.dev-installed
 	$(IN_VENV) -m ruff format .
