@@ -65,6 +65,8 @@ KINDS = ["data", "fsync", "rename", "fence"]
 def hang(tmp_path, processes):
     """A job whose save beside training hangs in one kind of call."""
 
+    paths = [os.environ.get("PYTHONPATH"), *sys.path]
+
     def start(kind):
         with (tmp_path / "errors.txt").open("w") as errors:
             process = subprocess.Popen(
@@ -73,7 +75,7 @@ def hang(tmp_path, processes):
                 stderr=errors,
                 text=True,
                 cwd=tmp_path,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
             )
         processes.append(process)
         assert process.stdout.readline() == "hangs\n", (tmp_path / "errors.txt").read_text()

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -25,7 +24,6 @@ from forge.config.schema import (
 )
 from forge.errors import ConfigError, ExitCode
 
-ROOT = Path(__file__).parents[2]
 NAN = float("nan")
 INF = float("inf")
 
@@ -273,7 +271,6 @@ def test_a_directory_of_another_user_is_a_problem_and_not_a_traceback(mode, tmp_
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
         check=False,
     )
     assert "cannot be written (Permission denied)" in found.stdout, found.stderr

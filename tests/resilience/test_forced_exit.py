@@ -4,15 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from harness import full_pipe
 from test_shutdown_handler import send
 
 from forge.resilience import ShutdownHandler
-
-ROOT = Path(__file__).parents[2]
 
 
 def run_script(code, *arguments, **options):
@@ -22,7 +19,6 @@ def run_script(code, *arguments, **options):
         stdout=options.pop("stdout", subprocess.PIPE),
         stderr=options.pop("stderr", subprocess.STDOUT),
         text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
         start_new_session=True,
         **options,
     )

@@ -14,7 +14,6 @@ from forge.config.schema import HealthAction, HealthCheck, HealthConfig
 from forge.resilience import NaNDetector, NaNState, check_gpu_health, check_nccl_health
 from forge.training.preflight import check_health
 
-ROOT = Path(__file__).parents[2]
 NAN, INF = float("nan"), float("inf")
 
 
@@ -316,7 +315,7 @@ def start_ranks(tmp_path, case, world=2):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | LOOPBACK,
+            env=os.environ | LOOPBACK,
         )
         for rank in range(world)
     ]

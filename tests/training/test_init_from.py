@@ -18,8 +18,6 @@ from forge.jobdir import ledger
 from forge.state.registry import StateRegistry
 from forge.training import init_from
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def objects(seed, rate=0.1, width=3):
     torch.manual_seed(seed)
@@ -297,7 +295,6 @@ def train(folder, *arguments, code=0):
     done = subprocess.run(
         [sys.executable, "-c", TRAIN, *map(str, arguments)],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
@@ -355,7 +352,6 @@ def app(tmp_path):
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
