@@ -53,7 +53,8 @@ def test_a_type_checker_sees_the_annotations_of_the_wheel(with_wheel, tmp_path):
     command += ["--cache-dir", str(tmp_path / "cache"), "--config-file", str(config), str(script)]
     shown = run(command, tmp_path, code=1)
     lines = [line.partition("train.py:")[2] for line in shown.splitlines()]
-    assert lines[0] == '10: error: Too many positional arguments for "log" of "Run"  [misc]'
+    assert lines[0].startswith("10: error: Too many")
+    assert 'for "log" of "Run"' in lines[0]
     assert lines[1].startswith("11: error: Incompatible return value type")
     assert len(lines) == 3, shown
 
