@@ -101,7 +101,7 @@ DEFECTS = [
     Defect(
         "rng_numpy",
         "state/rng.py",
-        "numpy.random.set_state(saved)",
+        'numpy.random.set_state(("MT19937", key, position, has_gauss, gauss))',
         "pass",
         "a resumed job draws other numbers",
         "data/test_random_states.py data/test_exact_resume.py",
@@ -150,8 +150,8 @@ DEFECTS = [
     Defect(
         "metrics_alias",
         "training/metrics.py",
-        ".detach().reshape(()).clone()",
-        ".detach().reshape(())",
+        "value.detach().clone()",
+        "value.detach()",
         "a logged tensor that is reused shows another step's value",
         "training/test_logged_metrics.py",
     ),
