@@ -105,7 +105,7 @@ for line in sys.stdin:
         setattr(os, name, deadly(getattr(os, name)))
     store = Store(Path(sys.argv[1]), CheckpointConfig(keep_last=2))
     for one in (step, step):  # the second replaces the first, as a finish does a stop
-        store.commit(store.snapshot(one, state_of(one), one == step, copy=False))
+        store.commit(store.snapshot(one, state_of(one), is_complete=one == step, copy=False))
         store.retain()
     store.close()  # what is being deleted is another place to be killed at
     os._exit(0)
@@ -240,7 +240,8 @@ directory = Path(sys.argv[1], "checkpoints")
 store = Store(directory, CheckpointConfig(keep_last=9))
 ledger = Ledger(directory)
 def commit(step):
-    store.commit(store.snapshot(step, {"w": torch.full((40_000,), float(step))}, False, False))
+    state = {"w": torch.full((40_000,), float(step))}
+    store.commit(store.snapshot(step, state, is_complete=False, copy=False))
 commit(1)
 Path(sys.argv[1], "reserve").write_bytes(bytes(200_000))
 try:

@@ -16,8 +16,10 @@ from forge.compat import of_hydra
 def _state_is_restored():
     Plugins.instance()  # stores configs in a singleton as its modules are imported, which is once
     instances, resolvers = Singleton._instances, BaseContainer._resolvers
+    config = HydraConfig.instance().cfg
     Singleton._instances, BaseContainer._resolvers = dict(instances), dict(resolvers)
     yield
+    HydraConfig.instance().cfg = config
     Singleton._instances, BaseContainer._resolvers = instances, resolvers
 
 

@@ -89,19 +89,19 @@ def test_each_job_of_a_sweep_trains_in_its_own_directory(make, undisturbed):
     assert not (app.folder / "checkpoints").exists()
 
 
-LONG_STEP = "time.sleep(2 if step == 20 else 0)"
-"""Longer than children are given that have nothing to save."""
+LONG_STEP = "time.sleep(2 if step == 21 else 0)"
+"""Longer than children are given that have nothing to save; nothing is saved before that step."""
 
 
 def test_a_stop_of_the_sweep_waits_for_the_child_to_save(make, undisturbed):
     """The process of main ended its children after a second, in the middle of their step."""
     app = make(LONG_STEP)
     process, job = app.start("lr=0.1", "by=spawn"), app.job(0)
-    job.wait_for_step(20)
+    job.wait_for_step(21)
     process.signal(signal.SIGINT)
     assert process.wait() == 130
     assert job.state["state"] == "stopped"
-    assert (job.directory / "checkpoints/step_21").is_dir()
+    assert (job.directory / "checkpoints/step_22").is_dir()
     assert app.go_on(process.output).returncode == 0
     assert_same_job(job, undisturbed["0.1"])
 
@@ -111,12 +111,12 @@ def test_a_signal_to_the_process_of_main_saves_in_the_child(by, make, undisturbe
     """`kill` of the pid that the shell shows: without a launcher it reaches that process alone."""
     app = make(LONG_STEP)
     process, job = alone(app, "lr=0.1", f"by={by}")
-    job.wait_for_step(20)
+    job.wait_for_step(21)
     process.signal(signal.SIGTERM)
     assert process.wait() == 143, process.output
     assert "main goes on" not in process.output
     assert "nothing to save" not in process.output
-    assert (job.directory / "checkpoints/step_21").is_dir()
+    assert (job.directory / "checkpoints/step_22").is_dir()
     assert process.is_session_gone()
     resumed = app.go_on(process.output)
     assert resumed.returncode == 0, resumed.stderr
@@ -127,17 +127,17 @@ def test_ctrl_c_in_a_terminal_saves_in_the_child_once(make):
     """It comes to both processes; a second one means at once, so it must not be passed on."""
     app = make(LONG_STEP)
     process, job = alone(app, "lr=0.1", "by=torch")
-    job.wait_for_step(20)
+    job.wait_for_step(21)
     process.signal_session(signal.SIGINT)
     assert process.wait() == 130, process.output
-    assert (job.directory / "checkpoints/step_21").is_dir()
+    assert (job.directory / "checkpoints/step_22").is_dir()
 
 
 def test_a_stop_of_the_child_alone_is_a_stop_of_the_job(make):
     """main does not look how its child ended: the job was taken for finished."""
     app = make(LONG_STEP)
     process, job = alone(app, "lr=0.1", "by=spawn")
-    job.wait_for_step(20)
+    job.wait_for_step(21)
     child = ledger.read(job.directory).attempts[0].events[0]["pid"]
     assert processes.send(child, signal.SIGUSR1)
     assert process.wait() == 75, process.output

@@ -1,9 +1,11 @@
 """What is said of jobs that wait in a cluster's queue: Slurm's reasons in words."""
 
 import re
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from forge.launch.progress import table
 from forge.launch.progress.display import Display
@@ -92,7 +94,9 @@ def test_the_table_and_its_summary_have_the_reasons(monkeypatch):
     waits.append(
         JobView(9, "lr=2", place, State.queued, remark="preempted", waits_for="JobHeldUser")
     )
-    (_, *rows) = (line.plain for line in table.rows(waits, 120))
+    console = Console(width=120, file=StringIO())
+    console.print(table.table(waits, 120))
+    (_, *rows) = (line.rstrip() for line in console.file.getvalue().splitlines())
     assert all(row.endswith("waiting: Priority") for row in rows[:9])
     assert rows[9].endswith("preempted, waiting: JobHeldUser")
     shown = Display(10, 10, mode="plain")

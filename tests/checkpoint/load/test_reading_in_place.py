@@ -349,7 +349,7 @@ if way == "save":
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
-    store.commit(store.snapshot(1, {"live": live.capture()}, False, copy=False))
+    store.commit(store.snapshot(1, {"live": live.capture()}, is_complete=False, copy=False))
     torch.save([model.state_dict(), optimizer.state_dict()], directory + ".pt")
     sys.exit()
 before = peak()

@@ -13,7 +13,9 @@ from forge.errors import CheckpointError
 
 
 def snapshot_of(store, value):
-    return store.snapshot(3, state_of(3) | {"own": torch.full((8,), value)}, False, copy=False)
+    return store.snapshot(
+        3, state_of(3) | {"own": torch.full((8,), value)}, is_complete=False, copy=False
+    )
 
 
 @pytest.fixture
