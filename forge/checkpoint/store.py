@@ -212,9 +212,8 @@ class Store:
                 self.publish(temporary, final, [stage(temporary, snapshot)], snapshot)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
-                raise
-            finally:
-                snapshot.is_spent = snapshot.is_independent
+                raise  # the snapshot is not spent: it may be tried again
+            snapshot.is_spent = snapshot.is_independent
             durable.replace_link(self.directory / LATEST, name, work)
         self._seen.forget(name)
         return final

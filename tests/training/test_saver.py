@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import forge
+from forge.checkpoint import store as store_module
 from forge.config.schema import CheckpointConfig, NanConfig
 from forge.errors import CheckpointError, DirectoryInUse
 from forge.jobdir.ledger import Ledger, read
@@ -155,6 +156,27 @@ def test_a_save_beside_training_is_the_state_of_its_own_step(make_saver, monkeyp
     may_write.set()
     saver.wait()
     assert store.newest().state["w"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("failures", [1, FINAL_TRIES])
+def test_a_held_boundary_that_cannot_be_written_is_tried_again(make_saver, monkeypatch, failures):
+    """From the same copy, by the next try or by whoever is next to commit it."""
+    saver, store = make_saver()
+    stage, left = store_module.stage, [failures]
+
+    def staged(*args):
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(errno.EIO, "Input/output error")
+        return stage(*args)
+
+    monkeypatch.setattr(store_module, "stage", staged)
+    held = saver.hold(7, lambda: {"w": torch.ones(3)})
+    if failures == FINAL_TRIES:
+        with pytest.raises(CheckpointError, match="step 7 could not be saved"):
+            held.commit()
+    held.commit()
+    assert store.newest().state["w"].tolist() == [1, 1, 1]
 
 
 def test_a_full_disk_under_a_whole_run_ends_it_with_71(tmp_path, monkeypatch):
