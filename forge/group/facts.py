@@ -32,6 +32,8 @@ class SaveAsked:
     """Of that many steps done, or of more."""
     is_periodic: bool = False
     """Whether by the clock."""
+    rollbacks: int = 0
+    """How many there had been: what is asked for after one counts more than what was before."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class FinishAsked:
     """Once so many steps are done."""
     text: str
     """Why, in the user's words."""
+    rollbacks: int = 0
+    """How many there had been: one more undoes the step that asked for it."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,8 @@ Fact = StopAsked | SaveAsked | FinishAsked | Failed
 class Agreed:
     """What every rank knows.
 
-    Of each kind the first counts, of saves that of the latest step, of ends the latest loop's.
+    Of each kind the first counts, of saves that of the latest step, of ends the latest loop's; of
+    both those after the last rollback.
     """
 
     failed: Failed | None = None
@@ -75,10 +80,12 @@ class Agreed:
             case Failed():
                 return replace(self, failed=self.failed or fact)
             case FinishAsked():
-                return replace(self, finish=max(self.finish or fact, fact, key=lambda f: f.loop))
+                ends = (self.finish or fact, fact)
+                return replace(self, finish=max(ends, key=lambda f: (f.loop, f.rollbacks)))
             case StopAsked():
                 return replace(self, stop=self.stop or fact)
             case SaveAsked():
                 # At one step: by the clock it may be left out, by a call it may not.
-                last = max((self.save or fact, fact), key=lambda s: (s.step, not s.is_periodic))
+                saves = (self.save or fact, fact)
+                last = max(saves, key=lambda s: (s.rollbacks, s.step, not s.is_periodic))
                 return replace(self, save=last)

@@ -77,6 +77,8 @@ class Known:
     """Where a save was decided on last, or what was resumed from; None: nothing is saved yet."""
     nan: Halt | RollBack | None
     """What the NaN policy wants, which judges by reduced values."""
+    rollbacks: int = 0
+    """How many there have been."""
 
 
 def decide(agreed: Agreed, step: int, known: Known) -> Decision:
@@ -93,7 +95,8 @@ def decide(agreed: Agreed, step: int, known: Known) -> Decision:
         return known.nan
     save = _save(agreed, step, known)
     finish = agreed.finish
-    if finish is not None and finish.loop == known.loop and step >= finish.step:
+    is_here = finish is not None and finish.loop == known.loop and step >= finish.step
+    if finish is not None and is_here and finish.rollbacks == known.rollbacks:
         return Finish(finish, save, agreed.stop)
     if step >= known.n:
         return Finish(None, save, agreed.stop)

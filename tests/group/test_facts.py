@@ -40,6 +40,15 @@ def test_the_save_for_the_latest_step_counts_and_a_call_outranks_the_clock():
         assert agreed.save == call
 
 
+@pytest.mark.parametrize("kind", [SaveAsked, lambda *a: FinishAsked(0, a[0], "", a[2])])
+def test_what_is_asked_for_after_a_rollback_outranks_what_was_before(kind):
+    """It is for an earlier step, and would be hidden until that of the other comes again."""
+    before, after = kind(9, False, 0), kind(4, False, 1)
+    for facts in ((before, after), (after, before)):
+        agreed = Agreed().including(facts[0]).including(facts[1])
+        assert after in (agreed.save, agreed.finish)
+
+
 def test_each_loop_has_an_end_of_its_own():
     """The end of the first stage must not be the end of the second."""
     first, second = FinishAsked(0, 4, "stage 1"), FinishAsked(1, 9, "stage 2")

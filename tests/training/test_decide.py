@@ -102,6 +102,14 @@ def test_a_decision_carries_what_was_agreed():
     assert decide(Agreed(finish=asked, stop=STOP), 1, known) == Finish(asked, None, STOP)
 
 
+def test_a_rollback_undoes_the_step_that_asked_for_the_end():
+    """It comes to the same step again, and finds another loss."""
+    known = Known(loop=0, n=9, every_steps=None, saved=None, nan=None, rollbacks=1)
+    assert decide(Agreed(finish=FinishAsked(0, 3, "NaN")), 4, known) == Go()
+    asked = FinishAsked(0, 3, "converged", rollbacks=1)
+    assert decide(Agreed(finish=asked), 4, known) == Finish(asked, None, None)
+
+
 def test_a_save_that_was_made_is_not_made_again_until_it_is_rolled_back():
     """Nothing is taken out of what was agreed: the step alone tells what is done."""
     agreed = Agreed(save=SaveAsked(3))

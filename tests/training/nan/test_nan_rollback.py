@@ -117,6 +117,22 @@ def test_checkpoints_of_the_abandoned_time_line_are_gone(tmp_path):
     assert seen == [({f"step_{n}" for n in range(7)}, "step_6")]
 
 
+def test_a_save_that_is_asked_for_after_it_does_not_wait_for_an_earlier_one(tmp_path):
+    """One that was asked for in a later step, before the rollback, is of another time line."""
+    nan = ROLLBACK | {"rollback": {"steps_back": 9}}
+    at = {8: lambda run: run.save(), 12: lambda run: run.save()}
+    train(tmp_path, bad=streak(9, 2), at=at, every_steps=24, **nan)
+    saves = [(e["step"], e["reason"]) for e in events(tmp_path, "save")]
+    assert rollbacks(tmp_path) == [(0, 9, 11)]
+    assert saves[:3] == [(0, "start"), (9, "requested"), (2, "requested")]
+
+
+def test_an_end_that_was_asked_for_in_a_step_that_is_undone_is_forgotten(tmp_path):
+    """A loop that calls `run.finish` at a loss of NaN: the rollback has mended it."""
+    outcome = train(tmp_path, bad=streak(9, 2), at={10: lambda run: run.finish("NaN")}, **ROLLBACK)
+    assert outcome.steps == [*range(11), *range(9, 24)]
+
+
 def test_without_a_checkpoint_to_go_back_to_it_halts_and_says_so(tmp_path):
     nan = ROLLBACK | {"rollback": {"steps_back": 10}}
     outcome = train(tmp_path, bad=streak(9, 2), every_steps=4, **nan)
