@@ -86,9 +86,7 @@ class RunDirectory:
             self.ledger.write("import", **init_from.load(self._config, live))
         return found
 
-    def begin(
-        self, step: int, resumed_from: str | None, *, is_complete: bool, is_held: bool
-    ) -> None:
+    def begin(self, step: int, resumed_from: str | None, *, is_complete: bool) -> None:
         """Record and log where this attempt starts."""
         self.ledger.write(
             "start",
@@ -99,7 +97,7 @@ class RunDirectory:
             **preflight.process_identity(),
         )
         self.ledger.progress(step)
-        self.saver.begin(step if resumed_from else None, is_held=is_held)
+        self.saver.begin(step if resumed_from else None)
         if resumed_from:
             self.saver.tidy()  # a stop leaves that to the next attempt
         self.metrics.begin(step)

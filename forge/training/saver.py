@@ -64,8 +64,8 @@ class Saver:
         """When the first save is due at the latest, by the monotonic clock."""
         self.costs = Recent(RECENT_SAVES)
         """Seconds that saves took, from the start of the snapshot to the commit."""
-        self._held_step: int | None = None
-        """The step whose checkpoint on disk was written before the functions of its boundary."""
+        self._evaluated: int | None = None
+        """The boundary whose functions have run; its checkpoint on disk may be of before them."""
 
     def expect(self, num_bytes: int, within_s: float = math.inf) -> None:
         """Before the first save: so many bytes of parameters, within so many seconds."""
@@ -79,15 +79,17 @@ class Saver:
         is_waited_for = thread is not None and thread.is_alive()
         return self.costs.longest * (1 + is_waited_for)
 
-    def begin(self, step: int | None, *, is_held: bool = False) -> None:
-        """Count intervals from `step`, which is saved; None: nothing is saved yet.
-
-        Args:
-            is_held: Whether functions of that boundary are still to run.
-        """
-        self._held_step = step if is_held else None
+    def begin(self, step: int | None) -> None:
+        """Count intervals from `step`, which is saved; None: nothing is saved yet."""
+        self._evaluated = None
         self.considered = self._last_step = step
         self._last_time = time.monotonic()
+
+    def evaluated(self, step: int) -> None:
+        """Functions of this boundary have run: a save that is due here is to hold what they did."""
+        self._evaluated = step
+        if self.considered == step:
+            self.considered = step - 1
 
     def is_overdue(self, step: int) -> bool:
         """Whether the clock asks for a save once so many steps are done."""
@@ -107,9 +109,9 @@ class Saver:
             return
         self._first_by = math.inf
         self.wait()
-        is_held = self._held_step == step
+        is_newer = self._evaluated == step
         self.begin(step)
-        if self._store.holds(step, is_complete=False) and not is_held:
+        if self._store.holds(step, is_complete=False) and not is_newer:
             return
         began = time.monotonic()
         snapshot = self._store.snapshot(
@@ -167,14 +169,12 @@ class Saver:
             CheckpointError: Where it could not be written.
         """
         if self._store.holds(step, is_complete=False):
-            self._held_step = step
             return Held(None)
         snapshot = self._store.snapshot(step, state(), is_complete=False, copy=True)
 
         def commit(cause: SaveCause = SaveCause.stop) -> None:
             self._settle()
             self._commit_final(snapshot, cause, time.monotonic())
-            self._held_step = step
 
         if not snapshot.is_independent:
             commit(SaveCause.held)

@@ -215,9 +215,7 @@ class Session:
             self.resumed_from = found.path.name
         self._owner.keep(self._directory.ledger)
         self._directory.store.job = self._owner.id
-        self._directory.begin(
-            self.step, self.resumed_from, is_complete=self._is_complete, is_held=bool(self._due)
-        )
+        self._directory.begin(self.step, self.resumed_from, is_complete=self._is_complete)
 
     def _load(self, found: Checkpoint) -> None:
         state, owned = found.state, found.fill()
@@ -399,15 +397,16 @@ class Session:
         if self._handler.should_shutdown():
             propose(self._stop_asked())
         if self._handler.take_save_request():
-            propose(SaveAsked(self.step))
+            propose(SaveAsked(self.step, rollbacks=self._nan.rollbacks))
         if saver.is_overdue(self.step):
-            propose(SaveAsked(self.step, is_periodic=True))
+            propose(SaveAsked(self.step, is_periodic=True, rollbacks=self._nan.rollbacks))
         known = Known(
             loop=len(self._loops.positions) - 1,
             n=n,
             every_steps=self._policy.checkpoint.every_steps,
             saved=saver.considered,
             nan=self._nan.wants,
+            rollbacks=self._nan.rollbacks,
         )
         return decide(self._group.agreed(self.step), self.step, known)
 
@@ -435,7 +434,9 @@ class Session:
                 " end: call it in a step, or in a function of run.every."
             )
         loop = len(self._loops.positions) - 1
-        self._group.propose(FinishAsked(loop, self.step + self.is_in_step, text))
+        self._group.propose(
+            FinishAsked(loop, self.step + self.is_in_step, text, self._nan.rollbacks)
+        )
 
     def _end_loop(self, text: str) -> None:
         """As a break does, and with a word: a start from here on finds the loop ended."""
@@ -465,6 +466,7 @@ class Session:
         if self._held is None:
             self._limit.arrive()  # a stop had to wait for them
         self._held, self._due = None, []
+        self._directory.saver.evaluated(self.step)
 
     def _watched(self) -> contextlib.AbstractContextManager[None]:
         held = self._held
@@ -486,7 +488,9 @@ class Session:
         if pin:
             self._directory.pin(self.step + self.is_in_step)
         if self.is_in_step or self._evaluations.is_running:
-            self._group.propose(SaveAsked(self.step + self.is_in_step))
+            self._group.propose(
+                SaveAsked(self.step + self.is_in_step, rollbacks=self._nan.rollbacks)
+            )
         else:
             self._save_now()
 
@@ -569,7 +573,7 @@ class Session:
             position.load(found.state["positions"][call])
         rng.restore(found.state["rng"])
         self._directory.store.discard_after(self.step)
-        self._directory.saver.begin(self.step, is_held=bool(self._due))
+        self._directory.saver.begin(self.step)
         self._directory.ledger.write(
             "rollback", step=self.step, first_bad=first_bad, from_step=bad_step
         )

@@ -279,6 +279,59 @@ def test_a_forced_exit_in_a_step_names_run_every(tmp_path):
     assert "`run.every`" in job.output
 
 
+@pytest.fixture
+def stopped_at_4(a_run, monkeypatch):
+    """Leave a checkpoint of step 4 from before its evaluation: stopped in it, or just before."""
+    monkeypatch.setattr(stopping, "leave", lambda code, text, reason: forge.Exit(code, text))
+
+    def stop_once(at):
+        def register(run):
+            @run.every(4)
+            def evaluate(step):
+                if at == "in it":
+                    os.kill(os.getpid(), signal.SIGTERM)
+                run.poll()
+
+        def loop(run, step):
+            if at == "before it" and step == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with pytest.raises(forge.Exit, match="SIGTERM"):
+            a_run(6, register, loop)
+        stopping.uninstall()  # the process would have ended
+
+    return stop_once
+
+
+@pytest.mark.parametrize("at", ["before it", "in it"])
+def test_a_stop_costs_a_checkpoint_none_of_its_metrics(at, a_run, stopped_at_4):
+    """The job that resumes evaluates, and then makes the save that is due at that boundary."""
+    stopped_at_4(at)
+
+    def register(run):
+        @run.every(4)
+        def evaluate(step):
+            run.log(evaluate=step)
+
+    a_run(6, register)
+    assert manifest.read(a_run.directory / "step_4").logged_at["evaluate"] == 3
+
+
+@pytest.mark.parametrize("at", ["before it", "in it"])
+def test_a_save_before_the_loop_leaves_a_held_boundary_as_it_is(at, a_run, stopped_at_4):
+    """No loop has begun there: what was written would not know the place in the data."""
+    stopped_at_4(at)
+    before = manifest.read(a_run.directory / "step_4")
+
+    def register(run):
+        run.save()
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        a_run(6, register)
+    assert manifest.read(a_run.directory / "step_4") == before
+
+
 def test_a_rollback_to_a_boundary_that_was_held_on_disk_runs_its_functions_again(
     a_run, monkeypatch
 ):
