@@ -496,9 +496,10 @@ class Session:
 
     def _save_now(self) -> None:
         is_between_loops, self._is_between_loops = self._is_between_loops, False
+        state = self._final_state if is_between_loops else self._state
         with preflight.exits():
             self.metrics.flush()
-            self._directory.saver.save(self.step, self._state, SaveCause.requested)
+            self._directory.saver.save(self.step, state, SaveCause.requested)
         self._is_between_loops = is_between_loops
 
     def checkpoint(self) -> None:
@@ -634,7 +635,7 @@ class Session:
         self._directory.finish(self.step, self._finished_by)
 
     def _final_state(self) -> dict[str, Any]:
-        """What follows the loop inside the `with` block runs again at a later start, too."""
+        """What follows the loop inside the `with` block runs again at a later start, and draws."""
         return self._state() | {"ended_rng": self._ended_rng}
 
     def _release(self) -> None:

@@ -1,6 +1,9 @@
 """What people's loops do around their steps: each is stopped once, and ends with the same bits."""
 
 import pytest
+import torch
+
+import forge
 
 
 @pytest.mark.parametrize(
@@ -16,6 +19,28 @@ def test_an_evaluation_between_two_loops(place, stop_and_compare):
     """It runs again at a resume; the second loop goes on with the random state it leaves."""
     job = stop_and_compare(place, loop="between")
     assert job.steps_repeated == [0]
+
+
+def test_a_save_between_two_loops_does_not_move_what_is_drawn_there(tmp_path):
+    """It is drawn again at a resume, from where the first loop ended and not from the save on."""
+
+    def train(directory, *, is_killed):
+        torch.manual_seed(1)
+        with forge.Run({"checkpoint": {"dir": str(directory), "every_steps": 100}}) as run:
+            for _ in run.steps(2):
+                torch.rand(1)
+            drawn = [torch.rand(1).item()]
+            run.save()
+            for _ in run.steps(4):
+                if is_killed:
+                    raise RuntimeError("killed")
+                drawn.append(torch.rand(1).item())
+        return drawn
+
+    with pytest.raises(RuntimeError, match="killed"):
+        train(tmp_path / "hit", is_killed=True)
+    found = train(tmp_path / "hit", is_killed=False)
+    assert found == train(tmp_path / "undisturbed", is_killed=False)
 
 
 @pytest.mark.parametrize("step", [7, 8, 13])
