@@ -140,8 +140,15 @@ class Run:
         self._is_finished = False
         while self._plain_step < n:
             step = self._plain_step
-            yield (step, position.next()) if position is not None else step
-            self._updater.settle()
+            batch = position.next() if position is not None else None
+            self._updater.begin(step)
+            try:
+                yield (step, batch) if position is not None else step
+            except GeneratorExit:  # break: the step counts if it changed anything
+                self._plain_step += self._updater.has_updated
+                raise
+            finally:
+                self._updater.settle()
             self._plain_step += 1
             is_end = self._plain_step >= n or self._is_finished
             self._evaluations.run(

@@ -54,6 +54,7 @@ class Updater:
         optimizers, schedules = _several(optimizer), _several(schedule)
         is_scaled = scaler is not None and scaler.is_enabled()
         if not self._is_enabled:
+            self.has_updated = True
             if is_scaled:
                 self._scaling.begin(scaler, optimizers)
             self._apply(optimizers, schedules, scaler, clip_norm, None)
@@ -140,9 +141,9 @@ class Updater:
 
     def guard(self, loss: torch.Tensor | float) -> bool:
         """See `Run.guard`."""
+        self.has_updated = True
         if not self._is_enabled:
             return True
-        self.has_updated = True
         parameters = [p for _, p in self._live.parameters() if p.grad is not None]
         value, _, problem = self._nan.look(loss, parameters, self._names, needs_norm=False)
         for name, one in self._live.objects.items():

@@ -1,6 +1,7 @@
 """`run.finish`: a loop that ends before its `n`, at a boundary, and is not trained again."""
 
 import pytest
+import torch
 from harness import Job, assert_same_run
 from sweeps import App
 
@@ -62,6 +63,25 @@ def test_it_ends_one_loop_and_the_next_begins(tmp_path):
                 if (n, step) == (5, 1):
                     run.finish("enough of the first")
     assert done == [(5, 0), (5, 1), *((8, step) for step in range(2, 8))]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("has_updated", [True, False])
+def test_the_step_of_a_break_counts_if_it_changed_anything(tmp_path, enabled, has_updated):
+    """The next loop goes on from there, in a plain loop, too."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    policy = {"enabled": enabled, "checkpoint": {"dir": str(tmp_path / "job")}}
+    done = []
+    with forge.Run(policy, model=model, optimizer=optimizer) as run:
+        for step in run.steps(9):
+            if step < 2 or has_updated:
+                run.update(model(torch.ones(1)).sum(), optimizer)
+            if step == 2:
+                break
+        for step in run.steps(5):
+            done.append(step)
+    assert done == ([3, 4] if has_updated else [2, 3, 4])
 
 
 SPEC = {"loop": "stops_early", "policy": {"checkpoint": {"every_steps": 4}}}
