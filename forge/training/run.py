@@ -251,18 +251,18 @@ class Run:
         """Let a stop happen inside a function of `run.every`; leaves through `Exit`.
 
         What is saved then is the state before the functions of this boundary, whatever they have
-        done to it; the job that resumes runs them again. In a worker, another thread or a child
-        process it returns False.
+        done to it; the job that resumes runs them again. Where the last run was shorter than ten
+        copies of the state, a stop waits for the function's end instead. In a worker, another
+        thread or a child process nothing happens.
 
         Returns:
-            Whether a stop is wanted that waits for the function's end, since its last run was
-            shorter than ten copies of the state.
+            False: a function that cut itself short would log what no undisturbed run logs.
         Raises:
             ForgeError: Outside such a function.
         """
-        if not self._evaluations.may_poll():
-            return False
-        return self._session is not None and self._session.poll()
+        if self._evaluations.may_poll() and self._session is not None:
+            self._session.poll()
+        return False
 
     def save(self, *, pin: bool = False) -> None:
         """Save at the next step boundary (at once where no step is under way).

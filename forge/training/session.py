@@ -517,13 +517,11 @@ class Session:
         cost_s = self._directory.saver.cost_s
         return self._handler.should_shutdown() or self._limit.is_near(cost_s)
 
-    def poll(self) -> bool:
+    def poll(self) -> None:
         """See `Run.poll`."""
         self._raise_again()
-        is_stopping = self.is_stopping
-        if is_stopping and self._held is not None:
+        if self._held is not None and self.is_stopping:
             self._stop(self._stop_asked())
-        return is_stopping
 
     def _stop(self, asked: StopAsked, *, should_save: bool = True) -> NoReturn:
         """Save and leave."""
