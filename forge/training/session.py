@@ -227,6 +227,7 @@ class Session:
         self.metrics.restore(state.get("metrics", {}))
         self.step, self._planned = state["step"], state["planned"]
         self._loops.broken_off = set(state["broken_off"])
+        self._finished_by = state.get("finished_by", "")  # not of an older forge
         self._own.restore(state)
         self._loaded, self._due = state, state["due"]
 
@@ -245,6 +246,7 @@ class Session:
             "positions": self._loops.states(),
             "rng": rng.capture(),
             "due": self._due,
+            "finished_by": self._finished_by,
             **self._own.capture(),
         }
 
@@ -273,7 +275,8 @@ class Session:
             return
         position = Position(loader) if loader is not None else None
         self._loops.begin(position)
-        self._planned, self._is_complete, self._finished_by = n, False, ""
+        self._planned, self._is_complete = n, False
+        self._finished_by = self._finished_by if is_over else ""
         self._is_between_loops = False
         self._forget_hooks()
         self._go_to(position, saved[0] if saved else None)

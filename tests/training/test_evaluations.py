@@ -227,7 +227,7 @@ def test_without_memory_for_a_copy_the_boundary_is_held_on_disk(tmp_path, make_j
 
 
 def test_a_boundary_is_not_held_where_a_copy_would_cost_more_than_a_tenth(a_run, monkeypatch):
-    """The stop then waits. `poll` does not leave, nor say so: what is cut short logs other values."""
+    """The stop then waits; `poll` does not say so: what is cut short logs other values."""
     held, answers = [], []
     hold = Saver.hold
     monkeypatch.setattr(Saver, "hold", lambda *args: held.append(args[1]) or hold(*args))

@@ -112,6 +112,7 @@ def test_a_finished_job_is_complete_and_a_start_finds_it_so(undisturbed):
     assert [one.events[-1]["kind"] for one in history.attempts] == ["finish"] * 2
     assert list(history.metrics) == list(range(6))
     assert history.attempts[-1].start_step == 6
+    assert [one.events[-1]["text"] for one in history.attempts] == ["the loss is low enough"] * 2
 
 
 HITS = [({"step 4": "TERM"}, False, 143), ({"asked": "TERM"}, True, 143)]
@@ -127,6 +128,7 @@ def test_a_job_that_is_hit_ends_at_the_same_step(tmp_path, undisturbed, kill_at,
     job = early(tmp_path / "hit", kill_at=kill_at, saves=saves)
     assert job.run() == code, job.output
     assert job.run() == 0, job.output
+    assert "finished at step 6: the loss is low enough" in job.output
     assert_same_run(job, undisturbed)
 
 
