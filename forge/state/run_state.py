@@ -96,9 +96,15 @@ def _described(value: Any) -> dict[str, Any] | None:
         return {"kind": "random", "state": value.getstate()}
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.random.Generator):
-        state = value.bit_generator.state
-        return {"kind": "numpy", "bits": state["bit_generator"], "state": state}
+        state, seeds = value.bit_generator.state, _seeds(value)
+        return {"kind": "numpy", "bits": state["bit_generator"], "state": state, "seeds": seeds}
     return None
+
+
+def _seeds(generator: Any) -> dict[str, Any] | None:
+    """Where its `spawn` takes children from; None where numpy does not say."""
+    sequence: Any = getattr(generator.bit_generator, "seed_seq", None)
+    return sequence.state if hasattr(sequence, "n_children_spawned") else None
 
 
 def _generator(saved: dict[str, Any]) -> Any:
@@ -113,7 +119,8 @@ def _generator(saved: dict[str, Any]) -> Any:
     kind = getattr(numpy.random, saved["bits"], None)
     if not (isinstance(kind, type) and issubclass(kind, numpy.random.BitGenerator)):
         raise StateMismatch(f"run.state: numpy has no generator of the kind {saved['bits']!r}")
-    bits = kind()
+    seeds = saved.get("seeds")
+    bits = kind(numpy.random.SeedSequence(**seeds)) if seeds else kind()
     bits.state = saved["state"]
     return numpy.random.Generator(bits)
 
@@ -154,7 +161,20 @@ def _put_back_numpy(live: Any, saved: Any) -> Any:
             return live
     elif isinstance(saved, numpy.random.Generator):
         is_same_kind = type(live.bit_generator) is type(saved.bit_generator)
-        if is_same_kind:
+        if is_same_kind and _follow_spawns(live, saved):
             live.bit_generator.state = saved.bit_generator.state
             return live
     return saved
+
+
+def _follow_spawns(live: Any, saved: Any) -> bool:
+    """Let `live` have spawned as many as `saved`; False where it has spawned more, or others."""
+    before, after = _seeds(live), _seeds(saved)
+    if not (before and after) or before["n_children_spawned"] == after["n_children_spawned"]:
+        return True
+    missing = after["n_children_spawned"] - before["n_children_spawned"]
+    source = before | {"n_children_spawned": after["n_children_spawned"]}
+    if missing < 0 or repr(source) != repr(after):  # there may be arrays in them
+        return False
+    live.bit_generator.seed_seq.spawn(missing)
+    return True

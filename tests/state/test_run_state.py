@@ -56,6 +56,24 @@ def test_all_kinds_of_values_come_back_to_the_bit(tmp_path):
     assert draws(after) == draws(before)
 
 
+@pytest.mark.parametrize("already", ["nothing", "as at the start", "ahead"])
+def test_a_generator_goes_on_with_the_children_that_it_would_spawn(already, tmp_path):
+    """Theirs are streams of their own: one that came again would correlate with its twin."""
+    before, after = RunState(), RunState()
+    before["rng"] = numpy.random.default_rng(5)
+    before["rng"].bit_generator.seed_seq.spawn(3)
+    if already != "nothing":
+        after["rng"] = live = numpy.random.default_rng(5)
+    if already == "ahead":
+        live.bit_generator.seed_seq.spawn(4)
+    after.restore(saved(before, tmp_path))
+    if already == "as at the start":
+        assert after["rng"] is live
+    (child,), (expected,) = (one["rng"].bit_generator.seed_seq.spawn(1) for one in (after, before))
+    assert child.state == expected.state
+    assert after["rng"].random() == before["rng"].random()
+
+
 def test_what_is_there_already_is_changed_in_place(tmp_path):
     """The loop may hold the list, the tensor or the generator itself; a rollback must reach it."""
     state = filled()
