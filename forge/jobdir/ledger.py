@@ -57,7 +57,8 @@ class Ledger:
                 number += 1
         self.attempt = number
         self._unwritten = b""
-        self._lock = threading.Lock()  # a save beside training writes here as well
+        # A save beside training writes here as well; and submitit's signal handler, in this thread.
+        self._lock = threading.RLock()
         self._map_progress(job_dir)
         self.write("run", checkpoints=self._run, pid=os.getpid(), owner=spawned.owner())
 
