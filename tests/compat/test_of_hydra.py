@@ -19,8 +19,8 @@ def _state_is_restored():
     config = HydraConfig.instance().cfg
     Singleton._instances, BaseContainer._resolvers = dict(instances), dict(resolvers)
     yield
-    HydraConfig.instance().cfg = config
     Singleton._instances, BaseContainer._resolvers = instances, resolvers
+    HydraConfig.instance().cfg = config
 
 
 @pytest.mark.usefixtures("_state_is_restored")
