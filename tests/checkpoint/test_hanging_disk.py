@@ -1,4 +1,4 @@
-"""A disk that hangs: training goes on beside an asynchronous save, and a stop has an end."""
+"""A disk that hangs: training continues beside an asynchronous save, and a stop has an end."""
 
 import os
 import signal

@@ -25,7 +25,7 @@ def _state_is_restored():
 
 @pytest.mark.usefixtures("_state_is_restored")
 def test_set_singletons():
-    """A job's process goes on with what the launcher's Hydra knew."""
+    """A job's process starts with the state of the launcher's Hydra."""
     name = "forge_test_contract"
     with contract(of_hydra.set_singletons):
         before = Singleton.get_state()

@@ -27,7 +27,7 @@ BUFFERS = {
 
 
 def train(directory, model, loader=None):
-    """Four steps to the end."""
+    """Four steps to the end; where the finished state is."""
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     teacher = torch.nn.Linear(1, 1)
     policy = {"checkpoint": {"dir": str(directory)}}
@@ -37,7 +37,7 @@ def train(directory, model, loader=None):
             loss = model.layer(batch).mean()
             loss.backward()
             run.update(loss, optimizer)
-    assert (directory / "step_4").is_dir()
+    return directory / "step_4"
 
 
 @pytest.mark.filterwarnings("ignore:Sparse ... tensor support:UserWarning")
@@ -45,7 +45,7 @@ def train(directory, model, loader=None):
 @pytest.mark.parametrize("kind", BUFFERS)
 def test_a_model_with_any_buffer_that_can_be_saved_trains_to_its_end(kind, tmp_path):
     """Saved and compared, whatever its layout."""
-    train(tmp_path / "checkpoints", Holder(BUFFERS[kind]()))
+    assert train(tmp_path / "checkpoints", Holder(BUFFERS[kind]())).is_dir()
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,10 @@ class MadeInInferenceMode(Dataset):
 
 def test_batches_and_modules_made_in_inference_mode_are_trained_with(tmp_path):
     """They work in a plain loop."""
-    train(tmp_path / "one", Holder(EYE), DataLoader(MadeInInferenceMode(), batch_size=None))
+    loader = DataLoader(MadeInInferenceMode(), batch_size=None)
+    assert train(tmp_path / "one", Holder(EYE), loader).is_dir()
     with torch.inference_mode():
         frozen = torch.nn.Linear(4, 1).requires_grad_(False)
     model = Holder(EYE)
     model.teacher = frozen
-    train(tmp_path / "other", model)
+    assert train(tmp_path / "other", model).is_dir()

@@ -315,7 +315,7 @@ class Jitter:
 
 
 def test_a_generator_that_seeded_does_not_reach_is_named_and_not_told_to_be_wrapped(caplog):
-    """It is in `seeded` already: to wrap it there, as it was told to, changes nothing."""
+    """It is in `seeded` already: to wrap it there as well changes nothing."""
     numbers = Numbers(4)
     numbers.settings = {"transforms": [Jitter()], "global": np.random.mtrand._rand}
     with caplog.at_level("WARNING", "forge"):

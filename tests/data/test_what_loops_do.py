@@ -16,7 +16,7 @@ import forge
     ],
 )
 def test_an_evaluation_between_two_loops(place, stop_and_compare):
-    """It runs again at a resume; the second loop goes on with the random state it leaves."""
+    """It runs again at a resume; the second loop starts from the random state that it leaves."""
     job = stop_and_compare(place, loop="between")
     assert job.steps_repeated == [0]
 

@@ -101,7 +101,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_progress_and_lines_survive_sigkill(attempt, tmp_path):
-    """Nothing is held in the process: what a kill costs is told from this."""
+    """Nothing is held back in the process: this is what says how much a kill has cost."""
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)])
     assert done.returncode == -signal.SIGKILL
     assert ledger.read_progress(tmp_path)[:2] == (1, 999)

@@ -153,7 +153,7 @@ def test_the_same_overrides_twice_are_two_jobs_and_stay_two(tmp_path):
 
 
 def test_jobs_that_would_share_a_directory_are_refused_before_any_starts(tmp_path):
-    """The second would go on with the first one's checkpoints."""
+    """The second would resume from the first one's checkpoints."""
     app = make(tmp_path)
     done = app.run("lr=1,2,3", "fails=false", "hydra.sweep.subdir=f${fails}")
     assert done.returncode == 78

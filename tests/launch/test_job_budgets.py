@@ -99,7 +99,7 @@ def test_a_job_that_swallows_the_signal_of_the_limit_stops_by_itself(make, undis
 
 
 def test_at_the_limit_a_task_that_does_not_leave_is_killed(make, undisturbed):
-    """It swallows every signal: the limit holds all the same, and the last save is gone on with."""
+    """It swallows every signal: the limit holds, and the job resumes from the last save."""
     app = make(
         """
         if step == 15 and RESTARTS == 0:
@@ -189,7 +189,7 @@ def test_a_halt_by_the_nan_policy_is_final(make):
 
 
 def test_a_full_interpreter_lock_is_ended_after_the_deadline(make, undisturbed):
-    """The watch ends it: the job goes on from its last checkpoint, the stacks are in its log."""
+    """The supervisor ends it, with the stacks in its log; the job resumes from its checkpoint."""
     app = make(
         """
         if step == 15 and RESTARTS == 0:

@@ -30,7 +30,7 @@ def app(tmp_path):
 
 
 def test_local_finishes_both_with_the_same_bits(app, undisturbed):
-    """The killed job goes on from its last checkpoint, by itself."""
+    """The killed job resumes from its last checkpoint, by itself."""
     assert sweep(app, "local").returncode == 0
     assert_same_job(app.job(0), undisturbed["0.1"])
     assert_same_job(app.job(1), undisturbed["0.2"])

@@ -114,7 +114,7 @@ def test_the_forced_exit_comes_though_the_stacks_cannot_be_written(tmp_path):
 
 
 def test_finish_cancels_the_forced_exit():
-    """The process goes on for longer than the timeout, and ends as it likes."""
+    """The process runs for longer than the timeout, and ends as it likes."""
     code = FINISHES.replace("hang_here()\n", "hang_here()\n", 1)
     code += "time.sleep(0.5)  # longer than the timeout\nsys.exit(3)\n"
     code, output = finish(run_script(code, "0.2"))

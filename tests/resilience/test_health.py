@@ -345,7 +345,7 @@ def test_one_bad_rank_makes_the_step_bad_on_all(tmp_path):
 
 
 def test_all_ranks_raise_together(tmp_path):
-    """A rank that goes on would hang in its next collective."""
+    """A rank that continues would hang in its next collective."""
     first, second = answers(start_ranks(tmp_path, "raise"))
     assert first == "NaN/Inf loss at step 1: on another rank"
     assert second == "NaN/Inf loss at step 1: nan"

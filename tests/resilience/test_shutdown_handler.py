@@ -226,7 +226,7 @@ def pair():
 
 
 def test_the_descriptor_that_was_there_hears_every_signal_and_comes_back(pair):
-    """An event loop that was there first goes on working."""
+    """An event loop that was there first keeps working."""
     reader, writer = pair
     signal.set_wakeup_fd(writer.fileno())
     handler = ShutdownHandler(0)

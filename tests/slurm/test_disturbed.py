@@ -270,7 +270,7 @@ def test_the_other_jobs_of_the_sweep_are_left_alone(job, undisturbed):
 
 
 def test_the_launcher_reports_what_became_of_each_job(sweeps):
-    """And how to go on with what was stopped."""
+    """And how to resume what was stopped."""
     assert sweeps.sweep.wait() == 1
     assert "9 of 11 finished · 2 stopped" in sweeps.sweep.output
     assert "To run again what did not finish" in sweeps.sweep.output

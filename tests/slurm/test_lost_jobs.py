@@ -51,7 +51,7 @@ def has_ended(job):
 
 
 def when(job, kind):
-    """The first time that its wrapper has told of something."""
+    """When its wrapper first wrote something down."""
     return next(one["t"] for one in job.told if one["kind"] == kind)
 
 

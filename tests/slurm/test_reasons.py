@@ -49,7 +49,7 @@ def told(folder):
 
 
 def test_nobody_stops_it(ours, tmp_path):
-    """SIGTERM by hand: Slurm knows of nothing, and training goes on."""
+    """SIGTERM by hand: Slurm does not notice, and training continues."""
     job = start(ours, tmp_path)
     assert client.why(client.show(job, 10), 0) is Why.unknown
 

@@ -77,7 +77,7 @@ def test_the_jobs_of_others_may_be_called_anything(app, cluster, tmp_path):
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_the_user_s_own_defaults_for_sbatch_hold_and_the_tasks_keep_their_environment(app):
-    """Sites tell people to export SBATCH_ACCOUNT; `export: NONE` is for the batch script alone."""
+    """Sites have users export SBATCH_ACCOUNT; `export: NONE` is for the batch script alone."""
     run_to_end(
         app,
         "kind=plain",
@@ -245,7 +245,7 @@ def test_what_squeue_says_of_a_reason_is_kept(monkeypatch):
 
 
 def test_a_cluster_that_is_gone_is_told_once(tmp_path, monkeypatch):
-    """The launcher goes on waiting: by the files of its jobs it may still see them end."""
+    """The launcher keeps waiting: by the files of its jobs it may still see them end."""
     said = []
 
     def refuse():

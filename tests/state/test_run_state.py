@@ -134,7 +134,7 @@ def a_run(directory, loop, steps=12, **policy):
 
 
 def test_a_rollback_takes_it_back(tmp_path):
-    """A loop that holds the list itself goes on with the very same list."""
+    """A loop that holds the list itself keeps the very same list."""
     seen, held = [], []
 
     def loop(run, step):

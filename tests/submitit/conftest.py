@@ -1,4 +1,4 @@
-"""Jobs find the tests' own functions, and are told nothing of an outer job."""
+"""Jobs find the tests' own functions, and know nothing of an outer job."""
 
 import os
 

@@ -113,7 +113,7 @@ def test_the_time_limit_of_one_task_of_an_array(jobs, undisturbed):
 
 
 def test_requeuing_checkpointable(jobs, undisturbed):
-    """A preemption is told by SIGTERM, which submitit ignores."""
+    """A preemption is announced by SIGTERM, which submitit ignores."""
     assert jobs.preempted.result() == undisturbed[submitted.train]
     assert jobs.noted("preempted", "resumed") == ["None", "step_6"]
     assert jobs.cluster.show(jobs.preempted.job_id)["Restarts"] == "1"

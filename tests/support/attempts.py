@@ -55,7 +55,7 @@ class Attack:
     use: Callable[[Place], object]
     """What the victim does then."""
     complaint: str
-    """Found in what the victim, or the attacker, is told."""
+    """Found in what is printed to the victim or the attacker."""
     before: Callable[[Place], object] = lambda place: None
     """What the victim has done before."""
 

@@ -46,7 +46,7 @@ SWEEPS = (
     ("lr=0.01,0.03", "seed=1,2", "workers=0"),
 )
 RULE = "resilience.requeue.rules=[{exit_codes:[1],max_restarts:50}]"
-"""Without it a job whose worker is killed has failed, and the sweep's next start goes on."""
+"""Without it a job whose worker is killed has failed, and the sweep's next start resumes."""
 TARGETS: dict[str, tuple[str, ...]] = {
     "task": ("task",),
     "child": ("child",),

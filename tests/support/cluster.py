@@ -137,7 +137,7 @@ class Cluster:
 
     @contextmanager
     def controller_away(self) -> Iterator[None]:
-        """Without slurmctld: nobody answers, and what runs goes on running."""
+        """Without slurmctld: nobody answers, and what runs keeps running."""
         assert self._keeper.stdin is not None
         pid = int((self.folder / "slurmctld.pid").read_text())
         assert processes.send(pid, signal.SIGTERM)  # it keeps its state

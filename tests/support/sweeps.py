@@ -225,7 +225,7 @@ class SweptJob:
 
 
 def command_in(text: str) -> list[str]:
-    """The last command that goes on, as words."""
+    """The last command that resumes, as words."""
     line = next(one for one in reversed(text.splitlines()) if one.strip().startswith("cd "))
     return shlex.split(line.strip())
 

@@ -68,7 +68,7 @@ def test_it_ends_one_loop_and_the_next_begins(tmp_path):
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("has_updated", [True, False])
 def test_the_step_of_a_break_counts_if_it_changed_anything(tmp_path, enabled, has_updated):
-    """The next loop goes on from there, in a plain loop, too."""
+    """The next loop continues from there, in a plain loop, too."""
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     policy = {"enabled": enabled, "checkpoint": {"dir": str(tmp_path / "job")}}

@@ -259,7 +259,7 @@ def test_a_file_of_somebody_else_s_is_a_matter_of_trust(tmp_path):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 @pytest.mark.parametrize("whose", [".", "step_1", "step_1/manifest.json"])
 def test_so_is_somebody_else_s_checkpoint(whose, open_store, tmp_path, caplog):
-    """Its directory, and all that is in it; by default that is told, and loaded."""
+    """Its directory, and all that is in it; by default that is logged, and loaded."""
     source, target = objects(3), objects(1)
     store = open_store(tmp_path / "theirs")
     live = StateRegistry(source).capture()

@@ -26,7 +26,7 @@ _OURS = (
     *("additional_parameters", "srun_args", "python", "use_srun", "teardown"),
     *("wait", "dry_run", "progress"),
 )
-"""Options of which submitit is told in another way, or nothing."""
+"""Options that submitit gets in another way, or not at all."""
 _LOGS = "/folder-of-the-logs"
 """Stands for it where submitit writes the header: what it makes of a % is not for our paths."""
 _WRAPPER = f"import sys; sys.path.append({ROOT!r}); from forge.slurm.wrapper import main;"

@@ -211,7 +211,7 @@ CASES = {
 
 
 class Array(nn.Module):
-    """Has state that cannot be told without its data."""
+    """Has state that cannot be described without its data."""
 
     def __init__(self):
         super().__init__()

@@ -90,7 +90,7 @@ FOREIGN = {
 @as_root
 @pytest.mark.parametrize("case", FOREIGN)
 def test_what_others_could_have_written_is_warned_of_once(case, filled, open_store, caplog):
-    """By default a job goes on, and says whose the files are and what to do."""
+    """By default a job continues, and says whose the files are and what to do."""
     harm, where, complaint = FOREIGN[case]
     harm(filled)
     store = open_store(filled)

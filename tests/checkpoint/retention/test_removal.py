@@ -35,7 +35,7 @@ sys.stdin.readline()
 
 @pytest.fixture
 def read_elsewhere(processes):
-    """Another process that reads a checkpoint, until it is told to let go."""
+    """Another process that reads a checkpoint until its input ends."""
 
     def start(path, *more):
         command = [sys.executable, "-c", READER, str(path), *more]

@@ -1,4 +1,7 @@
-"""Saves beside training: the copy, its memory, and the file that two threads write."""
+"""Saves beside training: the copy, its memory, and the file that two threads write.
+
+One module, since the three share one arena.
+"""
 
 import errno
 import fcntl

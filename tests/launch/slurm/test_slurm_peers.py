@@ -106,7 +106,7 @@ def the_job(cluster):
 
 
 def test_submitit_slurm_says_completed_of_a_job_that_failed(cluster, start, places):
-    """Hydra keeps the exception, and the process ends with 0: `afterok` goes on with nothing."""
+    """Hydra keeps the exception, and the process ends with 0: `afterok` starts in vain."""
     start(HYDRA, "-m", "hydra/launcher=submitit_slurm", "+kind=fails", f"+places={places}")
     job = the_job(cluster)
     wait_for(lambda: cluster.show(job)["JobState"] not in ("PENDING", "RUNNING"), "its end")
@@ -162,7 +162,7 @@ def test_submitit_bypasses_the_notice_of_a_preemption(cluster, start, places, tm
 
 
 def test_a_job_that_saves_and_exits_with_0_is_done_for_slurm(cluster, start, places, tmp_path):
-    """An emergency save, a clean exit: the training is over, and nobody is told that it is not."""
+    """An emergency save, a clean exit: the training is lost, and nothing says so."""
     script = tmp_path / "task.py"
     script.write_text("\n".join(line[4:] for line in SAVES_AND_EXITS.splitlines()))
     command = f"cd {places} && exec srun --ntasks=1 --nodes=1 {sys.executable} {script}"

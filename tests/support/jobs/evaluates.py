@@ -91,7 +91,7 @@ class Evaluation:
         self.run.log(best=state["best"], count=len(state["history"]))
 
     def elsewhere(self, step):
-        """Polls in a thread, in a worker and in a child: each is told False."""
+        """Polls in a thread, in a worker and in a child: each gets False."""
         answers = []
         thread = threading.Thread(target=lambda: answers.append(self.run.poll()))
         thread.start()

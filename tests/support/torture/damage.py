@@ -1,4 +1,4 @@
-"""Damage of every kind to every file: what is read has the exact values, or is told of."""
+"""Damage of every kind to every file: what is read has the exact values, or is reported."""
 
 from __future__ import annotations
 

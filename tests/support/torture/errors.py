@@ -1,4 +1,4 @@
-"""Every call of every scenario fails once, or does half of what it was asked, and life goes on."""
+"""Every call of every scenario fails once, or does half of what it was asked."""
 
 from __future__ import annotations
 

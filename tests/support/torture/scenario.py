@@ -117,7 +117,7 @@ class Actor:
     """Does the operations, one after the other, with a store of its own.
 
     With `is_waiting` each of them ends when what it removed is deleted: then every run makes about
-    the same calls. Without, deleting goes on beside the next ones, as it does beside training.
+    the same calls. Without, deleting continues beside the next ones, as it does beside training.
     """
 
     def __init__(self, directory: Path, attempt: int = 1, is_waiting: bool = True) -> None:

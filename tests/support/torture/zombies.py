@@ -66,7 +66,7 @@ def _prepare(directory: Path) -> None:
 
 
 def _older(directory: Path, sleeps_at: int, *facts: bool) -> list[str]:
-    """What it calls; it ends as its work is done or as it is told that it must not go on."""
+    """What it calls; it ends when its work is done or when it is refused."""
     hook = _sleeping_at(sleeps_at, counted := [])
     _as_attempt(1, *facts)
     with Interception(directory, hook, CHANGES), contextlib.suppress(DirectoryInUse):

@@ -215,7 +215,7 @@ def test_skip_data_does_not_see_again_what_led_there(tmp_path):
     nan = ROLLBACK | {"rollback": {"skip_data": True, "steps_back": 2}}
     rolled = train(tmp_path / "rolled", bad=streak(6, 2), **nan)
     assert rolled.steps == [*range(8), *range(4, 24)]
-    # The epoch goes on as if nothing had happened; only the batches 4 to 7 were seen in vain.
+    # The epoch continues as if nothing had happened; only the batches 4 to 7 were seen in vain.
     assert rolled.batches[:10] == plain.batches[:10]
 
 
