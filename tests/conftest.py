@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from started import ended_here
 
 pytest_plugins = ["store_fixtures"]
 
@@ -87,6 +88,13 @@ def _handlers_are_restored():
     before = [signal.getsignal(number) for number in numbers]
     yield
     assert [signal.getsignal(number) for number in numbers] == before
+
+
+@pytest.fixture(autouse=True)
+def _processes_end_with_their_test():
+    """One that a failure leaves behind would fail the tests after it, too."""
+    with ended_here():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from started import Popen
 from torture import scenario
 
 from forge.jobdir import ledger
@@ -62,14 +63,14 @@ KINDS = ["data", "fsync", "rename", "fence"]
 
 
 @pytest.fixture
-def hang(tmp_path, processes):
+def hang(tmp_path):
     """A job whose save beside training hangs in one kind of call."""
 
     paths = [os.environ.get("PYTHONPATH"), *sys.path]
 
     def start(kind):
         with (tmp_path / "errors.txt").open("w") as errors:
-            process = subprocess.Popen(
+            process = Popen(
                 [sys.executable, "-c", JOB, tmp_path / "job", kind],
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -77,7 +78,6 @@ def hang(tmp_path, processes):
                 cwd=tmp_path,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
             )
-        processes.append(process)
         assert process.stdout.readline() == "hangs\n", (tmp_path / "errors.txt").read_text()
         assert process.stdout.readline() == "trains on\n"
         return process

@@ -2,11 +2,11 @@
 
 import os
 import signal
-import subprocess
 import sys
 
 from harness import full_pipe, wait_for
 from hydra_apps import App
+from started import Popen
 
 from forge.jobdir import ledger
 
@@ -17,7 +17,7 @@ def test_a_job_whose_log_nobody_reads_saves_and_ends_with_its_code(tmp_path):
     config = app.folder / "train.yaml"
     config.write_text(config.read_text().replace("steps: 8", "steps: 100000000"))
     reader, writer = full_pipe()
-    process = subprocess.Popen(
+    process = Popen(
         [sys.executable, "train.py", "hydra.run.dir=job"],
         cwd=app.folder,
         stdout=writer,
@@ -31,7 +31,5 @@ def test_a_job_whose_log_nobody_reads_saves_and_ends_with_its_code(tmp_path):
         process.send_signal(signal.SIGTERM)
         assert process.wait(90) == 143
     finally:
-        process.kill()
-        process.wait()
         os.close(reader)
     assert (app.folder / "job/checkpoints/latest").exists()

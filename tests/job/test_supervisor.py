@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from harness import wait_for
+from started import Popen
 
 from forge.job.supervisor import Supervisor
 from forge.process import processes
@@ -58,7 +59,7 @@ class Watched:
             "actions": {"TERM": "stop", "USR2": "requeue"} if actions is None else actions,
             "timeout_s": timeout_s,
         }
-        self.parent = subprocess.Popen(
+        self.parent = Popen(
             [sys.executable, "-c", STARTER, json.dumps(spec)],
             stdout=subprocess.PIPE,
             text=True,

@@ -42,6 +42,14 @@ def test_a_long_module_says_why_it_is_one():
         assert len(text.splitlines()) <= 400 or "One module, since" in opening, module
 
 
+def test_processes_that_tests_start_end_with_them():
+    """One that a failing test leaves behind fails the next one too: tests/support/started.py."""
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if type(node) is ast.Call]
+        bare = [call.lineno for call in calls if ast.unparse(call.func) == "subprocess.Popen"]
+        assert not bare, f"{path.relative_to(ROOT)}, lines {bare}: take started.Popen"
+
+
 DEVICELESS = re.compile(
     r"torch\.(\w+_window|arange|asarray|as_tensor|empty\w*|eye|full|linspace|logspace|ones|rand\w*"
     r"|range|scalar_tensor|sparse_\w+_tensor|tensor|tri[lu]_indices|zeros|Generator)"

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from harness import full_pipe
+from started import Popen
 from test_shutdown_handler import send
 
 from forge.resilience import ShutdownHandler
@@ -14,7 +15,7 @@ from forge.resilience import ShutdownHandler
 
 def run_script(code, *arguments, **options):
     """A small process, in a session of its own."""
-    return subprocess.Popen(
+    return Popen(
         [sys.executable, "-c", code, *arguments],
         stdout=options.pop("stdout", subprocess.PIPE),
         stderr=options.pop("stderr", subprocess.STDOUT),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from started import Popen
 
 import forge.resilience
 from forge.config.schema import HealthAction, HealthCheck, HealthConfig
@@ -310,7 +311,7 @@ def start_ranks(tmp_path, case, world=2):
     script.write_text(RANK)
     command = [sys.executable, str(script)]
     return [
-        subprocess.Popen(
+        Popen(
             [*command, str(rank), str(world), str(tmp_path / "store"), case],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

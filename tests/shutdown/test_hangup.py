@@ -6,12 +6,12 @@ import os
 import pty
 import select
 import signal
-import subprocess
 import sys
 import termios
 
 import pytest
-from harness import Job, Process, wait_for
+from harness import Job, Process, told, wait_for
+from started import Popen
 
 
 def command(job):
@@ -34,7 +34,7 @@ def test_a_terminal_that_is_gone_is_a_stop(tmp_path, prints, line):
     """
     job = Job(tmp_path / "job", "hangup.py", prints=prints)
     leader, follower = pty.openpty()
-    shell = subprocess.Popen(
+    shell = Popen(
         ["bash", "-c", line, "bash", *command(job)],
         stdin=follower,
         stdout=follower,
@@ -47,14 +47,13 @@ def test_a_terminal_that_is_gone_is_a_stop(tmp_path, prints, line):
     )
     os.close(follower)
 
-    def is_there():
+    def pid_of_the_loop():
         if select.select([leader], [], [], 0)[0]:
             os.read(leader, 65536)  # or its prints would wait for us
-        return (job.directory / "ready").exists()
+        return told(job.directory / "ready")
 
-    wait_for(is_there, shell, "the loop")
+    pid = int(wait_for(pid_of_the_loop, shell, "the loop"))
     os.close(leader)
-    pid = int((job.directory / "ready").read_text())
     handle = os.pidfd_open(pid)
     assert select.select([handle], [], [], 60)[0], "the job has ended"
     os.close(handle)

@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from harness import Job, assert_same_run, full_pipe, made_once, wait_for
+from harness import Job, assert_same_run, full_pipe, made_once, told, wait_for
+from started import Popen
 
 from forge.jobdir import ledger
 
@@ -169,7 +170,7 @@ def test_a_stderr_that_nobody_reads_stops_neither_the_save_nor_the_exit(tmp_path
     """A full pipe blocks whoever writes to it; the save comes first and the exit all the same."""
     job = stage_job(tmp_path, "loop")
     reader, writer = full_pipe()
-    process = subprocess.Popen(
+    process = Popen(
         [sys.executable, str(job.script), str(job.directory), json.dumps(job.spec)],
         stdout=writer,
         stderr=writer,
@@ -182,7 +183,6 @@ def test_a_stderr_that_nobody_reads_stops_neither_the_save_nor_the_exit(tmp_path
         assert process.wait(60) == 143
     finally:
         os.close(reader)
-        process.kill()
     assert (job.checkpoints / "latest").resolve().name == "step_3"
 
 
@@ -222,9 +222,9 @@ def test_helpers_that_were_forked_or_shielded_outlive_it_too(tmp_path):
     process = job.start()
     process.wait_for((job.directory / "ready").exists, "helpers")
     process.signal_session(signal.SIGTERM)
-    process.wait_for((job.directory / "answers.txt").exists, "the helpers' answers")
+    answers = process.wait_for(lambda: told(job.directory / "answers.txt"), "the helpers' answers")
     assert process.wait() == 143, job.output
-    assert (job.directory / "answers.txt").read_text().split() == ["forked", "shielded", "pool"]
+    assert answers.split() == ["forked", "shielded", "pool"]
     assert process.is_session_gone()
 
 

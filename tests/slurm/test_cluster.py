@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from cluster import Cluster, missing, submit, wait_for
+from started import Popen
 
 from forge.process import processes
 
@@ -42,7 +43,7 @@ def test_nothing_is_left_when_its_owner_is_killed(tmp_path):
         "from pathlib import Path; from cluster import Cluster\n"
         "one = Cluster(Path(sys.argv[2])); print(one._keeper.pid, flush=True); input()"
     )
-    owner = subprocess.Popen(
+    owner = Popen(
         [
             sys.executable,
             "-c",

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from started import Popen
 
 from forge.jobdir import ledger
 
@@ -65,13 +66,21 @@ def wait_for(condition, process: subprocess.Popen, what: str, timeout_s: float =
     raise AssertionError(f"no {what} within {timeout_s} s")
 
 
+def told(path: Path) -> str | None:
+    """What another process has said by `write_atomically`: all of it, or None so far."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return None
+
+
 class Process:
     """A started process in a session of its own; its output goes to a file."""
 
     def __init__(self, command: list[str], output: Path, cwd: Path | None = None, **env: str):
         self.output_path = output
         with output.open("ab") as file:
-            self.popen = subprocess.Popen(
+            self.popen = Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=file,

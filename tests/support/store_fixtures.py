@@ -12,19 +12,6 @@ from forge.config.schema import CheckpointConfig
 
 
 @pytest.fixture
-def processes():
-    """Those that a test adds are ended with it."""
-    started = []
-    yield started
-    for process in started:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-
-@pytest.fixture
 def open_store(tmp_path):
     opened = []
 

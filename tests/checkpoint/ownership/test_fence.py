@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from harness import Job
+from started import Popen
 
 from forge.checkpoint.ownership.fence import TOKEN_FILE
 from forge.checkpoint.ownership.locks import LOCK_FILE
@@ -30,20 +31,19 @@ for _ in sys.stdin:
 
 
 @pytest.fixture
-def hold(tmp_path, processes):
+def hold(tmp_path):
     """Another process that holds the directory; answers to `ask` whether it may commit."""
 
     def start(**env):
         directory = tmp_path / "checkpoints"
         directory.mkdir(exist_ok=True)
-        process = subprocess.Popen(
+        process = Popen(
             [sys.executable, "-c", HOLDER, str(directory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | env,
         )
-        processes.append(process)
         assert process.stdout.readline() == "held\n"
         return process
 
@@ -115,7 +115,7 @@ def leave_behind(tmp_path):
         directory = tmp_path / "checkpoints"
         directory.mkdir()
         command = [sys.executable, "-c", f"import time\n{LEAVING}", str(directory), kind]
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+        with Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
             assert process.stdout.readline() == b"held\n"
             children.append(int(process.stdout.readline()))
             process.kill()

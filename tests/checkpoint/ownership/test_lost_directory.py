@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from started import Popen
 from stores import assert_holds
 from test_fence import ask, hold  # noqa: F401
 
@@ -98,7 +99,7 @@ def test_a_lock_that_another_job_has_is_respected_though_the_token_is_ours(store
     directory.rename(away)
     shutil.copytree(away, directory)
     script = "import fcntl,sys; f=open(sys.argv[1],'r+'); fcntl.lockf(f,6); print(1); input()"
-    other = subprocess.Popen(
+    other = Popen(
         [sys.executable, "-uc", script, directory / ".lock"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -9,6 +9,7 @@ import time
 
 import pytest
 import stores
+from started import Popen
 from stores import TENSORS, assert_holds
 
 from forge.checkpoint.retention import in_use, removal
@@ -34,15 +35,12 @@ sys.stdin.readline()
 
 
 @pytest.fixture
-def read_elsewhere(processes):
+def read_elsewhere():
     """Another process that reads a checkpoint until its input ends."""
 
     def start(path, *more):
         command = [sys.executable, "-c", READER, str(path), *more]
-        reader = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-        processes.append(reader)
+        reader = Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
         assert reader.stdout.readline() == "reads\n"
         return reader
 

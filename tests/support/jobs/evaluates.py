@@ -35,7 +35,7 @@ class Evaluation:
         """What is to happen here, happens."""
         wanted = self.places.pop(place, None) if step == self.bench.spec.get("at", AT) else None
         if wanted == "sleep":
-            (self.directory / "ready").write_text(str(os.getpid()))
+            (self.directory / "ready").touch()
             time.sleep(600)
         elif wanted == "raise":
             os.kill(os.getpid(), signal.SIGTERM)

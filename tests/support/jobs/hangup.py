@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 import forge
+from forge.filesystem.files import write_atomically
 
 directory = Path(sys.argv[1])
 spec = {"prints": "after", "steps": 10**6} | json.loads(sys.argv[2])
@@ -30,4 +31,4 @@ with forge.Run({"checkpoint": checkpoint}, model=model, optimizer=optimizer) as 
         if spec["prints"] == "after":
             print("step", step, flush=True)
         if step == 4:
-            (directory / "ready").write_text(str(os.getpid()))
+            write_atomically(directory / "ready", str(os.getpid()))

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import forge
+from forge.filesystem.files import write_atomically
 
 directory = Path(sys.argv[1])
 ECHO = "import sys\nfor line in sys.stdin: print(line.strip(), flush=True)"
@@ -49,8 +50,7 @@ def main():
             spawned.stdin.flush()
             words = [ours.recv(), spawned.stdout.readline().strip()]
             words.append(pool.submit(answer, "pool").result())
-            (directory / "answers.part").write_text("\n".join(words))
-            (directory / "answers.part").rename(directory / "answers.txt")
+            write_atomically(directory / "answers.txt", "\n".join(words))
 
         run.on_stop(ask)
         for step in run.steps(10_000):
