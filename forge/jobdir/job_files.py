@@ -50,7 +50,7 @@ RANK = "FORGE_RANK"
 
 
 def suffix(rank: int | None = None) -> str:
-    """What the names of a rank's own files (watch, verdict, result) end with; rank 0 has nothing.
+    """The end of the names of a rank's own files (watch, verdict, result, ledger); rank 0 has none.
 
     Args:
         rank: Whose; None: this process's.

@@ -4,7 +4,8 @@ Each attempt appends JSON lines to a file of its own, `<job dir>/.forge/ledger/a
 `read` merges them into what an undisturbed run would have recorded. A job may have several Runs,
 one after the other: the first line of each file says whose it is, by its checkpoint directory.
 Beside them a file mapped into memory, 32 bytes a Run, holds the step that is under way: it survives
-SIGKILL and costs nothing.
+SIGKILL and costs nothing. Each rank has its own: those of rank 1 are `ledger.1` and `progress.1`.
+Whoever has no rank, such as the job's wrapper, reads those of rank 0.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 from forge.errors import ForgeError
 from forge.filesystem.files import make_directory, open_file, read_plain
 from forge.jobdir import spawned
-from forge.jobdir.job_files import forge_dir, saved_step
+from forge.jobdir.job_files import forge_dir, saved_step, suffix
 
 __all__ = ["Attempt", "History", "Progress", "read", "read_progress"]
 
@@ -44,7 +45,7 @@ class Ledger:
         """
         self.previous_step: int | None = None
         """The step that this Run's attempt before this one had begun last."""
-        folder = forge_dir(job_dir) / "ledger"
+        folder = _folder(job_dir)
         make_directory(folder)
         self._run = _run_in(checkpoint_dir or job_dir, job_dir)
         number = max(_numbers(folder), default=0) + 1
@@ -96,7 +97,7 @@ class Ledger:
 
     def _map_progress(self, job_dir: Path) -> None:
         """Map the file, and find this Run's record in it, or room for one."""
-        fd = open_file(forge_dir(job_dir) / "progress", os.O_RDWR | os.O_CREAT)
+        fd = open_file(_progress_file(job_dir), os.O_RDWR | os.O_CREAT)
         try:
             content = os.pread(fd, os.fstat(fd).st_size, 0)
             records = _records(content)
@@ -155,7 +156,7 @@ def read_progress(job_dir: Path | str) -> Progress | None:
         The step that was last started, in any of its Runs, or None before the first.
     """
     try:
-        raw = read_plain(forge_dir(job_dir) / "progress")
+        raw = read_plain(_progress_file(job_dir))
     except FileNotFoundError:
         return None
     found = [one for one in _records(raw) if one is not None]
@@ -233,7 +234,7 @@ class _Share(NamedTuple):
 
 def _shares(job_dir: Path | str) -> list[_Share]:
     """One an attempt, in order."""
-    folder = forge_dir(job_dir) / "ledger"
+    folder = _folder(job_dir)
     return [_share(job_dir, one) for one in sorted(_numbers(folder))] if folder.is_dir() else []
 
 
@@ -249,8 +250,16 @@ def _share(job_dir: Path | str, number: int) -> _Share:
     return _Share(number, event["checkpoints"], event["pid"], event["owner"])
 
 
+def _folder(job_dir: Path | str) -> Path:
+    return forge_dir(job_dir) / f"ledger{suffix()}"
+
+
+def _progress_file(job_dir: Path | str) -> Path:
+    return forge_dir(job_dir) / f"progress{suffix()}"
+
+
 def _attempt_file(job_dir: Path | str, number: int) -> Path:
-    return forge_dir(job_dir) / "ledger" / f"attempt_{number:04d}.jsonl"
+    return _folder(job_dir) / f"attempt_{number:04d}.jsonl"
 
 
 def _events(job_dir: Path | str, number: int) -> list[dict[str, Any]]:

@@ -44,6 +44,20 @@ def test_attempts_merge_into_what_an_undisturbed_run_would_have_logged(attempt, 
     assert [(a.number, a.start_step) for a in history.attempts] == [(1, 0), (2, 3)]
 
 
+def test_each_rank_has_a_ledger_of_its_own(attempt, tmp_path, monkeypatch):
+    """Two ranks of one attempt would else be two attempts, and log every step twice."""
+    attempt().progress(7)
+    monkeypatch.setenv("FORGE_RANK", "1")
+    one = attempt()
+    one.progress(3)
+    log(one, 0, loss=1)
+    assert (one.attempt, ledger.read_progress(tmp_path).step) == (1, 3)
+    assert ledger.read(tmp_path).metrics == {0: {"loss": 1}}
+    monkeypatch.delenv("FORGE_RANK")
+    assert (ledger.last_attempt(tmp_path), ledger.read_progress(tmp_path).step) == (1, 7)
+    assert ledger.read(tmp_path).metrics == {}
+
+
 def test_a_rollback_forgets_the_steps_it_undoes(attempt, tmp_path):
     """They are no part of the run that ended well."""
     one = attempt()
