@@ -7,7 +7,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -16,6 +15,7 @@ from forge.filesystem.files import open_file
 from forge.job.requeue import signal_name
 from forge.jobdir import plan
 from forge.jobdir.job_files import OUTPUT, TOKEN
+from forge.launch.interrupts import handled
 from forge.launch.local.resources import Slots
 from forge.launch.plan import ROOT
 from forge.launch.progress.display import Display
@@ -61,38 +61,16 @@ class Queue:
                 job.state, job.because = State.finished, "finished before"
                 job.restarts = content.get("counts", {}).get("restarts", 0)
 
-    @property
-    def stopped_by(self) -> int | None:
-        """The signal that stopped the sweep; None while nothing did."""
-        return self._received[0] if self._received else None
-
     def run(self) -> int | None:
         """Run every job; returns the signal that stopped the sweep, or None."""
-        before = self._listen()
-        mode: Any = "plain" if self._progress == "none" else self._progress
-        try:
-            with Display(len(self._jobs), self._slots.count, mode=mode) as self._display:
-                try:
-                    self._loop()
-                except BaseException:
-                    self._received.append(signal.SIGTERM)
-                    self._loop()  # no job is left alone
-                    raise
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        return self.stopped_by
-
-    def _listen(self) -> dict[int, Any]:
-        """Take the signals that stop a sweep; returns the handlers to put back."""
-        before: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # no child would have a code
-                before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                    before[number] = signal.signal(number, self._on_signal)
-        return before
+        with handled(self._on_signal), Display(mode=self._progress) as self._display:
+            try:
+                self._loop()
+            except BaseException:
+                self._received.append(signal.SIGTERM)
+                self._loop()  # no job is left alone
+                raise
+        return self._received[0] if self._received else None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Only a person insists. A connection that drops hangs up twice, by kernel and shell; srun
@@ -115,7 +93,7 @@ class Queue:
                 if job.process is not None and job.process.poll() is not None:
                     self._ended(job)
                     has_ended = True
-            self._show()
+            self._display.update([job.view() for job in self._jobs])
             if has_ended and not self._received and self._next() is not None:
                 continue  # its place is free: whoever waits for it starts now
             if not any(job.process is not None for job in self._jobs):
@@ -132,10 +110,6 @@ class Queue:
             if job.process is not None and job.handle is not None:
                 poll.register(job.handle, select.POLLIN)
         poll.poll(_LOOK_S * 1000)
-
-    def _show(self) -> None:
-        if self._progress != "none":
-            self._display.update([job.view() for job in self._jobs])
 
     # -- a job ---------------------------------------------------------------------------------
 
@@ -185,7 +159,7 @@ class Queue:
             job.reason, job.code = reason_of(content), content["code"]
         elif not self._received and job.wrappers <= _MAX_WRAPPERS:
             how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
-            self._say(job, f"its wrapper {how}")
+            self._display.say(f"job {job.number}: its wrapper {how}")
             job.wrappers += code >= 0  # a kill is chance, an end may be a habit
             self._start(job, is_continued=True)
             return
@@ -198,20 +172,15 @@ class Queue:
         self._free.append(job.slot)
         job.slot = None
 
-    def _say(self, job: QueuedJob, text: str) -> None:
-        if self._progress != "none":
-            self._display.say(f"job {job.number}: {text}")
-
     # -- stopping ------------------------------------------------------------------------------
 
     def _stop(self, number: int, count: int) -> None:
         """The first signal has the jobs save and leave, the second kills them."""
         live = [job for job in self._jobs if job.process is not None]
         name = "Ctrl+C" if number == signal.SIGINT else signal.Signals(number).name
-        if self._progress != "none":
-            again = "pressing it again" if number == signal.SIGINT else "Ctrl+C"
-            text = f"saving and exiting; {again} kills them" if count == 1 else "killing them"
-            self._display.say(f"{name}: {len(live)} job{'s' * (len(live) != 1)}, {text}")
+        again = "pressing it again" if number == signal.SIGINT else "Ctrl+C"
+        text = f"saving and exiting; {again} kills them" if count == 1 else "killing them"
+        self._display.say(f"{name}: {len(live)} job{'s' * (len(live) != 1)}, {text}")
         for job in live:
             assert job.process is not None
             if count == 1:

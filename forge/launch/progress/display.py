@@ -1,4 +1,4 @@
-"""The progress of a sweep: a live table on a terminal, plain lines anywhere else.
+"""The progress of a sweep: lines on what happens, and below them a live table on a terminal.
 
 `Display.update` draws, in its caller's thread; nothing runs beside it. A reader who went away, or
 does not read, holds nobody up: `_Stream` looks before it writes, and swallows what nobody can get.
@@ -7,80 +7,55 @@ rich is imported (20 to 45 ms) only where there is a table to draw.
 
 from __future__ import annotations
 
-import logging
-import math
 import os
 import select
 import sys
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TextIO, cast
 
-from forge.launch.progress.table import (
-    ACTIVE,
-    STYLES,
-    News,
-    at,
-    clock,
-    escape,
-    news,
-    per_second,
-    table,
-    text,
-)
+from forge.launch.progress.table import ACTIVE, STYLES, clock, escape, news, table
 from forge.launch.progress.view import JobView, State
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.live import Live
-    from rich.segment import Segment
 
-Mode = Literal["auto", "live", "plain"]
+Mode = Literal["auto", "live", "plain", "none"]
 
-FRAME_S = 0.125  # least time between two drawings of the table
-PATIENCE_S = 1.0  # so long the last words wait for a reader
-# A plain line on a job's progress needs the first, and one of the others, since the last such line.
-PROGRESS_S, PROGRESS_SHARE, SILENCE_S = 30.0, 0.1, 600.0
-
-_RANKS = {**dict.fromkeys(ACTIVE, 0), State.failed: 1, State.stopped: 3}
-_ASCII = str.maketrans("·…━─", "|~=-")
+FRAME_S = 0.125
+"""Least time between two drawings of the table."""
+SUMMARY_S = 600.0
+"""Between two lines on how all jobs get on, where there is no table."""
+PATIENCE_S = 1.0
+"""So long the last words wait for a reader."""
+_ORDER = (State.running, State.starting, State.stopping, State.stopped, State.queued)
 
 
 class Display:
     """Shows how the jobs of a sweep get on; a context manager.
 
-    The table stays whole while other code of this process writes to the same terminal through
-    `sys.stdout`, `sys.stderr` or a logging handler that holds either (Hydra's do, so handlers are
-    pointed to the stand-ins until `close`): such lines appear above the table. What bypasses these
-    objects is not covered: child processes that inherit the terminal, C code, `os.write`. A stream
-    that leads elsewhere (`python train.py -m > log`) is left alone.
+    The table stays whole while other code of this process prints to the same terminal: such lines
+    appear above it. What writes past `sys.stdout` and `sys.stderr` is not covered: logging handlers
+    that hold them from before, child processes that inherit the terminal, C code, `os.write`.
 
     Args:
-        total: Jobs in the sweep, with those that have no view yet.
-        n_jobs: Jobs that run at the same time.
         stream: Where to write; stderr by default, as stdout belongs to the jobs.
         mode: "auto" is "live" on a terminal that can move its cursor, outside of CI.
     """
 
-    def __init__(
-        self, total: int, n_jobs: int, stream: TextIO | None = None, mode: Mode = "auto"
-    ) -> None:
-        self._total, self._n_jobs = total, n_jobs
-        self._stream = _Stream(sys.stderr if stream is None else stream)
-        self._is_live = mode == "live" or (mode == "auto" and self._stream.can_be_live())
+    def __init__(self, stream: TextIO | None = None, mode: Mode = "auto") -> None:
+        stream = sys.stderr if stream is None else stream
+        self._stream = _Stream(stream)
+        self._is_silent = mode == "none"
+        self.is_live = mode == "live" or (mode == "auto" and _can_be_live(stream))
+        """Whether there is a table."""
         self._live: Live | None = None
-        self._moved: list[tuple[TextIO, TextIO]] = []
         self._views: Sequence[JobView] = ()
         self._last: dict[int, JobView] = {}
-        self._told: dict[int, tuple[float, float]] = {}
         self._pending: deque[tuple[str, str]] = deque(maxlen=1000)
-        self._turn = threading.Lock()
-        self._began_s = time.monotonic()
-        self._next_frame_s = self._job_s = 0.0
-        self._frame: list[list[Segment]] = []
-        self._columns, self._is_closed = 0, False
+        self._began_s = self._summed_s = time.monotonic()
+        self._next_frame_s = 0.0
 
     def __enter__(self) -> Display:
         return self
@@ -90,20 +65,15 @@ class Display:
 
     def update(self, views: Sequence[JobView]) -> None:
         """Show all jobs as they stand now; cheap enough to be called many times a second."""
-        self._views, now = views, time.monotonic()
+        self._views = views
         for view in views:
-            last = self._last.get(view.number)
-            if view is not last:
-                self._last[view.number] = view
-                found = news(view, last) or self._progress(view, now)
-                if found is not None and not (self._is_live and found.is_in_table):
-                    self._pending.append((f"job {view.number}: {found.text}", STYLES[view.state]))
+            text = news(view, self._last.get(view.number))
+            self._last[view.number] = view
+            if text and (view.remark or not self.is_live):  # else the table says it
+                self._pending.append((f"job {view.number}: {text}", STYLES[view.state]))
+        if not self.is_live and time.monotonic() - self._summed_s >= SUMMARY_S:
+            self._summarize()
         self._show()
-
-    @property
-    def is_live(self) -> bool:
-        """Whether there is a table."""
-        return self._is_live
 
     def say(self, text: str, style: str = "") -> None:
         """Show a line, or several, that stay; `style` is rich's ("bold red"), markup is not."""
@@ -112,133 +82,85 @@ class Display:
 
     def close(self) -> None:
         """Leave the last state on screen and the terminal in order; may be called again."""
-        if self._is_closed:
-            return
-        self._is_closed = True
         # Who paused the terminal sees nothing more of us: the sweep must be able to end.
         self._stream.is_gone |= not self._stream.is_ready(PATIENCE_S)
-        if self._views and not self._is_live:
-            self._pending.extend((line, "") for line in self._summary(10_000))
+        if self._views and not self.is_live:
+            self._summarize()
+        self._next_frame_s = 0.0
         try:
-            self._show(is_last=True)
-            if self._live is not None:
-                self._live.stop()
+            self._show()
         finally:  # also where one more Ctrl+C ended the drawing
-            for own, stand_in in self._moved:
-                sys.stdout = own if sys.stdout is stand_in else sys.stdout
-                sys.stderr = own if sys.stderr is stand_in else sys.stderr
-            _repoint([(stand_in, own) for own, stand_in in self._moved])
-            self._stream.write("\x1b[?25h" if self._live is not None else "")
+            live, self._live, self._views = self._live, None, ()
+            if live is not None:
+                live.stop()
 
-    def _progress(self, view: JobView, now: float) -> News | None:
-        if self._is_live or view.state is not State.running or view.step is None:
-            return None
-        share = view.step / view.steps if view.steps else 0.0
-        told_s, told = self._told.setdefault(view.number, (now, share))
-        since_s = now - told_s
-        if since_s < PROGRESS_S or (share - told < PROGRESS_SHARE and since_s < SILENCE_S):
-            return None
-        self._told[view.number] = (now, share)
-        left = clock(view.left_s)
-        facts = (at(view).strip(), per_second(view.rate), left and f"{left} left")
-        return News(", ".join(filter(None, facts)))
+    def _summarize(self) -> None:
+        self._summed_s = time.monotonic()
+        self._pending.append((self._summary(), ""))
 
-    def _show(self, *, is_last: bool = False) -> None:
-        # A signal handler or another thread may come in between: its lines wait for the next call.
-        if (self._is_closed and not is_last) or not self._turn.acquire(blocking=False):
+    def _show(self) -> None:
+        if self._is_silent:
             return
-        try:
-            if self._is_live and self._live is None:
-                self._start()
-            while self._pending and self._stream.is_ready():
-                line, style = self._pending.popleft()
-                if self._live is None:
-                    self._stream.write(line + "\n")
-                else:
-                    self._live.console.print(text((line, style)))
-            now = time.monotonic()
-            if self._live and (is_last or now >= self._next_frame_s) and self._stream.is_ready():
-                self._draw(self._live)
-                # Whatever a frame costs here, nine tenths of the time stay the launcher's.
-                self._next_frame_s = now + max(FRAME_S, 10 * (time.monotonic() - now))
-        finally:
-            self._turn.release()
+        if self.is_live and self._live is None and self._views:
+            self._start()
+        while self._pending and self._stream.is_ready():
+            line, style = self._pending.popleft()
+            if self._live is None:
+                self._stream.write(line + "\n")
+            else:
+                self._print(self._live, line, style)
+        now = time.monotonic()
+        if self._live and now >= self._next_frame_s and self._stream.is_ready():
+            self._draw(self._live)
+            # Whatever a frame costs here, nine tenths of the time stay the launcher's.
+            self._next_frame_s = now + max(FRAME_S, 10 * (time.monotonic() - now))
+
+    def _print(self, live: Live, line: str, style: str) -> None:
+        from rich.text import Text
+
+        live.console.print(Text(line, style, overflow="crop", no_wrap=True))
 
     def _start(self) -> None:
         from rich.console import Console
         from rich.live import Live
 
         console = Console(file=cast(TextIO, self._stream), force_terminal=True, soft_wrap=True)
-        own = (sys.stdout, sys.stderr)
-        out, err = map(self._stream.is_same_file, own)
-        live = Live(console=console, auto_refresh=False, redirect_stdout=out, redirect_stderr=err)
-        self._live = live
+        self._live = Live(
+            console=console,
+            auto_refresh=False,
+            redirect_stdout=_is_terminal(sys.stdout),
+            redirect_stderr=_is_terminal(sys.stderr),
+        )
         self._live.start()
-        pairs = zip(own, (sys.stdout, sys.stderr), strict=True)
-        self._moved = [(own, stand_in) for own, stand_in in pairs if own is not stand_in]
-        _repoint(self._moved)
 
     def _draw(self, live: Live) -> None:
-        from rich.console import Group
-        from rich.segment import Segment, SegmentLines
+        from rich.console import Group, RenderableType
+        from rich.text import Text
 
-        columns, lines = live.console.size = self._stream.size()
-        summary = self._summary(columns - 1)
-        shown = self._chosen(lines - 2 - len(summary))
-        parts: list[RenderableType] = [table(shown, columns - 1)] if shown else []
-        if 0 < len(shown) < len(self._views):
-            parts.append(text((f"… {len(self._views) - len(shown)} more", "dim")))
-        parts.extend(text((line, "bold")) for line in summary)
-        options = live.console.options.update(width=columns - 1)
-        frame = live.console.render_lines(Group(*parts), options, pad=False)
-        if columns < self._columns:  # the terminal has broken the lines that became too long
-            lengths = map(Segment.get_line_length, self._frame)
-            broken = sum(max(0, length - 1) // columns for length in lengths)
-            self._stream.write("\r" + "\x1b[2K\x1b[1A" * broken)
-        elif frame == self._frame:
-            return
-        self._frame, self._columns = frame, columns
-        live.update(SegmentLines(frame, new_lines=True), refresh=True)
+        summary = Text(self._summary(), "bold")
+        shown = self._chosen(live.console.height - 4)
+        parts: list[RenderableType] = [table(shown)] if shown else []
+        if len(shown) < len(self._views):
+            parts.append(Text(f"… {len(self._views) - len(shown)} more", "dim"))
+        live.update(Group(*parts, summary), refresh=True)
 
-    def _chosen(self, room: int) -> list[JobView]:
-        """The jobs that get a row: all, or those that something happens to."""
+    def _chosen(self, room: int) -> Sequence[JobView]:
+        """The jobs that get a row: all, or some of those that run."""
         if len(self._views) <= room:
-            return list(self._views)
-        is_news = {v.number for v in self._views if v.restarts and not v.state.is_final}
-        notable = [v for v in self._views if v.state in _RANKS or v.number in is_news]
-        notable.sort(key=lambda view: _RANKS.get(view.state, 2))
-        return sorted(notable[: max(0, room - 1)], key=lambda view: view.number)
+            return self._views
+        return [view for view in self._views if view.state in ACTIVE][: max(room, 0)]
 
-    def _summary(self, width: int) -> list[str]:
+    def _summary(self) -> str:
         counts = Counter(view.state for view in self._views)
-        counts[State.queued] += self._total - len(self._views)
-        done, failed = counts.pop(State.finished, 0), counts.pop(State.failed, 0)
-        facts = [f"{done} of {self._total} finished" + (f", {failed} failed" if failed else "")]
-        order = (State.running, State.starting, State.stopping, State.stopped, State.queued)
-        facts += [f"{counts[state]} {state.value}" for state in order if counts[state]]
+        failed = f", {counts[State.failed]} failed" if counts[State.failed] else ""
+        facts = [f"{counts[State.finished]} of {len(self._views)} finished{failed}"]
+        facts += [f"{counts[state]} {state.value}" for state in _ORDER if counts[state]]
         reasons = Counter(view.waits_for for view in self._views if view.waits_for)
         if reasons:
             shown = (f"{count} {escape(reason)}" for reason, count in reasons.most_common(3))
             facts[-1] += f" ({', '.join(shown)}{', …' if len(reasons) > 3 else ''})"
-        facts += [clock(time.monotonic() - self._began_s), self._estimate(counts[State.queued])]
-        lines = facts[:1]
-        for fact in filter(None, facts[1:]):
-            if len(lines[-1]) + len(fact) + 3 <= width:
-                lines[-1] += f" · {fact}"
-            else:
-                lines.append(fact)
-        return lines
-
-    def _estimate(self, num_queued: int) -> str:
-        active = [view for view in self._views if view.state in ACTIVE]
-        whole_s = [view.steps / view.rate for view in active if view.steps and view.rate]
-        self._job_s = sum(whole_s) / len(whole_s) if whole_s else self._job_s
-        lefts_s = [self._job_s if view.left_s is None else view.left_s for view in active]
-        left_s = max([*lefts_s, (sum(lefts_s) + num_queued * self._job_s) / self._n_jobs])
-        if not self._job_s or not math.isfinite(left_s) or not (active or num_queued):
-            return ""
-        minutes = math.ceil(left_s / 60)
-        return f"about {minutes} min left" if minutes <= 90 else f"about {minutes // 60} h left"
+        facts.append(clock(time.monotonic() - self._began_s))
+        return " · ".join(facts)
 
 
 class _Stream:
@@ -246,14 +168,12 @@ class _Stream:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self.encoding = (getattr(stream, "encoding", None) or "utf-8").lower()
-        self._spare = {} if self.encoding.startswith("utf") else _ASCII
+        self.encoding = getattr(stream, "encoding", None) or "utf-8"
         self.is_gone = False
 
     def write(self, text: str) -> int:
-        text = text.translate(self._spare).encode(self.encoding, "replace").decode(self.encoding)
         try:
-            if text and not self.is_gone:
+            if not self.is_gone:
                 self._stream.write(text)
                 self._stream.flush()
         except (OSError, ValueError, AttributeError):  # the reader left, or there is no stream
@@ -270,32 +190,15 @@ class _Stream:
         except (OSError, ValueError, TypeError):
             return True  # no file, or a closed one: nothing to wait for
 
-    def is_same_file(self, other: TextIO) -> bool:
-        try:
-            return os.path.sameopenfile(self._stream.fileno(), other.fileno())
-        except (AttributeError, OSError, ValueError):
-            return False
 
-    def can_be_live(self) -> bool:
-        is_in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
-        is_dumb = os.environ.get("TERM", "") in ("", "dumb", "unknown")
-        try:
-            return not (is_in_ci or is_dumb) and self._stream.isatty()
-        except (AttributeError, ValueError):  # none, one of the user's own, or a closed one
-            return False
-
-    def size(self) -> tuple[int, int]:
-        try:
-            columns, lines = os.get_terminal_size(self._stream.fileno())
-        except (OSError, ValueError):
-            columns = lines = 0
-        return columns or 80, lines or 24
+def _is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except (AttributeError, ValueError):  # one of the user's own, or a closed one
+        return False
 
 
-def _repoint(pairs: Sequence[tuple[TextIO, TextIO]]) -> None:
-    """Make logging handlers that hold the first of a pair write to the second."""
-    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
-        for handler in getattr(logger, "handlers", ()):  # a placeholder has none
-            new = next((new for old, new in pairs if old is getattr(handler, "stream", None)), None)
-            if new is not None and isinstance(handler, logging.StreamHandler):
-                handler.setStream(new)
+def _can_be_live(stream: TextIO) -> bool:
+    is_in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    is_dumb = os.environ.get("TERM", "") in ("", "dumb", "unknown")
+    return not (is_in_ci or is_dumb) and _is_terminal(stream)

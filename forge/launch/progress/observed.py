@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,6 @@ from forge.errors import Reason
 from forge.jobdir import ledger
 from forge.jobdir.job_files import STATE, forge_dir, read_json
 from forge.launch.progress.view import JobView, State
-
-_RATE_S = 15.0
-"""The rate is that of so many last seconds."""
 
 
 def reason_of(content: dict[str, Any]) -> Reason | None:
@@ -43,7 +39,8 @@ class ObservedJob(ABC):
     """When the wrapper's last word was read, by the monotonic clock."""
     _stamp: tuple[int, int] | None = None
     _since: float = 0.0
-    _samples: deque[tuple[float, int]] = field(default_factory=deque)
+    _first: tuple[float, int] | None = None
+    """When this attempt was first seen at work, and its step then."""
 
     @abstractmethod
     def is_own(self, content: dict[str, Any]) -> bool:
@@ -76,7 +73,8 @@ class ObservedJob(ABC):
         """What the wrapper has said last."""
         self.state = State[content["state"]]
         self.because, self.waits_for = content["because"], ""
-        self.restarts = content["counts"]["restarts"]
+        if content["counts"]["restarts"] != self.restarts:
+            self.restarts, self._first = content["counts"]["restarts"], None
         self._since = content["time"]
 
     def view(self) -> JobView:
@@ -109,10 +107,7 @@ class ObservedJob(ABC):
 
     def _rate(self, step: int) -> float | None:
         now = time.monotonic()
-        if self._samples and step < self._samples[-1][1]:
-            self._samples.clear()
-        self._samples.append((now, step))
-        while now - self._samples[0][0] > _RATE_S and len(self._samples) > 2:
-            self._samples.popleft()
-        began, first = self._samples[0]
+        if self._first is None or step < self._first[1]:
+            self._first = (now, step)
+        began, first = self._first
         return (step - first) / (now - began) if now - began > 1 and step > first else None

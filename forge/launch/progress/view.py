@@ -43,7 +43,7 @@ class JobView:
     """Steps planned; None where nobody knows."""
     restarts: int = 0
     rate: float | None = None
-    """Steps a second, lately."""
+    """Steps a second, in this attempt."""
     left_s: float | None = None
     """Seconds left at this rate."""
     remark: str = ""

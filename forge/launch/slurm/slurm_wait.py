@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any
 
 from forge import messages
 from forge.errors import ExitCode, ForgeError, Reason, SlurmRefused
+from forge.launch.interrupts import handled
 from forge.launch.progress.display import Display
 from forge.launch.progress.observed import ObservedJob, reason_of
 from forge.launch.progress.view import State
@@ -148,14 +148,8 @@ class Watcher:
     def run(self) -> int | None:
         """Returns the signal that ended the waiting, or None once every job has ended."""
         bell, self._bell = os.pipe()
-        before: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                    before[number] = signal.signal(number, self._on_signal)
-        mode: Any = "plain" if self._progress == "none" else self._progress
         try:
-            with Display(len(self._jobs), len(self._jobs), mode=mode) as self._display:
+            with handled(self._on_signal), Display(mode=self._progress) as self._display:
                 while not self._received and self._look():
                     self._show()
                     # Nothing tells of a file that changes on another machine.
@@ -163,8 +157,6 @@ class Watcher:
                     select.select([bell], [], [], pause_s)
                 self._show()
         finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
             os.close(bell)
             os.close(self._bell)
         return self._received[0] if self._received else None
@@ -174,8 +166,7 @@ class Watcher:
         os.write(self._bell, b"!")
 
     def _show(self) -> None:
-        if self._progress != "none":
-            self._display.update([job.view() for job in self._jobs])
+        self._display.update([job.view() for job in self._jobs])
 
     def _look(self) -> bool:
         """Whether there is anything to wait for."""
@@ -239,12 +230,9 @@ class Watcher:
         for job, old in zip(jobs, before, strict=True):
             if job.slurm_id == old:
                 continue
-            self._say(f"job {job.number}: {old} was {job.because}; resubmitted as {job.slurm_id}")
+            again = f"{old} was {job.because}; resubmitted as {job.slurm_id}"
+            self._display.say(f"job {job.number}: {again}")
             job.unrequeued, job.because = "", ""
-
-    def _say(self, text: str, style: str = "") -> None:
-        if self._progress != "none":
-            self._display.say(text, style)
 
     def _tell_pending(self, waiting: list[SubmittedJob]) -> None:
         """Why jobs wait, once a change; the table has it, but not what to do about it."""
@@ -253,4 +241,4 @@ class Watcher:
             if is_stuck and self._progress == "none":
                 messages.warn(line)
             elif is_stuck or not self._display.is_live:
-                self._say(line, "yellow" if is_stuck else "")
+                self._display.say(line, "yellow" if is_stuck else "")

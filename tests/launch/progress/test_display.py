@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import io
-import logging
 import os
 import pty
 import re
@@ -15,13 +14,10 @@ import termios
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from forge.launch.progress import display, table
 from forge.launch.progress.display import Display
 from forge.launch.progress.view import JobView, State
-
-CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def job(number, state=State.running, **facts):
@@ -78,6 +74,8 @@ def terminal(monkeypatch):
     opened = []
 
     def make(columns=80, lines=24):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("LINES", str(lines))
         opened.append(Terminal(columns, lines))
         return opened[-1]
 
@@ -102,10 +100,10 @@ def jobs():
 def test_a_terminal_shows_a_row_a_job_and_a_summary(terminal):
     """The sweep must be understood at a glance."""
     at = terminal(200)
-    with Display(5, 2, at.stream) as shown:
+    with Display(at.stream) as shown:
         shown.update(jobs())
     screen = at.screen()
-    header = next(i for i, line in enumerate(screen) if re.match("job +state", line))
+    header = max(i for i, line in enumerate(screen) if re.match("job +state", line))
     rows = screen[header + 1 : header + 6]
     assert [row.split()[:2] for row in rows] == [
         ["0", "finished"],
@@ -115,51 +113,32 @@ def test_a_terminal_shows_a_row_a_job_and_a_summary(terminal):
         ["4", "queued"],
     ]
     assert " 500/1000 " in rows[1]
-    assert "4.1/s  0:02:02  the node" in rows[1]
+    assert re.search("4.1/s +0:02:02  the node", rows[1])
     assert "CUDA out of memory" in rows[2]
-    start = "1 of 5 finished, 1 failed · 2 running · 1 queued · 0:00:00 · about 5 min left"
-    assert screen[header + 6] == start
+    assert screen[header + 6] == "1 of 5 finished, 1 failed · 2 running · 1 queued · 0:00:00"
     assert any(line.startswith("job 2: failed at step 10 of 1000 (1%): exit") for line in screen)
 
 
-@pytest.mark.parametrize("columns", [40, 44, 60, 79, 80, 100, 120, 200])
+@pytest.mark.parametrize("columns", [44, 60, 79, 80, 100, 120, 200])
 def test_no_row_is_wider_than_the_terminal(terminal, columns):
     """One wrapped line would tear every frame after it."""
     from rich.cells import cell_len
 
     at = terminal(columns)
-    with Display(5, 2, at.stream) as shown:
+    with Display(at.stream) as shown:
         shown.update(jobs())
-    screen = at.screen()
-    table = screen[
-        next(i for i, line in enumerate(screen) if line.startswith("job ") and "state" in line) :
-    ]
-    assert max(map(cell_len, table)) < columns
-    assert (
-        len([line for line in table if re.match(r" +\d +(running|failed|queued|finished)", line)])
-        == 5
-    )
-    assert any("finished, 1 failed" in line for line in table)
-
-
-def test_narrow_terminals_lose_the_rate_first_then_the_bar_then_the_time_left(terminal):
-    """What tells the jobs apart and how far they are stays longest."""
-    lost = []
-    for columns in range(120, 39, -1):
-        console = Console(width=columns, file=io.StringIO())
-        console.print(table.table([half_done(0), half_done(1)], columns))
-        header = console.file.getvalue().splitlines()[0]
-        lost += [n for n in ("rate", "progress", "left") if n not in header and n not in lost]
-        assert "state" in header
-        assert "steps" in header
-    assert lost == ["rate", "progress", "left"]
+    table = at.screen()
+    table = table[max(i for i, line in enumerate(table) if line.startswith(("job ", "… "))) :]
+    assert max(map(cell_len, table)) <= columns
+    assert len([line for line in table if re.match(r" *\d +(runn|fail|queu|fini)", line)]) == 5
+    assert any("1 failed" in line for line in table)
 
 
 def test_overrides_cannot_command_the_terminal_nor_rich(terminal):
     """A value from the command line is text, whatever it contains."""
     at = terminal(120)
     evil = "a=[red]x[/red] b=\x1b]0;owned\x07\x1b[2J\r\n c=\u202e"
-    with Display(1, 1, at.stream) as shown:
+    with Display(at.stream) as shown:
         shown.update([job(0, State.failed, overrides=evil, remark="\x1b[31mbad\x07")])
         shown.say("[bold]said[/bold] \x1b[2J", "bold red")
     raw = at.raw()
@@ -172,51 +151,45 @@ def test_overrides_cannot_command_the_terminal_nor_rich(terminal):
 
 
 def test_more_jobs_than_lines_shows_those_that_something_happens_to(terminal):
-    """Sixty rows do not fit; the two that run matter, and the one that failed."""
+    """Sixty rows do not fit; the two that run matter, and a line says what has failed."""
     at = terminal(80, 12)
     views = [job(i, State.queued if i > 40 else State.finished) for i in range(60)]
-    views[38], views[39], views[7] = half_done(38), half_done(39), job(7, State.failed)
-    with Display(60, 2, at.stream) as shown:
+    views[38], views[39] = half_done(38), half_done(39)
+    views[7] = job(7, State.failed, remark="exit code 1")
+    with Display(at.stream) as shown:
         shown.update(views)
     screen = [line for line in at.screen() if line]
     assert len(screen) <= 12
-    assert [line.split()[0] for line in screen if re.match(r" +\d+ ", line)] == ["7", "38", "39"]
-    assert "… 57 more" in screen
-    assert screen[-2].startswith("38 of 60 finished, 1 failed · 2 running · 19 queued")
+    assert "job 7: failed: exit code 1 (multirun/7)" in screen
+    assert [line.split()[0] for line in screen if re.match(r" +\d+ ", line)] == ["38", "39"]
+    assert "… 58 more" in screen
+    assert screen[-1].startswith("38 of 60 finished, 1 failed · 2 running · 19 queued")
 
 
 def test_a_thousand_jobs_render_only_what_is_seen(terminal, monkeypatch):
     """Drawing must not take the launcher's time."""
-    at, num_rows, draw = terminal(80, 24), [], table.per_second
-    monkeypatch.setattr(table, "per_second", lambda *a: num_rows.append(1) or draw(*a))
+    at, num_rows, draw = terminal(80, 24), [], table._per_second
+    monkeypatch.setattr(table, "_per_second", lambda *a: num_rows.append(1) or draw(*a))
     views = [half_done(i) if i % 2 else job(i, State.queued) for i in range(1000)]
-    with Display(1000, 500, at.stream) as shown:
+    with Display(at.stream) as shown:
         for _ in range(50):
             shown.update(views)
         assert 0 < len(num_rows) <= 24
         at.raw()
 
 
-def test_prints_and_logging_appear_above_the_table(terminal, monkeypatch):
-    """Hydra's handlers hold the stdout they found; their lines must not tear the table."""
+def test_prints_appear_above_the_table(terminal, monkeypatch):
+    """A callback of the user's prints; its line must not tear the table."""
     at = terminal(80)
     monkeypatch.setattr(sys, "stdout", at.stream)
-    handler = logging.StreamHandler(sys.stdout)
-    logger = logging.getLogger("test_display")
-    logger.addHandler(handler)
-    try:
-        with Display(1, 1, at.stream) as shown:
-            shown.update([half_done(0)])
-            logger.warning("logged " + "x" * 100)
-            print("printed")
-            shown.update([half_done(0)])
-        assert handler.stream is at.stream
-        assert sys.stdout is at.stream
-    finally:
-        logger.removeHandler(handler)
+    with Display(at.stream) as shown:
+        shown.update([half_done(0)])
+        print("printed")
+        shown.update([half_done(0)])
+    assert sys.stdout is at.stream
     screen = [line for line in at.screen() if line]
-    assert screen[:2] == ["logged " + "x" * 100, "printed"]
-    assert [line.split()[0] for line in screen[2:]] == ["job", "0", "0"]
+    assert screen[0] == "printed"
+    assert [line.split()[0] for line in screen[1:]] == ["job", "0", "0"]
 
 
 def test_a_stdout_that_leads_elsewhere_is_left_alone(terminal, monkeypatch, tmp_path):
@@ -224,7 +197,7 @@ def test_a_stdout_that_leads_elsewhere_is_left_alone(terminal, monkeypatch, tmp_
     at = terminal()
     with (tmp_path / "log").open("w") as log:
         monkeypatch.setattr(sys, "stdout", log)
-        with Display(1, 1, at.stream) as shown:
+        with Display(at.stream) as shown:
             shown.update([half_done(0)])
             assert sys.stdout is log
     assert "0 of 1 finished" in at.screen()[-2]
@@ -235,7 +208,7 @@ def test_an_exception_leaves_the_terminal_in_order(terminal, error):
     """A hidden cursor outlives the process."""
     at = terminal()
     out, err = sys.stdout, sys.stderr
-    with contextlib.suppress(error), Display(1, 1, at.stream) as shown:
+    with contextlib.suppress(error), Display(at.stream) as shown:
         shown.update([half_done(0)])
         raise error
     raw = at.raw()
@@ -247,7 +220,7 @@ def test_an_exception_leaves_the_terminal_in_order(terminal, error):
 def test_an_interrupted_drawing_still_shows_the_cursor(terminal, monkeypatch):
     """The second Ctrl+C comes at the worst time."""
     at = terminal()
-    shown = Display(1, 1, at.stream)
+    shown = Display(at.stream)
     shown.update([half_done(0)])
 
     def interrupted(*_):
@@ -259,27 +232,12 @@ def test_an_interrupted_drawing_still_shows_the_cursor(terminal, monkeypatch):
     assert at.raw().endswith("\x1b[?25h")
 
 
-def test_a_narrowed_terminal_has_one_table_only(terminal):
-    """Terminals break lines that became too long; the old frame must still be erased."""
-    at = terminal(100)
-    shown = Display(2, 2, at.stream)
-    shown.update([half_done(0), half_done(1)])
-    wide = at.raw()
-    fcntl.ioctl(at.stream, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 50, 0, 0))
-    shown._next_frame_s = 0.0
-    shown.update([half_done(0), half_done(1)])
-    ups = at.raw().count("\x1b[1A")
-    broken = [line[i : i + 50] for line in screen_of(wide) for i in range(0, len(line), 50)]
-    assert ups == len(broken) - 1
-    shown.close()
-
-
 @pytest.mark.parametrize("variables", [{"CI": "true"}, {"TERM": "dumb"}, {"TERM": ""}])
 def test_ci_and_dumb_terminals_get_plain_lines(terminal, monkeypatch, variables):
     at = terminal()
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with Display(1, 1, at.stream) as shown:
+    with Display(at.stream) as shown:
         shown.update([half_done(0)])
     assert "\x1b" not in at.raw()
 
@@ -287,7 +245,7 @@ def test_ci_and_dumb_terminals_get_plain_lines(terminal, monkeypatch, variables)
 def test_no_color_leaves_words(terminal, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     at = terminal()
-    with Display(1, 1, at.stream) as shown:
+    with Display(at.stream) as shown:
         shown.update([job(0, State.failed)])
     raw = at.raw()
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]", raw)
@@ -297,7 +255,7 @@ def test_no_color_leaves_words(terminal, monkeypatch):
 def test_plain_lines_tell_each_change_once():
     """A log of the sweep is read later, with grep."""
     stream = io.StringIO()
-    with Display(3, 1, stream) as shown:
+    with Display(stream) as shown:
         shown.update([job(0, State.queued), job(1, State.queued), job(2, State.finished)])
         for _ in range(3):
             shown.update([job(0, State.starting), job(1, State.queued)])
@@ -321,17 +279,25 @@ def test_plain_lines_tell_each_change_once():
     assert last == "2 of 3 finished, 1 failed · 0:00:00"
 
 
-def test_plain_progress_is_rare(monkeypatch):
-    """A job of a day must not fill a log, nor fall silent."""
+def test_plain_summaries_are_rare(monkeypatch):
+    """A sweep of a day must not fill a log, nor fall silent."""
     stream, now = io.StringIO(), 0.0
     monkeypatch.setattr(display.time, "monotonic", lambda: now)
-    shown = Display(1, 1, stream)
-    for second in range(1000):
+    shown = Display(stream)
+    for second in range(2000):
         now = float(second)
-        shown.update([half_done(0, step=second)])
-    lines = stream.getvalue().splitlines()[1:]
-    assert lines[0] == "job 0: at step 101 of 1000 (10%), 4.1/s, 0:02:02 left"
-    assert len(lines) == 9
+        shown.update([half_done(0, step=second), job(1, State.queued)])
+    assert stream.getvalue().splitlines()[1:] == [
+        f"0 of 2 finished · 1 running · 1 queued · 0:{minutes}:00" for minutes in (10, 20, 30)
+    ]
+
+
+def test_a_sweep_that_is_to_show_nothing_shows_nothing():
+    stream = io.StringIO()
+    with Display(stream, mode="none") as shown:
+        shown.update([half_done(0), job(1, State.failed)])
+        shown.say("nobody asked")
+    assert stream.getvalue() == ""
 
 
 def test_a_reader_that_left_costs_nothing():
@@ -339,7 +305,7 @@ def test_a_reader_that_left_costs_nothing():
     reader, writer = os.pipe()
     os.close(reader)
     stream = os.fdopen(writer, "w")
-    with Display(1, 1, stream) as shown:
+    with Display(stream) as shown:
         shown.update([half_done(0)])
         shown.say("nobody hears this")
     with pytest.raises(BrokenPipeError):
@@ -350,7 +316,7 @@ def test_a_terminal_that_hung_up_or_was_closed_costs_nothing(terminal):
     for hang_up in (lambda at: os.close(at.reader), lambda at: at.stream.close()):
         at = terminal()
         out = sys.stdout
-        with Display(1, 1, at.stream) as shown:
+        with Display(at.stream) as shown:
             shown.update([half_done(0)])
             at.raw()
             hang_up(at)
@@ -364,20 +330,11 @@ def test_a_reader_that_does_not_read_holds_nobody_up(monkeypatch):
     monkeypatch.setattr(display, "PATIENCE_S", 0.05)
     reader, writer = os.pipe()
     with open(writer, "w") as stream:
-        with Display(1, 1, stream) as shown:
+        with Display(stream) as shown:
             for _ in range(500):
                 shown.say("x" * 1000)
         assert shown._stream.is_gone
     os.close(reader)
-
-
-def test_streams_without_unicode_get_ascii():
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
-    with Display(2, 1, stream, mode="live") as shown:
-        shown.update([half_done(0, overrides="é=" + "x" * 200), job(1, State.queued)])
-    stream.seek(0)
-    text = CODES.sub("", stream.read())
-    assert "0 of 2 finished | 1 running | 1 queued" in text
 
 
 def test_importing_it_does_not_import_rich():
