@@ -15,7 +15,8 @@ ACTIVE = (State.starting, State.running, State.stopping)
 STYLES = dict(zip(State, ("dim", "cyan", "cyan", "yellow", "green", "red", "yellow"), strict=True))
 _RIGHT = ("job", "steps", "restarts", "rate", "left")
 _FLEXIBLE = ("overrides", "remark")
-_LEAST = {"state": 8, "overrides": 8, "rate": 6, "left": 7}  # else the columns would jump with every digit
+_LEAST = {"state": 8, "overrides": 8, "rate": 6, "left": 7}
+"""Else the columns would jump with every digit."""
 
 
 def news(view: JobView, last: JobView | None) -> str:
