@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -167,69 +168,64 @@ def _expected(typed: DictConfig, key: str, verb: str = "expected ") -> str:
     return verb + names.get(kind, getattr(kind, "__name__", str(kind)))
 
 
+_INTERVAL = "an interval has to be above 0 and finite. To switch it off, set it to null."
+_ABOVE_ZERO = {
+    "checkpoint.every_steps": _INTERVAL,
+    "checkpoint.every_s": _INTERVAL,
+    "checkpoint.keep_every_steps": _INTERVAL,
+    "health.timeout_s": "a check needs seconds above 0 and finite.",
+    "nan.rollback.lr_scale": "has to be above 0 and finite; 1 keeps it.",
+    "signal.lead_s": "has to be above 0 and finite: without a lead there is no time to save. Set it"
+    " to the seconds that a save takes, with a margin.",
+    "slurm.timeout_min": "has to be above 0 and finite.",
+    "slurm.mem_gb": "has to be above 0 and finite.",
+}
+"""Keys that have to be above 0, or null where their type allows it -> what to say."""
+_AT_LEAST = {
+    "checkpoint.keep_last": (1, "The newest one is always kept."),
+    "checkpoint.best.keep": (1, "For none set `best.metric` to null."),
+    "health.min_free_gib": (0, "0 asks for no free space."),
+    "health.max_excluded_nodes": (0, "0 stays where it is."),
+    **dict.fromkeys(
+        ("slurm.nodes", "slurm.tasks_per_node", "slurm.cpus_per_task", "slurm.cpus_per_gpu"),
+        (1, "null is as `hydra.launcher` has it."),
+    ),
+    "nan.max_consecutive": (1, "1 acts on the first bad step."),
+    "nan.rollback.steps_back": (0, "0 is the newest good checkpoint."),
+    "nan.rollback.max_rollbacks": (0, "0 never rolls back."),
+    **dict.fromkeys(
+        ("requeue.max_preemptions", "requeue.max_timeouts", "requeue.max_failures"),
+        (0, "0 never starts it again, null has no limit."),
+    ),
+    "requeue.no_progress_limit": (1, "1 gives up at once."),
+    "requeue.max_unfair": (0, "0 gives up at once."),
+    "shutdown.timeout_s": (0, "0 never forces an exit."),
+}
+"""Keys with the least that they may be, or null where their type allows it -> what to say."""
+_NOT_EMPTY = {
+    "checkpoint.dir": "Name a directory, or leave the default.",
+    "checkpoint.best.metric": "Name a metric that run.log() is given, or null.",
+    "checkpoint.init_from": "Name a file or a checkpoint, or set it to null.",
+}
+"""Keys of a text -> what to do where it is empty."""
+_PATHS = ("checkpoint.dir", "checkpoint.init_from")
+
+
 def cross_field_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> list[str]:
     """Everything that is wrong with values that are each of the right type."""
-    found: list[str] = []
-
-    def positive(key: str, value: float | None, why: str) -> None:
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            found.append(f"`resilience.{key}={value}`: {why}")
-
-    def at_least(key: str, value: float, least: float, why: str) -> None:
-        if not (value >= least and math.isfinite(value)):
-            found.append(f"`resilience.{key}={value}`: has to be at least {least:g}. {why}")
-
-    never = "an interval has to be above 0 and finite. To switch it off, set it to null."
-    positive("checkpoint.every_steps", p.checkpoint.every_steps, never)
-    positive("checkpoint.every_s", p.checkpoint.every_s, never)
-    positive("checkpoint.keep_every_steps", p.checkpoint.keep_every_steps, never)
-    at_least("checkpoint.keep_last", p.checkpoint.keep_last, 1, "The newest one is always kept.")
-    best = p.checkpoint.best
-    at_least("checkpoint.best.keep", best.keep, 1, "For none set `best.metric` to null.")
-    if best.metric is not None and not best.metric.strip():
+    found = [
+        *_range_problems(p),
+        *_text_problems(p),
+        *_rule_problems(p),
+        *_signal_problems(p, time_limit_s, limit_key),
+    ]
+    if os.path.isabs(p.checkpoint.dir) and (problem := directory_problem(Path(p.checkpoint.dir))):
+        found.append(f"`resilience.checkpoint.dir={p.checkpoint.dir}`: {problem}")
+    if p.checkpoint.init_from is not None and not p.enabled:
         found.append(
-            f"`resilience.checkpoint.best.metric={best.metric}`: is empty. Name a metric that"
-            " run.log() is given, or null."
+            f"`resilience.checkpoint.init_from={p.checkpoint.init_from}`: nothing is loaded with"
+            " `resilience.enabled=false`. Load it in the script, or set this to null."
         )
-    if not p.checkpoint.dir.strip():
-        found.append(
-            f"`resilience.checkpoint.dir={p.checkpoint.dir}`: is empty. Name a directory, or leave"
-            " the default."
-        )
-    elif p.checkpoint.dir.startswith("~"):
-        found.append(
-            f"`resilience.checkpoint.dir={p.checkpoint.dir}`: `~` would be a directory of that"
-            " name. Write the path in full, or as `${oc.env:HOME}/…`."
-        )
-    elif os.path.isabs(p.checkpoint.dir):
-        problem = directory_problem(Path(p.checkpoint.dir))
-        if problem:
-            found.append(f"`resilience.checkpoint.dir={p.checkpoint.dir}`: {problem}")
-    source = f"`resilience.checkpoint.init_from={p.checkpoint.init_from}`"
-    if p.checkpoint.init_from is not None:
-        if not p.checkpoint.init_from.strip():
-            found.append(f"{source}: is empty. Name a file or a checkpoint, or set it to null.")
-        elif p.checkpoint.init_from.startswith("~"):
-            found.append(f"{source}: `~` stays as it is. Write the path in full.")
-        elif not p.enabled:
-            found.append(
-                f"{source}: nothing is loaded with `resilience.enabled=false`. Load it in the"
-                " script, or set this to null."
-            )
-    positive("health.timeout_s", p.health.timeout_s, "a check needs seconds above 0 and finite.")
-    at_least("health.min_free_gib", p.health.min_free_gib, 0, "0 asks for no free space.")
-    at_least("health.max_excluded_nodes", p.health.max_excluded_nodes, 0, "0 stays where it is.")
-    for name in ("nodes", "tasks_per_node", "cpus_per_task", "cpus_per_gpu"):
-        value = getattr(p.slurm, name)
-        if value is not None:
-            at_least(f"slurm.{name}", value, 1, "null is as `hydra.launcher` has it.")
-    for name in ("timeout_min", "mem_gb"):
-        positive(f"slurm.{name}", getattr(p.slurm, name), "has to be above 0 and finite.")
-    at_least("nan.max_consecutive", p.nan.max_consecutive, 1, "1 acts on the first bad step.")
-    back = p.nan.rollback
-    at_least("nan.rollback.steps_back", back.steps_back, 0, "0 is the newest good checkpoint.")
-    at_least("nan.rollback.max_rollbacks", back.max_rollbacks, 0, "0 never rolls back.")
-    positive("nan.rollback.lr_scale", back.lr_scale, "has to be above 0 and finite; 1 keeps it.")
     can_save = p.checkpoint.every_steps or p.checkpoint.every_s
     if p.nan.action is NanAction.rollback and not can_save:
         found.append(
@@ -242,15 +238,32 @@ def cross_field_problems(p: Policy, time_limit_s: float | None, limit_key: str) 
             "`resilience.checkpoint.when_busy=skip`: with `resilience.nan.action=rollback` the"
             " place to go back to would depend on how fast the disk was. Set `when_busy` to wait."
         )
-    for name in ("max_preemptions", "max_timeouts", "max_failures"):
-        value = getattr(p.requeue, name)
-        if value is not None:
-            at_least(f"requeue.{name}", value, 0, "0 never starts it again, null has no limit.")
-    at_least("requeue.no_progress_limit", p.requeue.no_progress_limit, 1, "1 gives up at once.")
-    at_least("requeue.max_unfair", p.requeue.max_unfair, 0, "0 gives up at once.")
-    found += _rule_problems(p)
-    found += _signal_problems(p, time_limit_s, limit_key)
     return found
+
+
+def _range_problems(p: Policy) -> Iterator[str]:
+    for key, why in _ABOVE_ZERO.items():
+        value = attrgetter(key)(p)
+        if value is not None and not 0 < value < math.inf:
+            yield f"`resilience.{key}={value:g}`: {why}"
+    for key, (least, why) in _AT_LEAST.items():
+        value = attrgetter(key)(p)
+        if value is not None and not least <= value < math.inf:
+            yield f"`resilience.{key}={value:g}`: has to be at least {least}. {why}"
+
+
+def _text_problems(p: Policy) -> Iterator[str]:
+    for key, remedy in _NOT_EMPTY.items():
+        value = attrgetter(key)(p)
+        if value is not None and not value.strip():
+            yield f"`resilience.{key}={value}`: is empty. {remedy}"
+    for key in _PATHS:
+        value = attrgetter(key)(p)
+        if value is not None and value.startswith("~"):
+            yield (
+                f"`resilience.{key}={value}`: `~` would be a directory of that name. Write the path"
+                " in full, or as `${oc.env:HOME}/…`."
+            )
 
 
 def _rule_problems(p: Policy) -> list[str]:
@@ -296,17 +309,7 @@ def _signal_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> l
             f"`resilience.signal.name={p.signal.name}`: this signal announces the time limit, but"
             f" `resilience.signal.actions.{name}` is ignore. Set it to requeue."
         )
-    if not (lead_s > 0 and math.isfinite(lead_s)):
-        found.append(
-            f"{lead}: has to be above 0 and finite: without a lead there is no time to save. Set"
-            " it to the seconds that a save takes, with a margin."
-        )
-    if not (timeout_s >= 0 and math.isfinite(timeout_s)):
-        found.append(
-            f"`resilience.shutdown.timeout_s={timeout_s:g}`: has to be 0 (never force), or"
-            " above 0 and finite."
-        )
-    elif timeout_s >= lead_s > 0:
+    if math.inf > timeout_s >= lead_s > 0:
         found.append(
             f"`resilience.shutdown.timeout_s={timeout_s:g}`: the forced exit is not shorter than"
             f" {lead}: the job would be killed before its own exit. Raise the lead, or set"

@@ -8,7 +8,6 @@ has no importable name (a closure, a lambda among the resolvers) goes by value.
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import importlib.util
@@ -54,8 +53,6 @@ def _refer_to(function: Callable[[Any], Any]) -> _Reference | Callable[[Any], An
     found: Any = sys.modules.get(module) if module else None
     if found is None or (module == "__main__" and main_module() is None):
         return function
-    if module == "__main__" and qualname in _guarded():
-        return function
     for name in qualname.split("."):
         found = getattr(found, name, None)
     depth = 0
@@ -72,15 +69,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
         self.needs_main = False
-        self._by_value = _guarded()
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (type, types.FunctionType)) and obj.__module__ == "__main__":
             found: Any = sys.modules["__main__"]
             for name in obj.__qualname__.split("."):
                 found = getattr(found, name, None)
-            is_there = obj.__qualname__.partition(".")[0] not in self._by_value
-            if found is obj and is_there and main_module() is not None:
+            if found is obj and main_module() is not None:
                 self.needs_main = True
                 return NotImplemented
         return super().reducer_override(obj)
@@ -96,29 +91,6 @@ def main_module() -> dict[str, str] | None:
     if path is None or not Path(path).is_file():
         return None  # a notebook, an interactive session, `python -c`
     return {"path": str(Path(path).absolute())}
-
-
-def _guarded() -> frozenset[str]:
-    """What `__main__` defines below `if __name__ == "__main__"`: not there once imported."""
-    if main_module() is None:
-        return frozenset()
-    return _below_guards(sys.modules["__main__"].__file__ or "")
-
-
-@functools.cache
-def _below_guards(path: str) -> frozenset[str]:
-    try:
-        tree = ast.parse(Path(path).read_bytes())
-    except (OSError, SyntaxError):
-        return frozenset()
-    guards = [
-        one
-        for one in tree.body
-        if isinstance(one, ast.If)
-        and "__name__" in (getattr(n, "id", "") for n in ast.walk(one.test))
-    ]
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return frozenset(n.name for one in guards for n in ast.walk(one) if isinstance(n, kinds))
 
 
 class Shared:

@@ -82,9 +82,9 @@ SINGLE = [
     ("signal.lead_s", -1, "no time to save"),
     ("signal.lead_s", NAN, "no time to save"),
     ("signal.lead_s", INF, "above 0 and finite"),
-    ("shutdown.timeout_s", -1, "has to be 0 (never force), or above 0"),
-    ("shutdown.timeout_s", NAN, "has to be 0 (never force)"),
-    ("shutdown.timeout_s", INF, "has to be 0 (never force)"),
+    ("shutdown.timeout_s", -1, "at least 0. 0 never forces an exit"),
+    ("shutdown.timeout_s", NAN, "at least 0. 0 never forces an exit"),
+    ("shutdown.timeout_s", INF, "at least 0. 0 never forces an exit"),
     # words
     ("nan.action", "skipp", f"expected {WORDS}, found 'skipp'"),
     ("nan.action", 3, f"expected {WORDS}, found 3"),

@@ -1,10 +1,7 @@
 """How a job comes to the script's main: imported once, under a name, and never started again."""
 
 import json
-import pickle
-import sys
 import textwrap
-import types
 
 import pytest
 from main_scripts import make, run
@@ -168,29 +165,3 @@ def test_a_function_is_referred_to_by_name_through_its_decorators():
     unnamed = lambda cfg: cfg  # noqa: E731
     assert payload._refer_to(unnamed) is unnamed
     assert payload._refer_to(print.__self__) is print.__self__
-
-
-def test_what_stands_below_the_guard_goes_by_value(tmp_path, monkeypatch):
-    """It is not there once the script is imported."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        "def there(cfg): return 1\n"
-        "if __name__ == '__main__':\n"
-        "    def here(cfg): return 2\n"
-        "    class Kind: pass\n"
-    )
-    main = types.ModuleType("__main__")
-    main.__file__ = str(script)
-    exec(script.read_text(), main.__dict__)
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    assert payload._guarded() == {"here", "Kind"}
-    assert payload._refer_to(main.here) is main.here
-    assert payload._refer_to(main.there) == payload._Reference("__main__", "there", 0)
-    by_value, needs_main = payload._dump([main.here, main.Kind])
-    assert not needs_main
-    by_name, needs_main = payload._dump(main.there)
-    assert needs_main
-    assert pickle.loads(by_name) is main.there
-    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
-    function, _ = pickle.loads(by_value)
-    assert function(None) == 2

@@ -70,8 +70,7 @@ def launch(request: Request) -> list[JobReturn]:
         else:
             sweep = opening.sweep_dir(directory, request)
         try:
-            complete = functools.partial(slurm_options.into_policy, options)
-            composed = compose(sweep, request, complete)
+            composed = compose(sweep, request)
             jobs = [_Job(job, options.of_job(job.policy)) for job in composed]
             cluster.check([(job.options, job.composed.policy) for job in jobs])
             submitted = Submitted(directory)

@@ -1,7 +1,7 @@
 """The options of `hydra/launcher=slurm`: those of hydra-submitit-launcher, and ours.
 
 A job may have its own where the launcher's config gives one for all: `resilience.slurm.<key>`,
-which can be swept. What both say of signals and restarts is the policy's to decide.
+which can be swept. What signals and restarts mean is the policy's to say.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from forge.config.schema import Policy, SlurmConfig
-from forge.errors import ConfigError
 from forge.launch.option_check import OptionCheck
 
 _OURS = {
@@ -31,6 +29,11 @@ _OURS = {
     "chdir": "nothing: jobs run where the sweep was started",
 }
 """sbatch options that belong to forge -> what to set instead."""
+_OF_THE_POLICY = {
+    "signal_delay_s": "resilience.signal.lead_s",
+    "max_num_timeout": "resilience.requeue.max_timeouts",
+}
+"""hydra-submitit-launcher's options that belong to the policy -> what to set instead."""
 
 
 @dataclass
@@ -89,8 +92,11 @@ def read(given: dict[str, Any]) -> SlurmOptions:
     options = check.options
     check.expect_common()
     counts = ("nodes", "tasks_per_node", "array_parallelism", "cpus_per_task", "cpus_per_gpu")
-    check.expect_least(1, *counts, "signal_delay_s")
-    check.expect_least(0, "gpus_per_node", "gpus_per_task", "max_num_timeout", "mem_gb")
+    check.expect_least(1, *counts)
+    check.expect_least(0, "gpus_per_node", "gpus_per_task", "mem_gb")
+    for key, ours in _OF_THE_POLICY.items():
+        is_null = getattr(options, key) is None
+        check.expect(key, is_good=is_null, expected=f"null. Set `{ours}` instead")
     check.expect("use_srun", is_good=options.use_srun, expected="true: forge starts tasks by srun")
     try:
         shlex.split(options.python or "")
@@ -104,36 +110,3 @@ def read(given: dict[str, Any]) -> SlurmOptions:
                 f" second one would silently replace it. Leave it out; set {_OURS[name]}."
             )
     return check.checked()
-
-
-def into_policy(options: SlurmOptions, cfg: DictConfig) -> None:
-    """Put what the launcher's config says of signals and restarts where the policy has it.
-
-    As an override of the job: it is another name of the same key, so the job is stored, compared
-    and started again with it.
-
-    Raises:
-        ConfigError: Where the two contradict each other.
-    """
-    problems = []
-    defaults = Policy()
-    pairs = [
-        ("signal_delay_s", "signal.lead_s", defaults.signal.lead_s),
-        ("max_num_timeout", "requeue.max_timeouts", defaults.requeue.max_timeouts),
-    ]
-    for name, key, default in pairs:
-        wanted = getattr(options, name)
-        if wanted is None or OmegaConf.select(cfg, "resilience") is None:
-            continue
-        present = OmegaConf.select(cfg, f"resilience.{key}", default=default)
-        if present not in (default, wanted):
-            problems.append(
-                f"`hydra.launcher.{name}={wanted}` and `resilience.{key}={present}` contradict"
-                " each other. Leave out the first."
-            )
-            continue
-        with read_write(cfg), open_dict(cfg):
-            OmegaConf.update(cfg, f"resilience.{key}", wanted, force_add=True)
-            cfg.hydra.overrides.task.append(f"++resilience.{key}={wanted}")
-    if problems:
-        raise ConfigError(problems, "The launcher's configuration")
