@@ -18,7 +18,7 @@ import re
 import struct
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,9 +65,14 @@ class Ledger:
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one event; torn only if the machine dies in the middle of it."""
-        line = json.dumps({"t": round(time.time(), 3), "kind": kind, **values})
+        self.write_all(kind, [values])
+
+    def write_all(self, kind: str, events: Iterable[Mapping[str, Any]]) -> None:
+        """Append some events of one kind, at once."""
+        head = {"t": round(time.time(), 3), "kind": kind}
+        lines = "".join(f"{json.dumps({**head, **values})}\n" for values in events)
         with self._lock, contextlib.suppress(OSError):  # kept for the next; `sync` is what tells
-            self._unwritten += line.encode() + b"\n"
+            self._unwritten += lines.encode()
             self._flush()
 
     def _flush(self) -> None:

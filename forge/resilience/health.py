@@ -73,8 +73,10 @@ class NaNDetector:
         if isinstance(loss, torch.Tensor):
             device = loss.device
         is_bad = any_rank(flag=not math.isfinite(value), device=device)
-        self.record(is_bad=is_bad, step=step, loss=value)
-        if is_bad:
+        self.record(is_bad=is_bad, step=step)
+        if not is_bad:
+            self.state.last_good_loss = value
+        else:
             where = value if not math.isfinite(value) else "on another rank"
             self._act(f"NaN/Inf loss at step {step}: {where}")
         return not is_bad
@@ -96,7 +98,7 @@ class NaNDetector:
             culprits = non_finite(named)
         is_bad = any_rank(flag=bool(culprits), device=named[0][1].device if named else None)
         if is_bad:
-            self.record(is_bad=True, step=step, loss=math.nan, is_same_step=step == self._step)
+            self.record(is_bad=True, step=step, is_same_step=step == self._step)
             where = ", ".join(culprits[:3]) or "on another rank"
             self._act(f"NaN/Inf gradient at step {step}: {where}")
         return not is_bad
@@ -107,7 +109,7 @@ class NaNDetector:
         if self.action == "warn":
             messages.warn(message)
 
-    def record(self, *, is_bad: bool, step: int, loss: float, is_same_step: bool = False) -> None:
+    def record(self, *, is_bad: bool, step: int, is_same_step: bool = False) -> None:
         """Count one verdict.
 
         A step is bad if one of its verdicts is: a good loss must not end the streak of a step
@@ -116,7 +118,6 @@ class NaNDetector:
         Args:
             is_bad: The verdict.
             step: The step it belongs to.
-            loss: The loss of that step, for the history.
             is_same_step: Whether the last verdict was about this step, too.
         """
         state = self.state
@@ -126,7 +127,6 @@ class NaNDetector:
             return
         if not is_bad:
             state.consecutive_nans = 0
-            state.last_good_loss = loss
             state.last_good_step = step
             return
         self._is_bad = True
@@ -175,7 +175,7 @@ def mean(loss: torch.Tensor | float) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor):
         return torch.tensor(float(loss), dtype=torch.float64, device="cpu")
     if loss.numel() == 1:
-        return loss.detach().reshape(())
+        return loss.detach()
     return loss.detach().to(widest(loss.device)).mean()
 
 

@@ -77,6 +77,7 @@ class ShutdownHandler:
         self._is_save_requested = False
         self._interrupt: Callable[[], None] | None = None
         self._trips: dict[int, FrameType | None] = {}
+        """What the main thread was called for since it looked last; 0: the thread wants it to."""
         self.pass_over: Callable[[signal.Signals], bool] | None = None
         """Whether a stopping signal that arrives now changes nothing; called from any thread."""
         self.deadline: float | None = None
@@ -219,7 +220,8 @@ class ShutdownHandler:
     @property
     def signal_received(self) -> signal.Signals | None:
         """The signal that decides how the process ends, or None."""
-        self._drain_signals()
+        if self._trips:
+            self._drain_signals()
         return self._decisive
 
     @property
@@ -228,7 +230,7 @@ class ShutdownHandler:
         return self.signal_received is not None
 
     def should_shutdown(self) -> bool:
-        """Ask whether to stop now; costs about two microseconds, so ask after every step.
+        """Ask whether to stop now; costs less than a microsecond, so ask after every step.
 
         Returns:
             Whether a signal asked the process to stop.
@@ -258,7 +260,8 @@ class ShutdownHandler:
         Returns:
             Whether a signal has asked for a save since the last call.
         """
-        self._drain_signals()
+        if self._trips:
+            self._drain_signals()
         was_requested, self._is_save_requested = self._is_save_requested, False
         return was_requested
 
@@ -316,6 +319,7 @@ class ShutdownHandler:
             # The main thread may take in the signal, and the wake-up for its deadline with it.
             poll.poll(min(_LOOK_S, _LOOK_S if left_s is None else left_s) * 1000 + 1)
             self._drain()
+            self._trips[0] = None  # somebody may have set another descriptor meanwhile
 
     def _drain(self) -> None:
         """Take in every signal that arrived; called from any thread."""
@@ -395,6 +399,7 @@ class ShutdownHandler:
 
     def _adopt_child(self) -> None:
         """Runs in a forked child."""
+        self._trips.clear()
         for number in self.actions:
             signal.signal(number, self._in_child)
 

@@ -66,6 +66,8 @@ class StateRegistry:
             self.objects[name] = one
         self._transient_buffers = TransientBuffers(self.objects)
         self._groups: list[int] = []
+        self.optimizers = [o for o in self.objects.values() if isinstance(o, torch.optim.Optimizer)]
+        """The registered optimizers."""
 
     def holds(self, one: object) -> bool:
         """Whether this very object is registered."""
@@ -74,11 +76,6 @@ class StateRegistry:
     def name_of(self, one: object) -> str:
         """The name that a registered object was given."""
         return next(name for name, known in self.objects.items() if known is one)
-
-    @property
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The registered optimizers."""
-        return [one for one in self.objects.values() if isinstance(one, torch.optim.Optimizer)]
 
     def _named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Every parameter of modules and optimizers under every name that it has."""
@@ -110,7 +107,10 @@ class StateRegistry:
 
     def fix_groups(self) -> None:
         """Refuse parameter groups that are added from now on."""
-        self._groups = [len(one.param_groups) for one in self.optimizers]
+        self._groups = self._num_groups()
+
+    def _num_groups(self) -> list[int]:
+        return [len(one.param_groups) for one in self.optimizers]
 
     def check_groups(self) -> None:
         """Find what `add_param_group` has added, before it is saved: no start could load it.
@@ -118,6 +118,8 @@ class StateRegistry:
         Raises:
             ConfigError: Naming the optimizer.
         """
+        if self._num_groups() == self._groups:
+            return
         for one, before in zip(self.optimizers, self._groups, strict=False):
             if len(one.param_groups) != before:
                 name = self.name_of(one)

@@ -9,6 +9,7 @@ with equal values after the same step, and so every rank does the same.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from forge.errors import ExitCode
 from forge.group.facts import Agreed, FinishAsked, StopAsked
@@ -63,8 +64,7 @@ class Go:
 Decision = Halt | RollBack | Finish | Stop | Save | Go
 
 
-@dataclass(frozen=True)
-class Known:
+class Known(NamedTuple):
     """What every rank knows without asking, since it follows from the config and the steps done."""
 
     loop: int

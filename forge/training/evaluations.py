@@ -56,6 +56,8 @@ class Evaluations:
             is_end: Whether the loop ends here.
             is_rest: Whether those that are due without that have run.
         """
+        if not self._all:
+            return []
         found = [one for one in self._all if step > 0 and one.is_due(step, is_end=is_end)]
         return [one.name for one in found if not (is_rest and one.is_due(step, is_end=False))]
 

@@ -37,7 +37,7 @@ class Metrics:
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.numel() == 1:
                 # A copy: what was logged must not change when the tensor is reused.
-                taken[name] = value.detach().clone()
+                taken[name] = float(value.item()) if is_on_host(value) else value.detach().clone()
             elif hasattr(value, "__float__") and not isinstance(value, torch.Tensor):
                 taken[name] = float(value)
             else:
@@ -67,12 +67,11 @@ class Metrics:
                     tensors.setdefault(value.device, []).append(value)
         numbers = {device: _to_host(some) for device, some in tensors.items()}
         for step, values in pending:
-            plain = {
-                name: next(numbers[v.device]) if isinstance(v, torch.Tensor) else v
-                for name, v in values.items()
-            }
-            self._ledger.write("metrics", step=step, values=plain)
-            self._latest.update({name: (step, value) for name, value in plain.items()})
+            for name, value in values.items():
+                if isinstance(value, torch.Tensor):
+                    values[name] = next(numbers[value.device])
+                self._latest[name] = (step, values[name])
+        self._ledger.write_all("metrics", ({"step": s, "values": v} for s, v in pending))
 
     def latest(self) -> dict[str, tuple[int, float]]:
         """Name -> the step in which it was last logged, and the value; writes what is pending."""
@@ -82,6 +81,11 @@ class Metrics:
     def restore(self, latest: dict[str, tuple[int, float]]) -> None:
         """Go back to what `latest` returned when the state was saved that was loaded."""
         self._latest = dict(latest)
+
+
+def is_on_host(value: torch.Tensor) -> bool:
+    """Whether reading it waits for no device."""
+    return value.device.type == "cpu"
 
 
 def _to_host(tensors: list[torch.Tensor]) -> Any:

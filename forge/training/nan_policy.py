@@ -1,7 +1,8 @@
 """What a bad step leads to: warn, skip, roll back or halt, as `resilience.nan` says.
 
-One look a step: loss and gradient norm are brought to the host together. The norm overflows on
-huge finite gradients, so an alarm is looked into exactly before anything is decided.
+One look a step: the sum of loss and gradient norm is brought to the host, and is finite only where
+both are. It overflows on huge finite ones, too, so an alarm is looked into exactly before anything
+is decided.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,6 +27,16 @@ from forge.resilience.health import (
 from forge.training.decide import Halt, RollBack
 
 _ACTION: Any = NanAction
+
+
+class Look(NamedTuple):
+    """What one step's loss and gradients are like."""
+
+    norm: torch.Tensor | None
+    """L2 norm of the gradients; None where it was not computed."""
+    problem: str = ""
+    """What is wrong, in words; empty if nothing is."""
+    is_loss_bad: bool = False
 
 
 class NanPolicy:
@@ -56,31 +67,28 @@ class NanPolicy:
         names: Mapping[int, str],
         *,
         needs_norm: bool,
-    ) -> tuple[float, torch.Tensor | None, str]:
-        """Judge one step's loss and gradients, with one host synchronisation.
+    ) -> Look:
+        """Look at one step's loss and gradients, with one host synchronisation.
 
         Args:
             loss: Scalar.
             parameters: Those that have a gradient.
             names: What they are called, by `id`.
             needs_norm: Whether the caller clips by the norm.
-        Returns:
-            The loss, the gradients' norm (float, or None if not computed) and what is wrong, in
-            words; empty if nothing is.
         """
-        value = mean(loss)
+        value = alarm = mean(loss)
         norm = None
         if parameters and (needs_norm or self._config.check_gradients):
             norm = total_norm([p.grad for p in parameters if p.grad is not None])
-            dtype = widest(value.device)  # neither may overflow in the other's type
-            pair = torch.stack([value.to(dtype), norm.to(value.device, dtype)])
-            host_loss, host_norm = pair.tolist()
-        else:
-            host_loss, host_norm = float(value.item()), 0.0
+            if self._config.check_gradients:
+                alarm = value + norm.to(value.device)
+        if math.isfinite(alarm.item()):
+            return Look(norm)
+        host_loss = value.item()
         if not math.isfinite(host_loss):
-            return host_loss, norm, f"the loss is {host_loss}"
-        if not self._config.check_gradients or math.isfinite(host_norm):
-            return host_loss, norm, ""
+            return Look(norm, f"the loss is {host_loss}", is_loss_bad=True)
+        if norm is None or math.isfinite(norm.item()):
+            return Look(norm)
         named = [
             (names.get(id(p), "a parameter"), p.grad) for p in parameters if p.grad is not None
         ]
@@ -88,12 +96,12 @@ class NanPolicy:
         if not culprits:
             # Huge but finite: squares overflow in float32 and below, not in float64.
             norms = [torch.linalg.vector_norm(g, dtype=widest(g.device)) for _, g in named]
-            norm = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
-            return host_loss, norm, ""
+            norms = [n.to(norms[0].device) for n in norms]
+            return Look(torch.linalg.vector_norm(torch.stack(norms)))
         more = f" and {len(culprits) - 3} more" if len(culprits) > 3 else ""
-        return host_loss, norm, f"the gradient of {', '.join(culprits[:3])}{more}"
+        return Look(norm, f"the gradient of {', '.join(culprits[:3])}{more}")
 
-    def judge(self, step: int, loss: float, problem: str) -> tuple[bool, str]:
+    def judge(self, step: int, problem: str) -> tuple[bool, str]:
         """Decide about a step that was looked at; once for each of its updates.
 
         Returns:
@@ -103,7 +111,7 @@ class NanPolicy:
         is_same_step = step == self._judged
         if not is_same_step:
             self._judged, self._first_bad_before = step, self.first_bad_step
-        self._detector.record(is_bad=is_bad, step=step, loss=loss, is_same_step=is_same_step)
+        self._detector.record(is_bad=is_bad, step=step, is_same_step=is_same_step)
         if not is_bad:
             if self._detector.state.consecutive_nans == 0:
                 self.first_bad_step = None

@@ -51,6 +51,9 @@ from forge.training.update import Updater
 
 _ACTION: Any = NanAction
 
+_ENDS = (CheckpointError, ConfigError, DirectoryInUse)
+"""What ends the job: a checkpoint that cannot be written, a state that cannot be saved."""
+
 _COPIES = 10
 """A boundary is held where its functions take as long as so many copies of its state."""
 
@@ -104,6 +107,8 @@ class Session:
         self._is_boundless = False
         """Whether an optimizer has stepped before the first loop."""
         self._hooks: list[Any] = []
+        self._scales: list[RateScale] = []
+        self._is_rehearsed = strikes.VARIABLE in os.environ
         self._held: Held | None = None
         self._hold_s = 0.0
         """Seconds that the last hold took."""
@@ -163,7 +168,8 @@ class Session:
         )
         num_bytes = sum(p.numel() * p.element_size() for _, p in self._live.parameters())
         self._directory.saver.expect(num_bytes, float(os.environ.get(SAVE_WITHIN) or math.inf))
-        self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]
+        if self._policy.nan.action is _ACTION.rollback or self._nan.lr_scale != 1:
+            self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]
         self._updater.note = self._directory.ledger.write
         self._handler.held_up_by = self._held_up_by
         self._hooks = [one.register_step_post_hook(self._updated) for one in self._live.optimizers]
@@ -345,10 +351,9 @@ class Session:
             Whether the loop ends.
         """
         self._limit.arrive()
-        with self._failing():
-            self._live.check_groups()
         self._arrive()
-        strikes.arrive()
+        if self._is_rehearsed:
+            strikes.arrive()
         has_ended = self.step >= n
         while True:
             decision = self._decide(n)
@@ -395,8 +400,11 @@ class Session:
     def _decide(self, n: int) -> Decision:
         """Propose what this process knows by itself; decide by what all know."""
         saver, propose = self._directory.saver, self._group.propose
-        with self._failing():
+        try:
+            self._live.check_groups()
             saver.check()
+        except _ENDS as error:
+            propose(Failed(int(error.exit_code), str(error)))
         if self._handler.should_shutdown():
             propose(self._stop_asked())
         if self._handler.take_save_request():
@@ -418,7 +426,7 @@ class Session:
         """Propose what ends the job: a checkpoint that cannot be written, a state not be saved."""
         try:
             yield
-        except (CheckpointError, ConfigError, DirectoryInUse) as error:
+        except _ENDS as error:
             self._group.propose(Failed(int(error.exit_code), str(error)))
 
     def _stop_asked(self) -> StopAsked:
@@ -649,7 +657,7 @@ class Session:
             self._forget_hooks()
             for callback in self.callbacks:
                 stopping.remove_callback(callback)
-            for scale in getattr(self, "_scales", ()):
+            for scale in self._scales:
                 scale.remove()
             if self._leaving is None:
                 stopping.hold_interrupts(is_held=False)

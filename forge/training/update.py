@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from forge import messages
 from forge.errors import ForgeError
 from forge.state.registry import StateRegistry
-from forge.training.nan_policy import NanPolicy
+from forge.training.nan_policy import Look, NanPolicy
 from forge.training.scaling import Overflows, Scaling
 
 
@@ -52,45 +51,53 @@ class Updater:
     ) -> bool:
         """See `Run.update`."""
         optimizers, schedules = _several(optimizer), _several(schedule)
-        is_scaled = scaler is not None and scaler.is_enabled()
-        if not self._is_enabled:
-            self.has_updated = True
-            if is_scaled:
-                self._scaling.begin(scaler, optimizers)
-            self._apply(optimizers, schedules, scaler, clip_norm, None)
-            return True
-        self._require_registered(optimizers, schedules, scaler)
+        if self._is_enabled:
+            self._require_registered(optimizers, schedules, scaler)
         self.has_updated = True
-        if is_scaled:
+        if scaler is not None and not scaler.is_enabled():
+            scaler = None
+        if scaler is not None:
             self._scaling.begin(scaler, optimizers)
             for one in optimizers:
                 scaler.unscale_(one)
         parameters = _with_gradients(optimizers)
-        value, norm, problem = self._nan.look(
-            loss, parameters, self._names, needs_norm=clip_norm is not None
-        )
-        if is_scaled:
-            key = "+".join(map(self._live.name_of, (scaler, *optimizers)))
-            is_own, problem = self._is_own(scaler, key, value, problem, has_to_fall=True)
-        may_update = not (is_scaled and is_own) and self._judge(value, problem)
-        if may_update:
-            self._apply(optimizers, schedules, scaler, clip_norm, norm)
+        if self._is_enabled:
+            look = self._nan.look(loss, parameters, self._names, needs_norm=clip_norm is not None)
+            may_update = self._may_update(look, optimizers, scaler)
         else:
-            if is_scaled:
-                self._scaling.end(scaler, optimizers)  # the scale moves, and unscale_ is forgotten
-            _clear(optimizers)
+            look, may_update = Look(None), True
+        if clip_norm is not None and may_update:
+            _clip(parameters, clip_norm, look.norm)
+        if may_update:
+            for one in optimizers:
+                one.step() if scaler is None else scaler.step(one)
+        if scaler is not None:
+            # An update that is left out moves the scale as well, and unscale_ is forgotten.
+            self._scaling.end(scaler, optimizers, schedules if may_update else ())
+        elif may_update:
+            for schedule in schedules:
+                schedule.step()
+        for one in optimizers:
+            one.zero_grad(set_to_none=True)
         return may_update
 
-    def _is_own(
-        self, scaler: Any, key: str, value: float, problem: str, *, has_to_fall: bool
-    ) -> tuple[bool, str]:
+    def _may_update(
+        self, look: Look, optimizers: Sequence[torch.optim.Optimizer], scaler: Any
+    ) -> bool:
+        if scaler is None:
+            return self._judge(look.problem)
+        key = "+".join(map(self._live.name_of, (scaler, *optimizers)))
+        is_own, problem = self._is_own(scaler, key, look, has_to_fall=True)
+        return not is_own and self._judge(problem)
+
+    def _is_own(self, scaler: Any, key: str, look: Look, *, has_to_fall: bool) -> tuple[bool, str]:
         """Whether it was the scaler that made the gradients bad; and the problem, explained."""
-        scale = float(scaler.get_scale())
+        scale, problem = float(scaler.get_scale()), look.problem
         if not problem:
             self.overflows.good(key, scale)
             return False, ""
         against = self.overflows.explain(key, scale, has_to_fall=has_to_fall)
-        if not math.isfinite(value):  # the loss is judged before it is scaled
+        if look.is_loss_bad:  # it is judged before it is scaled
             return False, problem
         if against:
             return False, f"{problem}, though {against}"
@@ -100,44 +107,13 @@ class Updater:
             messages.warn(f"Step {self._step}: {warning}")
         return True, problem
 
-    def _judge(self, value: float, problem: str) -> bool:
-        may_update, message = self._nan.judge(self._step, value, problem)
+    def _judge(self, problem: str) -> bool:
+        may_update, message = self._nan.judge(self._step, problem)
         if problem:
             self.note("nan", step=self._step, problem=problem, total=self._nan.total)
         if message:
             messages.warn(message)
         return may_update
-
-    def _apply(
-        self,
-        optimizers: Sequence[torch.optim.Optimizer],
-        schedules: Sequence[Any],
-        scaler: Any,
-        clip_norm: float | None,
-        norm: torch.Tensor | None,
-    ) -> None:
-        """Clip, step, move the schedules, clear the gradients."""
-        is_scaled = scaler is not None and scaler.is_enabled()
-        if clip_norm is not None:
-            if is_scaled and norm is None:
-                for one in optimizers:
-                    scaler.unscale_(one)
-            parameters = _with_gradients(optimizers)
-            if norm is None:
-                torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
-            else:
-                torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
-        for one in optimizers:
-            if is_scaled:
-                scaler.step(one)
-            else:
-                one.step()
-        if is_scaled:
-            self._scaling.end(scaler, optimizers, schedules)
-        else:
-            for schedule in schedules:
-                schedule.step()
-        _clear(optimizers)
 
     def guard(self, loss: torch.Tensor | float) -> bool:
         """See `Run.guard`."""
@@ -145,13 +121,14 @@ class Updater:
         if not self._is_enabled:
             return True
         parameters = [p for _, p in self._live.parameters() if p.grad is not None]
-        value, _, problem = self._nan.look(loss, parameters, self._names, needs_norm=False)
+        look = self._nan.look(loss, parameters, self._names, needs_norm=False)
+        problem = look.problem
         for name, one in self._live.objects.items():
             if isinstance(one, torch.amp.GradScaler) and one.is_enabled():
-                is_own, problem = self._is_own(one, name, value, problem, has_to_fall=False)
+                is_own, problem = self._is_own(one, name, look, has_to_fall=False)
                 if is_own:
                     return True  # the scaler leaves this step out itself
-        return self._judge(value, problem)
+        return self._judge(problem)
 
     def _require_registered(
         self, optimizers: Sequence[Any], schedules: Sequence[Any], scaler: Any
@@ -197,6 +174,8 @@ def _with_gradients(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.T
     return [p for group in groups for p in group["params"] if p.grad is not None]
 
 
-def _clear(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    for one in optimizers:
-        one.zero_grad(set_to_none=True)
+def _clip(parameters: list[torch.Tensor], max_norm: float, norm: torch.Tensor | None) -> None:
+    if norm is None:
+        torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    else:
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)

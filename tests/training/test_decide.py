@@ -115,7 +115,7 @@ def test_a_save_that_was_made_is_not_made_again_until_it_is_rolled_back():
     agreed = Agreed(save=SaveAsked(3))
     saved = Known(loop=0, n=9, every_steps=None, saved=3, nan=None)
     assert [decide(agreed, step, saved) for step in (3, 4)] == [Go(), Go()]
-    back = dataclasses.replace(saved, saved=1)
+    back = saved._replace(saved=1)
     assert [decide(agreed, step, back) for step in (1, 2, 3)] == [Go(), Go(), Save(False)]
 
 
@@ -129,7 +129,8 @@ def test_the_types_of_decide_hold_no_local_fact():
             if one in plain or one in seen:
                 continue
             seen.add(one)
-            is_value = dataclasses.is_dataclass(one) and one.__dataclass_params__.frozen
+            is_frozen = dataclasses.is_dataclass(one) and one.__dataclass_params__.frozen
+            is_value = is_frozen or issubclass(one, tuple)
             assert is_value or one is Reason, one
             if is_value:
                 for inner in typing.get_type_hints(one).values():

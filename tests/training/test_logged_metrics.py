@@ -137,6 +137,7 @@ def test_logging_reads_nothing_back_until_a_save(trainer, monkeypatch):
     reads = []
     to_host = metrics._to_host
     monkeypatch.setattr(metrics, "_MAX_AGE_S", 1e9)
+    monkeypatch.setattr(metrics, "is_on_host", lambda value: False)
     monkeypatch.setattr(metrics, "_to_host", lambda some: reads.append(now[0]) or to_host(some))
     now = [0]
 
@@ -146,3 +147,20 @@ def test_logging_reads_nothing_back_until_a_save(trainer, monkeypatch):
 
     trainer("job", hurt, steps=12, every=99)
     assert reads == [3, 7, 11]
+
+
+@pytest.mark.parametrize("is_on_host", [True, False])
+def test_what_was_logged_does_not_change_with_its_tensor(
+    trainer, tmp_path, monkeypatch, is_on_host
+):
+    """A running mean is one tensor, logged in every step."""
+    monkeypatch.setattr(metrics, "is_on_host", lambda value: is_on_host)
+    total = torch.zeros(1)
+
+    def hurt(run, step, place):
+        if place == "end":
+            run.log(total=total.fill_(step))
+
+    trainer("job", hurt, steps=5, every=99)
+    found = ledger.read(tmp_path / "job").metrics
+    assert [found[step]["total"] for step in range(5)] == [0, 1, 2, 3, 4]

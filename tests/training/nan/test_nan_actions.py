@@ -263,6 +263,8 @@ def test_a_huge_loss_that_is_no_tensor_is_finite(tmp_path):
     from forge.config.schema import NanConfig
     from forge.training.nan_policy import NanPolicy
 
-    value, _, problem = NanPolicy(NanConfig()).look(1e300, [], {}, needs_norm=False)
-    assert (value, problem) == (1e300, "")
-    assert NanPolicy(NanConfig()).look(math.nan, [], {}, needs_norm=False)[2] == "the loss is nan"
+    look = NanPolicy(NanConfig()).look(1e300, [], {}, needs_norm=False)
+    assert look.problem == ""
+    assert (
+        NanPolicy(NanConfig()).look(math.nan, [], {}, needs_norm=False).problem == "the loss is nan"
+    )
