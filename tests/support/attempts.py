@@ -233,7 +233,9 @@ def links(name: str) -> Callable[[Place], None]:
 
     def attack(place: Place) -> None:
         folder = own_job(place)
-        for number in range(os.getpid(), os.getpid() + 1000):
+        last = int(Path("/proc/sys/kernel/pid_max").read_text())
+        for count in range(3000):  # after the last number the kernel begins again above 300
+            number = 300 + (os.getpid() - 300 + count) % (last - 300)
             (folder / name.format(number)).symlink_to(place.precious)
 
     return attack
