@@ -39,7 +39,8 @@ class Position:
         """Batches of this epoch that were taken."""
         self._total = 0
         self._is_stateful = loaders.has_state(loader)
-        self._is_asked = False
+        self.is_unasked = self._is_stateful
+        """Whether the loader is still to be asked for its state; see `ask`."""
         self._is_dataloader = isinstance(loader, DataLoader) and not self._is_stateful
         self._is_one_shot = iter_is_self(loader)
 
@@ -111,9 +112,8 @@ class Position:
         Raises:
             ConfigError: Where it raises.
         """
-        if self._is_stateful and not self._is_asked:
-            asked("the loader given to run.steps", self._loader)
-        self._is_asked = True
+        self.is_unasked = False
+        asked("the loader given to run.steps", self._loader)
 
     def close(self) -> None:
         """Drop the iterator, and its workers with it."""

@@ -113,7 +113,7 @@ class Checkpointable:
 
         session = sys.modules.get("forge.training.session")
         if session is not None and session.active() is not None:
-            session.active().checkpoint()
+            session.active().boundary.checkpoint()
         return DelayedSubmission(self, *args, **kwargs)
 
 

@@ -1,20 +1,37 @@
-"""The loops over `run.steps`, in order: where each is in its data, and which a break has ended."""
+"""Where a run is: the loops over `run.steps`, the steps done, and the place of each in its data."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from forge.data.position import Position
+from forge.state import rng
 
 
 class Loops:
     """What a checkpoint knows of the loops that were begun."""
 
     def __init__(self) -> None:
+        self.step = 0
+        """Steps done."""
+        self.planned: int | None = None
+        """Steps that the last loop is to do."""
+        self.due: list[str] | None = None
+        """Functions of `run.every` that are to run at this boundary; None: not known yet."""
+        self.finished_by = ""
+        """What `run.finish` was given, where that ended the last loop."""
+        self.is_complete = False
+        """Whether a finished run was loaded, of which no loop has begun again."""
+        self.is_in_step = False
+        self.is_between = False
+        """Whether the user's code runs outside a loop, after one."""
+        self.ended_rng: dict[str, Any] | None = None
+        """The random state in which the last loop ended."""
+        self.loaded: dict[str, Any] | None = None
+        """The places and random states that were loaded, until a loop gets there."""
         self.positions: list[Position | dict[str, Any] | None] = []
-        """One a call; a call that was over before it began keeps the state it was loaded with."""
-        self.broken_off: set[int] = set()
-        """Which calls a break has ended."""
+        """One a loop; one that was over before it began keeps the state it was loaded with."""
+        self._broken_off: set[int] = set()
 
     @property
     def epoch(self) -> int:
@@ -22,13 +39,62 @@ class Loops:
         position = self.positions[-1] if self.positions else None
         return position.epoch if isinstance(position, Position) else 0
 
-    def states(self) -> list[Any]:
-        """The place of every call, for a checkpoint."""
-        return [p.state() if isinstance(p, Position) else p for p in self.positions]
+    @property
+    def next_boundary(self) -> int:
+        """Steps that are done at the next boundary, or at the one where the run is."""
+        return self.step + self.is_in_step
 
-    def begin(self, position: Position | dict[str, Any] | None) -> None:
-        """Another call of `run.steps`."""
-        self.positions.append(position)
+    @property
+    def number(self) -> int:
+        """Of the loop that was begun last, from 0."""
+        return len(self.positions) - 1
+
+    @property
+    def saved_position(self) -> dict[str, Any] | None:
+        """The place of the loop that was begun last, where one was loaded."""
+        places = self.loaded["positions"] if self.loaded is not None else []
+        return places[self.number] if self.number < len(places) else None
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the loop that was begun last is the one in which the checkpoint was saved."""
+        return self.loaded is not None and len(self.loaded["positions"]) == len(self.positions)
+
+    def is_over(self, n: int) -> bool:
+        """Whether nothing is left to train of the loop that was begun last."""
+        return self.step >= n or self.number in self._broken_off
+
+    def has_finished(self, n: int) -> bool:
+        """Whether a run was loaded that finished with so many steps planned, or more."""
+        return self.is_complete and self.planned is not None and n <= self.planned
+
+    def break_off(self) -> None:
+        """The loop ends before its `n`, at every later start as well."""
+        self._broken_off.add(self.number)
+
+    def leave(self) -> None:
+        """The loop is left: what follows draws from here on."""
+        self.ended_rng = rng.capture()
+        self.is_between = True
+
+    def capture(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {
+            "step": self.step,
+            "planned": self.planned,
+            "broken_off": sorted(self._broken_off),
+            "positions": [p.state() if isinstance(p, Position) else p for p in self.positions],
+            "due": self.due,
+            "finished_by": self.finished_by,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Be where that checkpoint was saved."""
+        self.step, self.planned, self.due = state["step"], state["planned"], state["due"]
+        self._broken_off = set(state["broken_off"])
+        self.finished_by = state["finished_by"]
+        places = {"positions": state["positions"], "rng": state["rng"]}
+        self.loaded = {**places, "ended_rng": state.get("ended_rng") or state["rng"]}
 
     def close(self) -> None:
         """Give the loaders' iterators up."""

@@ -69,13 +69,13 @@ class Run:
     @property
     def step(self) -> int:
         """Steps done."""
-        return self._session.step if self._session is not None else self._plain_step
+        return self._session.loops.step if self._session is not None else self._plain_step
 
     @property
     def epoch(self) -> int:
         """The epoch of the loader that is being read; 0 without one."""
         if self._session is not None:
-            return self._session.epoch
+            return self._session.loops.epoch
         return self._plain_position.epoch if self._plain_position is not None else 0
 
     @property
@@ -86,7 +86,7 @@ class Run:
     @property
     def is_stopping(self) -> bool:
         """Whether a stop is due, which comes at the end of the step; cheap to ask."""
-        return self._session is not None and self._session.is_stopping
+        return self._session is not None and self._session.boundary.is_stopping
 
     def __enter__(self) -> Run:
         self._is_inside = True
@@ -235,7 +235,7 @@ class Run:
         Raises:
             ForgeError: Where `steps` is not a positive number, and inside a step.
         """
-        if self._session is not None and self._session.is_in_step:
+        if self._session is not None and self._session.loops.is_in_step:
             raise ForgeError(
                 "run.every() was called inside a step, so each step would register its function"
                 " once more: move it above the loop."
@@ -261,7 +261,7 @@ class Run:
             ForgeError: Outside such a function.
         """
         if self._evaluations.may_poll() and self._session is not None:
-            self._session.poll()
+            self._session.boundary.poll()
         return False
 
     def save(self, *, pin: bool = False) -> None:
@@ -271,7 +271,7 @@ class Run:
             pin: Keep this checkpoint permanently, as `forge pin` does.
         """
         if self._session is not None:
-            self._session.request_save(pin=pin)
+            self._session.boundary.request_save(pin=pin)
 
     def finish(self, reason: str) -> None:
         """End the loop at this boundary, as its `n` would: early stopping.
@@ -293,7 +293,7 @@ class Run:
             ForgeError: Outside a step and a function of `run.every`.
         """
         if self._session is not None:
-            self._session.finish(reason)
+            self._session.boundary.finish(reason)
         self._is_finished = True
 
     def on_stop(self, callback: Any, timeout_s: float = stopping.CALLBACK_TIMEOUT_S) -> Any:

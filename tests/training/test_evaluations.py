@@ -14,7 +14,7 @@ from forge.checkpoint.format import manifest
 from forge.checkpoint.io import memory
 from forge.jobdir import ledger, spawned
 from forge.shutdown import stopping
-from forge.training import session
+from forge.training import boundary, leaving
 from forge.training.saver import Saver
 
 SCRIPT = "evaluates.py"
@@ -231,7 +231,7 @@ def test_a_boundary_is_not_held_where_a_copy_would_cost_more_than_a_tenth(a_run,
     held, answers = [], []
     hold = Saver.hold
     monkeypatch.setattr(Saver, "hold", lambda *args: held.append(args[1]) or hold(*args))
-    monkeypatch.setattr(session, "_COPIES", 1e9)  # from the second time on never
+    monkeypatch.setattr(boundary, "_COPIES", 1e9)  # from the second time on never
     monkeypatch.setattr(stopping, "leave", lambda code, text, reason: forge.Exit(code, text))
 
     def register(run):
@@ -253,7 +253,7 @@ def test_a_boundary_is_not_held_where_a_copy_would_cost_more_than_a_tenth(a_run,
 
 def test_a_stop_that_waited_long_for_its_step_names_run_every(a_run, monkeypatch, caplog):
     """And says how long: that is what an evaluation inside the loop costs."""
-    monkeypatch.setattr(session, "_LONG_WAIT_S", 0.0)
+    monkeypatch.setattr(leaving, "_LONG_WAIT_S", 0.0)
     monkeypatch.setattr(stopping, "leave", lambda code, text, reason: forge.Exit(code, text))
 
     def loop(run, step):

@@ -1,0 +1,299 @@
+"""Between two steps: what this process knows is proposed, what all know decides, then it acts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from forge import messages
+from forge.config.schema import NanAction, Policy
+from forge.data.position import Position
+from forge.errors import ForgeError
+from forge.group.facts import Failed, FinishAsked, SaveAsked, StopAsked
+from forge.group.group import Group, Solo
+from forge.process.time_limit import TimeLimit
+from forge.resilience.signal_handler import ShutdownHandler
+from forge.state import rng
+from forge.training import preflight, strikes
+from forge.training.contents import Contents
+from forge.training.decide import Decision, Finish, Go, Halt, Known, RollBack, Save, Stop, decide
+from forge.training.evaluations import Evaluations
+from forge.training.held import Held
+from forge.training.leaving import ENDS, Leaving
+from forge.training.loops import Loops
+from forge.training.nan_policy import NanPolicy
+from forge.training.run_directory import RunDirectory
+from forge.training.saver import SaveCause
+
+_ACTION: Any = NanAction
+
+_COPIES = 10
+"""A boundary is held where its functions take as long as so many copies of its state."""
+
+
+class Boundary:
+    """Where a run stops, saves, rolls back, evaluates, or goes on.
+
+    Args:
+        policy: Of the run.
+        loops: Where the run is.
+        contents: What is saved.
+        directory: Where it is saved.
+        nan: Says what a bad step leads to.
+        evaluations: Functions of `run.every`.
+        handler: Hears the signals.
+        limit: Says whether another step fits.
+        leaving: The exits.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        loops: Loops,
+        contents: Contents,
+        directory: RunDirectory,
+        nan: NanPolicy,
+        evaluations: Evaluations,
+        handler: ShutdownHandler,
+        limit: TimeLimit,
+        leaving: Leaving,
+    ) -> None:
+        self._policy = policy
+        self._loops = loops
+        self._contents = contents
+        self._directory = directory
+        self._saver = directory.saver
+        self._nan = nan
+        self._evaluations = evaluations
+        self._handler = handler
+        self._limit = limit
+        self._leaving = leaving
+        self._group: Group = Solo()
+        self._is_rehearsed = strikes.VARIABLE in os.environ
+        self._held: Held | None = None
+        self._hold_s = 0.0
+        """Seconds that the last hold took."""
+
+    # -- deciding ------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A loop begins: save what a rollback goes back to before there is anything else."""
+        if self._loops.step == 0 and self._policy.nan.action is _ACTION.rollback:
+            self._saver.save(0, self._contents.capture, SaveCause.start)
+
+    def pass_through(self, position: Position | None, n: int) -> bool:
+        """Between two steps: decide and act, until a step or the end of the loop is decided on.
+
+        Returns:
+            Whether the loop ends.
+        """
+        self._limit.arrive()
+        self._arrive()
+        if self._is_rehearsed:
+            strikes.arrive()
+        has_ended = self._loops.step >= n
+        while True:
+            decision = self._decide(n)
+            match decision:
+                case Halt():
+                    self._leaving.halt(decision)
+                case Stop():
+                    self._leaving.log_wait()
+                    self._stop(decision.asked)
+                case RollBack():
+                    with self._failing():
+                        self._roll_back(position, decision.first_bad)
+                        self._arrive()
+                    has_ended = self._loops.step >= n
+                    continue
+                case Finish(asked=FinishAsked(text=text)):
+                    self._end_loop(text)
+            is_end = isinstance(decision, Finish)
+            if self._loops.due is None or (is_end and not has_ended):
+                self._loops.due = self._evaluations.due(
+                    self._loops.step, is_end=is_end, is_rest=self._loops.due == []
+                )
+                has_ended = is_end
+            if isinstance(decision, Finish) and decision.stop is not None:
+                self._leaving.log_wait()
+                self._stop(decision.stop)
+            if self._loops.due:
+                self._evaluate(self._loops.due)
+                continue
+            match decision:
+                case (Save() as save) | Finish(save=Save() as save):
+                    self._save(save)
+                case Finish():
+                    return True
+                case Go():
+                    if self._limit.allows_step(self._saver.cost_s):
+                        return False
+                    self._group.propose(self._leaving.asked())
+
+    def _arrive(self) -> None:
+        """At this step: whether for the first time, or back from a later one."""
+        self._loops.loaded = None  # the second copy of the model is no longer needed
+        self._directory.ledger.progress(self._loops.step, self._loops.planned)
+        self._directory.metrics.flush_if_due()
+
+    def _decide(self, n: int) -> Decision:
+        """Propose what this process knows by itself; decide by what all know."""
+        saver, propose = self._saver, self._group.propose
+        try:
+            self._contents.live.check_groups()
+            saver.check()
+        except ENDS as error:
+            propose(Failed(int(error.exit_code), str(error)))
+        if self._handler.should_shutdown():
+            propose(self._leaving.asked())
+        if self._handler.take_save_request():
+            propose(SaveAsked(self._loops.step, rollbacks=self._nan.rollbacks))
+        if saver.is_overdue(self._loops.step):
+            propose(SaveAsked(self._loops.step, is_periodic=True, rollbacks=self._nan.rollbacks))
+        known = Known(
+            loop=self._loops.number,
+            n=n,
+            every_steps=self._policy.checkpoint.every_steps,
+            saved=saver.considered,
+            nan=self._nan.wants,
+            rollbacks=self._nan.rollbacks,
+        )
+        return decide(self._group.agreed(self._loops.step), self._loops.step, known)
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Propose what ends the job: a checkpoint that cannot be written, a state not be saved."""
+        try:
+            yield
+        except ENDS as error:
+            self._group.propose(Failed(int(error.exit_code), str(error)))
+
+    def finish(self, text: str) -> None:
+        """See `Run.finish`."""
+        if not (self._loops.is_in_step or self._evaluations.is_running):
+            raise ForgeError(
+                "run.finish() was called outside the loop over run.steps, where nothing is left to"
+                " end: call it in a step, or in a function of run.every."
+            )
+        at = (self._loops.number, self._loops.next_boundary)
+        self._group.propose(FinishAsked(*at, text, self._nan.rollbacks))
+
+    def _end_loop(self, text: str) -> None:
+        """As a break does, and with a word: a start from here on finds the loop ended."""
+        self._loops.finished_by = text
+        self._loops.break_off()
+        self._directory.ledger.progress(self._loops.step, self._loops.step)
+
+    def _evaluate(self, due: list[str]) -> None:
+        """Run functions of `run.every`; what they log belongs to the last step done."""
+        self._directory.metrics.begin(self._loops.step - 1)
+        if self._evaluations.last_s(due) >= _COPIES * self._hold_s:
+            began = time.monotonic()
+            with self._failing():
+                self._held = self._saver.hold(self._loops.step, self._contents.capture)
+            self._hold_s = time.monotonic() - began
+            if self._held is None:
+                return
+        try:
+            with self._watched():
+                self._evaluations.run(due, self._loops.step, before_each=self.poll)
+                self._leaving.raise_again()
+        except Exception as error:
+            if self._held is not None and (self._handler.explains(error) or self.is_stopping):
+                messages.warn(f"{type(error).__name__}: {error}, after a stop was asked for")
+                self._stop(self._leaving.asked())
+            raise
+        if self._held is None:
+            self._limit.arrive()  # a stop had to wait for them
+        self._held, self._loops.due = None, []
+        self._saver.evaluated(self._loops.step)
+
+    def _watched(self) -> contextlib.AbstractContextManager[None]:
+        held = self._held
+        return contextlib.nullcontext() if held is None else held.watched(lambda: self.is_stopping)
+
+    def _save(self, save: Save) -> None:
+        cause = SaveCause.periodic if save.is_periodic else SaveCause.requested
+        with self._failing():
+            self._directory.metrics.flush()
+            self._saver.save(self._loops.step, self._contents.capture, cause)
+
+    def request_save(self, *, pin: bool) -> None:
+        """See `Run.save`."""
+        step = self._loops.next_boundary
+        if pin:
+            self._directory.pin(step)
+        if self._loops.is_in_step or self._evaluations.is_running:
+            self._group.propose(SaveAsked(step, rollbacks=self._nan.rollbacks))
+        else:
+            self._save_now()
+
+    def _save_now(self) -> None:
+        is_between_loops, self._loops.is_between = self._loops.is_between, False
+        state = self._contents.capture_ended if is_between_loops else self._contents.capture
+        with preflight.exits():
+            self._directory.metrics.flush()
+            self._saver.save(self._loops.step, state, SaveCause.requested)
+        self._loops.is_between = is_between_loops
+
+    def checkpoint(self) -> None:
+        """Save what can be, wherever the main thread was interrupted; log what there is."""
+        if self._held is not None:
+            self._held.commit()
+        elif self._loops.is_between:
+            self._save_now()
+            self._saver.wait()
+        messages.say(f"The job resumes from its last checkpoint: {self._directory.in_place()}")
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a signal, or the time limit, asks for a stop."""
+        cost_s = self._saver.cost_s
+        return self._handler.should_shutdown() or self._limit.is_near(cost_s)
+
+    def poll(self) -> None:
+        """See `Run.poll`."""
+        self._leaving.raise_again()
+        if self._held is not None and self.is_stopping:
+            self._stop(self._leaving.asked())
+
+    def _stop(self, asked: StopAsked) -> NoReturn:
+        held = self._held
+        self._leaving.stop(asked, held.commit if held is not None else self._save_final)
+
+    def _save_final(self) -> None:
+        self._saver.save_final(self._loops.step, self._contents.capture, SaveCause.stop)
+
+    def _roll_back(self, position: Position | None, first_bad: int) -> None:
+        """To the newest good checkpoint far enough before the first bad step."""
+        self._saver.wait()
+        at_most = first_bad - self._policy.nan.rollback.steps_back
+        found = self._directory.rollback_target(self._contents.live, at_most)
+        call = self._loops.number
+        if found is None or len(found.state["positions"]) != call + 1:
+            text = (
+                f"step {first_bad} is bad, but there is no good checkpoint of this loop at step"
+                f" {at_most} or before it to roll back to"
+            )
+            self._leaving.halt(Halt(text))
+        nan, bad_step = self._nan.state_dict(), self._loops.step
+        self._directory.metrics.flush()
+        self._contents.load(found)
+        self._nan.load_state_dict(nan)  # budgets are not rolled back
+        self._nan.rolled_back()
+        if position is not None and not self._policy.nan.rollback.skip_data:
+            position.load(found.state["positions"][call])
+        rng.restore(found.state["rng"])
+        self._directory.store.discard_after(self._loops.step)
+        self._saver.begin(self._loops.step)
+        self._directory.ledger.write(
+            "rollback", step=self._loops.step, first_bad=first_bad, from_step=bad_step
+        )
+        messages.warn(
+            f"Rolled back from step {bad_step} to step {self._loops.step}"
+            f" ({self._nan.rollbacks} of {self._policy.nan.rollback.max_rollbacks}), learning rate"
+            f" times {self._nan.lr_scale:g}"
+        )

@@ -1,0 +1,76 @@
+"""What a checkpoint holds, and how it gets back to where it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forge.checkpoint import Checkpoint
+from forge.jobdir.ledger import Ledger
+from forge.state import rng
+from forge.state.registry import StateRegistry
+from forge.state.run_state import RunState
+from forge.training.loops import Loops
+from forge.training.metrics import Metrics
+from forge.training.nan_policy import NanPolicy
+from forge.training.owner import Owner
+from forge.training.update import Updater
+
+
+class Contents:
+    """All state of a run, taken together at a boundary.
+
+    Args:
+        live: The objects that were given to `forge.Run`.
+        own: `run.state`.
+        loops: Where the run is.
+        nan: The NaN policy's streak and budgets.
+        updater: How far the scales of its scalers have fallen.
+    """
+
+    def __init__(
+        self, live: StateRegistry, own: RunState, loops: Loops, nan: NanPolicy, updater: Updater
+    ) -> None:
+        self.live = live
+        self._own = own
+        self._loops = loops
+        self._nan = nan
+        self._updater = updater
+
+    def belongs_to(self, owner: Owner, ledger: Ledger, metrics: Metrics) -> None:
+        """What is loaded is adapted to this job's config, and what it logged goes with it."""
+        self._owner = owner
+        self._ledger = ledger
+        self._metrics = metrics
+
+    def capture(self) -> dict[str, Any]:
+        """Everything a checkpoint holds."""
+        self.live.check_groups()
+        self._updater.settle()
+        return {
+            **self._loops.capture(),
+            "live": self.live.capture(),
+            "nan": self._nan.state_dict(),
+            "overflows": self._updater.overflows.state_dict(),
+            "metrics": self._metrics.latest(),
+            "rng": rng.capture(),
+            **self._own.capture(),
+        }
+
+    def capture_ended(self) -> dict[str, Any]:
+        """What follows the loop inside the `with` block runs again at a later start, and draws."""
+        return self.capture() | {"ended_rng": self._loops.ended_rng}
+
+    def load(self, found: Checkpoint) -> None:
+        """Put it all back, but for the random state: the loop does that as it begins.
+
+        Raises:
+            StateMismatch: Where it does not fit the objects.
+        """
+        state, owned = found.state, found.fill()
+        self._owner.adapt(state["live"]["states"], found.manifest.job, self._ledger)
+        self.live.load(state["live"], owned)
+        self._nan.load_state_dict(state["nan"])
+        self._updater.overflows.load_state_dict(state["overflows"])
+        self._metrics.restore(state["metrics"])
+        self._loops.load(state)
+        self._own.restore(state)

@@ -1,0 +1,132 @@
+"""How an attempt leaves: stopped, halted by the NaN policy, or by what makes going on useless."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from forge import messages
+from forge.errors import (
+    CheckpointError,
+    ConfigError,
+    DirectoryInUse,
+    Exit,
+    ExitCode,
+    ForgeError,
+    Reason,
+)
+from forge.group.facts import StopAsked
+from forge.process.time_limit import TimeLimit
+from forge.resilience.signal_handler import ShutdownHandler
+from forge.shutdown import stopping
+from forge.training.decide import Halt
+from forge.training.loops import Loops
+from forge.training.run_directory import RunDirectory
+
+ENDS = (CheckpointError, ConfigError, DirectoryInUse)
+"""What ends the job: a checkpoint that cannot be written, a state that cannot be saved."""
+
+_LONG_WAIT_S = 5.0
+"""A stop that waits longer for the end of a step is worth a word."""
+
+
+class Leaving:
+    """The exits of one attempt.
+
+    Args:
+        loops: Where the run is.
+        directory: Where it is recorded why the attempt leaves.
+        handler: Of the signals; it forces the exit where leaving takes too long.
+        limit: The time limit.
+    """
+
+    def __init__(
+        self, loops: Loops, directory: RunDirectory, handler: ShutdownHandler, limit: TimeLimit
+    ) -> None:
+        self._loops = loops
+        self._directory = directory
+        self._handler = handler
+        self._limit = limit
+        self.exit: Exit | None = None
+        """By which the process leaves, once it does."""
+        handler.held_up_by = self._held_up_by
+
+    def asked(self) -> StopAsked:
+        """A stop, as the signal that was received asks for it, or for the time limit."""
+        received = self._handler.signal_received
+        if received is None:
+            return StopAsked(int(ExitCode.REQUEUE), Reason.time_limit)
+        code = int(self._handler.exit_code)
+        return StopAsked(code, Reason.of_code(code), received.name)
+
+    def stop(self, asked: StopAsked, save: Callable[[], None] | None) -> NoReturn:
+        """Save and leave; without a save in the middle of a step."""
+        name = asked.signal or asked.reason.value
+        self._handler.begin_deadline()
+        self._directory.metrics.flush()
+        try:
+            if save is not None:
+                save()
+        except ENDS as error:
+            self.give_up(error, f"{name}, but {error}")
+        if asked.signal is None:
+            details: dict[str, Any] = {"left_s": round(self._limit.left_s, 1)}
+        else:
+            name, details = f"stopped by {name}", {"signal": asked.signal}
+        self._leave(asked.code, name, "stop", reason=asked.reason, **details)
+
+    def halt(self, halt: Halt) -> NoReturn:
+        """Leave without a save."""
+        if halt.code != ExitCode.HALTED:
+            self._leave(halt.code, halt.text, "error", logging.ERROR)
+        self._directory.metrics.flush()
+        self._directory.saver.finish()
+        text = f"halted by the NaN policy: {halt.text}. {self._directory.in_place()}"
+        self._leave(halt.code, text, "halt", logging.ERROR)
+
+    def give_up(self, error: ForgeError, text: str | None = None) -> NoReturn:
+        """Leave for an error that no later step could mend."""
+        self._leave(error.exit_code, text or str(error), "error", logging.ERROR)
+
+    def raise_again(self) -> None:
+        """Something has swallowed the exit: a stop still is a stop."""
+        if self.exit is not None:
+            raise self.exit
+
+    def _leave(
+        self,
+        code: int,
+        text: str,
+        kind: str,
+        level: int = logging.INFO,
+        reason: Reason | None = None,
+        **details: Any,
+    ) -> NoReturn:
+        """Log, run the callbacks, end the children, raise; the reason is by default the code's."""
+        reason = reason or Reason.of_code(code)
+        self._directory.end(kind, reason, text, self._loops.step, code, level, **details)
+        self._loops.close()  # a DataLoader's workers end in their own way, before all others
+        self.exit = stopping.leave(int(code), text, reason)
+        raise self.exit
+
+    # -- a stop that had to wait ---------------------------------------------------------------
+
+    def log_wait(self) -> None:
+        """A step has ended that a stop waited for."""
+        asked_at = self._handler.asked_at
+        if asked_at is not None and time.monotonic() - asked_at > _LONG_WAIT_S:
+            messages.warn(f"Step {self._loops.step - 1} ended{self._waited()}")
+
+    def _held_up_by(self) -> str:
+        if not self._loops.is_in_step:
+            return ""
+        return f". Step {self._loops.step} had not ended{self._waited()}"
+
+    def _waited(self) -> str:
+        asked_at = self._handler.asked_at or time.monotonic()
+        return (
+            f" {time.monotonic() - asked_at:.0f} s after the stop was asked for: if that is an"
+            " evaluation, make it a function of `run.every`, in which a stop need not wait"
+        )

@@ -1,0 +1,120 @@
+"""What `run.steps` iterates over: from where the run is to `n`, a boundary before each step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any
+
+from forge import messages
+from forge.data.position import Position
+from forge.errors import ConfigError
+from forge.state import rng
+from forge.training.boundary import Boundary
+from forge.training.leaving import Leaving
+from forge.training.loops import Loops
+from forge.training.metrics import Metrics
+from forge.training.update import Updater
+
+
+class Steps:
+    """The loops of one attempt, one after the other."""
+
+    def __init__(
+        self,
+        loops: Loops,
+        boundary: Boundary,
+        leaving: Leaving,
+        updater: Updater,
+        metrics: Metrics,
+    ) -> None:
+        self._loops = loops
+        self._boundary = boundary
+        self._leaving = leaving
+        self._updater = updater
+        self._metrics = metrics
+        self._last: weakref.ref[Generator[Any, None, None]] | None = None
+
+    def begin(self, n: int, loader: Iterable[Any] | None) -> Iterator[Any]:
+        """See `Run.steps`."""
+        loop = self._loop(n, loader)
+        # Weak: after a break nothing else holds it, and it ends at once.
+        self._last = weakref.ref(loop)
+        return loop
+
+    def end(self) -> None:
+        """After a break, where somebody still holds the iterator."""
+        loop = self._last() if self._last is not None else None
+        if loop is not None:
+            loop.close()
+
+    def _loop(self, n: int, loader: Iterable[Any] | None) -> Generator[Any, None, None]:
+        loops = self._loops
+        loops.positions.append(None)
+        saved, is_over = loops.saved_position, loops.is_over(n)
+        if loops.has_finished(n) or (is_over and not (loops.due and loops.is_resumed)):
+            self._pass_over(loader, saved)
+            return
+        position = Position(loader) if loader is not None else None
+        loops.positions[-1] = position
+        loops.planned, loops.is_complete, loops.is_between = n, False, False
+        loops.finished_by = loops.finished_by if is_over else ""
+        self._go_to(position, saved)
+        self._boundary.begin()
+        while not self._boundary.pass_through(position, loops.step if is_over else n):
+            try:
+                yield from self._step(position)
+            except GeneratorExit:
+                loops.break_off()
+                loops.leave()
+                raise
+        # What follows, an evaluation perhaps, belongs to this boundary.
+        self._metrics.begin(loops.step)
+        self._updater.begin(loops.step)
+        loops.leave()
+
+    def _pass_over(self, loader: Iterable[Any] | None, saved: dict[str, Any] | None) -> None:
+        """Nothing to do, but what follows finds the random state that this left behind."""
+        loops = self._loops
+        loops.positions[-1] = saved
+        if loader is not None and saved is not None:
+            Position(loader).load_finished(saved)
+        if loops.loaded is not None:
+            loops.ended_rng = loops.loaded["ended_rng"]
+            rng.restore(loops.loaded["ended_rng"])
+
+    def _go_to(self, position: Position | None, saved: dict[str, Any] | None) -> None:
+        """To the place in the data, and the random state, that were loaded, if any were."""
+        if position is not None:
+            for sentence in position.inexact():
+                messages.warn(f"A resume is not exact here: {sentence}")
+            if saved is not None:
+                position.load(saved)
+        loaded = self._loops.loaded
+        if loaded is not None and self._loops.is_resumed:
+            # Only now: making an iterator draws. A later loop keeps what the code before it drew.
+            rng.restore(loaded["rng"])
+
+    def _step(self, position: Position | None) -> Generator[Any, None, None]:
+        loops = self._loops
+        batch = position.next() if position is not None else None
+        if position is not None and position.is_unasked:
+            try:
+                position.ask()
+            except ConfigError as error:
+                # Before the first step, not at the stop, which would cost all there is.
+                self._leaving.give_up(error)
+        self._updater.begin(loops.step)
+        self._metrics.begin(loops.step)
+        loops.is_in_step, has_counted = True, True
+        try:
+            yield (loops.step, batch) if position is not None else loops.step
+        except GeneratorExit:  # break: the step counts if it changed anything
+            has_counted = self._updater.has_updated
+            raise
+        finally:
+            loops.is_in_step = False
+            self._updater.settle()
+            if has_counted:
+                loops.step += 1
+                loops.due = None
