@@ -58,12 +58,6 @@ def check_loadable(name: str, state: Mapping[str, Any]) -> None:
                 )
 
 
-def has_extra_state(module: torch.nn.Module) -> bool:
-    """Whether a part of it has a `set_extra_state`."""
-    plain = torch.nn.Module.set_extra_state
-    return any(type(one).set_extra_state is not plain for one in module.modules())
-
-
 def differences(
     name: str, live: Mapping[str, Any], saved: Mapping[str, Any], own: tuple[str, ...] = ()
 ) -> Iterator[str]:

@@ -5,14 +5,12 @@ starts from step 0.
 
     keys are names given to forge.Run     each goes to the object of its name
     a checkpoint of forge's               the same, from its `live` state
-    a checkpoint of Lightning             `state_dict` to the one module, `optimizer_states` and
-                                          `lr_schedulers` by their order, where they are there
     a bare state_dict                     to the one module
+    a checkpoint of Lightning             its `state_dict`, to the one module
 """
 
 from __future__ import annotations
 
-import copy
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +26,7 @@ from forge.compat import of_torch
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError, ConfigError, StateMismatch
 from forge.jobdir import job_dir
-from forge.state import compatibility, module_state, stray_parameters
+from forge.state import compatibility, stray_parameters
 from forge.state.optimizer_state import Copies
 from forge.state.registry import StateRegistry, refuse
 
@@ -57,7 +55,8 @@ def load(config: CheckpointConfig, live: StateRegistry) -> dict[str, Any]:
     Raises:
         ConfigError: Where there is nothing of that name.
         CheckpointError: Where it cannot be read, or is not trusted.
-        StateMismatch: Where it does not fit; the objects are as they were.
+        StateMismatch: Where it does not fit: nothing is loaded then, unless it is an object that
+            refuses by itself what is alike in every leaf.
     """
     assert config.init_from is not None
     key = f"`resilience.checkpoint.init_from={config.init_from}`"
@@ -73,8 +72,8 @@ def load(config: CheckpointConfig, live: StateRegistry) -> dict[str, Any]:
         _put(found, live)
     except StateMismatch as error:
         raise StateMismatch(
-            f"{key}: {error}\nNothing was loaded from {path}. What it does not hold would stay as"
-            " the script made it."
+            f"{key}: {error}\nThe run does not begin. What {path} does not hold would stay as the"
+            " script made it."
         ) from error
     except CheckpointError as error:
         raise CheckpointError(f"{key}: {error}") from error
@@ -139,7 +138,10 @@ def _assign(content: Any, live: StateRegistry) -> _Found:
     if found.states:
         return found
     if isinstance(content.get("state_dict"), Mapping):
-        return _of_lightning(content, live)
+        others = [key for key in content if key != "state_dict"]
+        name, module = _the_module(live)
+        state = _renamed(content["state_dict"], module)
+        return _Found("its state_dict", {name: state}, [_shown(others)] if others else [])
     if any(isinstance(value, torch.Tensor) for value in content.values()):
         name, module = _the_module(live)
         return _Found("a state_dict", {name: _renamed(content, module)})
@@ -152,32 +154,6 @@ def _by_name(content: Mapping[Any, Any], live: StateRegistry, what: str) -> _Fou
     }
     others = [str(key) for key in content if key not in states]
     return _Found(what, states, [_shown(others)] if others else [])
-
-
-def _of_lightning(content: Mapping[Any, Any], live: StateRegistry) -> _Found:
-    name, module = _the_module(live)
-    version = content.get("pytorch-lightning_version")
-    what = f"Lightning {version}" if version else "its state_dict"
-    found = _Found(what, {name: _renamed(content["state_dict"], module)})
-    schedule_class = torch.optim.lr_scheduler.LRScheduler
-    for key, kind in (
-        ("optimizer_states", torch.optim.Optimizer),
-        ("lr_schedulers", schedule_class),
-    ):
-        states = content.get(key) or []
-        names = [name for name, one in live.objects.items() if isinstance(one, kind)]
-        if states and names and len(states) != len(names):
-            raise StateMismatch(
-                f"{key}: expected {len(names)}, one each for {', '.join(names)}; found"
-                f" {len(states)}"
-            )
-        if states and not names:
-            found.left_out.append(f"{key}, since forge.Run was given none")
-        found.states.update(zip(names, states, strict=False) if states else ())
-    known = ("state_dict", "optimizer_states", "lr_schedulers", "pytorch-lightning_version")
-    others = [str(key) for key in content if key not in known]
-    found.left_out += [_shown(others)] if others else []
-    return found
 
 
 def _the_module(live: StateRegistry) -> tuple[str, torch.nn.Module]:
@@ -222,7 +198,7 @@ def _is_text(key: Any) -> bool:
 
 
 def _put(found: _Found, live: StateRegistry) -> None:
-    """All of it, or nothing: what may be refused as it is loaded goes first, and goes back."""
+    """All of it is compared before anything is loaded."""
     part = StateRegistry({name: live.objects[name] for name in found.states})
     refuse(
         sentence
@@ -232,34 +208,10 @@ def _put(found: _Found, live: StateRegistry) -> None:
     )
     part.check({"states": found.states, "kinds": found.kinds})
     refuse(stray_parameters.misfits(live.objects, found.unregistered))
-    safe = [name for name, one in part.objects.items() if _is_only_copied(one)]
-    others = [name for name in part.objects if name not in safe]
-    before = {name: copy.deepcopy(part.objects[name].state_dict()) for name in others}
-    try:
-        for name in others:
-            part.put(name, found.states[name], Copies())
-        refuse(s for name in others for s in compatibility.lacking(name, part.objects[name]))
-    except StateMismatch as error:
-        _put_back(part, before, error)
-        raise
-    for name in safe:
-        part.put(name, found.states[name], Copies())
+    for name, state in found.states.items():
+        part.put(name, state, Copies())
+    refuse(s for name, one in part.objects.items() for s in compatibility.lacking(name, one))
     stray_parameters.load(live.objects, found.unregistered)
-
-
-def _is_only_copied(one: Any) -> bool:
-    """Whether nothing can go wrong as a state is loaded that has been compared."""
-    if not isinstance(one, torch.nn.Module):
-        return False
-    return not (module_state.own_ways(one) or module_state.has_extra_state(one))
-
-
-def _put_back(part: StateRegistry, before: dict[str, Any], reason: StateMismatch) -> None:
-    try:
-        for name, state in before.items():
-            part.put(name, state, Copies())
-    except StateMismatch as error:
-        raise CheckpointError(f"{reason}\nWhat was there before is lost: {error}") from reason
 
 
 def _nothing_fits(content: Mapping[Any, Any], live: StateRegistry) -> str:
