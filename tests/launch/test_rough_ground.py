@@ -102,8 +102,12 @@ def test_a_copy_of_a_sweep_is_another_sweep(app, undisturbed):
     """Going on in a copy must not end the jobs of the original."""
     sweep = app.start("lr=0.1", "step_s=0.1")
     app.job(0).wait_for_step(12)
-    copy = app.folder / "copy"
+    copy, running = app.folder / "copy", app.job(0).marked
+    for pid in running:  # what is renamed while it is copied would be missed
+        processes.send(pid, signal.SIGSTOP)
     shutil.copytree(app.sweep_dir, copy, symlinks=True)
+    for pid in running:
+        processes.send(pid, signal.SIGCONT)
     original, app.sweep_dir = app.sweep_dir, copy
     app.finish("lr=0.1", "step_s=0.1")
     assert sweep.wait() == 0, sweep.output
@@ -117,14 +121,15 @@ def test_a_copy_of_a_sweep_is_another_sweep(app, undisturbed):
 
 def test_a_sweep_that_was_moved_goes_on_with_its_config(app, undisturbed):
     """To a bigger disk, say; meanwhile somebody has edited conf.yaml."""
-    sweep = app.start("seed=3", "step_s=0.1")
+    app.hold(0, 12)
+    sweep = app.start("seed=3", "step_s=0")
     app.job(0).wait_for_step(12)
     sweep.signal(signal.SIGINT)
     assert sweep.wait() == 130
     app.sweep_dir = app.sweep_dir.rename(app.folder / "moved")
     conf = app.folder / "conf.yaml"
     conf.write_text(conf.read_text().replace("lr: 0.1", "lr: 0.9"))
-    assert "lr=0.1 (now 0.9)" in app.finish("seed=3", "step_s=0.1")
+    assert "lr=0.1 (now 0.9)" in app.finish("seed=3", "step_s=0")
     assert_same_job(app.job(0), undisturbed["0.1"])
 
 
@@ -219,7 +224,8 @@ def test_an_unusable_directory_is_named(subdir, key, plain):
 def test_a_sweep_inside_a_job_saves_too(policy, plain, app, tmp_path):
     """However long it takes: what a job leaves behind was killed a second after it had ended."""
     inner = App(tmp_path / "inner", misbehave="step or forge.on_stop(lambda: time.sleep(2))")
-    command = inner.command("lr=0.1", "step_s=0.2")
+    inner.hold(0, 3)
+    command = inner.command("lr=0.1", "step_s=0")
     # subprocess.run kills the inner launcher where main is interrupted; here it is left alone.
     run = f"__import__('subprocess').{{}}({command!r}, cwd={str(inner.folder)!r})"
     if policy:
@@ -241,13 +247,24 @@ def test_a_sweep_inside_a_job_saves_too(policy, plain, app, tmp_path):
 
 def test_a_ctrl_c_that_comes_twice_to_a_wrapper_is_one(app):
     """What signals whole trees, and the launcher: the second killed the job while it saved."""
-    app = App(app.folder.parent / "app", misbehave="step or forge.on_stop(lambda: time.sleep(3))")
-    sweep = app.start("lr=0.1", "step_s=0.1")
+    app = App(
+        app.folder.parent / "app",
+        misbehave="""
+            def linger():
+                while not Path(__file__).with_name("again").exists():
+                    time.sleep(0.01)
+                time.sleep(1)  # in which the second one would have its effect
+            step or forge.on_stop(linger)
+        """,
+    )
+    app.hold(0, 3)
+    sweep = app.start("lr=0.1", "step_s=0")
     app.job(0).wait_for_step(3)
     app.job(0).kill("wrapper", signal.SIGINT)
     until((app.job(0).directory / "checkpoints/latest").exists, "save")
     time.sleep(1.1)  # only so is it a second one, for whoever tells them apart by the clock
     app.job(0).kill("wrapper", signal.SIGINT)
+    (app.folder / "again").touch()
     sweep.wait()
     assert app.job(0).state["code"] == 130
 
@@ -255,7 +272,8 @@ def test_a_ctrl_c_that_comes_twice_to_a_wrapper_is_one(app):
 @pytest.mark.parametrize("number", [signal.SIGRTMIN + 3, signal.SIGKILL])
 def test_a_wrapper_that_ends_is_followed_by_another(number, app, undisturbed):
     """By whatever signal, and also where no exit code is to be had (SIGCHLD was ignored)."""
-    sweep = app.start("lr=0.1", "step_s=0.1")
+    app.hold(0, 5)
+    sweep = app.start("lr=0.1", "step_s=0")
     app.job(0).wait_for_step(5)
     app.job(0).kill("wrapper", number)
     assert sweep.wait() == 0, sweep.output

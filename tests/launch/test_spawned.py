@@ -96,6 +96,7 @@ LONG_STEP = "time.sleep(2 if step == 21 else 0)"
 def test_a_stop_of_the_sweep_waits_for_the_child_to_save(make, undisturbed):
     """The process of main ended its children after a second, in the middle of their step."""
     app = make(LONG_STEP)
+    app.hold(0, 21)
     process, job = app.start("lr=0.1", "by=spawn"), app.job(0)
     job.wait_for_step(21)
     process.signal(signal.SIGINT)
@@ -110,6 +111,7 @@ def test_a_stop_of_the_sweep_waits_for_the_child_to_save(make, undisturbed):
 def test_a_signal_to_the_process_of_main_saves_in_the_child(by, make, undisturbed):
     """`kill` of the pid that the shell shows: without a launcher it reaches that process alone."""
     app = make(LONG_STEP)
+    app.hold("job", 21)
     process, job = alone(app, "lr=0.1", f"by={by}")
     job.wait_for_step(21)
     process.signal(signal.SIGTERM)
@@ -126,6 +128,7 @@ def test_a_signal_to_the_process_of_main_saves_in_the_child(by, make, undisturbe
 def test_ctrl_c_in_a_terminal_saves_in_the_child_once(make):
     """It comes to both processes; a second one means at once, so it must not be passed on."""
     app = make(LONG_STEP)
+    app.hold("job", 21)
     process, job = alone(app, "lr=0.1", "by=torch")
     job.wait_for_step(21)
     process.signal_session(signal.SIGINT)
@@ -136,6 +139,7 @@ def test_ctrl_c_in_a_terminal_saves_in_the_child_once(make):
 def test_a_stop_of_the_child_alone_is_a_stop_of_the_job(make):
     """main does not look how its child ended: the job was taken for finished."""
     app = make(LONG_STEP)
+    app.hold("job", 21)
     process, job = alone(app, "lr=0.1", "by=spawn")
     job.wait_for_step(21)
     child = ledger.read(job.directory).attempts[0].events[0]["pid"]
@@ -204,7 +208,8 @@ def test_a_run_is_lost_where_the_last_process_in_it_ended_without_a_word(tmp_pat
 def test_a_child_whose_parent_is_killed_saves_and_leaves(make):
     """Nobody would see it train on, and the next start would be refused for as long as it does."""
     app = make()
-    process, job = alone(app, "lr=0.1", "by=spawn", "step_s=0.2")
+    app.hold("job", 3)
+    process, job = alone(app, "lr=0.1", "by=spawn", "step_s=0")
     job.wait_for_step(3)
     process.signal(signal.SIGKILL)
     process.wait()

@@ -13,7 +13,8 @@ from forge.process import processes
 
 def test_jobs_that_are_killed_finish_with_the_same_bits(app, undisturbed):
     """The task, its watch and its wrapper die without a word; the sweep does not notice."""
-    sweep = app.start("lr=0.1,0.2", "steps=40", "step_s=0.05")
+    app.hold(0, 12, 22, 32)
+    sweep = app.start("lr=0.1,0.2", "steps=40", "step_s=0")
     for kind, attempt in (("task", 1), ("watch", 2), ("wrapper", 3)):
         app.job(0).wait_for_attempt(attempt)
         app.job(0).wait_for_step(10 * attempt + 2)
@@ -30,7 +31,9 @@ def test_jobs_that_are_killed_finish_with_the_same_bits(app, undisturbed):
 
 def test_ctrl_c_stops_all_jobs_and_the_printed_command_goes_on(app, undisturbed):
     """Whoever needs the machine for an hour must not lose the day before it."""
-    sweep = app.start("lr=0.1,0.2", "step_s=0.05")
+    for number in (0, 1):
+        app.hold(number, 5)
+    sweep = app.start("lr=0.1,0.2", "step_s=0")
     for number in (0, 1):
         app.job(number).wait_for_step(5)
     sweep.signal(signal.SIGINT)
@@ -47,7 +50,8 @@ def test_ctrl_c_stops_all_jobs_and_the_printed_command_goes_on(app, undisturbed)
 
 def test_sigterm_to_the_launcher_stops_in_the_same_way(app):
     """A shutdown of the machine sends it, and systemd-run."""
-    sweep = app.start("lr=0.1,0.2", "step_s=0.1")
+    app.hold(0, 2)
+    sweep = app.start("lr=0.1,0.2", "step_s=0")
     app.job(0).wait_for_step(2)
     sweep.signal(signal.SIGTERM)
     assert sweep.wait() == 143
@@ -58,7 +62,8 @@ def test_sigterm_to_the_launcher_stops_in_the_same_way(app):
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM], ids=["SIGHUP", "SIGTERM"])
 def test_a_signal_that_comes_twice_has_the_jobs_save_all_the_same(app, number):
     """Kernel and shell both hang up, srun and Slurm both end a step: nobody there asks twice."""
-    sweep = app.start("lr=0.1", "step_s=0.1", "steps=400", "resilience.checkpoint.every_steps=400")
+    app.hold(0, 2)
+    sweep = app.start("lr=0.1", "step_s=0")
     app.job(0).wait_for_step(2)
     for _ in range(3):
         sweep.signal(number)
@@ -71,7 +76,9 @@ def test_a_signal_that_comes_twice_has_the_jobs_save_all_the_same(app, number):
 
 def test_jobs_of_a_launcher_that_was_killed_save_and_leave(app, undisturbed):
     """An orphan that trains on, unseen, would fight with the next start for the directory."""
-    sweep = app.start("lr=0.1,0.2", "step_s=0.05")
+    for number in (0, 1):
+        app.hold(number, 5)
+    sweep = app.start("lr=0.1,0.2", "step_s=0")
     for number in (0, 1):
         app.job(number).wait_for_step(5)
     sweep.signal(signal.SIGKILL)
@@ -79,20 +86,21 @@ def test_jobs_of_a_launcher_that_was_killed_save_and_leave(app, undisturbed):
     for number in (0, 1):
         until(app.job(number).is_free, "the orphans' end")
         assert app.job(number).state["reason"] == "orphaned"
-    app.finish("lr=0.1,0.2", "step_s=0.05")
+    app.finish("lr=0.1,0.2", "step_s=0")
     for number, rate in ((0, "0.1"), (1, "0.2")):
         assert_same_job(app.job(number), undisturbed[rate])
 
 
 def test_the_next_start_waits_for_orphans_that_are_still_leaving(app, undisturbed):
     """Started again at once, the new launcher finds the old jobs in the middle of their saves."""
-    sweep = app.start("lr=0.1", "step_s=0.1")
+    app.hold(0, 3)
+    sweep = app.start("lr=0.1", "step_s=0")
     app.job(0).wait_for_step(3)
     wrapper, task = app.job(0).wrapper, app.job(0).task
     processes.send(task, signal.SIGSTOP)
     sweep.signal(signal.SIGKILL)
     sweep.wait()
-    again = app.start("lr=0.1", "step_s=0.1")
+    again = app.start("lr=0.1", "step_s=0")
     until(lambda: "Waiting for 1 jobs" in again.output, "the second start")
     assert app.job(0).task == task
     processes.send(task, signal.SIGCONT)

@@ -69,7 +69,7 @@ def started(job, shell_line):
 
 
 def stage(tmp_path):
-    return Job(tmp_path / "job", "stages.py", stage="loop", linger_s=1)
+    return Job(tmp_path / "job", "stages.py", stage="loop")
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,7 @@ def test_what_was_ignored_as_the_process_began_stays_ignored(tmp_path, line, num
     process = started(job, line)
     process.wait_for((job.directory / "ready").exists, "the stage")
     os.kill(max(process.session_pids()), number)
+    (job.directory / "go").touch()
     assert process.wait() == 0
     assert job.directory.joinpath("events.txt").read_text().splitlines()[-1] == "after"
     assert not [e for e in job.history.attempts[0].events if e["kind"] == "stop"]

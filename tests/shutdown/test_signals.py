@@ -140,6 +140,8 @@ def test_the_save_action_saves_and_goes_on(tmp_path):
     job = stage_job(tmp_path, "loop", policy={"signal": {"actions": {"USR1": "save"}}})
     process = start_and_wait(job)
     process.signal(signal.SIGUSR1)
+    process.wait_for(lambda: not process.is_pending(signal.SIGUSR1), "the signal to arrive")
+    (job.directory / "go").touch()
     assert process.wait() == 0
     saves = [e for e in job.history.attempts[0].events if e["kind"] == "save"]
     assert [(e["step"], e["reason"]) for e in saves] == [(3, "requested"), (5, "finished")]
@@ -150,6 +152,8 @@ def test_an_ignored_signal_is_ignored(tmp_path):
     job = stage_job(tmp_path, "loop", policy={"signal": {"actions": {"TERM": "ignore"}}})
     process = start_and_wait(job)
     process.signal(signal.SIGTERM)
+    process.wait_for(lambda: not process.is_pending(signal.SIGTERM), "the signal to arrive")
+    (job.directory / "go").touch()
     assert process.wait() == 0
 
 
@@ -197,8 +201,8 @@ def test_workers_outlive_the_signal_that_slurm_sends_to_every_process(
 
     Step 12 is in the second epoch: workers of the first have gone.
     """
-    spec = {"workers": 2, "start": start, "augment": "seeded", "steps": step + 3, "step_s": 0.4}
-    job = Job(tmp_path / "job", **spec)
+    spec = {"workers": 2, "start": start, "augment": "seeded", "steps": step + 3}
+    job = Job(tmp_path / "job", hold=step, **spec)
     process = job.start()
     job.wait_for_step(process, step)
     assert len(process.session_pids()) >= 3
@@ -206,7 +210,7 @@ def test_workers_outlive_the_signal_that_slurm_sends_to_every_process(
     assert process.wait() == CODES[name]
     assert "exited unexpectedly" not in job.output
     assert process.is_session_gone()
-    job.spec["step_s"] = 0
+    job.spec["hold"] = None
     assert job.run() == 0
     assert job.steps_repeated == [0]
     folder = made_once(

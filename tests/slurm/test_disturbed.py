@@ -113,6 +113,7 @@ class Sweeps:
         jobs["termed"].scancel("--signal=TERM")
         self.app.wait_for_gate("saving", self.sweep)
         jobs["slow"].scancel()
+        (self.app.gates / "cancelled").touch()
         self.app.wait_for_gate("killed 1", self.sweep)
         assert processes.send(jobs["killed"].task, signal.SIGKILL)
         is_over = lambda: self.cluster.show(preempting)["JobState"] == "COMPLETED"  # noqa: E731

@@ -99,7 +99,7 @@ class Sweep:
         self._lose(jobs["lost"])
         self._take_controller_away()
         run_s = lambda: client.seconds(jobs["extended"].shown["RunTime"])  # noqa: E731
-        wait_for(lambda: run_s() > 65, "the end as it was at first", 100)
+        wait_for(lambda: run_s() > 65, "the end as it was at first")
         (self.app.gates / "go extended").touch()
 
     def _take_controller_away(self):
@@ -120,7 +120,7 @@ class Sweep:
 
     def _submitted(self):
         jobs = forge_dir(self.app.sweep_dir) / "jobs.jsonl"
-        until(jobs.exists, "sweep")
+        until(lambda: jobs.exists() and "extended" in self.app.jobs(), "sweep")
         return self.app.jobs()
 
     def _lose(self, job):
@@ -154,7 +154,7 @@ def sweep(cluster, tmp_path_factory):
 def job(sweep, request) -> SlurmJob:
     """The job that the test's parameter names, when it has ended."""
     found = (sweep.app.jobs() | sweep.away.jobs())[request.param]
-    wait_for(lambda: has_ended(found) and "unrequeued" not in found.state, "its end", 120)
+    wait_for(lambda: has_ended(found) and "unrequeued" not in found.state, "its end")
     return found
 
 

@@ -51,7 +51,7 @@ def told(folder):
 def test_nobody_stops_it(ours, tmp_path):
     """SIGTERM by hand: Slurm does not notice, and training continues."""
     job = start(ours, tmp_path)
-    assert client.why(client.show(job, 10), 0) is Why.unknown
+    assert client.why(client.show(job, 60), 0) is Why.unknown
 
 
 def test_a_preemption_with_grace_time(ours, tmp_path):
@@ -59,7 +59,7 @@ def test_a_preemption_with_grace_time(ours, tmp_path):
     job = start(ours, tmp_path, *WHOLE)
     submit(ours, tmp_path, "sleep 60", "--partition=urgent", *WHOLE)
     wait_for(lambda: told(tmp_path), "SIGTERM")
-    assert client.why(client.show(job, 10), 0) is Why.preempted
+    assert client.why(client.show(job, 60), 0) is Why.preempted
 
 
 def test_a_preemption_without_grace_time(ours, tmp_path):
@@ -67,7 +67,7 @@ def test_a_preemption_without_grace_time(ours, tmp_path):
     job = start(ours, tmp_path, "--partition=zero", *WHOLE)
     submit(ours, tmp_path, "sleep 60", "--partition=urgent", *WHOLE)
     wait_for(lambda: told(tmp_path), "SIGTERM")
-    assert client.why(client.show(job, 10), 0) is Why.requeued
+    assert client.why(client.show(job, 60), 0) is Why.requeued
 
 
 def test_a_cancel(ours, tmp_path):
@@ -75,7 +75,7 @@ def test_a_cancel(ours, tmp_path):
     job = start(ours, tmp_path)
     ours.run("scancel", job)
     wait_for(lambda: told(tmp_path), "SIGTERM")
-    assert client.why(client.show(job, 10), 0) is Why.cancelled
+    assert client.why(client.show(job, 60), 0) is Why.cancelled
 
 
 def test_a_preemption_by_cancel(ours, tmp_path):
@@ -83,9 +83,9 @@ def test_a_preemption_by_cancel(ours, tmp_path):
     job = start(ours, tmp_path, "--partition=cancel", *WHOLE)
     submit(ours, tmp_path, "sleep 60", "--partition=urgent", *WHOLE)
     wait_for(lambda: told(tmp_path), "SIGTERM")
-    assert client.why(client.show(job, 10), 0) is Why.preempted
-    client.requeue(job, 10)
-    assert client.why(client.show(job, 10), 0) is Why.requeued
+    assert client.why(client.show(job, 60), 0) is Why.preempted
+    client.requeue(job, 60)
+    assert client.why(client.show(job, 60), 0) is Why.requeued
 
 
 def test_a_cancel_where_preemption_is_a_cancel(ours, tmp_path):
@@ -93,7 +93,7 @@ def test_a_cancel_where_preemption_is_a_cancel(ours, tmp_path):
     job = start(ours, tmp_path, "--partition=cancel", *WHOLE)
     ours.run("scancel", job)
     wait_for(lambda: told(tmp_path), "SIGTERM")
-    assert client.why(client.show(job, 10), 0) is Why.cancelled
+    assert client.why(client.show(job, 60), 0) is Why.cancelled
 
 
 def test_a_requeue_that_slurm_refuses_is_told_at_once(ours, tmp_path):
@@ -101,7 +101,7 @@ def test_a_requeue_that_slurm_refuses_is_told_at_once(ours, tmp_path):
     job = start(ours, tmp_path)
     ours.run("scontrol", "update", f"JobId={job}", "Requeue=0")
     with pytest.raises(NotRequeueable, match="disabled"):
-        client.requeue(job, 10)
+        client.requeue(job, 60)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_a_cancel_in_the_middle_of_a_preemption(ours, tmp_path):
     submit(ours, tmp_path, "sleep 60", "--partition=urgent", *WHOLE)
     wait_for(lambda: told(tmp_path), "SIGTERM")
     ours.run("scancel", job)
-    wait_for(lambda: client.show(job, 10).state != "RUNNING", "the cancel")
-    info = client.show(job, 10)
+    wait_for(lambda: client.show(job, 60).state != "RUNNING", "the cancel")
+    info = client.show(job, 60)
     assert info.preempt_time is not None
     assert client.why(info, 0) is Why.cancelled
 
@@ -130,7 +130,7 @@ def test_a_cancel_in_the_middle_of_a_preemption(ours, tmp_path):
 def test_a_job_that_is_unknown_and_a_controller_that_is_gone(ours, tmp_path, monkeypatch):
     """The first is an answer; the second is none, and is not waited for in vain."""
     with pytest.raises(NoSuchJob):
-        client.show("987654", 10)
+        client.show("987654", 60)
     conf = (ours.folder / "slurm.conf").read_text()
     (tmp_path / "slurm.conf").write_text(conf.replace("SlurmctldPort=", "SlurmctldPort=1 #"))
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))

@@ -68,7 +68,7 @@ def test_the_jobs_of_others_may_be_called_anything(app, cluster, tmp_path):
     sweep = app.start("kind=held", "hydra.launcher.wait=false")
     assert sweep.wait() == 0, sweep.output
     again = app.start("kind=held")
-    again.wait_for(lambda: "Submitted 0 of 1 jobs" in again.output, "the launcher", 90)
+    again.wait_for(lambda: "Submitted 0 of 1 jobs" in again.output, "the launcher")
     app.wait_for_gate("held began", again)
     (app.gates / "hold").unlink()
     assert again.wait() == 0, again.output
@@ -95,6 +95,7 @@ def test_a_copied_sweep_does_not_take_the_original_s_jobs(app):
     """It would wait for them, and report them as its own."""
     (app.gates / "hold").touch()
     run_to_end(app, "kind=held", "hydra.launcher.wait=false")
+    wait_for((app.gates / "held began").exists, "begin of the job")  # which then writes no more
     original = app.sweep_dir
     app.sweep_dir = app.folder / "copy"
     shutil.copytree(original, app.sweep_dir)
@@ -113,7 +114,7 @@ def test_a_failed_job_that_somebody_requeued_by_hand_is_not_submitted_twice(app,
     cluster.run("scontrol", "requeuehold", job.slurm_id)
     (app.gates / "fail").unlink()
     again = app.start("kind=fails")
-    again.wait_for(lambda: "Submitted 0 of 1 jobs" in again.output, "the launcher", 90)
+    again.wait_for(lambda: "Submitted 0 of 1 jobs" in again.output, "the launcher")
     cluster.run("scontrol", "release", job.slurm_id)
     assert again.wait() == 0, again.output
     assert job.restarts == 1

@@ -9,7 +9,7 @@ import pytest
 import submitit
 import submitted
 from cluster import wait_for
-from light import POLICY, noted
+from light import HASTY, POLICY, noted
 from submitit.core.utils import FailedJobError
 
 import forge
@@ -50,13 +50,13 @@ JOBS = {
     "bad": ((light.fail,), {}),
     "without a run": (
         (light.wait_without_a_run,),
-        {"policy": {"requeue": {"no_progress_limit": 2}}},
+        {"policy": HASTY | {"requeue": {"no_progress_limit": 2}}},
     ),
     "limited": ((submitted.train,), {"how": "boundary"}),
     "over": ((submitted.train,), {"how": "boundary", "policy": {"requeue": {"max_timeouts": 0}}}),
     "stopped": ((submitted.train,), {"how": "boundary"}),
-    "in C": ((submitted.train, POLICY | OFTEN), {"how": "in C", "policy": OFTEN}),
-    "by hand": ((submitted.train_by_hand,), {}),
+    "in C": ((submitted.train, HASTY | OFTEN), {"how": "in C", "policy": HASTY | OFTEN}),
+    "by hand": ((submitted.train_by_hand,), {"policy": HASTY}),
 }
 
 

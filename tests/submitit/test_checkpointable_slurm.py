@@ -11,7 +11,7 @@ import submitit
 import submitted
 from cluster import submit as submit_script
 from cluster import wait_for
-from light import POLICY, noted
+from light import HASTY, POLICY, noted
 from submitit.core.utils import FailedJobError
 
 import forge
@@ -42,7 +42,7 @@ class Jobs:
             forge.Checkpointable(always, budget, folder / "saves %j"), folder / "always"
         )
         self.by_hand = self._executor(nodelist="n1").submit(
-            waits(submitted.train_by_hand), folder / "by hand"
+            forge.Checkpointable(submitted.train_by_hand, HASTY), folder / "by hand"
         )
         self.failing = self._executor(WEIRD, nodelist="n1").submit(
             waits(light.fail), folder / "failing"

@@ -157,8 +157,7 @@ def open_store(place: Place) -> Store:
 def save(place: Place) -> None:
     store = open_store(place)
     told = place.shared / "name"
-    told.with_suffix(".new").write_text(str(store._workspace._path))
-    told.with_suffix(".new").rename(told)
+    write_atomically(told, str(store._workspace._path))
     until(lambda: store._workspace._path.is_symlink())
     store.commit(store.snapshot(5, {"x": 1}, is_complete=False, copy=False))
 

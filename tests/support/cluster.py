@@ -32,7 +32,7 @@ from forge.process import processes
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
-START_S = 60.0
+START_S = 120.0
 CONF = """
 ClusterName=forge
 SlurmctldHost=localhost(127.0.0.1)
@@ -120,7 +120,7 @@ class Cluster:
             errors="surrogateescape",  # it lists the jobs of other tests, with their odd names
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=60,
+            timeout=120,
         )
         assert done.returncode == 0 or not check, f"{command}: {done.stdout}"
         return done.stdout
@@ -155,11 +155,11 @@ class Cluster:
         assert self._keeper.stdin is not None
         assert self._keeper.stdout is not None
         self._keeper.stdin.close()
-        self._keeper.wait(60)
+        self._keeper.wait(120)
         self._keeper.stdout.close()
 
 
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
     """Ask again and again: Slurm tells nobody."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -177,34 +177,37 @@ def submit(cluster: Cluster, folder: Path, script: str, *options: str) -> str:
 # -- the keeper --------------------------------------------------------------------------------
 
 
-def _free_ports(count: int) -> list[int]:
-    """Ports that follow one another and are free on loopback now."""
+def _reserved_ports(count: int) -> list[socket.socket]:
+    """Sockets at ports of loopback that follow one another; nobody else is given these ports.
+
+    They never listen, and Slurm reuses addresses as they do, so its daemons can.
+    """
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first = probe.getsockname()[1]
-        sockets = []
+        sockets: list[socket.socket] = []
         try:
-            for port in range(first, first + count):
-                one = socket.socket()
-                sockets.append(one)
-                one.bind(("127.0.0.1", port))
-            return list(range(first, first + count))
-        except OSError:
-            continue
-        finally:
+            for number in range(count):
+                sockets.append(socket.socket())
+                sockets[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                sockets[-1].bind(("127.0.0.1", number and _port(sockets[0]) + number))
+        except (OSError, OverflowError):  # taken, or beyond the last one
             for one in sockets:
                 one.close()
+        else:
+            return sockets
 
 
-def _write(folder: Path, settings: list[str]) -> None:
+def _port(one: socket.socket) -> int:
+    return int(one.getsockname()[1])
+
+
+def _write(folder: Path, settings: list[str], ports: list[int]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
     (folder / "state").mkdir()
     key = folder / "munge.key"
     key.touch(0o600)
     key.write_bytes(os.urandom(1024))
-    controller_port, node_port, last_port = _free_ports(3)
+    controller_port, node_port, last_port = ports
     text = CONF.format(
         user=getpass.getuser(),
         folder=folder,
@@ -268,8 +271,9 @@ def _serve(folder: Path, settings: list[str]) -> int:
     processes.adopt_orphans()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    reserved = _reserved_ports(3)
     try:
-        _write(folder, settings)
+        _write(folder, settings, [_port(one) for one in reserved])
         _start(folder)
         print("up", flush=True)
         for _ in sys.stdin:

@@ -7,6 +7,7 @@ session of their own, handlers and all, and there is one at a time.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import json
 import os
@@ -40,19 +41,22 @@ class _Runner:
             )
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
-        self._popen.stdin.write(json.dumps(job) + "\n")
-        self._popen.stdin.flush()
-        pid = int(self._popen.stdout.readline())
+        pid = None
         try:
+            self._popen.stdin.write(json.dumps(job) + "\n")
+            self._popen.stdin.flush()
+            pid = int(self._popen.stdout.readline())
             return int(self._popen.stdout.readline())
         except BaseException:  # a test's time is up: end its process, and answer nobody late
-            os.kill(pid, signal.SIGKILL)
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
             self._close()
             raise
 
     def _close(self) -> None:
         if self._popen is not None:
-            self._popen.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it has died: the next test has another
+                self._popen.stdin.close()
             self._popen.wait(60)
             self._popen.stdout.close()
             self._popen = None

@@ -67,9 +67,9 @@ def wait_for(condition, process: subprocess.Popen, what: str, timeout_s: float =
 
 
 def told(path: Path) -> str | None:
-    """What another process has said by `write_atomically`: all of it, or None so far."""
+    """What another process has said by `write_atomically`, or in one line; nothing so far: None."""
     try:
-        return path.read_text()
+        return path.read_text() or None
     except FileNotFoundError:
         return None
 
@@ -107,13 +107,21 @@ class Process:
         os.killpg(self.pid, number)
 
     def is_pending(self, number: int) -> bool:
-        """Whether a signal was sent that no thread has taken yet (or the process is gone)."""
+        """Whether a signal was sent that no thread has taken yet."""
+        return self._is_in("ShdPnd", number)
+
+    def catches(self, number: int) -> bool:
+        """Whether it has a handler for the signal."""
+        return self._is_in("SigCgt", number)
+
+    def _is_in(self, mask: str, number: int) -> bool:
+        """Whether a set of signals has this one; no set has, once the process is gone."""
         try:
             status = Path("/proc", str(self.pid), "status").read_text()
         except OSError:
             return False
-        (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("ShdPnd"))
-        return bool(int(mask, 16) >> (number - 1) & 1)
+        sets = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(mask)]
+        return bool(sum(sets) >> (number - 1) & 1)
 
     def session_pids(self) -> list[int]:
         """Live processes of the session, found by /proc."""
@@ -128,7 +136,7 @@ class Process:
                     found.append(int(entry))
         return found
 
-    def is_session_gone(self, timeout_s: float = 10.0) -> bool:
+    def is_session_gone(self, timeout_s: float = 60.0) -> bool:
         """Whether no process of the session is left.
 
         Helpers of the interpreter's own (multiprocessing's resource tracker) end when their pipe
@@ -145,7 +153,7 @@ class Process:
             return self.popen.wait(timeout_s)
         except subprocess.TimeoutExpired:
             os.killpg(self.pid, signal.SIGABRT)
-            self.popen.wait(10)
+            self.popen.wait(60)
             raise AssertionError(f"still running after {timeout_s} s:\n{self.output}") from None
 
     def wait_for(self, condition, what: str, timeout_s: float = PATIENCE_S):

@@ -147,7 +147,7 @@ class Drill:
             assert time.monotonic() < deadline, "no save after the notice"
             select.select([], [], [], 0.0005)
         assert processes.send(task, signal.SIGSTOP)
-        wait_for(job.is_suspended, "its task to stand still", 5)
+        wait_for(job.is_suspended, "its task to stand still")
         half, shown = job.saving(), job.shown
         assert half, "it had saved before it could be suspended: start the drill again"
         assert shown["JobState"] == "RUNNING", shown

@@ -45,13 +45,14 @@ TRAIN = """
         \"\"\"Its state is a while on its way.\"\"\"
 
         def __init__(self, cfg):
-            self.gate = Path(cfg.gates) / "saving"
+            self.gates = Path(cfg.gates)
             self.is_slow = cfg.kind == "slow" and not RESTARTS
 
         def state_dict(self):
             if self.is_slow and stopping.is_stopping():
-                self.gate.touch()
-                time.sleep(4)
+                (self.gates / "saving").touch()
+                while not (self.gates / "cancelled").exists():
+                    time.sleep(0.02)
             return {}
 
         def load_state_dict(self, state):
@@ -230,23 +231,26 @@ class SlurmJob(SweptJob):
 
     @property
     def task(self) -> int:
-        return self._process("forge.launch.task")
+        return self._process("python", "forge.launch.task")
 
     @property
     def watch(self) -> int:
-        return self._process("forge.slurm.step")
+        return self._process("python", "forge.slurm.step")
 
     @property
     def srun(self) -> int:
         """pid of the command that waits for the step."""
-        return next(
-            pid for pid in self.marked if Path(f"/proc/{pid}/comm").read_text().strip() == "srun"
-        )
+        return self._process("srun", "")
 
-    def _process(self, module: str) -> int:
+    def _process(self, program: str, argument: str) -> int:
+        """pid of the process that runs a program with an argument."""
+
         def is_it(pid: int) -> bool:
-            program, *arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            return b"python" in program and any(module.encode() in one for one in arguments)
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+            except OSError:  # it is gone meanwhile
+                return False
+            return program in Path(words[0]).name and any(argument in one for one in words[1:])
 
         return next(pid for pid in self.marked if is_it(pid))
 

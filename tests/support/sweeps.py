@@ -35,6 +35,15 @@ TRAIN = """
     def misbehave(cfg, step):
         pass
 
+    def hold(out, run, step):
+        \"\"\"Until a stop is asked for, or the test lets it go.\"\"\"
+        file = Path(__file__).with_name(f"hold {out.name}")
+        steps = file.read_text().split() if file.exists() else []
+        while steps[RESTARTS : RESTARTS + 1] == [str(step)] and file.exists():
+            if run.is_stopping:
+                break
+            time.sleep(0.01)
+
     @hydra.main(version_base=None, config_path=".", config_name="conf")
     def main(cfg):
         torch.set_num_threads(1)
@@ -44,6 +53,7 @@ TRAIN = """
         out = Path(HydraConfig.get().runtime.output_dir)
         with forge.Run(cfg.resilience, model=model, optimizer=optimizer) as run:
             for step in run.steps(cfg.steps):
+                hold(out, run, step)
                 misbehave(cfg, step)
                 loss = model(torch.randn(3, 4)).square().mean()
                 loss.backward()
@@ -93,6 +103,10 @@ class App:
             assert body in text
         (folder / "train.py").write_text(text)
         (folder / "conf.yaml").write_text(textwrap.dedent(conf))
+
+    def hold(self, job: str | int, *steps: int) -> None:
+        """Have a job of TRAIN wait for a stop in a step: of its first start, its second, …"""
+        (self.folder / f"hold {job}").write_text(" ".join(map(str, steps)))
 
     def command(self, *overrides: str) -> list[str]:
         return [

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import stores
@@ -248,10 +247,9 @@ def test_a_stop_waits_for_it_only_so_long_and_the_next_attempt_removes_the_rest(
     for step in (1, 2, 3):
         commit(store, step)
     store.retain()
-    begin = time.monotonic()
     store.close()
-    assert time.monotonic() - begin < 5
     thread = store._remover._thread
+    assert thread.is_alive()
     assert len(hidden(store)) == 2
     slow_disk.set()
     thread.join()

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from cluster import submit, wait_for
-from harness import Process
+from harness import Process, told
 
 from forge.process import processes
 
@@ -120,12 +120,12 @@ def test_submitit_slurm_waits_for_a_job_that_is_gone(cluster, start, places):
     launcher = start(
         HYDRA, "-m", "hydra/launcher=submitit_slurm", "+kind=killed", f"+places={places}"
     )
-    launcher.wait_for((places / "starts").exists, "begin of the task", 60)
+    task = launcher.wait_for(lambda: told(places / "starts"), "begin of the task")
     job = the_job(cluster)
-    processes.send(int((places / "starts").read_text()), signal.SIGKILL)
+    processes.send(int(task), signal.SIGKILL)
     wait_for(lambda: cluster.show(job)["JobState"] == "FAILED", "its end")
     # Its first look is at once, the next after 2, 4, 8 s: none of them tells it.
-    launcher.wait_for(lambda: launcher.output.count("Bypassing sacct error") >= 3, "sacct", 60)
+    launcher.wait_for(lambda: launcher.output.count("Bypassing sacct error") >= 3, "sacct")
     assert launcher.popen.poll() is None
     assert cluster.show(job)["Restarts"] == "0"
 
@@ -140,7 +140,7 @@ def test_submitit_slurm_never_calls_the_task_s_own_checkpoint(cluster, start, pl
         "+kind=asked",
         f"+places={places}",
     )
-    launcher.wait_for((places / "starts").exists, "begin of the task", 60)
+    launcher.wait_for((places / "starts").exists, "begin of the task")
     job = the_job(cluster)
     cluster.run("scancel", "--signal=USR2", job)
     wait_for(lambda: cluster.show(job)["Restarts"] == "1", "requeue")

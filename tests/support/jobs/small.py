@@ -28,6 +28,7 @@ DEFAULTS = {
     "step_s": 0.0,
     "policy": {},
     "kill_at": {},  # step -> signal name: the job signals itself in this step, in attempt 1 only
+    "hold": None,  # in this step the job waits for a stop, in attempt 1 only
     "bad_steps": [],  # steps whose loss is NaN
     "evaluate_every": 0,
     "evaluate_polls": 5,
@@ -180,6 +181,8 @@ def main(directory, spec):
             )
             if is_first and str(step) in spec["kill_at"]:
                 os.kill(os.getpid(), signal.Signals["SIG" + spec["kill_at"][str(step)]])
+            while is_first and step == spec["hold"] and not run.is_stopping:
+                time.sleep(0.01)
             loss = (model(x) - y).square().mean()
             if step in spec["bad_steps"]:
                 loss = loss * float("nan")

@@ -3,7 +3,8 @@
     python stages.py <dir> '{"stage": "loop", …}'
 
 It touches <dir>/ready once it is there. Stages: imports, building, loop, c_call, gil_free_c_call,
-evaluation, last_step, after. What it does on a stop is appended to <dir>/events.txt.
+evaluation, last_step, after. In loop and last_step it waits for a stop or for <dir>/go. What it
+does on a stop is appended to <dir>/events.txt.
 """
 
 import json
@@ -33,6 +34,12 @@ def linger(seconds=60):
     """In the main thread, a bytecode at a time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def stay(run):
+    """In the main thread until a stop is asked for, or the test lets it go."""
+    while not (run.is_stopping or (directory / "go").exists()):
         time.sleep(0.01)
 
 
@@ -121,7 +128,7 @@ def main():
                 if step == spec.get("at", 2):
                     if stage in ("loop", "last_step"):
                         arrive()
-                        linger(spec.get("linger_s", 0.5))
+                        linger(spec["linger_s"]) if "linger_s" in spec else stay(run)
                     if stage == "c_call":
                         arrive()
                         time.sleep(spec.get("linger_s", 60))

@@ -21,7 +21,7 @@ from typing import Any
 
 from forge.checkpoint.ownership import fence
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 UNDISTURBED = "too few runs were disturbed at all"
 
 
@@ -123,7 +123,7 @@ class Child:
         """("returned", value), ("raised", traceback), ("killed", signal) or ("hung", None)."""
         deadline, content, is_open = time.monotonic() + timeout_s, b"", True
         while is_open and time.monotonic() < deadline:
-            if select.select([self._reader], [], [], deadline - time.monotonic())[0]:
+            if select.select([self._reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 piece = os.read(self._reader, 1 << 20)
                 content, is_open = content + piece, bool(piece)
         os.close(self._reader)

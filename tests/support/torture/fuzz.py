@@ -32,7 +32,7 @@ from forge.errors import CheckpointError
 MUTANTS = 4000
 """Of each of the three."""
 
-PATIENCE_S = 30
+PATIENCE_S = 120
 
 
 def nested(depth: int, kind: str = "list") -> Any:
