@@ -2,16 +2,15 @@
 
 `<job dir>/.forge/plan.json` holds it; for a job on a cluster the bundle of its submission does
 until the wrapper takes it out. Written and read here alone. One of another version of forge is read
-where it has all that this one needs and nothing that it does not know, else refused by name.
+where it has all the fields that this one needs and none that it does not know, else refused by
+name. So a field whose type or meaning changes gets another name.
 """
 
 from __future__ import annotations
 
-import types
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from forge._version import __version__
 from forge.errors import ConfigError
@@ -123,54 +122,23 @@ def from_json(content: dict[str, Any], where: str) -> JobPlan:
     Raises:
         ConfigError: Where it is not what this version of forge goes by.
     """
-    slurm = content.get("slurm")
-    problem = _problem(JobPlan, {**content, "slurm": None})
-    if problem is None and slurm is not None:
-        problem = _problem(SlurmPlan, slurm) if isinstance(slurm, dict) else "`slurm` is no object"
-    if problem is not None:
+    try:
+        slurm = content.get("slurm")
+        return JobPlan(**{**content, "slurm": None if slurm is None else SlurmPlan(**slurm)})
+    except TypeError as error:
         version = content.get("version")
         made_by = f"forge {version}" if version else "an earlier version of forge"
         raise ConfigError(
             [
-                f"{where}: {problem}. It was written by {made_by}, and this is forge"
-                f" {__version__}: start the sweep again with this one, or go back to the other."
+                f"{where}: {error}. It was written by {made_by}, and this is forge {__version__}:"
+                " start the sweep again with this one, or go back to the other."
             ],
             "The job's plan",
-        )
-    return JobPlan(**{**content, "slurm": None if slurm is None else SlurmPlan(**slurm)})
+        ) from error
 
 
 def read_earlier(directory: Path) -> EarlierPlan:
     """What is known of an earlier start; what is damaged, or was not there yet, is the default."""
     content = read_json(forge_dir(directory) / PLAN) or {}
-    hints = get_type_hints(EarlierPlan)
-    return EarlierPlan(**{k: v for k, v in content.items() if k in hints and _fits(v, hints[k])})
-
-
-def _problem(kind: type, content: dict[str, Any]) -> str | None:
-    """The first thing that keeps `content` from being the fields of `kind`, in words."""
-    hints = get_type_hints(kind)
-    for one in fields(kind):
-        if one.name not in content:
-            if one.default is MISSING and one.default_factory is MISSING:
-                return f"`{one.name}` is missing"
-        elif one.name != "slurm" and not _fits(content[one.name], hints[one.name]):
-            return f"`{one.name}` is {content[one.name]!r}: expected {one.type}"
-    unknown = sorted(content.keys() - hints.keys())
-    return f"`{unknown[0]}` is not known" if unknown else None
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value of JSON is of this type."""
-    origin, inside = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return True
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, one) for one in inside)
-    if origin is list:
-        return isinstance(value, list) and all(_fits(one, inside[0]) for one in value)
-    if origin is dict:
-        return isinstance(value, Mapping) and all(_fits(v, inside[1]) for v in value.values())
-    if hint in (int, float):
-        return isinstance(value, (int, hint)) and not isinstance(value, bool)
-    return isinstance(value, hint)
+    known = {one.name for one in fields(EarlierPlan)}
+    return EarlierPlan(**{key: value for key, value in content.items() if key in known})

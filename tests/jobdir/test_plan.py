@@ -38,13 +38,9 @@ def test_a_bundle_gives_the_same_plan(tmp_path):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"lead_s": None}, "`lead_s` is None: expected float"),
-        ({"time_limit_s": True}, "`time_limit_s` is True: expected float | None"),
-        ({"actions": {"TERM": 3}}, "`actions` is {'TERM': 3}: expected dict[str, str]"),
-        ({"path": "/a"}, "`path` is '/a': expected list[str]"),
-        ({"ranks": 4}, "`ranks` is not known"),
-        ({"slurm": {"ranks": 4}}, "`start` is missing"),
-        ({"slurm": [4]}, "`slurm` is no object"),
+        ({"ranks": 4}, "unexpected keyword argument 'ranks'"),
+        ({"slurm": {"ranks": 4}}, "missing 3 required keyword-only arguments: 'start', "),
+        ({"slurm": [4]}, "after ** must be a mapping"),
     ],
 )
 def test_a_plan_of_another_version_is_refused_by_name(change, problem, tmp_path):
@@ -53,7 +49,8 @@ def test_a_plan_of_another_version_is_refused_by_name(change, problem, tmp_path)
     with pytest.raises(ConfigError) as refused:
         plan.read(tmp_path)
     (sentence,) = refused.value.problems
-    assert f"{forge_dir(tmp_path) / PLAN}: {problem}. " in sentence
+    assert sentence.startswith(f"{forge_dir(tmp_path) / PLAN}: ")
+    assert problem in sentence
     assert "forge 9.8" in sentence
     assert "start the sweep again" in sentence
 
@@ -63,7 +60,7 @@ def test_a_plan_without_a_version_is_of_an_earlier_one(tmp_path):
     content = planned().to_json()
     del content["version"], content["token"]
     store(tmp_path, content)
-    with pytest.raises(ConfigError, match=r"`token` is missing.* by an earlier version of forge"):
+    with pytest.raises(ConfigError, match=r"'token'.* by an earlier version of forge"):
         plan.read(tmp_path)
 
 
@@ -74,8 +71,8 @@ def test_a_whole_plan_of_another_version_is_read(tmp_path):
     assert plan.read(tmp_path) == made
 
 
-@pytest.mark.parametrize("content", [{}, [1], {"environment": None, "overrides": ["+mode=a"]}])
-def test_a_launcher_takes_what_fits_of_an_earlier_plan(content, tmp_path):
+@pytest.mark.parametrize("content", [{}, [1], {"overrides": ["+mode=a"], "unknown": 1}])
+def test_a_launcher_takes_what_it_knows_of_an_earlier_plan(content, tmp_path):
     """It writes another one anyway: what is damaged counts as not there."""
     store(tmp_path, content)
     found = plan.read_earlier(tmp_path)
