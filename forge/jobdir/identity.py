@@ -4,14 +4,13 @@
 <job dir>/.forge/asked/      the config that `resilience.resume=changed` asks for, until taken
 
 Two starts are the same job where all three agree, wherever their output and their code lie. Of the
-config `hydra` and `resilience` do not count, and what changes from start to start by itself
-(`${now:…}`, `${hydra:…}`, `${oc.env:…}`) is compared as it stands in the file.
+config `hydra` and `resilience` do not count, and interpolations (`${now:…}`, `${base.lr}`) are
+compared as they stand in the file: what they refer to is compared where it stands.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -20,15 +19,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from forge.compat import of_omegaconf
 from forge.jobdir.job_files import forge_dir
 
 CONFIG, START = "config.yaml", "start.yaml"
 """The files of a job's config; `forge/hydra_app/frozen.py` says what they hold."""
 _LEFT_OUT = ("hydra", "resilience")
-_OUTSIDE = re.compile(r"\$\{\s*(now|hydra|oc\.env)\s*:|\$\{\s*hydra\.")
-_MASK = "$\ue000{"
-"""`${` where OmegaConf is not to see it; of the characters that nobody has a use for."""
 _SHOWN, _WIDTH = 20, 80
 _MISSING = object()
 
@@ -120,43 +115,7 @@ def as_written(cfg: Any) -> dict[str, Any]:
 
     found = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(found, dict)
-    plain: Any = {key: value for key, value in found.items() if key not in _LEFT_OUT}
-    if "${" in repr(plain):
-        plain = _resolved(OmegaConf.create(_masked(plain)))
-    return dict(_flat(plain, ""))
-
-
-def _masked(value: Any) -> Any:
-    """With what refers to the world outside as a text that refers to nothing."""
-    if isinstance(value, dict):
-        return {key: _masked(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_masked(one) for one in value]
-    is_outside = isinstance(value, str) and _OUTSIDE.search(value)
-    return value.replace("${", _MASK) if is_outside else value
-
-
-def _resolved(node: Any) -> Any:
-    """A container of values; an interpolation that fails is left as it stands."""
-    from omegaconf import DictConfig, ListConfig
-
-    if not isinstance(node, DictConfig | ListConfig):
-        return node
-    content = of_omegaconf.value_of(node)
-    if content in (None, "???"):
-        return content
-
-    def of(key: Any) -> Any:
-        child: Any = of_omegaconf.child_of(node, key)
-        try:
-            value = node[key]
-        except Exception:  # noqa: BLE001 - a resolver of the user's may raise anything
-            value = of_omegaconf.value_of(child)
-        return _resolved(value)
-
-    if isinstance(node, DictConfig):
-        return {key: of(key) for key in node}
-    return [of(index) for index in range(len(node))]
+    return dict(_flat({k: one for k, one in found.items() if k not in _LEFT_OUT}, ""))
 
 
 def _flat(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -176,13 +135,11 @@ def _storable(value: Any) -> Any:
         return [_storable(one) for one in value]
     if isinstance(value, Enum):
         return value.name
-    if isinstance(value, str):
-        return value.replace(_MASK, "${")
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Path | bytes):
         return str(value)
-    return f"<{type(value).__qualname__}>"  # what a resolver made: its text may hold an address
+    return f"<{type(value).__qualname__}>"  # its text may hold an address
 
 
 # -- in the job's directory ----------------------------------------------------------------------
