@@ -7,7 +7,6 @@ that was given to somebody else's process meanwhile is never hit. Source: pidfd_
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from forge.compat import of_stdlib
 from forge.jobdir.job_files import TOKEN
 
 _GRACE_S = 1.0
+_LOOK_S = 0.005
 _SET_CHILD_SUBREAPER = 36  # prctl(2)
 _SET_PDEATHSIG = 1
 
@@ -218,23 +218,10 @@ def wait_gone(pids: list[int], timeout_s: float) -> list[int]:
     """Wait until the processes ended; return those that did not within `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     left = [pid for pid in pids if _is_alive(pid)]
-    while left and (remaining := deadline - time.monotonic()) > 0:
-        _wait_for_one(left[0], remaining)
+    while left and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
         left = [pid for pid in left if _is_alive(pid)]
     return left
-
-
-def _wait_for_one(pid: int, timeout_s: float) -> None:
-    handle = open_pidfd(pid)
-    if handle is None:
-        time.sleep(min(0.02, timeout_s))  # gone, or there is no event to wait for
-        return
-    try:
-        poll = select.poll()
-        poll.register(handle, select.POLLIN)
-        poll.poll(timeout_s * 1000)
-    finally:
-        os.close(handle)
 
 
 def _is_alive(pid: int) -> bool:
