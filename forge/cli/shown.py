@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 from forge.checkpoint import Checkpoint
-from forge.checkpoint.format.leaves import differences, leaves, total_bytes
+from forge.checkpoint.format.leaves import differences, leaves
 
 WIDTH = 100
 _PATH, _KIND = 50, 35
@@ -30,7 +30,7 @@ def describe(checkpoint: Checkpoint) -> Iterator[str]:
         shown = f"{_cut(leaf.path, _PATH):<{_PATH}} {_cut_end(leaf.kind):<{_KIND}} {size:>13}"
         yield shown.rstrip()
     yield ""
-    yield f"{len(found)} leaves, {_size(total_bytes(found))}; what is tied counts once"
+    yield f"{len(found)} leaves"
 
 
 def compare(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
