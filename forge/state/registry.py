@@ -268,8 +268,7 @@ class StateRegistry:
             else:
                 yield from self._object_differences(name, self.objects[name], saved)
         if "unregistered" in saved and self.objects.keys() == saved["states"].keys():
-            yield from stray_parameters.misfits(self.objects, saved["unregistered"])
-            yield from stray_parameters.missing(self.objects, saved["unregistered"])
+            yield from stray_parameters.differences(self.objects, saved["unregistered"])
 
     def _object_differences(self, name: str, one: Stateful, saved: dict[str, Any]) -> Iterator[str]:
         state = saved["states"][name]

@@ -109,49 +109,37 @@ def _leaves(value: Any) -> Iterator[torch.Tensor]:
             yield from _leaves(one)
 
 
-def _pairs(objects: Mapping[str, Any], saved: Values) -> Iterator[tuple[str, Any, Any]]:
-    """(name, what was saved, the parameter in its place or None)."""
-    for name, values in saved.items():
-        one = objects[name]
-        parameters = dict(placed(one)) if isinstance(one, torch.optim.Optimizer) else {}
-        for place, value in values.items():
-            yield f"{name}.{place}", value, parameters.get(place)
+def differences(
+    objects: Mapping[str, Any], saved: Values, *, is_whole: bool = True
+) -> Iterator[str]:
+    """A sentence for each that does not fit.
 
-
-def misfits(objects: Mapping[str, Any], saved: Values) -> Iterator[str]:
-    """A sentence for each that does not fit."""
-    for leaf, value, parameter in _pairs(objects, saved):
-        if parameter is None:
-            yield f"{leaf}: expected no such parameter, found {module_state.describe(value)}"
-        elif module_state.differ(parameter.detach(), value):
-            yield (
-                f"{leaf}: expected {module_state.describe(parameter.detach())},"
-                f" found {module_state.describe(value)}"
-            )
-
-
-def missing(objects: Mapping[str, Any], saved: Values) -> Iterator[str]:
-    """A sentence for each that no registered module holds, and that was not saved."""
+    Args:
+        is_whole: Whether each that no registered module holds has to be among them.
+    """
     in_modules = _in_modules(objects)
     for name, optimizer in _optimizers(objects):
-        for place, parameter in placed(optimizer):
-            if id(parameter) not in in_modules and place not in saved.get(name, {}):
-                yield (
-                    f"{name}.{place}: expected the value of this parameter, which no registered"
-                    " module holds, found none"
-                )
+        values = saved.get(name, {})
+        live = {
+            place: parameter.detach()
+            for place, parameter in placed(optimizer)
+            if place in values or (is_whole and id(parameter) not in in_modules)
+        }
+        yield from module_state.differences(name, live, values)
 
 
 def in_place_targets(
     objects: Mapping[str, Any], saved: Values
 ) -> Iterator[tuple[Any, torch.Tensor]]:
     """What was saved, and the parameters it goes to."""
-    for _, value, parameter in _pairs(objects, saved):
-        yield value, parameter.detach()
+    for name, optimizer in _optimizers(objects):
+        values = saved.get(name, {})
+        for place, parameter in placed(optimizer):
+            if place in values:
+                yield values[place], parameter.detach()
 
 
-@torch.no_grad()
 def load(objects: Mapping[str, Any], saved: Values) -> None:
     """Put the values back."""
-    for _, value, parameter in _pairs(objects, saved):
+    for value, parameter in in_place_targets(objects, saved):
         parameter.copy_(value)

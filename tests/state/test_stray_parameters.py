@@ -127,6 +127,6 @@ def test_what_does_not_fit_is_named_and_changes_nothing():
     ):
         live.load(saved)
     saved["unregistered"] = {}
-    with pytest.raises(StateMismatch, match=r"o\.param_groups\[0\]\[0\]: expected the value of"):
+    with pytest.raises(StateMismatch, match=r"\[0\]\[0\]: expected float32\[2\], found nothing"):
         live.load(saved)
     assert new.tolist() == [0, 0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import struct
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from forge.checkpoint.format import tensor_encoding
+from forge.checkpoint.format.codec import Encoder
 
 _FEW = 8
 """Plain values that a list shows one by one."""
@@ -53,7 +54,7 @@ def _parts_of(value: Any) -> dict[Any, tuple[str, Any]] | None:
     None for what is none, and for a row of plain values.
     """
     if isinstance(value, Mapping):
-        return {_identity(key): (f".{key}", one) for key, one in value.items()}
+        return {json.dumps(Encoder().encode(key)): (f".{key}", one) for key, one in value.items()}
     if isinstance(value, (list, tuple)) and not _is_row(value):
         return {i: (f"[{i}]", one) for i, one in enumerate(value)}
     return None
@@ -64,21 +65,10 @@ def _is_row(value: Any) -> bool:
 
 
 def _identity(value: Any) -> Any:
-    """Equal for two plain values exactly if their types and all bits are: 1 is not True."""
-    kind = type(value)
-    if isinstance(value, float):
-        return kind, struct.pack("<d", value)
-    if isinstance(value, complex):
-        return kind, struct.pack("<dd", value.real, value.imag)
-    if isinstance(value, (list, tuple)):
-        return kind, tuple(map(_identity, value))
-    if isinstance(value, (set, frozenset)):
-        return kind, frozenset(map(_identity, value))
-    if isinstance(value, Mapping):
-        return kind, frozenset((_identity(key), _identity(one)) for key, one in value.items())
-    if _is_array(value):
-        return kind, value.dtype, value.shape, value.tobytes()
-    return kind, bytes(value) if kind is bytearray else value
+    """Equal for two values exactly if they would be saved as the same: 1 is not True."""
+    encoder = Encoder()
+    text = json.dumps(encoder.encode(value))
+    return text, [bytes(one.numpy()) for one in encoder.tensors.values()]
 
 
 def _is_array(value: Any) -> bool:
@@ -101,20 +91,6 @@ def _kind(value: Any) -> str:
 
 def _short(one: torch.dtype | torch.layout) -> str:
     return str(one).removeprefix("torch.")
-
-
-def total_bytes(found: list[Leaf]) -> int:
-    """Bytes of all tensors and arrays, those that are tied once."""
-    seen: set[tuple[int, str]] = set()
-    total = 0
-    for leaf in found:
-        if isinstance(leaf.value, torch.Tensor):
-            same = (tensor_encoding.parts(leaf.value)[-1].data_ptr(), leaf.kind)
-            total += leaf.num_bytes if same not in seen else 0
-            seen.add(same)
-        else:
-            total += leaf.num_bytes
-    return total
 
 
 def differences(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, str]]:
