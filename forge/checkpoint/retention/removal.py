@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import threading
-from collections import deque
 from pathlib import Path
 
 from forge import messages
@@ -35,14 +34,12 @@ class Remover:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock = threading.Lock()
-        self._waiting: deque[Path] = deque()
-        self._failed: list[Path] = []
+        self._waiting: list[Path] = []
+        """What has a hidden name, and is to be deleted."""
         self._told: set[int | None] = set()
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._number = 0
-        self._must_sync = False
-        """Whether a power cut may undo the rename of something that waits."""
 
     def aside(self, path: Path, work: Path, kind: str = "removed") -> Path:
         """A name of its own, in the work directory, for what stands at `path`."""
@@ -109,45 +106,39 @@ class Remover:
     def delete(self, path: Path) -> None:
         """Delete beside training what has a hidden name already."""
         with self._lock:
-            self._must_sync = True
             self._waiting.append(path)
-            self._start()
+        self.retry()
 
     def retry(self) -> None:
-        """Try again what could not be deleted."""
+        """Delete what waits, also what could not be deleted before."""
         with self._lock:
-            self._waiting.extend(self._failed)
-            self._failed.clear()
-            self._start()
-
-    def _start(self) -> None:
-        if self._waiting and self._thread is None and not self._is_closed:
-            thread = threading.Thread(target=self._work, name="forge-remove", daemon=True)
-            # The interpreter is shutting down, or there are no threads left: a leftover.
-            with contextlib.suppress(RuntimeError):
-                thread.start()
-                self._thread = thread
+            if self._waiting and self._thread is None and not self._is_closed:
+                thread = threading.Thread(target=self._work, name="forge-remove", daemon=True)
+                # The interpreter is shutting down, or there are no threads left: a leftover.
+                with contextlib.suppress(RuntimeError):
+                    thread.start()
+                    self._thread = thread
 
     def _work(self) -> None:
+        failed: list[Path] = []
         while True:
             with self._lock:
                 if self._is_closed or not self._waiting:
+                    self._waiting += failed
                     self._thread = None
                     return
-                path = self._waiting.popleft()
-                must_sync, self._must_sync = self._must_sync, False
-            try:
-                # The renames first: after a power cut there must not be half a checkpoint.
-                if must_sync:
-                    durable.sync_directory(self._directory)
-                is_gone = _delete(path)
-            except OSError as error:
-                self._tell(path, error)
-                is_gone = False
-            if not is_gone:
-                with self._lock:
-                    self._must_sync |= must_sync
-                    self._failed.append(path)
+                path = self._waiting.pop(0)
+            if not self._is_deleted(path):
+                failed.append(path)
+
+    def _is_deleted(self, path: Path) -> bool:
+        try:
+            # The renames first: after a power cut there must not be half a checkpoint.
+            durable.sync_directory(self._directory)
+            return _delete(path)
+        except OSError as error:
+            self._tell(path, error)
+            return False
 
     def _tell(self, path: Path, error: OSError) -> None:
         if error.errno not in self._told:
@@ -187,13 +178,8 @@ class Remover:
 
     def delete_now(self, path: Path) -> None:
         """Delete in this thread; what fails is tried again at each save."""
-        try:
-            is_gone = _delete(path)
-        except OSError as error:
-            self._tell(path, error)
-            is_gone = False
-        if not is_gone:
-            self._failed.append(path)
+        if not self._is_deleted(path):
+            self._waiting.append(path)
 
     def _belongs_back(self, path: Path, kind: str, name: str) -> bool:
         """Whether a kill fell between two renames, the second of which is its way back."""

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from forge.checkpoint.format import codec
 from forge.checkpoint.load.file_reading import CheckedFile
 from forge.checkpoint.ownership.fence import Fence
 from forge.checkpoint.ownership.workspace import Workspace
+from forge.checkpoint.retention import removal
 from forge.checkpoint.retention.removal import Remover
 from forge.checkpoint.save.copies import Snapshot
 from forge.checkpoint.save.staging import Part, stage
@@ -134,7 +136,9 @@ def _no_way_back() -> None:
 
 def _no_sync_before_deleting() -> None:
     """A power cut may undo the rename of what is being deleted."""
-    Remover._must_sync = property(lambda _: False, lambda *_: None)  # type: ignore[assignment]
+    removal.durable = types.SimpleNamespace(  # type: ignore[assignment]
+        sync_directory=lambda path: None
+    )
 
 
 def _no_clean_up() -> None:
@@ -154,11 +158,7 @@ def _no_takeover() -> None:
 
 
 def _no_checksums() -> None:
-    def unchecked(file: CheckedFile, reader: Any, begin: int, end: int) -> None:
-        reader.checksum(begin, end)
-
-    CheckedFile._check = unchecked  # type: ignore[method-assign]
-    CheckedFile._check_whole = lambda file: None  # type: ignore[method-assign]
+    CheckedFile._check = lambda file, number, found: None  # type: ignore[method-assign]
 
 
 def _no_fence() -> None:
