@@ -29,6 +29,7 @@ from typing import Any
 
 from forge.errors import ExitCode, Reason, is_disk_full
 from forge.filesystem.files import make_directory, open_file, write_atomically
+from forge.filesystem.locks import take_lock
 from forge.job.requeue import Counts, Decision, Outcome, decide
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
 from forge.jobdir import ledger, plan, verdict
@@ -43,7 +44,6 @@ from forge.jobdir.job_files import (
     WATCH,
     forge_dir,
     suffix,
-    take_lock,
 )
 from forge.jobdir.verdict import Verdict
 from forge.process import processes

@@ -15,7 +15,6 @@ Where a job has several tasks, the last three are there for each: `watch.json.1`
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 from forge.filesystem.files import FORGE, open_file
 from forge.filesystem.files import read_trusted as read_trusted
 from forge.filesystem.files import write_atomically as write_atomically
+from forge.filesystem.locks import take_lock
 from forge.filesystem.steps import step_dirs, step_of
 
 OUTPUT = "output.log"
@@ -42,7 +42,6 @@ SAVE_WITHIN = "FORGE_SAVE_WITHIN_S"
 """Environment variable of a task: its first save is due then, since the last attempt had none."""
 RANKS = "FORGE_RANKS"
 """Environment variable of a task: how many there are."""
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 REHEARSAL = "FORGE_REHEARSAL"
 """Environment variable of a script that is rehearsed: where its job lies."""
 RANK = "FORGE_RANK"
@@ -62,27 +61,6 @@ def suffix(rank: int | None = None) -> str:
 def forge_dir(job_dir: Path | str) -> Path:
     """Where forge keeps what it knows of a job."""
     return Path(job_dir) / FORGE
-
-
-def take_lock(fd: int) -> bool:
-    """Take the lock of an open file, without waiting; processes forked later hold it as well.
-
-    A network disk without a lock manager has none to take; there, the token in the checkpoints'
-    directory still keeps two jobs apart.
-
-    Returns:
-        False where another process holds it.
-    """
-    import fcntl  # not at the top: Windows has none
-
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-    return True
 
 
 def is_busy(job_dir: Path) -> bool:

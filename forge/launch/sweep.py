@@ -14,7 +14,8 @@ from pathlib import Path
 
 from forge.errors import DirectoryInUse
 from forge.filesystem.files import append, make_trusted_directory, open_file, read_if_there
-from forge.jobdir.job_files import LOCK, forge_dir, take_lock
+from forge.filesystem.locks import take_lock
+from forge.jobdir.job_files import LOCK, forge_dir
 
 
 @dataclass(frozen=True)

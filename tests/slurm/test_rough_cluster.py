@@ -13,7 +13,8 @@ from plans import planned
 from slurm_apps import BARE_CONF, SlurmApp
 
 from forge.errors import NotRequeueable, SlurmRefused
-from forge.jobdir.job_files import STATE, forge_dir, is_busy, read_json, take_lock, write_json
+from forge.filesystem.locks import take_lock
+from forge.jobdir.job_files import STATE, forge_dir, is_busy, read_json, write_json
 from forge.jobdir.plan import read
 from forge.launch.slurm import slurm_wait
 from forge.launch.slurm.slurm_wait import SubmittedJob, Watcher

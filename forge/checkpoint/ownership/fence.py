@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from forge import messages
-from forge.checkpoint.ownership.locks import KEPT_FILE, Locks
+from forge.checkpoint.ownership.locks import Locks
 from forge.errors import DirectoryInUse
 from forge.filesystem.files import read_plain, write_atomically
 from forge.jobdir import spawned
@@ -57,9 +57,7 @@ class Fence:
             raise DirectoryInUse(self._in_use(self._token))
         previous = self._read()
         try:
-            taken = self._locks.take()
-            is_left = taken == KEPT_FILE and self._has_died(previous)
-            if taken and not is_left and not self._supersedes(previous):
+            if not self._locks.take() and not self._supersedes(previous):
                 raise DirectoryInUse(self._in_use(previous))
             self._write_token()
         except BaseException:
@@ -80,18 +78,6 @@ class Fence:
                 f" (pid {previous.get('pid')} on {previous.get('host')}); it can no longer commit."
             )
         return is_newer
-
-    def _has_died(self, previous: dict[str, Any]) -> bool:
-        """Whether only a process that the holder left behind can still have its lock."""
-        if previous.get("host") != self._token["host"]:
-            return False
-        try:
-            os.kill(previous["pid"], 0)
-        except ProcessLookupError:
-            return True
-        except (OSError, OverflowError):  # somebody else's process, or no number of one
-            return False
-        return False
 
     def _in_use(self, holder: dict[str, Any]) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.get("claimed", 0)))
@@ -145,10 +131,7 @@ class Fence:
             )
         if is_taken:
             self._write_token()
-        if self._locks.are_in_place():
-            self._locks.take_again()
-        else:
-            self._lock_again()
+        self._locks.take()  # what was lost; who has it now, the token tells
         return is_taken
 
     def _write_token(self) -> None:
@@ -161,15 +144,6 @@ class Fence:
                 # An older attempt that cleans up takes the half-written file for a leftover.
                 if is_last_try or not self._directory.is_dir():
                     raise
-
-    def _lock_again(self) -> None:
-        """The directory is another one with our token: restored from a copy, or mounted again."""
-        if self._locks.take():
-            raise DirectoryInUse(self._in_use(self._read()))
-        holder = self._read()
-        if holder.get("token") != self._token["token"]:
-            raise DirectoryInUse(self._in_use(holder))
-        messages.warn(f"{self._directory} was replaced under a running job: it is locked again.")
 
     def release(self) -> None:
         """Let go of the lock; the token stays as a record."""

@@ -2,7 +2,7 @@
 
     `.lock`        POSIX (`fcntl.lockf`): forked children do not inherit it. It is lost as soon as
                    this process closes any descriptor of the file, as copying the directory or
-                   hashing its files does; it is taken again at the next look.
+                   hashing its files does; it is taken again at the next check.
     `.lock.kept`   `flock`: it holds until its own descriptor is closed. Children that Python forks
                    close theirs as they begin: one that outlives a killed parent keeps nothing.
 
@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from pathlib import Path
 
 from forge import messages
 from forge.filesystem.files import open_file
-
-if sys.platform != "win32":
-    import fcntl
+from forge.filesystem.locks import is_in_place, release_lock
 
 LOCK_FILE = ".lock"
 KEPT_FILE = ".lock.kept"
@@ -34,58 +31,51 @@ class Locks:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._fds: dict[str, int] = {}
+        self._has_warned = False
 
-    def take(self) -> str | None:
-        """Take both, on the files that are there now.
+    def take(self) -> bool:
+        """Take both, or again what was lost; where there are no locks the token has to do.
+
+        They are taken on the files that are there now: the directory may be another one, restored
+        from a copy.
 
         Returns:
-            The file that somebody else has locked; None: both are ours, or there are no locks.
+            Whether nobody else has either of them.
         """
-        before, self._fds = self._fds, {}
-        for fd in before.values():  # first: of the same file, it would end the new lock
-            os.close(fd)
-        return self._take()
+        import fcntl  # not at the top: Windows has none
 
-    def take_again(self) -> None:
-        """Take what was lost, or was somebody's before; who has it now, the token tells."""
-        self._take()
-
-    def _take(self) -> str | None:
-        if sys.platform == "win32":
-            return None
         _open_here.add(self)
         for name in (LOCK_FILE, KEPT_FILE):  # in this order: of two that begin, one gets both
-            is_new = name not in self._fds
-            if is_new:
-                self._fds[name] = open_file(self._directory / name, os.O_RDWR | os.O_CREAT)
+            path = self._directory / name
+            if name in self._fds and not is_in_place(self._fds[name], path):
+                os.close(self._fds.pop(name))
+            if name not in self._fds:
+                self._fds[name] = open_file(path, os.O_RDWR | os.O_CREAT)
             lock = fcntl.lockf if name == LOCK_FILE else fcntl.flock
             try:
                 lock(self._fds[name], fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
-                return name
+                return False
             except OSError as error:
-                if name == LOCK_FILE and is_new:  # the token alone has to do
-                    messages.warn(
-                        f"{self._directory}: the file system keeps no locks ({error.strerror}). Two"
-                        " jobs started in this directory at the same time would not notice at once."
-                    )
-        return None
+                self._warn(error)
+        return True
 
-    def are_in_place(self) -> bool:
-        """Whether the files that are locked are those that others would find."""
-        try:
-            return all(
-                os.path.samestat(os.stat(self._directory / name), os.fstat(fd))
-                for name, fd in self._fds.items()
+    def _warn(self, error: OSError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            messages.warn(
+                f"{self._directory}: the file system keeps no locks ({error.strerror}). Two jobs"
+                " started in this directory at the same time would not notice at once, and a"
+                " checkpoint may be removed while another process reads it: pin it before"
+                " (`forge pin`)."
             )
-        except FileNotFoundError:
-            return False
 
     def release(self) -> None:
         """Let go of both."""
-        if sys.platform != "win32" and KEPT_FILE in self._fds:
-            with contextlib.suppress(OSError):  # what C code forked has the descriptor, too
-                fcntl.flock(self._fds[KEPT_FILE], fcntl.LOCK_UN)
+        kept = self._fds.pop(KEPT_FILE, None)
+        if kept is not None:  # what C code forked has the descriptor, too
+            with contextlib.suppress(OSError):
+                release_lock(kept)
         self.close()
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """Removing: never what somebody reads, never in the way of training, and again after a failure."""
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -179,8 +180,7 @@ def test_without_locks_everything_goes_on_and_is_told_once(
     def none(fd, operation):
         raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr(in_use.fcntl, "flock", none)
-    monkeypatch.setattr(in_use, "_warned", [])
+    monkeypatch.setattr(fcntl, "flock", none)
     store = open_store(keep_last=1)
     for step in (1, 2, 3):
         store.read(commit(store, step))
