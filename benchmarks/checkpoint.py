@@ -34,7 +34,7 @@ AIMS = {
     "durable, alone / disk": ("forge alone: durable", "disk", 1.25),
     **{
         f"verified load / torch.load, {case}": (
-            f"load, {case}: forge, verify=full",
+            f"load, {case}: forge, verified",
             f"load, {case}: torch.load",
             0.6 if "cold" in case else 0.2,
         )

@@ -31,9 +31,8 @@ import torch
 from forge.checkpoint import Store
 from forge.checkpoint.format import manifest
 from forge.checkpoint.format.names import TENSORS
-from forge.checkpoint.io.arena import fresh_memory
 from forge.checkpoint.load import file_reading
-from forge.config.schema import CheckpointConfig, Verify
+from forge.config.schema import CheckpointConfig
 from forge.state.registry import StateRegistry
 
 try:
@@ -123,38 +122,32 @@ def prepare(folder: Path, objects: Objects) -> dict[str, tuple[Path, Load]]:
     if safetensors is not None:
         variants["safetensors, unverified"] = _with_safetensors(folder / "flat", state)
     live = StateRegistry({"model": model, "optimizer": optimizer})
-    for verify in Verify:
-        store = Store(folder / verify.name, CheckpointConfig(verify=verify))
-        taken = {"live": live.capture()}
-        where = store.commit(store.snapshot(1, taken, is_complete=False, copy=False))
-        variants[f"forge, verify={verify.name}"] = (
-            max(where.iterdir(), key=lambda file: file.stat().st_size),
-            lambda objects, store=store: _with_forge(store, objects),  # type: ignore[misc]
-        )
+    store = Store(folder / "checkpoints", CheckpointConfig())
+    taken = {"live": live.capture()}
+    where = store.commit(store.snapshot(1, taken, is_complete=False, copy=False))
+    file = where / TENSORS
+    variants["forge, verified"] = file, lambda objects: _with_forge(store, objects)
     entry = manifest.read(where).files[TENSORS]
-    variants["limit: the bytes, read once"] = path, _limit(path, {"size": path.stat().st_size})
-    verified = where / TENSORS
-    variants["limit: the bytes, checked, then read"] = verified, _limit(verified, entry)
+    variants["limit: the bytes, read once"] = file, _limit(file, entry, times=1)
+    variants["limit: the bytes, checked, then read"] = file, _limit(file, entry, times=2)
     held = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     variants["limit: load_state_dict alone"] = path, lambda objects: _put(held, objects)
     return variants
 
 
-def _limit(path: Path, entry: dict[str, Any]) -> Load:
-    """All bytes to where they belong, in as many threads; checked first if `entry` says how."""
-    size, is_checked = entry["size"], "chunks" in entry
-    memory = memoryview(bytearray(size))
+def _limit(path: Path, entry: dict[str, Any], times: int) -> Load:
+    """All bytes to where they belong, in as many threads; those that are live at the last time."""
+    size = entry["size"]
+    memory = torch.zeros(size, dtype=torch.uint8)
 
     def load(objects: Objects) -> None:
         end = size if objects[1].state else size // 3
         file = file_reading.CheckedFile(path, entry)
-        live = [file_reading.Piece(0, end, memory[:end])]
-        new = []
-        if end < size:
-            new = [file_reading.Piece(end, size, memoryview(fresh_memory(size - end)))]
-        if is_checked:
-            file.read(new, is_checked=True)
-        file.read(live if is_checked else live + new, is_checked=False)
+        live = [file_reading.Target(0, memory[:end])]
+        new = [file_reading.Target(end, torch.empty(size - end, dtype=torch.uint8))]
+        file.read(new if times > 1 else live + new, is_whole=True)
+        if times > 1:
+            file.read(live, is_whole=False)
         file.close()
 
     return load

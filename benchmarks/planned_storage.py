@@ -276,13 +276,17 @@ class Reader(StorageReader):
             for file, items in by_file.items():
                 opened = CheckedFile(self._folder / file, self._files[file])
                 if file.endswith(".json"):
-                    texts = json.loads(opened.content(is_checked=True))
+                    texts = json.loads(opened.content())
                     for item in items:
                         assert item.type is LoadItemType.BYTE_IO
                         text = json.dumps(texts[item.storage_index.fqn])
                         planner.load_bytes(item, io.BytesIO(text.encode()))
                 else:
-                    tensors = TensorFile(opened).read((), is_checked=True)
+                    held = TensorFile(opened)
+                    tensors = {
+                        n: torch.empty_like(t, device="cpu") for n, t in held.outline.items()
+                    }
+                    held.read(tensors, is_whole=True)
                     self._copy(tensors, items, planner)
                 opened.close()
         future: Future[None] = Future()

@@ -36,7 +36,7 @@ from forge.checkpoint.retention.retention import Retention, Seen
 from forge.checkpoint.save.copies import Copies, Snapshot
 from forge.checkpoint.save.staging import Part, merged, stage
 from forge.config.schema import CheckpointConfig
-from forge.errors import CheckpointError, DamagedCheckpoint
+from forge.errors import CheckpointError
 from forge.filesystem import durable
 from forge.filesystem.steps import step_dirs, step_of
 
@@ -114,22 +114,21 @@ class Store:
         Raises:
             CheckpointError: Where there are checkpoints but none of them verifies.
         """
-        self.passed_over = []
         try:
             candidates = step_dirs(self.directory)
         except OSError as error:  # not the same as a directory in which there are none
             raise CheckpointError(f"{self.directory} cannot be read: {error}") from error
-        if at_most is not None:
-            candidates = [path for path in candidates if (step_of(path) or 0) <= at_most]
-        candidates = [path for path in candidates if (step_of(path) or 0) % every == 0]
-        for path in candidates:
-            try:
-                return self.read(path, place)
-            except DamagedCheckpoint as error:
-                self._seen.damaged.add(path.name)
-                self.passed_over.append(f"{path.name}: {error}")
-        if not self.passed_over or at_most is not None:
-            return None
+        steps = {path: step_of(path) or 0 for path in candidates}
+        wanted = [
+            path
+            for path, step in steps.items()
+            if step % every == 0 and (at_most is None or step <= at_most)
+        ]
+        found, damaged = reading.first_good(wanted, lambda path: self.read(path, place))
+        self._seen.damaged.update(path.name for path in damaged)
+        self.passed_over = [f"{path.name}: {error}" for path, error in damaged.items()]
+        if found is not None or not damaged or at_most is not None:
+            return found
         reasons = "".join(f"\n  - {reason}" for reason in self.passed_over)
         raise CheckpointError(
             f"No checkpoint in {self.directory} can be used:{reasons}\nTo start from the first"
@@ -137,7 +136,7 @@ class Store:
         )
 
     def read(self, path: Path, place: Place | None = None) -> Checkpoint:
-        """Read one checkpoint, verifying as `checkpoint.verify` says.
+        """Read one checkpoint.
 
         Args:
             path: Its directory.
@@ -149,7 +148,7 @@ class Store:
         """
         self._trust.check_step(path)
         with reading_lock(path):
-            return reading.read(path, self._config.verify, place)
+            return reading.read(path, place)
 
     # -- writing -------------------------------------------------------------------------------
 

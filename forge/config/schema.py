@@ -62,14 +62,6 @@ class WhenBusy(Enum):
     skip = "skip"
 
 
-class Verify(Enum):
-    """How much of a checkpoint is checked before it is trusted."""
-
-    full = "full"
-    size = "size"
-    none = "none"
-
-
 class OnForeign(Enum):
     """What to do with a checkpoint that somebody else owns, or may write to."""
 
@@ -238,8 +230,6 @@ class CheckpointConfig:
     """Write in the background, while training continues."""
     when_busy: WhenBusy = WhenBusy.wait
     """What a periodic save does while another is still being written in the background."""
-    verify: Verify = Verify.full
-    """What of a checkpoint is verified before it is loaded; full: checksums."""
     on_foreign: OnForeign = OnForeign.warn
     """What happens if anyone but this user and root owns or can write to what is read."""
     init_from: str | None = None

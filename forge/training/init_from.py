@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from forge import messages
-from forge.checkpoint.load.inspection import find
+from forge.checkpoint.load import inspection
 from forge.checkpoint.ownership.trust import Trust
 from forge.compat import of_torch
 from forge.config.schema import CheckpointConfig
@@ -95,7 +95,7 @@ def load(config: CheckpointConfig, live: StateRegistry) -> dict[str, Any]:
 def _read_checkpoint(
     path: Path, config: CheckpointConfig, live: StateRegistry, trust: Trust
 ) -> _Found:
-    checkpoint = find(path, config.verify)
+    checkpoint = inspection.load(path)
     trust.check(checkpoint.path.parent)
     trust.check_step(checkpoint.path)
     saved = checkpoint.state.get("live")
@@ -207,7 +207,7 @@ def _put(found: _Found, live: StateRegistry) -> None:
         for sentence in compatibility.differences(name, one, found.states[name])
     )
     part.check({"states": found.states, "kinds": found.kinds})
-    refuse(stray_parameters.misfits(live.objects, found.unregistered))
+    refuse(stray_parameters.differences(live.objects, found.unregistered, is_whole=False))
     for name, state in found.states.items():
         part.put(name, state, Copies())
     refuse(s for name, one in part.objects.items() for s in compatibility.lacking(name, one))

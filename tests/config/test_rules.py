@@ -91,7 +91,7 @@ SINGLE = [
     ("nan.action", None, f"expected {WORDS}, found None"),
     ("nan.action", {}, f"expected {WORDS}, found {{}}"),
     ("nan.action", "???", f"expected {WORDS}, found '???'"),
-    ("checkpoint.verify", "half", "expected full | size | none"),
+    ("checkpoint.when_busy", "half", "expected wait | skip"),
     ("health.action", "halt", "expected warn | refuse"),
     ("requeue.on_code_change", "ask", "expected warn | refuse"),
     ("health.checks", ["disk", "fan"], "expected disk | gpu"),
@@ -195,7 +195,7 @@ def test_all_problems_are_reported_at_once():
     """Fixing them one by one costs a queue's wait each."""
     policy = {
         "nan": {"actoin": "skip", "max_consecutive": 0},
-        "checkpoint": {"every_steps": 0, "dir": "/proc/x", "verify": "half"},
+        "checkpoint": {"every_steps": 0, "dir": "/proc/x", "when_busy": "half"},
         "signal": {"name": "KILL", "lead_s": 10, "actions": {"TERM": "die"}},
         "shutdown": {"timeout_s": 20},
         "health": "none",
@@ -206,7 +206,7 @@ def test_all_problems_are_reported_at_once():
         "nan.max_consecutive=0",
         "checkpoint.every_steps=0",
         "checkpoint.dir=/proc/x",
-        "checkpoint.verify=half",
+        "checkpoint.when_busy=half",
         "signal.name=KILL",
         "signal.actions.TERM=die",
         "shutdown.timeout_s=20",

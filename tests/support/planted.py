@@ -59,16 +59,16 @@ DEFECTS = [
     # -- checkpoints ---------------------------------------------------------------------------
     Defect(
         "reading_checksums",
-        "checkpoint/load/reading.py",
-        "is_checked = verify is Verify.full",
-        "is_checked = False",
+        "checkpoint/load/file_reading.py",
+        "if self._checksums[number] == found:",
+        "if found:",
         "a damaged checkpoint is resumed from",
         "checkpoint/load/test_reading_damage.py checkpoint/test_store_on_disk.py",
     ),
     Defect(
         "store_damaged_counts",
         "checkpoint/store.py",
-        "self._seen.damaged.add(path.name)",
+        "self._seen.damaged.update(path.name for path in damaged)",
         "pass",
         "a damaged checkpoint takes the place of a good one, which is removed",
         "checkpoint/retention checkpoint/test_store.py",

@@ -6,7 +6,7 @@ from stores import commit, state_of
 from forge.checkpoint import Store
 from forge.checkpoint.format import checksums
 from forge.checkpoint.io import output
-from forge.checkpoint.load import file_reading, tensor_reading
+from forge.checkpoint.load import file_reading
 from forge.checkpoint.save import image
 from forge.config.schema import CheckpointConfig
 
@@ -43,9 +43,7 @@ def _state_of():
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Files of some kilobytes then have many chunks, and several threads."""
-    for module in (checksums, image, output, file_reading, tensor_reading):
+    for module in (checksums, image, output, file_reading):
         monkeypatch.setattr(module, "CHUNK", 1 << 12)
     monkeypatch.setattr(file_reading, "_STEP", 1 << 9)
     monkeypatch.setattr(file_reading, "num_threads", lambda: 3)
-    monkeypatch.setattr(tensor_reading, "_SMALL", 100)
-    monkeypatch.setattr(tensor_reading, "_BLOCK", 5000)

@@ -77,7 +77,8 @@ class Encoder:
             return self._dict(value, path)
         if kind in (tuple, set, frozenset, torch.Size):
             name = "size" if kind is torch.Size else kind.__name__
-            return {f"!{name}": self._items(value, path)}
+            items = sorted(value, key=repr) if kind in (set, frozenset) else value
+            return {f"!{name}": self._items(items, path)}
         if kind in (collections.OrderedDict, collections.Counter):
             extra = getattr(value, "__dict__", {}).keys() - {of_torch.LAYER_VERSIONS}
             if extra:
@@ -300,10 +301,6 @@ def _decode_tensor(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
     else:
         if stride and tensor.stride() != stride:
             tensor = tensor_encoding.in_order(tensor, stride)
-        device = _device_of(value)
-        # What is on another device already is in its place: whoever read it has put it there.
-        if device.type != "cpu" and tensor.device.type == "cpu":
-            tensor = tensor.to(device)
         tensors[name] = tensor  # so that what was tied is tied again
     return tensor
 

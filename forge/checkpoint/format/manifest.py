@@ -19,6 +19,7 @@ from typing import Any
 
 from forge.checkpoint.format.checksums import CHUNK, num_chunks
 from forge.errors import CheckpointError, DamagedCheckpoint
+from forge.filesystem.files import open_file
 
 NAME = "manifest.json"
 FORMAT = 2
@@ -93,22 +94,14 @@ def read(directory: Path) -> Manifest:
     """
     path = directory / NAME
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(open_file(path), "rb") as file:
+            raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise DamagedCheckpoint("it has no manifest: the save did not finish") from None
     except OSError as error:
-        raise DamagedCheckpoint(f"{NAME} cannot be opened: {error.strerror}") from error
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-            raise DamagedCheckpoint(f"{NAME} is not a plain file of reasonable size")
-        raw = b""
-        while piece := os.read(fd, status.st_size + 1):  # network file systems may return a part
-            raw += piece
-    except OSError as error:
         raise DamagedCheckpoint(f"{NAME} cannot be read: {error.strerror}") from error
-    finally:
-        os.close(fd)
+    if len(raw) > MAX_BYTES:
+        raise DamagedCheckpoint(f"{NAME} has more than {MAX_BYTES} bytes")
     try:
         content = json.loads(raw)
         checksum = content.pop("checksum")

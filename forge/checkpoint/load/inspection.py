@@ -10,7 +10,6 @@ from forge.checkpoint.format import manifest
 from forge.checkpoint.load import reading
 from forge.checkpoint.load.reading import Checkpoint
 from forge.checkpoint.retention.in_use import reading_lock
-from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint
 from forge.filesystem.steps import step_dirs, step_of
 from forge.jobdir import job_dir
@@ -20,7 +19,7 @@ _TRIES = 5
 """A running job removes old checkpoints while one is looking."""
 
 
-def load(path: str | os.PathLike[str], *, verify: str = "full") -> Checkpoint:
+def load(path: str | os.PathLike[str]) -> Checkpoint:
     """Read a checkpoint to look at it: `forge.load("outputs/…").state`.
 
     Nothing is claimed or written, so that it works beside a running job and on a read-only
@@ -29,27 +28,14 @@ def load(path: str | os.PathLike[str], *, verify: str = "full") -> Checkpoint:
     Args:
         path: A step directory; or a checkpoint directory or a job's directory, of which the
             newest checkpoint that verifies is taken, as a resume would.
-        verify: `full` (checksums), `size` or `none`.
     Returns:
         With `path`, `manifest` and `state`: `state["live"]["states"]` has the objects given to
         `forge.Run`, by name.
     Raises:
         CheckpointError: Where there is no checkpoint.
         DamagedCheckpoint: Saying which file is wrong, what was expected and what was found.
-        ValueError: For another value of `verify`.
     """
-    if verify not in Verify.__members__:
-        raise ValueError(f"verify={verify!r}: expected {', '.join(Verify.__members__)}")
-    return find(Path(path), Verify[verify])
-
-
-def find(path: Path, verify: Verify) -> Checkpoint:
-    """What `load` returns; classes that are not imported are an error.
-
-    Raises:
-        CheckpointError: Where there is no checkpoint.
-        DamagedCheckpoint: Saying which file is wrong, what was expected and what was found.
-    """
+    path = Path(path)
     where = Path(os.path.realpath(path))  # `latest` is a link
     try:
         if not where.exists():
@@ -58,8 +44,8 @@ def find(path: Path, verify: Verify) -> Checkpoint:
         if not where.is_dir():
             raise CheckpointError(f"{path}: is a file. {_EXPECTED}")
         if step_of(where) is not None or os.path.lexists(where / manifest.NAME):
-            return _read(where, verify)
-        return _newest(_checkpoint_dir(where), verify)
+            return _read(where)
+        return _newest(_checkpoint_dir(where))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
 
@@ -70,30 +56,25 @@ _EXPECTED = (
 )
 
 
-def _read(path: Path, verify: Verify) -> Checkpoint:
+def _read(path: Path) -> Checkpoint:
     try:
         with reading_lock(path):
-            return reading.read(path, verify)
+            return reading.read(path)
     except DamagedCheckpoint as error:
         raise DamagedCheckpoint(f"{path}: {error}") from error
 
 
-def _newest(directory: Path, verify: Verify) -> Checkpoint:
+def _newest(directory: Path) -> Checkpoint:
     for _ in range(_TRIES):
-        reasons = []
         candidates = step_dirs(directory)
-        for path in candidates:
-            try:
-                found = _read(path, verify)
-            except DamagedCheckpoint as error:
-                reasons.append(str(error))
-                continue
-            for reason in reasons:
-                messages.warn(f"Passed over {reason}")
+        found, passed_over = reading.first_good(candidates, _read)
+        if found is not None:
+            for error in passed_over.values():
+                messages.warn(f"Passed over {error}")
             return found
         if step_dirs(directory) == candidates:
             break
-    lines = "".join(f"\n  - {reason}" for reason in reasons)
+    lines = "".join(f"\n  - {error}" for error in passed_over.values())
     raise DamagedCheckpoint(f"No checkpoint in {directory} can be used:{lines}")
 
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from forge.checkpoint.format import manifest, tensor_encoding
+from forge.checkpoint.format import manifest
 from forge.checkpoint.format.codec import Outline, decode
 from forge.checkpoint.format.manifest import Manifest
 from forge.checkpoint.format.names import STATE, TENSORS
@@ -28,7 +28,6 @@ from forge.checkpoint.load.file_reading import CheckedFile
 from forge.checkpoint.load.in_place import targets
 from forge.checkpoint.load.tensor_reading import TensorFile
 from forge.checkpoint.ownership.trust import check_state_size
-from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint
 from forge.filesystem.steps import step_of
 
@@ -64,7 +63,7 @@ class Checkpoint:
             return self._owned
         assert self._tensors is not None
         try:
-            self._tensors.fill(self._pending)
+            self._tensors.read(self._pending, is_whole=False)
         except DamagedCheckpoint as error:
             raise CheckpointError(
                 f"{self.path}: could be verified, but not be read again: {error}. The live objects"
@@ -77,7 +76,20 @@ class Checkpoint:
         return self._owned
 
 
-def read(path: Path, verify: Verify, place: Place | None = None) -> Checkpoint:
+def first_good(
+    candidates: Iterable[Path], read_one: Callable[[Path], Checkpoint]
+) -> tuple[Checkpoint | None, dict[Path, DamagedCheckpoint]]:
+    """The first that verifies, if one does; and what is wrong with those before it."""
+    passed_over: dict[Path, DamagedCheckpoint] = {}
+    for path in candidates:
+        try:
+            return read_one(path), passed_over
+        except DamagedCheckpoint as error:
+            passed_over[path] = error
+    return None, passed_over
+
+
+def read(path: Path, place: Place | None = None) -> Checkpoint:
     """Read the checkpoint in the directory `path`.
 
     Args:
@@ -89,62 +101,26 @@ def read(path: Path, verify: Verify, place: Place | None = None) -> Checkpoint:
     described = manifest.read(path)
     if step_of(path) not in (None, described.step):  # None: a copy of another name
         raise DamagedCheckpoint(f"its manifest is that of step {described.step}")
-    if verify is not Verify.none:
-        manifest.check_sizes(path, described)
+    manifest.check_sizes(path, described)
     _check_ranks(described)
     check_state_size(described)
-    is_checked = verify is Verify.full
-    files: dict[str, CheckedFile] = {}
-    found = None
+    text = CheckedFile(path / STATE, described.files[STATE]).content()
     try:
-        for name, entry in described.files.items():
-            files[name] = CheckedFile(path / name, entry)
-            if is_checked and name not in (STATE, TENSORS):
-                files[name].read([], is_checked=is_checked)
-        text = files[STATE].content(is_checked=is_checked)
-        try:
-            tree = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise DamagedCheckpoint(f"{STATE} cannot be read: {error}") from error
-        found = _read(path, described, tree, files[TENSORS], is_checked=is_checked, place=place)
-        return found
-    finally:
-        for name, file in files.items():
-            if found is None or name != TENSORS or not found._pending:
-                file.close()
-
-
-def _read(
-    path: Path,
-    described: Manifest,
-    tree: Any,
-    file: CheckedFile,
-    *,
-    is_checked: bool,
-    place: Place | None,
-) -> Checkpoint:
+        tree = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{STATE} cannot be read: {error}") from error
+    file = CheckedFile(path / TENSORS, described.files[TENSORS])
     try:
         tensors = TensorFile(file)
         outline = Outline(tensors.outline)
         shown = decode(tree, outline)
         offers = place(shown) if place is not None else None
     except CheckpointError:
-        if is_checked:
-            file.read(
-                [], is_checked=is_checked
-            )  # damage, if there is any, is what explains the rest
+        file.read([], is_whole=True)  # damage, if there is any, is what explains the rest
         raise
     placed = targets(outline, offers or ())
-    on_devices = {
-        name: torch.empty_like(outline[name], device=device)
-        for name, device in outline.devices.items()
-        if device.type == "cuda" and name not in placed
-    }
-    values = tensors.read({*placed, *on_devices}, is_checked=is_checked)
-    tensors.fill(on_devices)  # nobody uses these yet
-    values |= on_devices
-    for name, stride in outline.strides.items():
-        values[name] = tensor_encoding.in_order(values[name], stride)
+    values = _fresh(outline, placed)
+    tensors.read(values, is_whole=True)
     values |= placed
     state = decode(tree, values)
     uses = outline.uses if offers is not None else Counter()
@@ -152,10 +128,24 @@ def _read(
     return Checkpoint(path, described, state, owned, tensors, placed)
 
 
+def _fresh(outline: Outline, placed: Container[str]) -> dict[str, torch.Tensor]:
+    """Memory for the tensors that are not placed, where they were when they were saved."""
+    try:
+        return {
+            name: torch.empty_like(tensor, device=outline.devices.get(name, "cpu"))
+            for name, tensor in outline.items()
+            if name not in placed
+        }
+    except RuntimeError as error:  # or a header that asks for what nobody has
+        raise DamagedCheckpoint(f"there is no memory to read it: {error}") from error
+
+
 def _check_ranks(described: Manifest) -> None:
     """Refuse to load a part: the shards of several ranks make a state only together."""
     if described.world_size != 1:
         raise DamagedCheckpoint(f"saved by {described.world_size} ranks; this forge reads 1")
-    missing = {STATE, TENSORS} - described.files.keys()
-    if missing:
-        raise DamagedCheckpoint(f"its manifest lacks {', '.join(sorted(missing))}")
+    if described.files.keys() != {STATE, TENSORS}:
+        raise DamagedCheckpoint(
+            f"expected the files {STATE} and {TENSORS} in its manifest, found"
+            f" {', '.join(sorted(described.files))}"
+        )

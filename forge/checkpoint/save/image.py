@@ -19,8 +19,8 @@ import torch
 from forge.checkpoint.format.checksums import CHUNK
 from forge.checkpoint.format.tensorfile import Layout
 from forge.checkpoint.io.arena import PAGE, Arena
+from forge.checkpoint.io.copying import copy_bytes, flat, num_threads
 from forge.checkpoint.io.output import NUM_THREADS, Reader
-from forge.checkpoint.load.file_reading import num_threads
 from forge.compat import of_torch
 
 _Tensors = dict[str, torch.Tensor]
@@ -153,7 +153,7 @@ class Stream:
             low, high = max(begin, start), min(end, stop)
             if low < high:
                 source = self._flat(name)[low - start : high - start]
-                self._move(buffer[low - begin : high - begin], source)
+                copy_bytes(buffer[low - begin : high - begin], source)
 
     def _flat(self, name: str) -> torch.Tensor:
         """A tensor as uint8, shape [bytes]."""
@@ -164,15 +164,7 @@ class Stream:
                     plain = tensor.resolve_conj().resolve_neg().contiguous()
                     self._plain = name, plain
                 tensor = self._plain[1]
-        return tensor.detach().view(-1).view(torch.uint8)
-
-    @staticmethod
-    def _move(target: torch.Tensor, source: torch.Tensor) -> None:
-        if source.device.type == "cpu":
-            # Not copy_: each thread that calls it gets threads of OpenMP of its own.
-            ctypes.memmove(target.data_ptr(), source.data_ptr(), len(source))
-        else:
-            target.copy_(source)
+        return flat(tensor)
 
 
 def _copy(views: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
@@ -186,39 +178,22 @@ def _copy(views: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     if own > count or count == 1 or sum(view.nbytes for view in views) < _WORTH_A_THREAD:
         of_torch.foreach_copy(views, sources)
         return
+    moves: list[_Move] = []
+    for view, source in zip(views, sources, strict=True):
+        if source.is_contiguous() and not source.is_conj() and not source.is_neg():
+            to, at, size = view.data_ptr(), source.data_ptr(), view.nbytes
+            moves += [(min(CHUNK, size - i), to + i, at + i) for i in range(0, size, CHUNK)]
+        else:
+            view.copy_(source)
+    moves.sort(reverse=True)  # by size: then every thread has about as many bytes
     with ThreadPoolExecutor(count, "forge-copy") as pool:
-        list(pool.map(_move_all, _shared_out(views, sources, count)))
+        list(pool.map(_move_all, [moves[first::count] for first in range(count)]))
 
 
 _Move = tuple[int, int, int]
-"""To and from which address how many bytes are copied."""
-
-
-def _shared_out(
-    views: list[torch.Tensor], sources: list[torch.Tensor], count: int
-) -> list[list[_Move]]:
-    """The same number of bytes for each of `count` threads; what is not plain is copied here."""
-    plain = []
-    for view, source in zip(views, sources, strict=True):
-        if source.is_contiguous() and not source.is_conj() and not source.is_neg():
-            plain.append((view, source))
-        else:
-            view.copy_(source)
-    share = -(-sum(view.nbytes for view, _ in plain) // count)
-    shares: list[list[_Move]] = []
-    room = 0
-    for view, source in plain:
-        to, at, left = view.data_ptr(), source.data_ptr(), view.nbytes
-        while left:
-            if not room:
-                shares.append([])
-                room = share
-            size = min(left, room)
-            shares[-1].append((to, at, size))
-            to, at, left, room = to + size, at + size, left - size, room - size
-    return shares
+"""How many bytes are copied to which address, and from which."""
 
 
 def _move_all(moves: list[_Move]) -> None:
-    for to, at, size in moves:
+    for size, to, at in moves:
         ctypes.memmove(to, at, size)

@@ -119,27 +119,20 @@ def test_a_newest_that_is_damaged_is_passed_over_and_told(trained, caplog):
 
 
 @pytest.mark.parametrize(
-    ("verify", "harm", "complaint"),
+    ("harm", "complaint"),
     [
-        ("full", lambda p: flip(p / TENSORS), rf"step_2: {TENSORS}: expected CRC-32 \w+.*, found"),
-        ("size", lambda p: os.truncate(p / STATE, 5), rf"{STATE}: expected \d+ bytes, found 5"),
-        ("none", lambda p: (p / TENSORS).unlink(), rf"{TENSORS}: cannot be opened: No such file"),
-        ("full", lambda p: (p / "manifest.json").unlink(), "no manifest: the save did not finish"),
+        (lambda p: flip(p / TENSORS), rf"step_2: {TENSORS}: expected CRC-32 \w+.*, found"),
+        (lambda p: os.truncate(p / STATE, 5), rf"{STATE}: expected \d+ bytes, found 5"),
+        (lambda p: (p / TENSORS).unlink(), rf"{TENSORS} is missing: No such file"),
+        (lambda p: (p / "manifest.json").unlink(), "no manifest: the save did not finish"),
     ],
 )
-def test_damage_is_an_error_that_names_the_file(verify, harm, complaint, trained):
+def test_damage_is_an_error_that_names_the_file(harm, complaint, trained):
     """What was expected, what was found."""
     harm(trained / "step_2")
     with pytest.raises(DamagedCheckpoint, match=complaint) as error:
-        forge.load(trained / "step_2", verify=verify)
+        forge.load(trained / "step_2")
     assert str(trained) in str(error.value)
-
-
-def test_what_verifies_less_sees_less(trained, state_of):
-    """`size` lets a flipped bit through: that is what it saves its time by."""
-    flip(trained / "step_2" / TENSORS)
-    found = forge.load(trained / "step_2", verify="size").state["weights"]
-    assert not torch.equal(found, state_of(2)["weights"])
 
 
 def test_of_damaged_checkpoints_alone_each_is_named(trained):
@@ -179,12 +172,6 @@ def test_where_there_is_no_checkpoint_the_error_says_what_there_is(case, tmp_pat
         forge.load(path)
     assert str(error.value).startswith(f"{path}: ")
     assert complaint in str(error.value)
-
-
-def test_an_unknown_verify_is_refused(trained):
-    """A typo must not mean `none`."""
-    with pytest.raises(ValueError, match="expected full, size, none"):
-        forge.load(trained, verify="fulll")
 
 
 def test_loading_goes_on_while_the_job_removes_what_is_old(trained, open_store, commit, tmp_path):

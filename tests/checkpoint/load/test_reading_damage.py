@@ -110,18 +110,14 @@ def test_a_header_that_changes_between_two_looks_is_damage(store, monkeypatch):
     """What was parsed has to be what was verified."""
     live = pair(1)
     path = save(store, live) / TENSORS
-    raw = path.read_bytes()
-    preadv, calls = os.preadv, []
+    size, pread = path.stat().st_size, os.pread
 
-    def other_first(fd, views, offset):
-        count = preadv(fd, views, offset)
-        if os.fstat(fd).st_size == len(raw) and len(views) == 1:
-            calls.append(count)
-            if len(calls) == 2:  # the length, then the header
-                views[0][count - 1] ^= ord(" ") ^ ord("\n")
-        return count
+    def other_first(fd, count, offset):
+        found = pread(fd, count, offset)
+        is_header = os.fstat(fd).st_size == size and count > 8
+        return found[:-1] + b"\n" if is_header and found.endswith(b" ") else found
 
-    monkeypatch.setattr(os, "preadv", other_first)
+    monkeypatch.setattr(os, "pread", other_first)
     with pytest.raises(CheckpointError, match="its header has changed"):
         newest(store, live)
 
@@ -157,7 +153,9 @@ def test_a_failure_while_live_tensors_are_filled_says_that_they_are_lost(
     if how == "shrinks":
         os.truncate(path, path.stat().st_size - 5000)
     elif how == "is written to":
-        os.utime(path, ns=(1, 1))
+        changed = bytearray(path.read_bytes())
+        changed[-1] ^= 1
+        path.write_bytes(changed)
     else:
 
         def fail(fd, views, offset):
