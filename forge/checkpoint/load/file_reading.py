@@ -60,6 +60,7 @@ class CheckedFile:
         except OSError as error:
             raise self._damage(f"cannot be opened: {error.strerror}") from error
         self.close = weakref.finalize(self, os.close, self._fd)
+        """Closes it, once; forgetting it does the same."""
         size = os.fstat(self._fd).st_size
         if size != self.size:  # before any memory is asked for
             raise self._damage(f"expected {self.size} bytes, found {size}")
@@ -148,7 +149,8 @@ class _Chunks:
 
     def _hand_out(self, begin: int, piece: torch.Tensor) -> None:
         end = begin + len(piece)
-        for target in self._targets[bisect.bisect_right(self._ends, begin) :]:
+        for index in range(bisect.bisect_right(self._ends, begin), len(self._targets)):
+            target = self._targets[index]
             if target.begin >= end:
                 return
             low, high = max(begin, target.begin), min(end, target.end)

@@ -21,7 +21,7 @@ def targets(outline: Outline, pairs: Iterable[tuple[Any, torch.Tensor]]) -> dict
     for leaf, live in pairs:
         if id(leaf) in names:
             offers.setdefault(names[id(leaf)], []).append(live)
-    refused = _overlapping(offers)
+    refused = _shared(offers)
     return {
         name: lives[0]
         for name, lives in offers.items()
@@ -51,29 +51,11 @@ def _has_memory(live: torch.Tensor) -> bool:
     )
 
 
-def _overlapping(offers: dict[str, list[torch.Tensor]]) -> set[str]:
-    """Names whose live tensors share memory with those of others: there, the order matters."""
-    spans = sorted(
-        (str(live.device), *_span(live), name)
-        for name, lives in offers.items()
-        for live in lives
-        if _has_memory(live)
-    )
-    found: set[str] = set()
-    reach = spans[0] if spans else None  # the span that goes furthest so far
-    for span in spans[1:]:
-        assert reach is not None
-        if span[0] == reach[0] and span[1] < reach[2] and span[3] != reach[3]:
-            found |= {span[3], reach[3]}
-        if (span[0], span[2]) > (reach[0], reach[2]):
-            reach = span
-    return found
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses between which a tensor's elements lie."""
-    begin, count = tensor.data_ptr(), tensor.numel()
-    if count and not tensor.is_contiguous():
-        steps = zip(tensor.shape, tensor.stride(), strict=True)
-        count = 1 + sum((size - 1) * stride for size, stride in steps)
-    return begin, begin + count * tensor.dtype.itemsize
+def _shared(offers: dict[str, list[torch.Tensor]]) -> set[str]:
+    """Names whose live tensors lie in one storage with those of others: there, the order matters."""
+    names_in: dict[tuple[torch.device, int], set[str]] = {}
+    for name, lives in offers.items():
+        for live in filter(_has_memory, lives):
+            place = live.device, live.untyped_storage().data_ptr()
+            names_in.setdefault(place, set()).add(name)
+    return {name for names in names_in.values() if len(names) > 1 for name in names}
