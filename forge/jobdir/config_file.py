@@ -29,6 +29,12 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
     def ignore_aliases(self, data: Any) -> bool:
         return True  # the same enum twice is no reference
 
+    def text(self, data: str) -> yaml.Node:
+        """Quoted, where some reader of YAML could take it for something else."""
+        is_plain = data.isprintable() and (data[:1].isalpha() or data[:1] in ("/", "_"))
+        style = None if is_plain else "'" if data.isprintable() else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style)
+
     def enum(self, data: Enum) -> yaml.Node:
         # A job of a sweep imports its script under the second name.
         module = type(data).__module__.replace("__mp_main__", "__main__")
@@ -38,6 +44,7 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
         return self.represent_scalar("!path", str(data), '"')
 
 
+_Dumper.add_representer(str, _Dumper.text)
 _Dumper.add_multi_representer(Enum, _Dumper.enum)
 _Dumper.add_multi_representer(PurePath, _Dumper.path)
 

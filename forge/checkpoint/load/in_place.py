@@ -52,7 +52,7 @@ def _has_memory(live: torch.Tensor) -> bool:
 
 
 def _shared(offers: dict[str, list[torch.Tensor]]) -> set[str]:
-    """Names whose live tensors lie in one storage with those of others: there, the order matters."""
+    """Names whose live tensors share a storage with those of others: there, the order matters."""
     names_in: dict[tuple[torch.device, int], set[str]] = {}
     for name, lives in offers.items():
         for live in filter(_has_memory, lives):
