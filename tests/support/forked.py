@@ -1,68 +1,18 @@
-"""Processes that are forked from one with torch in it: ten times as quick as fresh ones.
-
-For whatever does not depend on how Python begins, or takes its modules apart. They stand in a
-session of their own, handlers and all, and there is one at a time.
-"""
+"""Jobs and commands that are forked, by `warm.py`, and waited for."""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+import warm
 from harness import Job, assert_same_run, made_once
-
-RUNNER = Path(__file__).with_name("runner.py")
-
-
-class _Runner:
-    """The process that forks, started with the first one."""
-
-    def __init__(self) -> None:
-        self._popen: subprocess.Popen[str] | None = None
-        atexit.register(self._close)
-
-    def run(self, **job: object) -> int:
-        if self._popen is None:
-            self._popen = subprocess.Popen(
-                # Newer Pythons warn of forks beside threads; torch has some that do nothing.
-                [sys.executable, "-W", "ignore::DeprecationWarning", str(RUNNER)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        assert self._popen.stdin is not None
-        assert self._popen.stdout is not None
-        pid = None
-        try:
-            self._popen.stdin.write(json.dumps(job) + "\n")
-            self._popen.stdin.flush()
-            pid = int(self._popen.stdout.readline())
-            return int(self._popen.stdout.readline())
-        except BaseException:  # a test's time is up: end its process, and answer nobody late
-            if pid is not None:
-                os.kill(pid, signal.SIGKILL)
-            self._close()
-            raise
-
-    def _close(self) -> None:
-        if self._popen is not None:
-            with contextlib.suppress(BrokenPipeError):  # it has died: the next test has another
-                self._popen.stdin.close()
-            self._popen.wait(60)
-            self._popen.stdout.close()
-            self._popen = None
-
-
-_runner = _Runner()
 
 
 def run(
@@ -82,14 +32,23 @@ def run(
         kills: Step -> signal that the process gets in it.
         env: Added to the environment.
     """
-    return _runner.run(
-        command=command,
-        cwd=str(cwd),
-        env={**os.environ, **env},
-        stdout=str(output),
-        stderr=str(errors or output),
-        kills=kills or {},
-    )
+    with output.open("ab") as printed, (errors or output).open("ab") as failed:
+        process = warm.Popen(
+            [sys.executable, *command],
+            cwd=cwd,
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=failed,
+            start_new_session=True,
+            kills=kills,
+        )
+    with process:
+        try:
+            return process.wait()
+        except BaseException:  # a test's time is up
+            process.kill()
+            raise
 
 
 def completed(

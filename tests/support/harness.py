@@ -77,10 +77,17 @@ def told(path: Path) -> str | None:
 class Process:
     """A started process in a session of its own; its output goes to a file."""
 
-    def __init__(self, command: list[str], output: Path, cwd: Path | None = None, **env: str):
+    def __init__(
+        self,
+        command: list[str],
+        output: Path,
+        cwd: Path | None = None,
+        popen: Callable[..., subprocess.Popen] = Popen,
+        **env: str,
+    ):
         self.output_path = output
         with output.open("ab") as file:
-            self.popen = Popen(
+            self.popen = popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=file,

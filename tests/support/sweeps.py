@@ -10,9 +10,11 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
+import warm
 from harness import PATIENCE_S, Process
 
 from forge.job.wrapper import TOKEN
@@ -89,6 +91,8 @@ def until(condition, what: str) -> None:
 class App:
     """The folder, and the sweeps started in it."""
 
+    popen = partial(warm.Popen, is_parent=True)
+
     def __init__(self, folder: Path, train: str = TRAIN, conf: str = CONF, misbehave: str = ""):
         self.folder = folder
         self.sweep_dir = folder / "sweep"
@@ -121,7 +125,9 @@ class App:
 
     def start(self, *overrides: str, **env: str) -> Process:
         output = self.folder / "sweep.txt"
-        self.started.append(Process(self.command(*overrides), output, self.folder, **env))
+        self.started.append(
+            Process(self.command(*overrides), output, self.folder, self.popen, **env)
+        )
         return self.started[-1]
 
     def close(self) -> None:
@@ -132,7 +138,7 @@ class App:
                 process.wait()
 
     def run(self, *overrides: str, **env: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
+        return warm.run(
             self.command(*overrides),
             cwd=self.folder,
             text=True,
@@ -140,6 +146,8 @@ class App:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=os.environ | env,
+            start_new_session=True,
+            is_parent=True,
         )
 
     def finish(self, *overrides: str) -> str:

@@ -1,0 +1,265 @@
+"""A Python with torch, Hydra and forge imported, from which ready processes are forked.
+
+`warm.py` starts it and asks it. What it forks is its parent's child, not its own: whoever asks
+waits for it, as for a process that it started by itself.
+Source: clone(2), CLONE_PARENT; proc(5), stat.
+"""
+
+import atexit
+import ctypes
+import gc
+import io
+import json
+import os
+import random
+import runpy
+import secrets  # noqa: F401 - imported once, for all processes, as are those below
+import signal
+import socket
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import hydra
+import hydra.core.config_loader
+import hydra.core.plugins
+import hydra.core.utils  # noqa: F401
+import numpy.random
+import omegaconf._impl  # noqa: F401
+import torch
+import torch.utils.serialization
+import torchdata.stateful_dataloader  # noqa: F401
+import warm
+
+import forge.cli.shown
+import forge.hydra_app.callbacks
+import forge.job.local
+import forge.launch.local.launcher
+import forge.launch.task
+import forge.resilience.signal_handler
+import forge.training.run
+import forge.training.session
+from forge.training.update import Updater
+
+BASE = sys.path[1:]
+CLONE_PARENT = 0x8000
+CLONE = {"x86_64": 56, "aarch64": 220}
+GET_TID_ADDRESS = 40  # prctl(2)
+SET_PDEATHSIG = 1
+LIBC = ctypes.PyDLL(None)  # keeps the interpreter's lock, as a fork has to
+
+
+def clone():
+    """As os.fork, but of the same parent."""
+    python = ctypes.pythonapi
+    python.PyOS_BeforeFork()
+    pid = LIBC.syscall(CLONE[os.uname().machine], CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
+    if pid:
+        python.PyOS_AfterFork_Parent()
+        return pid
+    python.PyOS_AfterFork_Child()
+    address = ctypes.c_void_p()  # where the C library keeps the number that fork would update
+    if LIBC.prctl(GET_TID_ADDRESS, ctypes.byref(address), 0, 0, 0) == 0 and address.value:
+        ctypes.c_int.from_address(address.value).value = os.getpid()
+    return 0
+
+
+def serve(asked):
+    """Returns in a new process only: what it is to run, and what forks processes for it."""
+    while True:
+        try:
+            text, fds, _, _ = socket.recv_fds(asked, 1 << 20, 3)
+        except OSError:
+            text = b""
+        if not text:  # whoever asks is gone
+            os._exit(0)
+        request = json.loads(text)
+        if pid := clone():
+            for fd in fds:
+                os.close(fd)
+            asked.send(str(pid).encode())
+            continue
+        asked.close()
+        if not request["is_parent"]:
+            return request, fds, None
+        own, asked_next = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork():
+            asked_next.close()
+            return request, fds, own
+        # Not a member of the process's session, which may be signalled as a whole.
+        os.setsid()
+        LIBC.prctl(SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        own.close()
+        for fd in fds:
+            os.close(fd)
+        asked = asked_next
+
+
+def main():
+    torch.set_num_threads(1)
+    # The first optimizer of a process makes torch import a thousand modules.
+    torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
+    gc.collect()
+    gc.freeze()  # else each one, at its end, looks at all of torch's objects, and so copies them
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C: pytest's end is ours
+    request, fds, own = serve(socket.socket(fileno=int(sys.argv[1])))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if request["has_session"]:
+        os.setsid()
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+    os.closerange(3, own.fileno() if own else 1 << 16)
+    if own:
+        os.closerange(own.fileno() + 1, 1 << 16)
+        warm.inherit(own)
+    os.umask(request["umask"])
+    os.chdir(request["cwd"])
+    if is_wrapper(request["command"]):
+        os.execve = execve  # by its supervisor: the task
+    with kills(request["kills"]):
+        leave(lambda: run(request["command"], request["env"]))
+
+
+def is_wrapper(command):
+    return "forge.job.local" in " ".join(command[:5])
+
+
+def execve(program, command, environment):
+    """Begin anew with another command line, and all that is imported already."""
+    os.execve = real_execve
+    if warm.arguments(command, environment) is None:
+        os.execve(program, command, environment)
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            try:
+                inherits = os.get_inheritable(int(name))
+            except OSError:
+                continue
+            if not inherits:
+                os.close(int(name))
+    atexit._clear()
+    leave(lambda: run(list(command), dict(environment)))
+
+
+real_execve = os.execve
+
+
+def run(command, environment):
+    """What Python does with its command line."""
+    replace_environment(environment)
+    forge.jobdir.job_dir.START_DIR = os.getcwd()
+    random.seed()  # as in a Python that begins
+    numpy.random.seed()
+    kind, rest = warm.arguments(command, environment)
+    flags = command[1 : len(command) - len(rest)]
+    is_unbuffered = "-u" in flags or ("-I" not in flags and environment.get("PYTHONUNBUFFERED"))
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = stream_of(fd, is_unbuffered=bool(is_unbuffered))
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    sys.orig_argv[:] = command
+    sys.warnoptions.clear()  # ours, of forks
+    given = environment.get("PYTHONPATH", "").split(os.pathsep)
+    base = [one for one in BASE if one not in given]
+    sys.path[:] = [*filter(None, given), *base]
+    if kind == "-m":
+        sys.argv[:] = rest
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        return
+    module = ModuleType("__main__")
+    module.__builtins__ = sys.modules["builtins"]
+    sys.modules["__main__"] = module
+    if kind == "-c":
+        sys.argv[:] = ["-c", *rest[1:]]
+        if "-I" not in flags:
+            sys.path.insert(0, "")
+        code = compile(rest[0], "<string>", "exec")
+    else:
+        sys.argv[:] = rest
+        module.__file__ = os.path.abspath(rest[0])
+        module.__cached__ = None
+        sys.path.insert(0, os.path.dirname(os.path.realpath(rest[0])))
+        code = compile(Path(rest[0]).read_bytes(), module.__file__, "exec")
+    exec(code, module.__dict__)
+
+
+def stream_of(fd, *, is_unbuffered):
+    raw = io.FileIO(fd, "w" if fd else "r", closefd=False)
+    if not fd:
+        return io.TextIOWrapper(io.BufferedReader(raw))
+    return io.TextIOWrapper(
+        raw if is_unbuffered else io.BufferedWriter(raw),
+        errors="backslashreplace" if fd == 2 else "strict",
+        line_buffering=fd == 2 or raw.isatty(),
+        write_through=is_unbuffered,
+    )
+
+
+def replace_environment(environment):
+    """What this process sees, and what others see of it in /proc/<pid>/environ."""
+    for name in list(os.environ):
+        del os.environ[name]  # nothing of C's points at the first environment from here on
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    lines = (f"{name}={value}\0" for name, value in environment.items())
+    text = "".join(lines).encode(errors="surrogateescape")
+    assert len(text) <= end - start, "ROOM in warm.py is too small"
+    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+    os.environ.update(environment)
+
+
+def leave(begin):
+    """As Python ends, but that torch is not taken apart, half a second of copied pages."""
+    code = 0
+    try:
+        begin()
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            code = (error.code or 0) & 0xFF
+        else:
+            print(error.code, file=sys.stderr)
+            code = 1
+    except BaseException as error:  # noqa: BLE001 - it ends the process
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+        if isinstance(error, KeyboardInterrupt):
+            code = -signal.SIGINT
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            code = code or 120
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+@contextmanager
+def kills(at):
+    """Signal this process in these steps, in whichever attempt."""
+    begin = Updater.begin
+
+    def begin_and_kill(self, step):
+        begin(self, step)
+        if str(step) in at:
+            os.kill(os.getpid(), signal.Signals["SIG" + at[str(step)]])
+
+    if at:
+        Updater.begin = begin_and_kill
+    yield
+
+
+if __name__ == "__main__":
+    main()
