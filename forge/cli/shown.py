@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from forge.checkpoint import Checkpoint
 from forge.checkpoint.format.leaves import differences, leaves
+from forge.launch.progress.table import escape
 
 WIDTH = 100
 _PATH, _KIND = 50, 35
@@ -51,15 +52,10 @@ def _size(num_bytes: int) -> str:
 
 def _cut(text: str, width: int) -> str:
     """The end of a path says most."""
-    text = _printable(text)
+    text = escape(text)
     return text if len(text) <= width else f"…{text[1 - width :]}"
 
 
 def _cut_end(text: str, width: int = _KIND) -> str:
-    text = _printable(text)
+    text = escape(text)
     return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
-def _printable(text: str) -> str:
-    """Without what would move the cursor; a checkpoint may be anybody's."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

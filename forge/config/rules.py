@@ -187,7 +187,7 @@ _AT_LEAST = {
     "health.min_free_gib": (0, "0 asks for no free space."),
     "health.max_excluded_nodes": (0, "0 stays where it is."),
     **dict.fromkeys(
-        ("slurm.nodes", "slurm.tasks_per_node", "slurm.cpus_per_task", "slurm.cpus_per_gpu"),
+        ("slurm.nodes", "slurm.tasks_per_node", "slurm.cpus_per_task"),
         (1, "null is as `hydra.launcher` has it."),
     ),
     "nan.max_consecutive": (1, "1 acts on the first bad step."),

@@ -261,14 +261,8 @@ class SlurmConfig:
     """GPUs on each node."""
     gpus_per_task: int | None = None
     """GPUs for each task."""
-    cpus_per_gpu: int | None = None
-    """Cores for each GPU."""
     mem_gb: float | None = None
     """Memory on each node, in GB."""
-    mem_per_cpu: str | None = None
-    """Memory for each core, as in sbatch: 4G."""
-    mem_per_gpu: str | None = None
-    """Memory for each GPU, as in sbatch."""
     gres: str | None = None
     """Generic resources, as in sbatch: gpu:a100:2."""
     constraint: str | None = None
@@ -279,8 +273,6 @@ class SlurmConfig:
     """Nodes to use."""
     dependency: str | None = None
     """Jobs to wait for: afterok:123."""
-    comment: str | None = None
-    """A comment that squeue shows."""
 
 
 @dataclass

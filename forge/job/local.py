@@ -6,6 +6,7 @@ time limit is kept here: announced by a signal, a kill at its end.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -21,6 +22,9 @@ from forge.job.supervisor import Supervisor
 from forge.job.wrapper import Job
 from forge.jobdir.job_files import STATE, TOKEN, WATCH, read_json
 from forge.process import processes, time_limit
+
+_TICK_S = 0.5
+"""Between two looks whether whoever started us is there."""
 
 
 class LocalJob(Job):
@@ -84,38 +88,23 @@ class LocalJob(Job):
 
     def _wait(self, child: int, began: float) -> int:
         """Until the watch has ended; the time limit and signals meanwhile. Returns its status."""
-        poll = select.poll()
-        poll.register(self._reader, select.POLLIN)
-        parent = processes.open_pidfd(self._parent)
-        if parent is not None:
-            poll.register(parent, select.POLLIN)
-        limit_s = self.plan.time_limit_s
+        limit_s = math.inf if self.plan.time_limit_s is None else self.plan.time_limit_s
         self._is_limit_near = False
         while (status := processes.reap(child)) is None:
-            left_s = None if limit_s is None else limit_s - (time.monotonic() - began)
-            if left_s is not None and left_s <= self.plan.lead_s and not self._is_limit_near:
+            left_s = limit_s - (time.monotonic() - began)
+            if left_s <= self.plan.lead_s and not self._is_limit_near:
                 self._is_limit_near = True
                 if self.plan.lead_s > 0:  # else nobody there knows what it means
                     self._tell("limit near", left_s=round(left_s, 1), signal=self.plan.signal)
                     self._send_all(signal.Signals[f"SIG{self.plan.signal}"])
-            if left_s is not None and left_s <= 0:
+            if left_s <= 0:
                 self._tell("limit")
                 processes.kill_descendants()
-                left_s = None
-                limit_s = None
-            elif left_s is not None and not self._is_limit_near:
-                left_s -= self.plan.lead_s
-            if parent is None:
-                left_s = min(left_s or 1.0, 1.0)
-            poll.poll(None if left_s is None else max(left_s, 0) * 1000 + 1)
+                limit_s = math.inf
+            next_s = left_s if self._is_limit_near else left_s - self.plan.lead_s
+            select.select([self._reader], [], [], min(max(next_s, 0.001), _TICK_S))
             self._drain_signals()
             self._look_for_parent()
-            if parent is not None and os.getppid() != self._parent:
-                poll.unregister(parent)  # it would wake us again and again
-                os.close(parent)
-                parent = None
-        if parent is not None:
-            os.close(parent)
         return status
 
     def _outcome(self, status: int) -> Outcome:

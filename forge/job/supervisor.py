@@ -132,29 +132,18 @@ class Supervisor:
 
     def _wait(self) -> int:
         """Until the task has ended: pass on signals, hold to the deadline."""
-        poll = select.poll()
-        poll.register(self._reader, select.POLLIN)
-        handle = processes.open_pidfd(self.parent)
-        if handle is not None:
-            poll.register(handle, select.POLLIN)
         is_orphaned = False
-        while True:
+        while (status := processes.reap(self._task)) is None:
             before = time.monotonic()
-            status = processes.reap(self._task)
-            if status is not None:
-                return status
-            is_waiting = self._deadline is not None or (handle is None and not is_orphaned)
-            ready = dict(poll.poll(_TICK_S * 1000 if is_waiting else None))
-            if self._reader in ready:
-                self._drain_signals()
+            select.select([self._reader], [], [], _TICK_S)
+            self._drain_signals()
             if not is_orphaned and os.getppid() != self.parent:
                 is_orphaned = True
-                if handle is not None:
-                    poll.unregister(handle)
                 self._pass_on(signal.SIGTERM, processes.descendants())
                 self._begin_deadline(self.timeout_s or ORPHANED_S)
             if self._deadline is not None:
                 self._keep_deadline(time.monotonic() - before)
+        return status
 
     def _drain_signals(self) -> None:
         for number in set(processes.drain(self._reader)) - {signal.SIGCHLD}:

@@ -159,8 +159,16 @@ class Job(ABC):
         self._lock = open_file(self.forge / LOCK, os.O_RDWR | os.O_CREAT)
         leaving_s = (self.plan.timeout_s or ORPHANED_S) + MARGIN_S
         deadline = time.monotonic() + leaving_s + _CLAIM_S
+        is_told = False
         while not take_lock(self._lock):
+            if not is_told:
+                self._print("waiting for processes of an earlier start to save and leave")
+                is_told = True
             if time.monotonic() > deadline:
+                self._print(
+                    f"processes of an earlier start still hold {self.forge / LOCK}. Are they"
+                    " stopped, or in a debugger? Continue or end them, and start the sweep again."
+                )
                 sys.exit(int(ExitCode.IN_USE))
             # Nothing tells when a lock is free and listens to signals as well.
             select.select([self._reader], [], [], 0.05)

@@ -15,7 +15,6 @@ from hydra.core.utils import filter_overrides
 from omegaconf import DictConfig, OmegaConf, flag_override, read_write
 
 from forge import messages
-from forge.compat import of_omegaconf
 from forge.config.schema import Policy
 from forge.errors import ConfigError, FrozenConfigError
 from forge.filesystem.foreign import is_ours
@@ -77,7 +76,7 @@ def compose(sweep: SweepDir, request: Request) -> list[ComposedJob]:
         label = " ".join(shown)
         try:
             _set_number(cfg, number)
-            place = place or Place(number, _subdir(cfg), tuple(sorted(overrides)))
+            place = place or Place(number, str(cfg.hydra.sweep.subdir), tuple(sorted(overrides)))
             text = _shown(cfg)
             composed = hashlib.sha256(text.encode()).hexdigest()
             directory = sweep.path / place.subdir
@@ -186,7 +185,7 @@ def _way_out(job: ComposedJob, sweep: SweepDir) -> str | None:
     """Why it is not its own config that has a job lie outside of the sweep."""
     if Path(sweep.key(job.place.subdir)).is_relative_to(os.path.realpath(sweep.path)):
         return None
-    asked = _subdir(job.config)
+    asked = str(job.config.hydra.sweep.subdir)
     if job.place.subdir != asked:
         return (
             f"the sweep's list of jobs puts it into {job.directory}, which is outside of the sweep,"
@@ -235,24 +234,12 @@ def _writable(node: Any) -> AbstractContextManager[Any]:
     return flag_override(node, ["readonly", "struct"], [False, False])
 
 
-def _set_number(cfg: DictConfig, number: int) -> None:
+def _set_number(cfg: Any, number: int) -> None:
     hydra = cfg.hydra
     with _writable(hydra):
         hydra.job.num = number
         hydra.job.id = str(number)
-    _use(cfg)
-
-
-def _subdir(cfg: DictConfig) -> str:
-    sweep, job = cfg.hydra.sweep, cfg.hydra.job
-    if of_omegaconf.value_of(of_omegaconf.child_of(sweep, "subdir")) == "${hydra.job.num}":
-        return str(job.num)  # Hydra's default, without the parser of interpolations
-    return str(sweep.subdir)
-
-
-def _use(cfg: Any) -> None:
-    """What `${hydra:…}` refers to; HydraConfig.set_config would copy all of it."""
-    HydraConfig.instance().cfg = cfg
+    HydraConfig.instance().cfg = cfg  # for `${hydra:…}`; set_config would copy all of it
 
 
 def _settle(job: ComposedJob, sweep_path: Path, *, may_refer: bool) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from forge.errors import ConfigError
 from forge.hydra_app.frozen import escaped
 
 if TYPE_CHECKING:
@@ -18,58 +19,48 @@ _Options = TypeVar("_Options", bound="DataclassInstance")
 _PROGRESS = ("auto", "live", "plain", "none")
 
 
-class OptionCheck(Generic[_Options]):
-    """The options that were given, as a value of their dataclass, and what is wrong with them."""
+def read(
+    kind: type[_Options], given: Mapping[str, Any], least: Mapping[str, float]
+) -> tuple[_Options, dict[str, str]]:
+    """The options as a value of their dataclass, and what is wrong with them, by key.
 
-    def __init__(self, kind: type[_Options], given: dict[str, Any]) -> None:
-        typed = OmegaConf.structured(kind)
-        known = [str(key) for key in typed if key != "_target_"]
-        self.problems: list[str] = []
-        self._given = given
-        for key, value in given.items():
-            if key not in known:
-                near = difflib.get_close_matches(key, known, 1)
-                hint = f"Did you mean `{near[0]}`?" if near else f"There are {', '.join(known)}."
-                self._note(key, f"there is no such key. {hint}")
-                continue
-            try:
-                typed[key] = _literal(value)
-            except OmegaConfBaseException as error:
-                self._note(key, str(error).splitlines()[0].rstrip(".") + ".")
-        self.options = cast(_Options, OmegaConf.to_object(typed))
+    Args:
+        kind: Their dataclass; it has `timeout_min` and `progress`.
+        given: What was given.
+        least: What options have to be at least, where they are not null.
+    """
+    typed = OmegaConf.structured(kind)
+    problems: dict[str, str] = {}
+    for key, value in given.items():
+        if key not in typed or key == "_target_":
+            problems[key] = f"there is no such key. {_near(key, [str(one) for one in typed])}"
+            continue
+        try:
+            typed[key] = _literal(value)
+        except OmegaConfBaseException as error:
+            problems[key] = str(error).splitlines()[0].rstrip(".") + "."
+    options: Any = OmegaConf.to_object(typed)
+    for key, bound in least.items():
+        value = getattr(options, key)
+        if value is not None and value < bound:
+            problems[key] = f"expected at least {bound:g}."
+    if options.timeout_min is not None and not 0 < options.timeout_min < math.inf:
+        problems["timeout_min"] = "expected minutes above 0."
+    if options.progress not in _PROGRESS:
+        problems["progress"] = f"expected {' | '.join(_PROGRESS)}."
+    return cast(_Options, options), problems
 
-    def _note(self, key: str, problem: str) -> None:
-        self.problems.append(f"`hydra.launcher.{key}={self._given[key]}`: {problem}")
 
-    def expect(self, key: str, *, is_good: bool, expected: str) -> None:
-        """Note an option that is not as expected."""
-        if not is_good:
-            self._note(key, f"expected {expected}.")
+def sentences(given: Mapping[str, Any], problems: Mapping[str, str]) -> list[str]:
+    """Problems by key as whole sentences."""
+    shown = {key: f"{key}={value}" for key, value in given.items()}
+    return [f"`hydra.launcher.{shown.get(key, key)}`: {one}" for key, one in problems.items()]
 
-    def expect_least(self, least: float, *keys: str) -> None:
-        """Each of them at least so much, or null."""
-        for key in keys:
-            value = getattr(self.options, key)
-            self.expect(
-                key, is_good=value is None or value >= least, expected=f"at least {least:g}"
-            )
 
-    def expect_common(self) -> None:
-        """The time limit, and a way to show how the jobs get on: what both launchers have."""
-        limit_min, progress = (getattr(self.options, key) for key in ("timeout_min", "progress"))
-        is_limit = limit_min is None or 0 < limit_min < float("inf")
-        self.expect("timeout_min", is_good=is_limit, expected="minutes above 0")
-        self.expect("progress", is_good=progress in _PROGRESS, expected=" | ".join(_PROGRESS))
-
-    def checked(self) -> _Options:
-        """The options.
-
-        Raises:
-            ConfigError: With every problem found.
-        """
-        if self.problems:
-            raise ConfigError(self.problems, "The launcher's configuration")
-        return self.options
+def _near(key: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(key, known, 1)
+    shown = ", ".join(one for one in known if one != "_target_")
+    return f"Did you mean `{near[0]}`?" if near else f"There are {shown}."
 
 
 def _literal(value: Any) -> Any:

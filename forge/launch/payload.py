@@ -109,7 +109,7 @@ class Shared:
 
     def dump(self, config: DictConfig) -> tuple[bytes, dict[str, str] | None]:
         """(one job's own part, how to import `__main__` before it is read or None)."""
-        data, needs_main = _dump_plain(config)
+        data, needs_main = _dump(config)
         return data, self._main if needs_main or self._needs_main else None
 
     def with_config(self, config: DictConfig) -> tuple[bytes, dict[str, str] | None]:
@@ -133,15 +133,6 @@ def _culprit(function: Any, error: Exception) -> str:
         " holds something that belongs to this process, such as a lock or an open file: make that"
         " at the top level of a module, and use it from there by its name."
     )
-
-
-def _dump_plain(content: Any) -> tuple[bytes, bool]:
-    """As `_dump`, ten times faster where nothing of `__main__` is in it."""
-    try:
-        data = pickle.dumps(content)
-    except Exception:  # noqa: BLE001 - whatever the user's object raises; the other way tells
-        return _dump(content)
-    return _dump(content) if b"__main__" in data else (data, False)
 
 
 def _dump(content: Any) -> tuple[bytes, bool]:

@@ -29,13 +29,16 @@ class JobError(errors.JobError, CompactHydraException):
 
 
 def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
-    """What the job's main returned or raised; a JobError where neither is known."""
+    """What the job's main returned or raised; a JobError where neither is known.
+
+    Of a job that is still in the queue: None.
+    """
     result: JobReturn | None = None
     if queued.state is State.finished or queued.reason is Reason.failed:
         result = _stored(job.directory)
     if result is None:
         result = JobReturn(status=JobStatus.COMPLETED)
-        if queued.state is not State.finished:
+        if queued.state in (State.failed, State.stopped):
             text = f"job {job.place.number} ({job.label}): {queued.because}"
             text += plan.last_output(job.directory)
             result.status = JobStatus.FAILED

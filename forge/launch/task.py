@@ -32,6 +32,19 @@ from forge.shutdown import interpreter_exit
 @exit_on_error()
 def main(directory: Path) -> int:
     """Run the job once; returns the exit code."""
+    try:
+        return _run(directory)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        return int(ExitCode.INTERRUPTED)
+    except OSError as error:  # of Hydra's own files or of ours: what main raises is in the result
+        if not is_disk_full(error):
+            raise
+        traceback.print_exc()
+        return int(ExitCode.DISK_FULL)
+
+
+def _run(directory: Path) -> int:
     atexit.register(_at_exit)  # the first of all, so it comes after the others
     plan = read(directory)
     _listen_early(plan.actions, os._exit)  # no import may take it for an error of its own
@@ -61,11 +74,6 @@ def main(directory: Path) -> int:
             job_dir_key="hydra.sweep.dir",
             job_subdir_key="hydra.sweep.subdir",
         )
-    except KeyboardInterrupt:
-        traceback.print_exc()
-        return int(ExitCode.INTERRUPTED)
-    except OSError as error:  # of Hydra's own files: what main raises is in the result
-        return _disk_full(error)
     except SystemExit as error:
         if error.code not in (None, 0):
             raise
@@ -74,22 +82,11 @@ def main(directory: Path) -> int:
     if result.status is JobStatus.FAILED:
         shown = "".join(traceback.format_exception(of_hydra.outcome(result)))
         sys.stderr.write(shown)
-    try:
-        _store(result, shown, directory)
-    except OSError as error:
-        return _disk_full(error)
+    _store(result, shown, directory)
     if result.status is JobStatus.FAILED:
         _tell(of_hydra.outcome(result), directory)
         return 1
     return int(ExitCode.FINISHED)
-
-
-def _disk_full(error: OSError) -> int:
-    """The exit code that has the job started again once there is room; else the error."""
-    if not is_disk_full(error):
-        raise error
-    traceback.print_exc()
-    return int(ExitCode.DISK_FULL)
 
 
 def _at_exit() -> None:

@@ -13,7 +13,6 @@ import math
 import os
 import random
 import re
-import shlex
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,6 @@ from enum import Enum
 from pathlib import Path
 
 from forge.errors import NoAnswer, NoSuchJob, NotRequeueable, SlurmRefused
-from forge.filesystem.files import read_trusted
 
 _CALL_S = 10.0
 """One question may take so long; a busy controller answers in seconds."""
@@ -314,28 +312,6 @@ def _run_telling(
                 return "", f"{said}\n{command[0]}: no answer within {_SUBMIT_S:g} s".strip(), 1
 
 
-def comment_of(script: Path) -> str:
-    """The comment that a batch script asks for; empty where it has none."""
-    for line in read_trusted(script).decode(errors="replace").splitlines():
-        if line.startswith("#SBATCH --comment="):
-            return " ".join(shlex.split(line.partition("=")[2]))
-    return ""
-
-
-def find_by_comment(comment: str) -> str | None:
-    """The job of this user's that has the comment, alive or not; None where there is none.
-
-    Raises:
-        SlurmRefused: Where squeue does not answer.
-    """
-    form = ["--noheader", "--array", "--states=all", "--format=%i|%k"]
-    for line in _ask("squeue", f"--user={os.getuid()}", *form).splitlines():
-        name, _, text = line.strip().partition("|")
-        if text == comment:
-            return name
-    return None
-
-
 def cancel(job: str) -> None:
     """End a job, in the queue or running; one that has ended already stays as it is."""
     with contextlib.suppress(SlurmRefused):
@@ -390,12 +366,8 @@ def resubmitted(job: str, script: str, queue: Mapping[str, Queued]) -> str | Non
     """Another number of a job that is gone: that of a live one with its script and array task."""
     task = job.partition("_")[2]
     for name, queued in queue.items():
-        if (
-            script
-            and queued.script == script
-            and queued.is_alive
-            and name.partition("_")[2] == task
-        ):
+        is_alike = queued.script == script != "" and name.partition("_")[2] == task
+        if is_alike and queued.is_alive and name != job:
             return name
     return None
 

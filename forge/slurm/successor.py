@@ -1,13 +1,11 @@
 """A job that Slurm ends and does not bring back, resubmitted: once, whoever is killed meanwhile.
 
-What is about to be submitted is written down before sbatch, with a comment that no other job has.
-Whoever finds that note and no number in it asks the queue for the comment before it submits.
+What is about to be submitted is written down before sbatch. Whoever finds that note, and no number
+in it, asks the queue for another job with this batch script before it submits.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
 from pathlib import Path
 
 from forge.jobdir.job_files import read_json, write_json
@@ -32,23 +30,19 @@ def submit(folder: Path, script: Path, job: str, restarts: int, options: list[st
         restarts: Which start of it is to have a successor.
         options: More options for sbatch.
     Raises:
-        Refused: With Slurm's words.
+        SlurmRefused: With Slurm's words.
         OSError: Where it could not be written down before.
     """
-    path, start = folder / NOTE, [job, restarts]
-    note = read_json(path) or {}
+    path = folder / NOTE
     found = None
     if is_noted(folder, job, restarts):
-        found = note["job"] or client.find_by_comment(note["comment"])
+        noted = (read_json(path) or {})["job"]
+        found = noted or client.resubmitted(job, str(script), client.queue())
     else:
-        comment = f"{client.comment_of(script)} forge-{secrets.token_hex(8)}".strip()
-        note = {"of": start, "comment": comment, "job": None}
-        write_json(path, note, is_synced=True)
+        write_json(path, {"of": [job, restarts], "job": None}, is_synced=True)
     if found is None:
-        array = os.environ.get("SLURM_ARRAY_TASK_ID")
-        options = [*options, f"--comment={note['comment']}"]
-        options += [f"--array={array}"] if array else []
-        found = client.submit(script, *options)
-        found += f"_{array}" if array else ""
-    write_json(path, note | {"job": found})
+        task = job.partition("_")[2]
+        number = client.submit(script, *options, *([f"--array={task}"] if task else []))
+        found = f"{number}_{task}" if task else number
+    write_json(path, {"of": [job, restarts], "job": found})
     return str(found)

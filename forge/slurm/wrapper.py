@@ -36,10 +36,9 @@ from forge.errors import (
     Reason,
     SlurmError,
     SlurmRefused,
-    is_disk_full,
 )
 from forge.filesystem.files import exit_on_error
-from forge.job.requeue import Counts, Decision, Outcome, decide, signal_name
+from forge.job.requeue import Counts, Decision, Outcome, signal_name
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
 from forge.job.wrapper import Job
 from forge.jobdir import ledger
@@ -89,8 +88,6 @@ class SlurmJob(Job):
         self._srun = 0
         self._step = -1
         """Number of the step, as Slurm counts them in each start of the job."""
-        self._reported: set[str] = set()
-        """Names of the reports of ranks that ended without an error."""
         self._has_begun = True
         """Whether a task of the last attempt has begun."""
         self._sick: list[str] = []
@@ -183,7 +180,6 @@ class SlurmJob(Job):
         for path in self.forge.glob(f"{step.EARLY}*"):
             path.unlink()
         self._why, self._info, self._is_by_hand = Why.unknown, None, False
-        self._reported.clear()
         self._pending_signals.clear()
         environment = self._environment()
         self._is_ours = False
@@ -259,9 +255,11 @@ class SlurmJob(Job):
                 # If it is killed before it can say why.
                 self._write_state("running", self._because, is_ending=True, time=self._began)
                 deadline = min(deadline, time.monotonic() + self._patience_s())
-            if deadline == math.inf and self._has_failed_rank():
+            reports = self._reports()
+            has_failed = any(report is not None and report["code"] != 0 for report in reports)
+            if deadline == math.inf and has_failed and not all(reports):
                 deadline = time.monotonic() + self._patience_s()
-            if deadline == math.inf and all(self._reports()):
+            if deadline == math.inf and all(reports):
                 deadline = time.monotonic() + _SRUN_S
             if time.monotonic() > deadline:
                 self._print("tasks are still there: killing them")
@@ -281,20 +279,6 @@ class SlurmJob(Job):
             kill_wait_s = self.slurm.kill_wait_s
             return float(max(kill_wait_s * 0.6, kill_wait_s - 5.0))
         return float((self.plan.timeout_s or ORPHANED_S) + 2 * MARGIN_S)
-
-    def _has_failed_rank(self) -> bool:
-        """Whether a rank has ended with an error while others run."""
-        if self.slurm.ranks == 1:
-            return False
-        names = {name for name in os.listdir(self.forge) if name.startswith(WATCH)}
-        for name in names - self._reported:
-            report = read_json(self.forge / name)
-            if report is None:
-                continue  # a network disk that shows the name before the content
-            if report["code"] != 0:
-                return True
-            self._reported.add(name)
-        return False
 
     def _reports(self) -> list[dict[str, Any] | None]:
         """What the watch of each rank says; None where it has not said anything."""
@@ -540,35 +524,12 @@ class SlurmJob(Job):
         return left_s is None or left_s > self.plan.lead_s + _LEAD_SLACK_S + _RESTART_S
 
 
-def _wait_for_room(path: Path, number: int, error: OSError) -> int:
-    """No room for the job's first files: it goes back into the queue for a while, within budget."""
-    job, limits = client.own_job(os.environ), bundle.read_plan(path, number).requeue
-    # Whatever has restarted it so far was this: once unpacked, a job has a state of its own.
-    counts = Counts(failures=int(os.environ.get("SLURM_RESTART_COUNT") or 0))
-    decision = decide(Outcome(ExitCode.DISK_FULL), counts, limits, -1, has_run=False)
-    text = f"{decision.because} ({error})"
-    try:
-        if decision.starts_again:
-            client.requeue(job, 6 * _ASK_S)
-            client.delay(job, decision.pause_s, _ASK_S)
-    except SlurmError as refusal:
-        text += f"; could not be requeued: {refusal}"
-    with contextlib.suppress(OSError):  # it may lie there as well
-        os.write(2, f"forge: {text}\n".encode())
-    return int(ExitCode.DISK_FULL)
-
-
 @exit_on_error()
 def main(arguments: list[str]) -> int:
     """`python -m forge.slurm.wrapper <bundle>`."""
     (path,) = arguments
     number = int(os.environ.get("SLURM_ARRAY_TASK_ID") or 0)
-    try:
-        directory = bundle.unpack(Path(path), number)
-    except OSError as error:
-        if is_disk_full(error):
-            return _wait_for_room(Path(path), number, error)
-        raise
+    directory = bundle.unpack(Path(path), number)
     return SlurmJob(directory, Path(path).with_suffix(".sh")).run()
 
 

@@ -15,7 +15,7 @@ from forge.errors import NoAnswer, NoSuchJob, NotRequeueable, Reason, SlurmRefus
 from forge.job.requeue import Outcome
 from forge.jobdir.job_files import RESULT, STATE, WATCH, forge_dir, read_json, write_json
 from forge.slurm import client
-from forge.slurm.client import JobInfo
+from forge.slurm.client import JobInfo, Queued
 from forge.slurm.wrapper import SlurmJob
 
 RUNS = JobInfo("RUNNING", "None", 0, None, left_s=3000.0)
@@ -237,17 +237,6 @@ def test_the_rank_that_failed_first_says_why(wrapper):
     assert job._outcome(exited(137)).reason is Reason.halted
 
 
-def test_a_failed_rank_is_seen_once_it_has_failed(wrapper):
-    """Looked at each second, on a network disk: a report that was read is not read again."""
-    job = wrapper()
-    assert not job._has_failed_rank()
-    report(job, 1, 0)
-    assert not job._has_failed_rank()
-    (forge_dir(job.directory) / f"{WATCH}.1").write_text("not read again")
-    report(job, 0, 3)
-    assert job._has_failed_rank()
-
-
 def test_the_sick_nodes_are_excluded_beside_those_that_were(wrapper):
     """All of them, and no healthy one."""
     info = JobInfo("RUNNING", "None", 0, None, left_s=3000.0, excluded="n7")
@@ -397,21 +386,17 @@ def sbatch(wrapper, monkeypatch):
         return "99"
 
     job = wrapper(KILLED_BY_PREEMPTION, KILLED_BY_PREEMPTION)
-    (job.directory / "script.sh").write_text("#!/bin/sh\n#SBATCH --comment='team a'\n")
     monkeypatch.setattr(client, "requeue", refuse)
     monkeypatch.setattr(client, "submit", submit)
-    monkeypatch.setattr(client, "find_by_comment", in_queue.get)
+    monkeypatch.setattr(client, "queue", lambda: in_queue)
     job.asked, job.in_queue = asked, in_queue
     return job
 
 
-def test_it_is_submitted_anew_with_its_number_in_the_array(sbatch, monkeypatch):
-    """The comment of the user's stays: sites account by it."""
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+def test_it_is_submitted_anew_with_its_number_in_the_array(sbatch):
+    sbatch._job = "7_3"
     assert sbatch._move_on(Outcome(143, Reason.preempted), 30.0) == 75
-    ((script, begin, comment, array),) = sbatch.asked
-    assert (script, begin, array) == ("script.sh", "--begin=now+30", "--array=3")
-    assert comment.startswith("--comment=team a forge-")
+    assert sbatch.asked == [("script.sh", "--begin=now+30", "--array=3")]
     state = read_json(sbatch.forge / STATE)
     assert (state["state"], state["successor"]) == ("starting", "99_3")
 
@@ -423,9 +408,10 @@ def test_a_kill_between_sbatch_and_the_note_gives_one_successor(sbatch, was_subm
 
     def killed(script, *options):
         if was_submitted:
-            sbatch.in_queue[options[0].partition("=")[2]] = submit(script, *options)
+            sbatch.in_queue[submit(script, *options)] = Queued("PENDING", "None", str(script))
         raise KeyboardInterrupt
 
+    sbatch.in_queue["7"] = Queued("RUNNING", "None", str(sbatch.directory / "script.sh"))
     monkeypatch.setattr(client, "submit", killed)
     with pytest.raises(KeyboardInterrupt):
         sbatch._move_on(Outcome(143, Reason.preempted), 0.0)

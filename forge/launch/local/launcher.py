@@ -19,7 +19,7 @@ from forge.jobdir.job_files import STATE, TASK, forge_dir, write_atomically
 from forge.launch import opening, payload, plan
 from forge.launch.compose import ComposedJob, compose, is_stale, start_over
 from forge.launch.hydra_launcher import Request
-from forge.launch.local import orphans, resources
+from forge.launch.local import resources
 from forge.launch.local.queue import Queue, QueuedJob
 from forge.launch.results import result_of
 
@@ -42,7 +42,6 @@ def launch(request: Request) -> list[JobReturn]:
         try:
             jobs = compose(sweep, request)
             sweep.add([job.place for job in jobs])
-            orphans.wait_for([job.directory for job in jobs])
             _freeze(jobs, payload.Shared(request.function, request.context), options)
             queued = [QueuedJob(j.place.number, j.label, j.directory) for j in jobs]
             command = job_dir.sweep_command(directory)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from forge.errors import ExitCode
 from forge.filesystem.files import open_file
 from forge.job.requeue import signal_name
 from forge.jobdir import plan
@@ -21,12 +22,11 @@ from forge.launch.plan import ROOT
 from forge.launch.progress.display import Display
 from forge.launch.progress.observed import ObservedJob, reason_of
 from forge.launch.progress.view import State
-from forge.process import processes
 
 _START = f"import sys; sys.path.append({ROOT!r}); from forge.job.local import main;"
 _START += " sys.exit(main(sys.argv[1:]))"
-_LOOK_S = 0.2
-"""Between two looks at the jobs' files; a job that ends wakes us at once."""
+_LOOK_S = 0.1
+"""Between two looks at the jobs and their files."""
 _MAX_WRAPPERS = 2
 
 
@@ -36,7 +36,6 @@ class QueuedJob(ObservedJob):
 
     process: subprocess.Popen[bytes] | None = None
     slot: int | None = None
-    handle: int | None = None
     wrappers: int = 0
     """How many of its wrappers have ended without saying why."""
 
@@ -98,18 +97,10 @@ class Queue:
                 continue  # its place is free: whoever waits for it starts now
             if not any(job.process is not None for job in self._jobs):
                 return
-            self._wait()
+            time.sleep(_LOOK_S)
 
     def _next(self) -> QueuedJob | None:
         return next((job for job in self._jobs if job.state is State.queued), None)
-
-    def _wait(self) -> None:
-        """Until a job ends, or it is time to look again."""
-        poll = select.poll()
-        for job in self._jobs:
-            if job.process is not None and job.handle is not None:
-                poll.register(job.handle, select.POLLIN)
-        poll.poll(_LOOK_S * 1000)
 
     # -- a job ---------------------------------------------------------------------------------
 
@@ -142,22 +133,18 @@ class Queue:
             )
         finally:
             os.close(output)
-        job.handle = processes.open_pidfd(job.process.pid)
         job.state = State.starting
 
     def _ended(self, job: QueuedJob) -> None:
         """The job's wrapper is gone: because the job has ended, or because it was killed."""
         assert job.process is not None
         code = job.process.returncode
-        if job.handle is not None:
-            os.close(job.handle)
-            job.handle = None
         job.look()
         content = job.read_state() if job.state.is_final else None
         job.process = None
         if content is not None:
             job.reason, job.code = reason_of(content), content["code"]
-        elif not self._received and job.wrappers <= _MAX_WRAPPERS:
+        elif not self._received and job.wrappers <= _MAX_WRAPPERS and code != ExitCode.IN_USE:
             how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
             self._display.say(f"job {job.number}: its wrapper {how}")
             job.wrappers += code >= 0  # a kill is chance, an end may be a habit

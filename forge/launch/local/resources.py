@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge.errors import ConfigError
-from forge.launch.option_check import OptionCheck
+from forge.launch import option_check
 
 
 @dataclass
@@ -89,11 +89,11 @@ def options(given: dict[str, Any]) -> LocalOptions:
     Raises:
         ConfigError: With every problem found.
     """
-    check = OptionCheck(LocalOptions, given)
-    check.expect_least(1, "n_jobs", "cpus_per_job")
-    check.expect_least(0, "gpus_per_job")
-    check.expect_common()
-    return check.checked()
+    least = {"n_jobs": 1, "cpus_per_job": 1, "gpus_per_job": 0}
+    found, problems = option_check.read(LocalOptions, given, least)
+    if problems:
+        raise ConfigError(option_check.sentences(given, problems), "The launcher's configuration")
+    return found
 
 
 def slots(chosen: LocalOptions) -> Slots:

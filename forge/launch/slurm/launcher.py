@@ -95,7 +95,7 @@ def launch(request: Request) -> list[JobReturn]:
             _say_where(jobs, len(new), directory)
             if not options.wait:
                 _say_how(jobs, command)
-                return [_result_without_waiting(job) for job in jobs]
+                return [result_of(job.composed, _observed(job, None)) for job in jobs]
             logs = log_folder(options.submitit_folder, directory)
             observed = [_observed(job, logs) for job in jobs]
             for one in observed:
@@ -323,16 +323,6 @@ def _observed(job: _Job, logs: Path | None) -> SubmittedJob:
     if job.has_ended:
         found.forget()  # how it ended then is not how it ends
     return found
-
-
-def _result_without_waiting(job: _Job) -> JobReturn:
-    if job.is_finished:
-        return result_of(job.composed, _observed(job, None))
-    result = JobReturn(status=JobStatus.COMPLETED)
-    result.return_value = None
-    result.cfg, result.overrides = job.composed.config, list(job.composed.place.overrides)
-    result.working_dir = str(job.composed.directory)
-    return result
 
 
 def _arrays(jobs: list[_Job]) -> list[str]:

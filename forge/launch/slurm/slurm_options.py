@@ -13,7 +13,8 @@ from typing import Any
 from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
 
 from forge.config.schema import Policy, SlurmConfig
-from forge.launch.option_check import OptionCheck
+from forge.errors import ConfigError
+from forge.launch import option_check
 
 _OURS = {
     "signal": "resilience.signal.name and resilience.signal.lead_s",
@@ -29,6 +30,12 @@ _OURS = {
     "chdir": "nothing: jobs run where the sweep was started",
 }
 """sbatch options that belong to forge -> what to set instead."""
+_LEAST = {
+    **dict.fromkeys(("nodes", "tasks_per_node", "array_parallelism", "cpus_per_task"), 1),
+    **dict.fromkeys(("gpus_per_node", "gpus_per_task", "mem_gb"), 0),
+    "cpus_per_gpu": 1,
+}
+"""Options that have a least value, where they are not null."""
 _OF_THE_POLICY = {
     "signal_delay_s": "resilience.signal.lead_s",
     "max_num_timeout": "resilience.requeue.max_timeouts",
@@ -88,25 +95,23 @@ def read(given: dict[str, Any]) -> SlurmOptions:
     Raises:
         ConfigError: With every problem found.
     """
-    check = OptionCheck(SlurmOptions, given)
-    options = check.options
-    check.expect_common()
-    counts = ("nodes", "tasks_per_node", "array_parallelism", "cpus_per_task", "cpus_per_gpu")
-    check.expect_least(1, *counts)
-    check.expect_least(0, "gpus_per_node", "gpus_per_task", "mem_gb")
+    options, problems = option_check.read(SlurmOptions, given, _LEAST)
     for key, ours in _OF_THE_POLICY.items():
-        is_null = getattr(options, key) is None
-        check.expect(key, is_good=is_null, expected=f"null. Set `{ours}` instead")
-    check.expect("use_srun", is_good=options.use_srun, expected="true: forge starts tasks by srun")
+        if getattr(options, key) is not None:
+            problems[key] = f"expected null. Set `{ours}` instead."
+    if not options.use_srun:
+        problems["use_srun"] = "expected true: forge starts tasks by srun."
     try:
         shlex.split(options.python or "")
     except ValueError as error:
-        check.expect("python", is_good=False, expected=f"a shell command ({error})")
+        problems["python"] = f"expected a shell command ({error})."
     for key in options.additional_parameters:
         name = str(key).replace("_", "-")
         if name in _OURS:
-            check.problems.append(
-                f"`hydra.launcher.additional_parameters.{key}`: forge sets --{name} itself, and a"
-                f" second one would silently replace it. Leave it out; set {_OURS[name]}."
+            problems[f"additional_parameters.{key}"] = (
+                f"forge sets --{name} itself, and a second one would silently replace it. Leave it"
+                f" out; set {_OURS[name]}."
             )
-    return check.checked()
+    if problems:
+        raise ConfigError(option_check.sentences(given, problems), "The launcher's configuration")
+    return options
