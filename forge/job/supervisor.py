@@ -132,13 +132,16 @@ class Supervisor:
 
     def _wait(self) -> int:
         """Until the task has ended: pass on signals, hold to the deadline."""
+        parent = processes.open_pidfd(self.parent)
+        events = [self._reader] if parent is None else [self._reader, parent]
         is_orphaned = False
         while (status := processes.reap(self._task)) is None:
             before = time.monotonic()
-            select.select([self._reader], [], [], _TICK_S)
+            select.select(events, [], [], _TICK_S)
             self._drain_signals()
             if not is_orphaned and os.getppid() != self.parent:
                 is_orphaned = True
+                events = [self._reader]
                 self._pass_on(signal.SIGTERM, processes.descendants())
                 self._begin_deadline(self.timeout_s or ORPHANED_S)
             if self._deadline is not None:
