@@ -9,7 +9,6 @@ their real parts, noted in the header's metadata. Source: the safetensors format
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 
 from forge.checkpoint.format.checksums import entry_of
 from forge.errors import CheckpointError
+from forge.filesystem import durable
 from forge.filesystem.files import write_all
 
 MAX_HEADER = 100_000_000
@@ -100,10 +100,6 @@ class Layout:
 
 def write_small(path: Path, content: bytes) -> dict[str, Any]:
     """Write a new file and sync it; return what the manifest says of it."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
+    with durable.new_file(path) as fd:
         write_all(fd, content)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
     return entry_of(content)

@@ -42,13 +42,6 @@ class Arena:
         self.bytes.zero_()
         self._unpin = _pin(self.bytes) if is_pinned and size else None
 
-    def view(self, offset: int, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
-        """A tensor in this memory."""
-        num_bytes = dtype.itemsize
-        for length in shape:
-            num_bytes *= length
-        return self.bytes[offset : offset + num_bytes].view(dtype).view(shape)
-
     def close(self) -> None:
         """Unpin the memory; it goes back once no view of it is left."""
         if self._unpin is not None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from forge.checkpoint.format.checksums import CHUNK, crc32, num_chunks
 from forge.checkpoint.io.arena import PAGE
+from forge.filesystem import durable
 
 NUM_THREADS = 2
 """Checksums of one chunk are made while another is written."""
@@ -32,13 +33,9 @@ def write_file(path: Path, size: int, readers: list[Reader]) -> dict[str, Any]:
     Raises:
         OSError: From the disk.
     """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
+    with durable.new_file(path) as fd:
         output = _Output(fd, size)
         output.write(readers)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
     return {"size": size, "chunks": output.checksums}
 
 

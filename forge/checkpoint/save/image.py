@@ -54,7 +54,7 @@ class Image:
         self._memory = arena.memory
         self._memory[: len(layout.head)] = layout.head
         self._views = {
-            name: arena.view(layout.places[name][0], tensor.dtype, list(tensor.shape))
+            name: arena.bytes[slice(*layout.places[name])].view(tensor.dtype).view(tensor.shape)
             for name, tensor in tensors.items()
         }
         self._sources: list[torch.Tensor] = []
