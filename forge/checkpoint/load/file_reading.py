@@ -77,6 +77,9 @@ class CheckedFile:
         wanted = {n for one in filled for n in range(one.begin // CHUNK, num_chunks(one.end))}
         if is_whole:
             wanted = set(range(len(self._checksums)))
+        # Threads copy on streams of their own: what the caller's has to do to a tensor comes first.
+        for device in {one.memory.device for one in filled if one.memory.is_cuda}:
+            torch.cuda.synchronize(device)
         chunks = _Chunks(self._fd, self.size, filled)
         with ThreadPoolExecutor(num_threads(), "forge-read") as pool:
             try:
