@@ -27,7 +27,7 @@ from forge import messages
 from forge.errors import ConfigError, ExitCode, ForgeError
 from forge.hydra_app import frozen
 from forge.hydra_app.job_policy import policy_of
-from forge.jobdir import identity, job_dir, spawned, verdict
+from forge.jobdir import identity, job_dir, plan, spawned, verdict
 from forge.jobdir.job_files import REHEARSAL, forge_dir
 from forge.shutdown import stopping
 
@@ -92,7 +92,7 @@ class JobConfig(Callback):
             raise ConfigError([problem])
         written = self._written
         if written is None:
-            written = job_dir.launched_with(directory) or identity.as_written(config)
+            written = plan.read_earlier(directory).written or identity.as_written(config)
         frozen.freeze(config, directory, written)
         frozen.keep_policy(config, directory)
         stopping.install(policy, forge_dir(directory))

@@ -23,11 +23,10 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-from forge.compat import of_omegaconf
 from forge.config.schema import CheckpointConfig
 from forge.errors import ConfigError, ExitCode, ForgeError
 from forge.filesystem.files import make_directory, read_trusted, write_atomically
-from forge.jobdir import plan, spawned
+from forge.jobdir import spawned
 from forge.jobdir.job_files import CODE, REHEARSAL, TOKEN, forge_dir, read_json, write_json
 from forge.jobdir.spawned import Inherited
 from forge.jobdir.start_dir import START_DIR
@@ -94,19 +93,13 @@ def checkpoint_dir(job_dir: Path) -> Path | None:
 
     try:
         tree = config_file.read(forge_dir(job_dir) / "config.yaml", is_executed=False)
-        stored = OmegaConf.create(tree)
-        section = OmegaConf.select(stored, "resilience.checkpoint")
-        name = of_omegaconf.value_of(of_omegaconf.child_of(section, "dir"))
+        section = tree["resilience"]["checkpoint"]
         # Hydra, whose words these are, does not run here.
-        section["dir"] = name.replace("${hydra:runtime.output_dir}", str(job_dir))
-        return Path(job_dir, section["dir"])
-    except (OSError, ForgeError, AttributeError, TypeError, OmegaConfBaseException):
+        section["dir"] = section["dir"].replace("${hydra:runtime.output_dir}", str(job_dir))
+        found = OmegaConf.select(OmegaConf.create(tree), "resilience.checkpoint.dir")
+        return Path(job_dir, found)
+    except (OSError, ForgeError, LookupError, AttributeError, TypeError, OmegaConfBaseException):
         return None
-
-
-def launched_with(job_dir: Path) -> dict[str, Any] | None:
-    """The config of the job as it was written, where a launcher of ours has composed it."""
-    return plan.read_earlier(job_dir).written
 
 
 def started_in() -> Path:
