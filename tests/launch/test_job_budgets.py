@@ -55,8 +55,8 @@ def test_the_time_limit_is_announced_and_costs_no_step(make, undisturbed):
         "lr=0.1",
         "step_s=0.8",
         "hydra.launcher.timeout_min=0.5",
-        "resilience.signal.lead_s=5",
-        "resilience.shutdown.timeout_s=4",
+        "resilience.signal.lead_s=10",
+        "resilience.shutdown.timeout_s=9",
     )
     job = app.job(0)
     assert_same_job(job, undisturbed["0.1"])

@@ -203,13 +203,15 @@ def test_an_error_in_an_evaluation_while_a_stop_is_pending_saves(tmp_path, make_
 
 def test_where_nobody_polls_a_thread_saves_the_held_boundary(tmp_path, make_job, undisturbed):
     """An evaluation that takes longer than a stop may is ended by force, and loses nothing."""
-    policy = {"shutdown": {"timeout_s": 2.0}, "checkpoint": {"every_steps": 100}}
+    policy = {"checkpoint": {"every_steps": 100}}
     spec = {"kind": "swaps", "policy": policy}
     job = Job(tmp_path / "job", SCRIPT, places={"poll 1": "sleep"}, **spec)
     process = job.start()
     process.wait_for((job.directory / "ready").exists, "the evaluation")
     process.signal(signal.SIGTERM)
-    assert process.wait() == 70
+    process.wait_for((job.checkpoints / "step_9").is_dir, "the save")
+    process.signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
     assert job.run() == 0, job.output
     assert job.history.attempts[1].start_step == 9
     assert_same_run(job, undisturbed(script=SCRIPT, **spec))
