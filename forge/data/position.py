@@ -42,7 +42,6 @@ class Position:
         self.is_unasked = self._is_stateful
         """Whether the loader is still to be asked for its state; see `ask`."""
         self._is_dataloader = isinstance(loader, DataLoader) and not self._is_stateful
-        self._is_one_shot = iter_is_self(loader)
 
     # -- taking --------------------------------------------------------------------------------
 
@@ -78,7 +77,7 @@ class Position:
         return batch
 
     def _end_epoch(self) -> None:
-        if self._is_one_shot and not self._is_stateful:
+        if isinstance(self._loader, Iterator) and not self._is_stateful:
             raise ValueError(
                 f"The loader ended after {self._total} batches and is an iterator, which cannot"
                 " begin a second epoch. Pass the iterable itself (a DataLoader, a list), not"
@@ -302,17 +301,8 @@ def _without(iterator: Iterator[Any], count: int) -> Iterator[Any]:
         try:
             next(iterator)
         except StopIteration:
-            raise _too_short(count, taken) from None
+            raise StateMismatch(
+                f"data: the saved position is {count} batches into an epoch, but the loader now"
+                f" ends after {taken}. Was the dataset, the batch size or drop_last changed?"
+            ) from None
     return iterator
-
-
-def _too_short(count: int, taken: int) -> StateMismatch:
-    return StateMismatch(
-        f"data: the saved position is {count} batches into an epoch, but the loader now ends after"
-        f" {taken}. Was the dataset, the batch size or drop_last changed?"
-    )
-
-
-def iter_is_self(loader: Iterable[Any]) -> bool:
-    """Whether `loader` is an iterator, which is gone once iterated."""
-    return isinstance(loader, Iterator)

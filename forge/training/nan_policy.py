@@ -44,21 +44,25 @@ class NanPolicy:
 
     def __init__(self, config: NanConfig) -> None:
         self._config = config
-        self._detector = NaNDetector("skip", config.max_consecutive)
+        history = max(config.max_consecutive, 100)  # a streak is told by its steps
+        self._detector = NaNDetector("skip", config.max_consecutive, history)
         self.rollbacks = 0
         """Rollbacks so far."""
         self.lr_scale = 1.0
         """What the learning rate is multiplied by."""
-        self.first_bad_step: int | None = None
-        """The first step of the streak that is under way."""
         self._judged: int | None = None
-        self._first_bad_before: int | None = None
         self.wants: Halt | RollBack | None = None
 
     @property
     def total(self) -> int:
         """Bad steps so far."""
         return self._detector.state.total_nans
+
+    @property
+    def first_bad_step(self) -> int | None:
+        """The first step of the streak that is under way."""
+        state = self._detector.state
+        return state.nan_steps[-state.consecutive_nans :][0] if state.consecutive_nans else None
 
     def look(
         self,
@@ -108,15 +112,10 @@ class NanPolicy:
             Whether to update, and what to log (empty: nothing).
         """
         is_bad = any_rank(flag=bool(problem))
-        is_same_step = step == self._judged
-        if not is_same_step:
-            self._judged, self._first_bad_before = step, self.first_bad_step
-        self._detector.record(is_bad=is_bad, step=step, is_same_step=is_same_step)
+        self._detector.record(is_bad=is_bad, step=step, is_same_step=step == self._judged)
+        self._judged = step
         if not is_bad:
-            if self._detector.state.consecutive_nans == 0:
-                self.first_bad_step = None
             return True, ""
-        self.first_bad_step = step if self._first_bad_before is None else self._first_bad_before
         what = f"Step {step}: NaN or Inf: {problem or 'on another rank'}"
         count = self._detector.state.consecutive_nans
         streak = f"{count} of {self._config.max_consecutive} in a row"
@@ -136,6 +135,7 @@ class NanPolicy:
                 " (`resilience.nan.rollback.max_rollbacks`)"
             )
         else:
+            assert self.first_bad_step is not None
             self.wants = RollBack(self.first_bad_step)
         return False, f"{what}; this update is skipped ({streak})"
 
@@ -143,7 +143,7 @@ class NanPolicy:
         """Note that a rollback was done."""
         self.rollbacks += 1
         self.lr_scale *= self._config.rollback.lr_scale
-        self.first_bad_step = self.wants = self._judged = None
+        self.wants = self._judged = None
         self._detector.state.consecutive_nans = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -152,7 +152,6 @@ class NanPolicy:
             "detector": asdict(self._detector.state),
             "rollbacks": self.rollbacks,
             "lr_scale": self.lr_scale,
-            "first_bad_step": self.first_bad_step,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -160,7 +159,6 @@ class NanPolicy:
         self._detector.state = NaNState(**state["detector"])
         self.rollbacks = state["rollbacks"]
         self.lr_scale = state["lr_scale"]
-        self.first_bad_step = state["first_bad_step"]
         self._judged = None
 
 

@@ -247,7 +247,6 @@ def test_a_step_with_two_updates_counts_once(tmp_path):
     assert code == 0
     assert state["detector"]["total_nans"] == 4
     assert state["detector"]["consecutive_nans"] == 0
-    assert state["first_bad_step"] is None
 
 
 # -- mistakes -------------------------------------------------------------------------------------
