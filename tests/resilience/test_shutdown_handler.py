@@ -249,6 +249,36 @@ def test_a_signal_is_heard_though_somebody_took_the_descriptor(pair, handler):
     assert select.select([reader], [], [], 30)[0], "and the other one hears it as well"
 
 
+def eventually(is_so):
+    """Main thread only: it is what looks."""
+    while not is_so():
+        select.select([], [], [], 0.01)
+
+
+def test_a_descriptor_that_somebody_took_is_taken_back(pair, handler):
+    """A main thread that hangs in C later would have no deadline else."""
+    _, writer = pair
+    signal.set_wakeup_fd(writer.fileno())
+
+    def is_back():
+        handler.should_shutdown()
+        fd = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(fd)
+        return fd not in (-1, writer.fileno())
+
+    eventually(is_back)
+
+
+def test_a_signal_is_heard_though_somebody_has_replaced_its_handler(handler):
+    """A library that sets one of its own, and forgets ours: the C half is heard all the same."""
+    before = signal.signal(signal.SIGUSR1, own_handler)
+    try:
+        send(signal.SIGUSR1)
+        eventually(handler.should_shutdown)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_asyncio_with_handlers_of_its_own_works_inside(handler):
     """Data is fetched by an event loop in many a training script."""
     heard = []
