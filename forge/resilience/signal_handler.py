@@ -137,6 +137,7 @@ class ShutdownHandler:
         if self._originals:
             return
         self._pid = os.getpid()
+        self._trips.clear()
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)  # noqa: FBT003 - positional there
         self._writer.setblocking(False)  # noqa: FBT003 - positional there

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from forge import messages
 from forge.checkpoint.load import inspection
 from forge.checkpoint.ownership.trust import Trust
-from forge.compat import of_torch
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError, ConfigError, StateMismatch
 from forge.jobdir import job_dir
@@ -132,12 +132,12 @@ def _read_file(path: Path, *, is_trusted: bool) -> Any:
 
 def _assign(content: Any, live: StateRegistry) -> _Found:
     """Which object each part of a file goes to."""
-    if not isinstance(content, Mapping):
+    if not isinstance(content, dict):
         raise StateMismatch(f"expected a dict in the file, found a {type(content).__name__}")
     found = _by_name(content, live, "its keys are the names given to forge.Run")
     if found.states:
         return found
-    if isinstance(content.get("state_dict"), Mapping):
+    if isinstance(content.get("state_dict"), dict):
         others = [key for key in content if key != "state_dict"]
         name, module = _the_module(live)
         state = _renamed(content["state_dict"], module)
@@ -167,34 +167,15 @@ def _the_module(live: StateRegistry) -> tuple[str, torch.nn.Module]:
     return modules[0]
 
 
-def _renamed(state: Mapping[str, Any], module: torch.nn.Module) -> Mapping[str, Any]:
+def _renamed(state: dict[str, Any], module: torch.nn.Module) -> dict[str, Any]:
     """`state` without a prefix that all of its keys have, where that makes all of them fit."""
-    expected = set(module.state_dict())
-    if not expected or not state or expected == set(state) or not all(map(_is_text, state)):
-        return state
-    first = next(iter(state))
+    expected, first = set(module.state_dict()), next(iter(state), None)
     for name in expected:
-        prefix = first.removesuffix(name)
-        if prefix == first or not prefix.endswith("."):
-            continue
-        if {f"{prefix}{one}" for one in expected} == set(state):
-            renamed = type(module.state_dict())((k[len(prefix) :], v) for k, v in state.items())
-            _rename_layer_versions(state, renamed, prefix)
-            return renamed
+        prefix = first.removesuffix(name) if isinstance(first, str) else ""
+        if prefix.endswith(".") and {f"{prefix}{one}" for one in expected} == set(state):
+            consume_prefix_in_state_dict_if_present(state, prefix)
+            break
     return state
-
-
-def _rename_layer_versions(state: Any, renamed: Any, prefix: str) -> None:
-    """The versions of the layers' formats, by which old ones are converted."""
-    versions = of_torch.layer_versions(state)
-    if versions is not None:
-        below = {k: v for k, v in versions.items() if f"{k}.".startswith(prefix)}
-        own = {f"{k}."[len(prefix) : -1]: v for k, v in below.items()}
-        of_torch.set_layer_versions(renamed, own)
-
-
-def _is_text(key: Any) -> bool:
-    return isinstance(key, str)
 
 
 def _put(found: _Found, live: StateRegistry) -> None:

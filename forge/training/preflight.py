@@ -116,11 +116,6 @@ def check_alone(*, is_inside: bool) -> None:
             raise ConfigError([problem], "This Run")
 
 
-def process_identity() -> dict[str, Any]:
-    """Where this attempt runs."""
-    return {"pid": os.getpid(), "host": socket.gethostname(), "torch": torch.__version__}
-
-
 def check_code(directory: Path, action: CodeChange) -> None:
     """Compare the code with that of the job's first start.
 

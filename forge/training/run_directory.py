@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from forge import messages
 from forge.checkpoint import Checkpoint, Store
@@ -19,7 +23,7 @@ from forge.jobdir import job_dir, ledger, verdict
 from forge.jobdir.ledger import Ledger
 from forge.jobdir.verdict import Verdict
 from forge.state.registry import StateRegistry
-from forge.training import init_from, preflight
+from forge.training import init_from
 from forge.training.metrics import Metrics
 from forge.training.nan_policy import NanPolicy
 from forge.training.saver import Saver
@@ -94,7 +98,9 @@ class RunDirectory:
             resumed_from=resumed_from,
             passed_over=self.store.passed_over,
             previous_step=self.ledger.previous_step,
-            **preflight.process_identity(),
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            torch=torch.__version__,
         )
         self.ledger.progress(step)
         self.saver.begin(step if resumed_from else None)
