@@ -55,7 +55,7 @@ def test_the_command_goes_on_where_an_option_stands_last(plain):
     )
     assert first.returncode == 1
     again = plain.go_on(first.stdout + first.stderr)
-    assert "unrecognized arguments" not in again.stderr
+    assert "unrecognized arguments" not in again.stdout
     assert len(list(plain.folder.glob("multirun/*/*/0/output.log"))) == 1
     assert again.returncode == 1
 

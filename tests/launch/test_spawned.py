@@ -5,6 +5,7 @@ import signal
 import sys
 
 import pytest
+import warm
 from harness import Process
 from sweeps import CONF, TRAIN, App, SweptJob, assert_same_job, until
 
@@ -69,7 +70,7 @@ def make(tmp_path):
 def alone(app, *overrides):
     """The script without a launcher, and its job."""
     command = [sys.executable, "train.py", "hydra.run.dir=sweep/job", *overrides]
-    app.started.append(Process(command, app.folder / "alone.txt", app.folder))
+    app.started.append(Process(command, app.folder / "alone.txt", app.folder, warm.Popen))
     return app.started[-1], SweptJob(app.folder / "sweep/job")
 
 
@@ -121,7 +122,7 @@ def test_a_signal_to_the_process_of_main_saves_in_the_child(by, make, undisturbe
     assert (job.directory / "checkpoints/step_22").is_dir()
     assert process.is_session_gone()
     resumed = app.go_on(process.output)
-    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.returncode == 0, resumed.stdout
     assert_same_job(job, undisturbed["0.1"])
 
 

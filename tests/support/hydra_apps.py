@@ -7,6 +7,7 @@ from pathlib import Path
 import forked
 import hydra
 import torch
+import warm
 
 APP = Path(__file__).parent / "app"
 VERSION_BASE = {"version_base": None} if hydra.__version__ < "1.4" else {}
@@ -34,19 +35,9 @@ class App:
             **options,
         )
 
-    def resume(self, output: str) -> subprocess.CompletedProcess:
-        """By the command that was printed, from some other directory."""
-        lines = [line.strip() for line in output.splitlines()]
-        command = next(line for line in reversed(lines) if line.startswith("cd "))
-        return subprocess.run(
-            command,
-            shell=True,
-            cwd="/",
-            text=True,
-            timeout=120,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+    def resume(self, output: str, *, in_shell: bool = False) -> subprocess.CompletedProcess:
+        """By the command that was printed."""
+        return warm.run_printed(output, in_shell=in_shell)
 
     def seen(self, job: str) -> list[str]:
         return (self.folder / job / "seen.txt").read_text().splitlines()

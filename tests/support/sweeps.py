@@ -157,13 +157,9 @@ class App:
         assert done.returncode == 0, done.stdout + logs
         return done.stdout
 
-    def go_on(self, output: str) -> subprocess.CompletedProcess:
-        """By the command that was printed, from some other directory."""
-        lines = [line.strip() for line in output.splitlines()]
-        command = next(line for line in reversed(lines) if line.startswith("cd "))
-        return subprocess.run(
-            command, shell=True, cwd="/", text=True, timeout=200, capture_output=True
-        )
+    def go_on(self, output: str, *, in_shell: bool = False) -> subprocess.CompletedProcess:
+        """By the command that was printed."""
+        return warm.run_printed(output, in_shell=in_shell)
 
     def job(self, name: str | int) -> SweptJob:
         return SweptJob(self.sweep_dir / str(name))

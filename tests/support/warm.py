@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -158,3 +159,18 @@ def run(args: list[str], *, timeout: float, **options: object) -> subprocess.Com
             process.kill()
             raise
     return subprocess.CompletedProcess(args, process.returncode, output, errors)
+
+
+def run_printed(output: str, *, in_shell: bool = False) -> subprocess.CompletedProcess:
+    """The last command that was printed, `cd <folder> && [env A=1] python …`, run elsewhere."""
+    lines = [line.strip() for line in output.splitlines()]
+    command = next(line for line in reversed(lines) if line.startswith("cd "))
+    options = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    if in_shell:
+        return subprocess.run(command, shell=True, cwd="/", timeout=200, **options)
+    _, folder, then, *args = shlex.split(command)
+    assert then == "&&", command
+    is_parent = "-m" in args
+    return run(
+        args, cwd=folder, timeout=200, start_new_session=True, is_parent=is_parent, **options
+    )
