@@ -170,7 +170,9 @@ def run_printed(output: str, *, in_shell: bool = False) -> subprocess.CompletedP
         return subprocess.run(command, shell=True, cwd="/", timeout=200, **options)
     _, folder, then, *args = shlex.split(command)
     assert then == "&&", command
-    is_parent = "-m" in args
-    return run(
-        args, cwd=folder, timeout=200, start_new_session=True, is_parent=is_parent, **options
-    )
+    options |= {"cwd": folder, "env": dict(os.environ), "is_parent": "-m" in args}
+    if args[0] == "env":
+        while "=" in args[1]:
+            options["env"].update([args.pop(1).split("=", 1)])
+        del args[0]
+    return run(args, timeout=200, start_new_session=True, **options)
