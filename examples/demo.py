@@ -54,7 +54,7 @@ def plan(seed: int, steps: int, every_steps: int) -> list[Blow]:
     """Five blows, about evenly spread over the sweep, and well away from the last save."""
     blows = [
         Blow("SIGKILL of task", "task", [0], -9, "its process is killed, without a word"),
-        Blow("SIGKILL of supervisor", "watch", [1], -9, "the parent of its process is killed"),
+        Blow("SIGKILL of supervisor", "supervisor", [1], -9, "the parent of its process is killed"),
         Blow("Ctrl+C", "launcher", [0, 1], 130, "somebody changes their mind"),
         Blow("SIGKILL of launcher", "launcher", [0, 1], 143, "it dies, its jobs are orphans"),
         Blow("SIGKILL and damage", "task", [1], -9, "its process is killed, its disk lies", True),

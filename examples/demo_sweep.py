@@ -23,7 +23,7 @@ class Blow:
 
     name: str
     target: str
-    """Which process gets the signal: the task or the watch of a job, or the launcher."""
+    """Which process gets the signal: the task or the supervisor of a job, or the launcher."""
     hits: Sequence[int]
     """Numbers of the jobs that it ends."""
     code: int
@@ -176,8 +176,8 @@ class Sweep:
         return True
 
     def processes_of(self, job: Job) -> dict[str, int]:
-        """The pids of a job's watch and task; empty while there are none that are ours."""
+        """The pids of a job's supervisor and task; empty while there are none that are ours."""
         wrapper = job.state()["pid"]
         if self.launcher is None or wrapper not in processes.descendants(self.launcher.pid):
             return {}
-        return dict(zip(("watch", "task"), processes.descendants(wrapper), strict=False))
+        return dict(zip(("supervisor", "task"), processes.descendants(wrapper), strict=False))

@@ -1,7 +1,7 @@
 """A job on one machine: `python -m forge.job.local [--parent PID] [--continue] <job directory>`.
 
-Its task runs below a watch, which is forked here and inherits the lock on the job's directory. The
-time limit is kept here: announced by a signal, a kill at its end.
+Its task runs below a supervisor, which is forked here and inherits the lock on the job's directory.
+The time limit is kept here: announced by a signal, a kill at its end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from forge.filesystem.files import exit_on_error
 from forge.job.requeue import Counts, Outcome
 from forge.job.supervisor import Supervisor
 from forge.job.wrapper import Job
-from forge.jobdir.job_files import STATE, TOKEN, WATCH, read_json
+from forge.jobdir.job_files import REPORT, STATE, TOKEN, read_json
 from forge.process import processes, time_limit
 
 _TICK_S = 0.5
@@ -49,7 +49,7 @@ class LocalJob(Job):
         """
         self._end_strays()
         state = read_json(self.forge / STATE)  # the launcher has removed that of earlier sweeps
-        report = read_json(self.forge / WATCH) or {}
+        report = read_json(self.forge / REPORT) or {}
         if state is not None and (state["state"] == "finished" or self._is_continued):
             self.counts = Counts(**state["counts"])
             has_ended = bool(report) and self._as_said(report).code == ExitCode.FINISHED
@@ -61,7 +61,7 @@ class LocalJob(Job):
     # -- an attempt ----------------------------------------------------------------------------
 
     def _start(self, output: int) -> int:
-        """Fork the watch, which starts the task."""
+        """Fork the supervisor, which starts the task."""
         parent = os.getpid()
         environment = self._environment()
         environment |= time_limit.env_for_child(self.plan.time_limit_s, self.plan, environment)
@@ -76,7 +76,7 @@ class LocalJob(Job):
                 output,
                 self.plan.actions,
                 self.plan.timeout_s,
-                self.forge / WATCH,
+                self.forge / REPORT,
                 parent,
                 self.plan.cwd,
                 self.plan.signal,
@@ -87,7 +87,7 @@ class LocalJob(Job):
             os._exit(code)
 
     def _wait(self, child: int, began: float) -> int:
-        """Until the watch has ended; the time limit and signals meanwhile. Returns its status."""
+        """The supervisor's status once it has ended; meanwhile the time limit, and signals."""
         limit_s = math.inf if self.plan.time_limit_s is None else self.plan.time_limit_s
         self._is_limit_near = False
         while (status := processes.reap(child)) is None:
@@ -95,10 +95,10 @@ class LocalJob(Job):
             if left_s <= self.plan.lead_s and not self._is_limit_near:
                 self._is_limit_near = True
                 if self.plan.lead_s > 0:  # else nobody there knows what it means
-                    self._tell("limit near", left_s=round(left_s, 1), signal=self.plan.signal)
+                    self._record("limit near", left_s=round(left_s, 1), signal=self.plan.signal)
                     self._send_all(signal.Signals[f"SIG{self.plan.signal}"])
             if left_s <= 0:
-                self._tell("limit")
+                self._record("limit")
                 processes.kill_descendants()
                 limit_s = math.inf
             next_s = left_s if self._is_limit_near else left_s - self.plan.lead_s
@@ -108,8 +108,8 @@ class LocalJob(Job):
         return status
 
     def _outcome(self, status: int) -> Outcome:
-        """How the attempt ended; `status` is the watch's, for where it could not report."""
-        report = read_json(self.forge / WATCH)
+        """How the attempt ended; `status` is the supervisor's, for where it could not report."""
+        report = read_json(self.forge / REPORT)
         if report is None:
             code = os.waitstatus_to_exitcode(status)
             if code < 0:

@@ -24,9 +24,9 @@ class Outcome:
     asked: Reason | None = None
     """Why the job itself ended it, if it did."""
     is_held: bool = False
-    """Whether the watch had to kill the task, which did not react to a signal."""
+    """Whether the supervisor had to kill the task, which did not react to a signal."""
     is_watch_lost: bool = False
-    """Whether the watch was killed, and the task with it."""
+    """Whether the supervisor was killed, and the task with it."""
     said: Reason | None = None
     """What the task itself says of its end; None where it did not get to say."""
     text: str = ""

@@ -1,7 +1,7 @@
 """The parent of one task: what the task cannot do for itself is done here.
 
 A task that holds the interpreter's lock in a C call cannot run its own deadline, and one that was
-killed cannot end what it started. The watch has no torch and no threads. It
+killed cannot end what it started. The supervisor has no torch and no threads. It
 
   - passes on the signals it gets, and from a stopping one counts the seconds: a task that is
     still there after its own deadline shows its stacks, and is killed;
@@ -60,12 +60,12 @@ class Supervisor:
     report: Path
     """Where to tell how it ended."""
     parent: int
-    """pid of the process that started the watch."""
+    """pid of the process that started the supervisor."""
     cwd: str = "."
     announcement: str = ""
     """Name of the signal that announces the time limit; it may come early."""
     early: Path | None = None
-    """File with the names of signals that came before the watch could hear them."""
+    """File with the names of signals that came before the supervisor could hear them."""
     is_held: bool = False
     """Whether the task did not react, and was killed."""
     _deadline: float | None = None
@@ -108,13 +108,13 @@ class Supervisor:
         return [signal.Signals[f"SIG{name}"] for name in dict.fromkeys(names)]
 
     def _start(self) -> int:
-        watch = os.getpid()
+        supervisor = os.getpid()
         pid = processes.fork()
         if pid:
             return pid
         try:
             processes.die_with_parent()
-            if os.getppid() != watch:
+            if os.getppid() != supervisor:
                 os._exit(1)
             # Kept, not fatal, until the task's handlers stand: a blocked mask survives exec.
             names = {f"SIG{name}" for name, action in self.actions.items() if action != "ignore"}

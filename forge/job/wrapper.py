@@ -36,12 +36,12 @@ from forge.jobdir import ledger, plan, verdict
 from forge.jobdir.job_files import (
     LOCK,
     OUTPUT,
+    REPORT,
     RESULT,
     SAVE_WITHIN,
     STATE,
     TOKEN,
     VERDICT,
-    WATCH,
     forge_dir,
     suffix,
 )
@@ -88,7 +88,7 @@ class Job(ABC):
             decision = self._decide(outcome)
             if not decision.starts_again or self._asked is not None:
                 return self._end(outcome, decision)
-            self._tell("requeue", because=decision.because, restarts=self.counts.restarts)
+            self._record("requeue", because=decision.because, restarts=self.counts.restarts)
             self._because = decision.because
             self._print(f"{decision.because}: restarting (restart {self.counts.restarts})")
             self._write_state("starting", self._because)
@@ -236,7 +236,7 @@ class Job(ABC):
         except OSError:
             return False
 
-    def _tell(self, kind: str, **values: Any) -> None:
+    def _record(self, kind: str, **values: Any) -> None:
         """Account for it in the job's own ledger."""
         line = json.dumps({"t": round(time.time(), 3), "kind": kind, **values}) + "\n"
         try:
@@ -259,23 +259,23 @@ class Job(ABC):
 
     def _attempt(self) -> Outcome:
         for path in self.forge.iterdir():
-            if path.name.startswith((WATCH, VERDICT, RESULT)):  # of every rank
+            if path.name.startswith((REPORT, VERDICT, RESULT)):  # of every rank
                 path.unlink(missing_ok=True)
         output = open_file(self.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        self._tell("attempt", restarts=self.counts.restarts)
+        self._record("attempt", restarts=self.counts.restarts)
         self._write_state("running", self._because)
         self._before = ledger.last_attempt(self.directory)
         self._began, began = time.time(), time.monotonic()
         child = self._start(output)
         os.close(output)
         status = self._wait(child, began)
-        processes.kill_descendants()  # orphans of a watch that was killed
+        processes.kill_descendants()  # orphans of a supervisor that was killed
         self._end_strays()
         self._took_s = time.monotonic() - began
         outcome = self._outcome(status)
-        self._tell("end", code=outcome.code, reason=outcome.reason.name, text=str(outcome))
+        self._record("end", code=outcome.code, reason=outcome.reason.name, text=str(outcome))
         return outcome
 
     def _environment(self) -> dict[str, str]:
@@ -290,7 +290,7 @@ class Job(ABC):
         }
 
     def _as_said(self, report: dict[str, Any], rank: int = 0) -> Outcome:
-        """How a task ended, from its watch's report and from its own verdict."""
+        """How a task ended, from its supervisor's report and from its own verdict."""
         code, said = report["code"], verdict.read(self.directory, rank)
         if code == ExitCode.FINISHED and not self._has_returned(said, rank):
             return Outcome(1, text="ended with code 0 before main had returned (os._exit, fork?)")
@@ -318,6 +318,6 @@ class Job(ABC):
             state = "stopped" if outcome.reason in stops else "failed"
         if state != "finished":
             self._print(f"{state}: {decision.because}")
-        self._tell(state, because=decision.because)
+        self._record(state, because=decision.because)
         self._write_state(state, decision.because, code=outcome.code, reason=outcome.reason.name)
         return outcome.code if outcome.code >= 0 else 128 - outcome.code

@@ -6,11 +6,11 @@
 <job dir>/.forge/state.json     where it stands, and what it has used of its budgets
 <job dir>/.forge/code.json      the code it was first started with; `job_dir.py` compares it
 <job dir>/.forge/lock           held while a process of the job may live
-<job dir>/.forge/watch.json     how the watch saw the last attempt end
+<job dir>/.forge/report.json     how the supervisor saw the last attempt end
 <job dir>/.forge/verdict.json   why the training process says it ended
 <job dir>/.forge/result.pkl     what main returned, or raised
 
-Where a job has several tasks, the last three are there for each: `watch.json.1` is rank 1's.
+Where a job has several tasks, the last three are there for each: `report.json.1` is rank 1's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PLAN = "plan.json"
 TASK = "task.pkl"
 STATE = "state.json"
 LOCK = "lock"
-WATCH = "watch.json"
+REPORT = "report.json"
 VERDICT = "verdict.json"
 RESULT = "result.pkl"
 CODE = "code.json"
@@ -49,7 +49,7 @@ RANK = "FORGE_RANK"
 
 
 def suffix(rank: int | None = None) -> str:
-    """The end of the names of a rank's own files (watch, verdict, result, ledger); rank 0 has none.
+    """The end of the names of a rank's own files (report, verdict, result, ledger); none for 0.
 
     Args:
         rank: Whose; None: this process's.

@@ -1,4 +1,4 @@
-"""A job as it is started: what the launcher decides, and its wrapper, watch and task go by.
+"""A job as it is started: what the launcher decides, and its wrapper, supervisor and task go by.
 
 `<job dir>/.forge/plan.json` holds it; for a job on a cluster the bundle of its submission does
 until the wrapper takes it out. Written and read here alone. One of another version of forge is read
@@ -8,7 +8,7 @@ name. So a field whose type or meaning changes gets another name.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ class SlurmPlan:
     ranks: int
     """Tasks of the step."""
     start: list[str]
-    """What begins the watch of each rank, in the container where there is one."""
+    """What begins the supervisor of each rank, in the container where there is one."""
     srun_args: list[str]
     kill_wait_s: float
     """Slurm's KillWait: from its SIGTERM at the limit to its SIGKILL."""
@@ -100,6 +100,15 @@ class EarlierPlan:
     launch: str = ""
 
 
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("environment", "written"), dict),
+    **dict.fromkeys(("overrides", "place"), list),
+    **dict.fromkeys(("token", "program", "composed", "checkpoint_dir", "launch"), str),
+    "timeout_s": (int, float),
+}
+"""What JSON has for each field of an earlier plan; null and anything else is its default."""
+
+
 def read(directory: Path) -> JobPlan:
     """The plan of the job in a directory.
 
@@ -140,5 +149,5 @@ def from_json(content: dict[str, Any], where: str) -> JobPlan:
 def read_earlier(directory: Path) -> EarlierPlan:
     """What is known of an earlier start; what is damaged, or was not there yet, is the default."""
     content = read_json(forge_dir(directory) / PLAN) or {}
-    known = {one.name for one in fields(EarlierPlan)}
-    return EarlierPlan(**{key: value for key, value in content.items() if key in known})
+    known: dict[str, Any] = {k: v for k, v in content.items() if isinstance(v, _KINDS.get(k, ()))}
+    return EarlierPlan(**known)

@@ -1,4 +1,4 @@
-"""The process of a job in which the user's main runs; started by the watch.
+"""The process of a job in which the user's main runs; started by the supervisor.
 
 It takes the config that was frozen at submission, calls main as Hydra would, and leaves what main
 returned or raised in `<job dir>/.forge/result.pkl`.
@@ -84,7 +84,7 @@ def _run(directory: Path) -> int:
         sys.stderr.write(shown)
     _store(result, shown, directory)
     if result.status is JobStatus.FAILED:
-        _tell(of_hydra.outcome(result), directory)
+        _log_error(of_hydra.outcome(result), directory)
         return 1
     return int(ExitCode.FINISHED)
 
@@ -102,7 +102,7 @@ def _at_exit() -> None:
 def _listen_early(actions: dict[str, str], end: Callable[[int], NoReturn]) -> None:
     """Until the policy's handlers stand: a stop has nothing to save, so leave at once.
 
-    Signals that came even earlier were blocked by the watch, and arrive here.
+    Signals that came even earlier were blocked by the supervisor, and arrive here.
     """
     for name, action in actions.items():
         number = signal.Signals[f"SIG{name}"]
@@ -120,7 +120,7 @@ def _listen_early(actions: dict[str, str], end: Callable[[int], NoReturn]) -> No
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
 
 
-def _tell(error: BaseException, directory: Path) -> None:
+def _log_error(error: BaseException, directory: Path) -> None:
     """One line for whoever watches the job: its wrapper has the verdict."""
     line = str(error).strip().split("\n")[0][:300]
     text = f"{type(error).__name__}: {line}" if line else type(error).__name__

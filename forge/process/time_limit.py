@@ -189,8 +189,8 @@ def env_for_child(
 ) -> dict[str, str]:
     """What a wrapper adds to the environment of a task that it is about to start.
 
-    A task that swallows the signal of the limit does not live until the limit: its watch takes it
-    for hanging, and kills it `shutdown.timeout_s` after that signal. So its end is then. A job
+    A task that swallows the signal of the limit does not live until the limit: its supervisor takes
+    it for hanging, and kills it `shutdown.timeout_s` after that signal. So its end is then. A job
     inside another one ends with that, if it is earlier.
 
     Args:

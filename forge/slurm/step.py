@@ -2,7 +2,7 @@
 
 A small shell stands at the top, since it is there in a millisecond: from then on a signal is
 written down, and nobody dies of it while Python starts. Below it, in a container where there is
-one, runs the watch; it takes in what was written down, and then starts the task.
+one, runs the supervisor; it takes in what was written down, and then starts the task.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from pathlib import Path
 
 from forge.filesystem.files import exit_on_error
 from forge.job.supervisor import Supervisor
-from forge.jobdir.job_files import RANK, RANKS, WATCH, forge_dir, suffix
+from forge.jobdir.job_files import RANK, RANKS, REPORT, forge_dir, suffix
 from forge.jobdir.plan import read
 
 EARLY = "early"
 """`<job dir>/.forge/early<rank>`: names of the signals that the shell has heard."""
 
 _SIGNALS = "TERM HUP INT USR1 USR2"
-# Written down first, then passed on: the watch listens first, then reads, so it misses none. A
+# Written down first, then passed on: the supervisor listens first, then reads, so it misses none. A
 # child that is just forked dies of a signal until it has said URG (its other traps are gone, and
 # the default of this one is nothing); that signal is written down, so it is forked once more.
 # bash may have collected the child already where a signal ends `wait`: asked again it knows, or,
-# if both come within microseconds, says -1 (the watch's report has the code in any case). So URG,
-# which takes a millisecond, is not waited for in `wait`.
+# if both come within microseconds, says -1 (the report has the code in any case). So URG, which
+# takes a millisecond, is not waited for in `wait`.
 _SHELL = f"""
 early=$1; shift
 [ "${{SLURM_PROCID:-0}}" = 0 ] || early=$early.$SLURM_PROCID
@@ -59,7 +59,7 @@ def command(directory: Path, start: list[str]) -> list[str]:
 
 @exit_on_error()
 def main(directory: Path) -> int:
-    """The watch of this rank; returns the task's exit code, 128 + N for signal N."""
+    """The supervisor of this rank; returns the task's exit code, 128 + N for signal N."""
     plan = read(directory)
     assert plan.slurm is not None
     os.environ[RANK] = os.environ.get("SLURM_PROCID", "0")
@@ -72,7 +72,7 @@ def main(directory: Path) -> int:
         os.dup(1),
         plan.actions,
         plan.timeout_s,
-        forge_dir(directory) / f"{WATCH}{suffix()}",
+        forge_dir(directory) / f"{REPORT}{suffix()}",
         os.getppid(),
         plan.cwd,
         plan.signal,

@@ -42,7 +42,7 @@ from forge.job.requeue import Counts, Decision, Outcome, signal_name
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
 from forge.job.wrapper import Job
 from forge.jobdir import ledger
-from forge.jobdir.job_files import STATE, WATCH, read_json, suffix, write_atomically
+from forge.jobdir.job_files import REPORT, STATE, read_json, suffix, write_atomically
 from forge.process import processes, time_limit
 from forge.slurm import bundle, client, step, successor
 from forge.slurm.client import JobInfo, Why
@@ -155,7 +155,7 @@ class SlurmJob(Job):
         if unseen > 0:
             self.counts.preemptions += unseen
             self.counts.restarts += unseen
-            self._tell("requeued by Slurm", times=unseen)
+            self._record("requeued by Slurm", times=unseen)
 
     def _is_cut_short(self, *, has_boundary: bool) -> bool:
         limit_s = self.plan.time_limit_s
@@ -220,7 +220,7 @@ class SlurmJob(Job):
                 self._end_time = time.monotonic() + info.left_s
                 (end,) = self._end_time_env(os.environ).values()
                 write_atomically(self.forge / time_limit.MOVED, end)
-                self._tell("time limit moved", left_s=info.left_s, before_s=round(before, 1))
+                self._record("time limit moved", left_s=info.left_s, before_s=round(before, 1))
         self._look_next()
 
     def _look_next(self) -> None:
@@ -281,9 +281,9 @@ class SlurmJob(Job):
         return float((self.plan.timeout_s or ORPHANED_S) + 2 * MARGIN_S)
 
     def _reports(self) -> list[dict[str, Any] | None]:
-        """What the watch of each rank says; None where it has not said anything."""
+        """What the supervisor of each rank says; None where it has not said anything."""
         ranks = range(self.slurm.ranks)
-        return [read_json(self.forge / f"{WATCH}{suffix(rank)}") for rank in ranks]
+        return [read_json(self.forge / f"{REPORT}{suffix(rank)}") for rank in ranks]
 
     def _drain_signals(self) -> None:
         for number in processes.drain(self._reader):
@@ -300,7 +300,7 @@ class SlurmJob(Job):
                     return  # not there yet
             except NoAnswer as error:
                 return self._print(f"{name} by hand has not reached the tasks yet: {error}")
-            self._tell("passed on", signal=name)
+            self._record("passed on", signal=name)
             del self._pending_signals[0]
 
     # -- how it ended --------------------------------------------------------------------------
@@ -389,7 +389,7 @@ class SlurmJob(Job):
             self._learn(within_s)
         except NoAnswer as error:
             self._print(f"the controller does not say why the job is stopped: {error}")
-            self._tell("why", answer=self._why.name, left_s=self._left_s(), is_answered=False)
+            self._record("why", answer=self._why.name, left_s=self._left_s(), is_answered=False)
             return False
         return True
 
@@ -410,7 +410,7 @@ class SlurmJob(Job):
                 self._pending_signals.clear()  # Slurm tells the tasks, too
             left_s = self._info.left_s
             self._end_time = None if left_s is None else time.monotonic() + left_s
-        self._tell("why", answer=self._why.name, left_s=self._left_s(), is_answered=True)
+        self._record("why", answer=self._why.name, left_s=self._left_s(), is_answered=True)
 
     def _asking_s(self) -> float:
         """Seconds that a question may take now: what the end needs is not for questions."""
@@ -442,12 +442,12 @@ class SlurmJob(Job):
             # Once more: it may have been cancelled while it was saving.
             self._insist(self._learn)
             if self._why is Why.cancelled:
-                self._tell("stopped", because="cancelled")
+                self._record("stopped", because="cancelled")
                 self._write_state("stopped", "cancelled", code=code, reason=Reason.cancelled.name)
                 return code
             if self._why is not Why.requeued:
                 self._insist(lambda within_s: client.requeue(self._job, within_s))
-                self._tell("requeued", job=self._job)
+                self._record("requeued", job=self._job)
         except NotRequeueable as refusal:
             return self._resubmit(str(outcome), code, pause_s, str(refusal))
         except SlurmError as error:
@@ -455,7 +455,7 @@ class SlurmJob(Job):
         try:
             if sick:
                 client.exclude(self._job, sick, excluded, _ASK_S)
-                self._tell("excluded", nodes=sick)
+                self._record("excluded", nodes=sick)
             if pause_s:
                 client.delay(self._job, pause_s, _ASK_S)
         except SlurmError as error:
@@ -493,7 +493,7 @@ class SlurmJob(Job):
         """The job could not be requeued: the launcher resubmits it, or whoever resumes."""
         because = f"{what}; could not be requeued: {problem}"
         self._print(f"{because}; the launcher, or the sweep's command, resubmits it")
-        self._tell("stopped", because=because)
+        self._record("stopped", because=because)
         self._write_state(
             "stopped", because, code=code, reason=Reason.unanswered.name, unrequeued=problem
         )
@@ -508,7 +508,7 @@ class SlurmJob(Job):
             )
         except (SlurmRefused, OSError) as error:
             return self._leave_note(what, code, f"{refusal}; {error}")
-        self._tell("submitted anew", job=self._job, successor=job)
+        self._record("submitted anew", job=self._job, successor=job)
         self._print(
             f"Slurm does not requeue job {self._job} ({refusal}): resubmitted as {job}."
             f" Jobs that depend on {self._job} do not wait for it."

@@ -1,4 +1,4 @@
-"""The watch, as a true parent of true tasks that do not behave."""
+"""The supervisor, as a true parent of true tasks that do not behave."""
 
 import ctypes
 import json
@@ -27,26 +27,26 @@ from forge.job.supervisor import Supervisor
 spec = json.loads(sys.argv[1])
 out = os.open(spec["folder"] + "/out.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
 parent = os.getpid()
-watch = os.fork()
-if watch == 0:
+supervisor = os.fork()
+if supervisor == 0:
     code = Supervisor(
         [sys.executable, "-c", spec["task"]],
         dict(os.environ),
         out,
         spec["actions"],
         spec["timeout_s"],
-        Path(spec["folder"], "watch.json"),
+        Path(spec["folder"], "report.json"),
         parent,
     ).run()
     os._exit(code)
-print(watch, flush=True)
-_, status = os.waitpid(watch, 0)
+print(supervisor, flush=True)
+_, status = os.waitpid(supervisor, 0)
 sys.exit(os.waitstatus_to_exitcode(status) % 256)
 """
 
 
 class Watched:
-    """A task under a watch, under a process that stands for the job's wrapper."""
+    """A task under a supervisor, under a process that stands for the job's wrapper."""
 
     def __init__(self, folder: Path, task: str, timeout_s: float = 0.5, actions=None):
         self.folder = folder
@@ -66,7 +66,7 @@ class Watched:
             env=os.environ | {MARK: self.mark},
             start_new_session=True,
         )
-        self.watch = int(self.parent.stdout.readline())
+        self.supervisor = int(self.parent.stdout.readline())
         self.parent.stdout.close()
 
     def wait_ready(self) -> None:
@@ -74,12 +74,12 @@ class Watched:
 
     @property
     def task(self) -> int:
-        return processes.descendants(self.watch)[0]
+        return processes.descendants(self.supervisor)[0]
 
     def end(self) -> dict:
-        """Wait for it; what the watch reported."""
+        """Wait for it; what the supervisor reported."""
         self.code = self.parent.wait(60)
-        return json.loads((self.folder / "watch.json").read_text())
+        return json.loads((self.folder / "report.json").read_text())
 
     @property
     def live(self) -> list[int]:
@@ -165,7 +165,7 @@ def test_what_the_gil_holds_hostage_is_shown_and_killed(watched):
         timeout_s=0.1,
     )
     one.wait_ready()
-    os.kill(one.watch, signal.SIGTERM)
+    os.kill(one.supervisor, signal.SIGTERM)
     report = one.end()
     assert (report["code"], report["is_held"]) == (-9, True)
     assert "in stuck_here" in one.output
@@ -173,7 +173,7 @@ def test_what_the_gil_holds_hostage_is_shown_and_killed(watched):
 
 
 def test_signals_are_passed_on_and_a_prompt_end_is_no_hang(watched):
-    """`kill` of the watch is meant for the task."""
+    """`kill` of the supervisor is meant for the task."""
     one = watched(
         """
         signal.signal(signal.SIGUSR2, lambda *_: sys.exit(75))
@@ -183,7 +183,7 @@ def test_signals_are_passed_on_and_a_prompt_end_is_no_hang(watched):
         """
     )
     one.wait_ready()
-    os.kill(one.watch, signal.SIGUSR2)
+    os.kill(one.supervisor, signal.SIGUSR2)
     assert one.end()["code"] == 75
 
 
@@ -199,8 +199,8 @@ def test_a_signal_before_the_task_has_handlers_waits_for_them(watched):
         """,
         timeout_s=30,
     )
-    until(lambda: processes.descendants(one.watch), "start of the task")
-    os.kill(one.watch, signal.SIGTERM)
+    until(lambda: processes.descendants(one.supervisor), "start of the task")
+    os.kill(one.supervisor, signal.SIGTERM)
     until(lambda: _is_pending(one.task, signal.SIGTERM), "pending signal")
     (one.folder / "go").touch()
     assert one.end()["code"] == 143
@@ -234,7 +234,7 @@ def test_a_task_that_cannot_run_is_no_hang(how, watched, monkeypatch):
         if libc.ptrace(attach, task, 0, 0) != 0:
             pytest.skip("ptrace is not allowed here")
     until(lambda: processes.is_suspended(task), "suspended task")
-    os.kill(one.watch, signal.SIGTERM)
+    os.kill(one.supervisor, signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):  # its deadline, of 5.1 s, passes
         one.parent.wait(7)
     if how == "stopped":
@@ -250,10 +250,10 @@ def test_the_task_dies_with_its_watch(watched):
     """Else the job would be started again beside its own first process."""
     one = watched("(folder / 'ready').touch(); time.sleep(600)")
     one.wait_ready()
-    os.kill(one.watch, signal.SIGKILL)
+    os.kill(one.supervisor, signal.SIGKILL)
     assert one.parent.wait(60) == 256 - 9
     until(lambda: one.live == [], "end of the task")
-    assert not (one.folder / "watch.json").exists()
+    assert not (one.folder / "report.json").exists()
 
 
 def test_a_watch_whose_parent_is_gone_stops_the_task_in_order(watched):
@@ -273,10 +273,10 @@ def test_a_watch_whose_parent_is_gone_stops_the_task_in_order(watched):
     one.wait_ready()
     one.parent.kill()
     one.parent.wait()
-    until((one.folder / "watch.json").exists, "report of the watch")
-    assert json.loads((one.folder / "watch.json").read_text())["code"] == 143
+    until((one.folder / "report.json").exists, "report of the supervisor")
+    assert json.loads((one.folder / "report.json").read_text())["code"] == 143
     assert (one.folder / "saved").exists()
-    until(lambda: one.live == [], "end of the watch")
+    until(lambda: one.live == [], "end of the supervisor")
 
 
 def test_an_ignored_signal_starts_no_deadline(watched):
@@ -292,7 +292,7 @@ def test_an_ignored_signal_starts_no_deadline(watched):
         timeout_s=0.1,
     )
     one.wait_ready()
-    os.kill(one.watch, signal.SIGUSR1)
+    os.kill(one.supervisor, signal.SIGUSR1)
     with pytest.raises(subprocess.TimeoutExpired):
         one.parent.wait(6)
     (one.folder / "go").touch()
@@ -301,14 +301,14 @@ def test_an_ignored_signal_starts_no_deadline(watched):
 
 @pytest.fixture
 def announced(tmp_path):
-    """A watch that has just passed on an announcement of the limit, 60 s too soon."""
+    """A supervisor that has just passed on an announcement of the limit, 60 s too soon."""
     environment = {"FORGE_END_TIME": str(time.time() + 70)}
-    watch = Supervisor(
-        [], environment, 1, {}, 10.0, tmp_path / "watch.json", 1, announcement="USR2"
+    supervisor = Supervisor(
+        [], environment, 1, {}, 10.0, tmp_path / "report.json", 1, announcement="USR2"
     )
-    watch._task = os.getpid()
-    watch._begin_deadline(10.0, is_announced=True)
-    return watch
+    supervisor._task = os.getpid()
+    supervisor._begin_deadline(10.0, is_announced=True)
+    return supervisor
 
 
 def test_a_task_that_is_told_early_is_not_held(announced):

@@ -12,10 +12,10 @@ from forge.process import processes
 
 
 def test_jobs_that_are_killed_finish_with_the_same_bits(app, undisturbed):
-    """The task, its watch and its wrapper die without a word; the sweep does not notice."""
+    """The task, its supervisor and its wrapper die without a word; the sweep does not notice."""
     app.hold(0, 12, 22, 32)
     sweep = app.start("lr=0.1,0.2", "steps=40", "step_s=0")
-    for kind, attempt in (("task", 1), ("watch", 2), ("wrapper", 3)):
+    for kind, attempt in (("task", 1), ("supervisor", 2), ("wrapper", 3)):
         app.job(0).wait_for_attempt(attempt)
         app.job(0).wait_for_step(10 * attempt + 2)
         app.job(0).kill(kind)
@@ -123,10 +123,10 @@ def test_orphans_without_a_wrapper_and_a_watch_are_ended(app, undisturbed):
     sweep = app.start("lr=0.1", "step_s=0.05")
     job = app.job(0)
     job.wait_for_step(5)
-    wrapper, watch, task = job.wrapper, job.watch, job.task
-    until(lambda: len({*job.marked} - {wrapper, watch, task}) == 1, "the start of `sleep`")
+    wrapper, supervisor, task = job.wrapper, job.supervisor, job.task
+    until(lambda: len({*job.marked} - {wrapper, supervisor, task}) == 1, "the start of `sleep`")
     for number in (signal.SIGSTOP, signal.SIGKILL):  # none sees the end of another
-        for pid in (sweep.pid, wrapper, watch):
+        for pid in (sweep.pid, wrapper, supervisor):
             assert processes.send(pid, number)
     sweep.wait()
     until(lambda: task not in job.marked, "the task's end")  # the kernel's; `sleep` is left

@@ -377,7 +377,7 @@ def test_an_announced_time_limit(limited, undisturbed):
 
 @pytest.mark.parametrize("limited", ["deaf", "held"], indirect=True)
 def test_the_time_limit_itself(limited, undisturbed):
-    """A task that hears no signal is ended by Slurm, or by its watch where it has a deadline."""
+    """A task that hears no signal is ended by Slurm, or by its supervisor at a deadline."""
     assert_same_job(limited, undisturbed)
     assert_only_limits(limited)
     assert limited.repeated[0] in (HOLD - 10, -10)
@@ -385,7 +385,7 @@ def test_the_time_limit_itself(limited, undisturbed):
 
 @pytest.mark.parametrize("limited", ["deaf"], indirect=True)
 def test_without_a_deadline_slurm_itself_says_that_it_was_the_limit(limited):
-    """The watch kills nobody then."""
+    """The supervisor kills nobody then."""
     assert "time_limit" in [one.get("answer") for one in limited.told]
 
 

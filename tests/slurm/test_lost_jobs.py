@@ -86,7 +86,7 @@ class Sweep:
         jobs["withdrawn"].scancel()
         _, batch_shell = stat_of(jobs["script"].state["pid"])
         assert processes.send(batch_shell, signal.SIGKILL)
-        assert processes.send(stepd_above(jobs["stepd"].watch), signal.SIGKILL)
+        assert processes.send(stepd_above(jobs["stepd"].supervisor), signal.SIGKILL)
         self.cluster.run("scontrol", "update", f"JobId={self.first['anew']}", "Requeue=0")
         options = ["--partition=urgent", "--nodelist=n2", "--cpus-per-task=15"]
         submit(self.cluster, self.app.folder, "sleep 0.1", *options)
@@ -127,7 +127,7 @@ class Sweep:
         """What a node that loses its power loses of a job; then Slurm notices it."""
         daemons = [pid for pid in processes.descendants() if stat_of(pid)[0] == "slurmd"]
         (slurmd,) = [pid for pid in daemons if b"n2" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        pids = [stepd_above(job.watch), stepd_above(job.state["pid"])]
+        pids = [stepd_above(job.supervisor), stepd_above(job.state["pid"])]
         pids += [stat_of(job.state["pid"])[1], job.state["pid"], *job.marked]
         processes.send(slurmd, signal.SIGSTOP)
         for pid in pids:

@@ -12,7 +12,7 @@ import pytest
 from harness import Process
 from plans import planned
 
-from forge.jobdir.job_files import WATCH, forge_dir, read_json
+from forge.jobdir.job_files import REPORT, forge_dir, read_json
 from forge.jobdir.plan import read
 from forge.slurm import step
 
@@ -43,7 +43,7 @@ def command(shell, directory, *start):
 
 
 def watched(shell, directory):
-    """With a true watch, and TASK below it."""
+    """With a true supervisor, and TASK below it."""
     forge_dir(directory).mkdir(exist_ok=True)
     task = [sys.executable, "-I", "-S", "-c", TASK]
     planned(command=task, timeout_s=20.0, cwd=str(directory)).write(directory)
@@ -112,16 +112,16 @@ def test_signals_are_written_down_and_the_child_lives(shell, tmp_path):
 
 
 def test_a_signal_to_the_shell_alone_is_passed_on(shell, tmp_path):
-    """Between the watch's look at what was written and its first handler nothing is lost."""
+    """Between the supervisor's look at what was written and its first handler nothing is lost."""
     process = Process(watched(shell, tmp_path), tmp_path / "out", tmp_path)
     process.wait_for(lambda: len(process.session_pids()) == 3, "start of the task")
     process.signal(signal.SIGUSR2)
     assert process.wait() == 75
-    assert read_json(forge_dir(tmp_path) / WATCH)["code"] == 75
+    assert read_json(forge_dir(tmp_path) / REPORT)["code"] == 75
 
 
 def test_a_signal_at_any_moment_is_acted_on(shell, tmp_path):
-    """From the first instant on: the shell's start, the fork, the interpreter's, the watch's."""
+    """From the first instant: the shell's start, the fork, the interpreter's, the supervisor's."""
     rng = random.Random(shell)
     for number in range(25):
         directory = tmp_path / str(number)
@@ -135,7 +135,7 @@ def test_a_signal_at_any_moment_is_acted_on(shell, tmp_path):
             signal.sigtimedwait([], rng.expovariate(1 / 0.02))
         process.signal_session(signal.SIGUSR2)
         code = process.wait()
-        report = read_json(forge_dir(directory) / WATCH) or {}
+        report = read_json(forge_dir(directory) / REPORT) or {}
         # Killed before its first line: nothing has begun, and the wrapper sees by what.
         is_killed = may_be_deaf and code == -signal.SIGUSR2
         assert is_killed or (code, report["code"]) == (75, 75), process.output
@@ -147,7 +147,7 @@ def _is_shell(pid, shell):
 
 
 def test_an_early_ctrl_c_comes_to_the_task(tmp_path):
-    """The watch passes no SIGINT on, since the terminal, or Slurm, tells the task itself."""
+    """The supervisor passes no SIGINT on, since the terminal, or Slurm, tells the task itself."""
     start = watched("sh", tmp_path)
     plan = read(tmp_path)
     task = TASK.replace("SIGUSR2", "SIGINT").replace("75", "130")

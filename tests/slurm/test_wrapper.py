@@ -13,7 +13,7 @@ from plans import LISTENS, planned
 
 from forge.errors import NoAnswer, NoSuchJob, NotRequeueable, Reason, SlurmRefused
 from forge.job.requeue import Outcome
-from forge.jobdir.job_files import RESULT, STATE, WATCH, forge_dir, read_json, write_json
+from forge.jobdir.job_files import REPORT, RESULT, STATE, forge_dir, read_json, write_json
 from forge.slurm import client
 from forge.slurm.client import JobInfo, Queued
 from forge.slurm.wrapper import SlurmJob
@@ -88,7 +88,7 @@ def wrapper(tmp_path, monkeypatch, silence):
 
 def report(job, rank, code, time=1.0, node="n1", is_held=False):
     content = {"code": code, "time": time, "is_held": is_held, "node": node}
-    path = forge_dir(job.directory) / (f"{WATCH}.{rank}" if rank else WATCH)
+    path = forge_dir(job.directory) / (f"{REPORT}.{rank}" if rank else REPORT)
     path.write_text(json.dumps(content))
 
 
@@ -265,7 +265,7 @@ def test_a_killed_task_stays_on_its_nodes_unless_the_limit_is_near(wrapper):
 
 @pytest.mark.parametrize("left_s", [3000.0, 20.0])
 def test_a_time_limit_that_was_moved_is_written_down_for_the_task(wrapper, left_s):
-    """Less what its watch needs to end it."""
+    """Less what its supervisor needs to end it."""
     job = wrapper(JobInfo("RUNNING", "None", 0, None, left_s=left_s), _next_look=0.0)
     job._end_time = time.monotonic() + 400
     job._look_at_limit()

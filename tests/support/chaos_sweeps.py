@@ -3,7 +3,7 @@
     python tests/support/chaos_sweeps.py 100 --seed 1 --parallel 1
 
 Each sweep of four short jobs is hit by up to five rounds of SIGKILL at moments drawn from the
-seed: on a task, a process below one, a watch, a wrapper, the launcher; or on several at one
+seed: on a task, a process below one, a supervisor, a wrapper, the launcher; or on several at one
 instant, up to all. Whenever the launcher is gone the same command is started again, until it ends
 with 0. Then every job must have the very bits and metrics of an undisturbed run (with Hydra's own
 launcher), no two attempts of a job may have run at the same time, and no process may be left.
@@ -50,17 +50,17 @@ RULE = "resilience.requeue.rules=[{exit_codes:[1],max_restarts:50}]"
 TARGETS: dict[str, tuple[str, ...]] = {
     "task": ("task",),
     "child": ("child",),
-    "watch": ("watch",),
+    "supervisor": ("supervisor",),
     "wrapper": ("wrapper",),
     "launcher": ("launcher",),
-    "wrapper+watch": ("wrapper", "watch"),
-    "watch+task": ("watch", "task"),
+    "wrapper+supervisor": ("wrapper", "supervisor"),
+    "supervisor+task": ("supervisor", "task"),
     "launcher+wrapper": ("wrapper", "launcher"),
-    "whole job": ("wrapper", "watch", "task", "child"),
-    "everything": ("launcher", "wrapper", "watch", "task", "child"),
+    "whole job": ("wrapper", "supervisor", "task", "child"),
+    "everything": ("launcher", "wrapper", "supervisor", "task", "child"),
 }
 """What each kind hits; its first is there, the others where they live at that instant."""
-ONE_JOB = {"wrapper+watch", "watch+task", "launcher+wrapper", "whole job"}
+ONE_JOB = {"wrapper+supervisor", "supervisor+task", "launcher+wrapper", "whole job"}
 """Kinds that hit the processes of one job (beside the launcher); 'everything' hits all jobs."""
 MARK = "FORGE_CHAOS"
 AWAITED_S = 3.0
@@ -139,7 +139,7 @@ class Sweep:
             if state in "ZX":
                 continue
             if any("from forge.job.local import" in word for word in command):
-                kind = "wrapper" if session == str(pid) else "watch"
+                kind = "wrapper" if session == str(pid) else "supervisor"
             elif any("from forge.launch.task import" in word for word in command):
                 kind = "child" if "forge.launch.task" in _command_of(parent) else "task"
             else:
@@ -165,7 +165,7 @@ def draw(rng: random.Random) -> list[Hit]:
     for _ in range(rng.randint(2, 5)):
         kind = rng.choice([*TARGETS, "launcher"])
         # Births are over in an instant, and are where little is in order yet.
-        awaited = rng.choice(("", "launcher", "wrapper", "wrapper", "watch", "task"))
+        awaited = rng.choice(("", "launcher", "wrapper", "wrapper", "supervisor", "task"))
         most_s = rng.choice((0.02, 0.1, 0.5, 3.0)) if awaited else 6.0
         delay_s = rng.uniform(0, most_s)
         hits.append(Hit(kind, delay_s, awaited, rng.random()))

@@ -65,7 +65,7 @@ class Remover:
                     if not is_taken:
                         os.rename(aside, path)
         except OSError as error:
-            self._tell(path, error)
+            self._log(path, error)
         if is_taken:  # though letting go of the lock may have failed
             self.delete(aside)
         return is_taken
@@ -137,10 +137,10 @@ class Remover:
             durable.sync_directory(self._directory)
             return _delete(path)
         except OSError as error:
-            self._tell(path, error)
+            self._log(path, error)
             return False
 
-    def _tell(self, path: Path, error: OSError) -> None:
+    def _log(self, path: Path, error: OSError) -> None:
         if error.errno not in self._told:
             self._told.add(error.errno)
             messages.warn(f"{path} could not be removed: {error}. Each save tries it again.")
@@ -172,7 +172,7 @@ class Remover:
                 if aside and self._belongs_back(path, aside[1], aside[2]):
                     os.rename(path, self._directory / aside[2])
             except OSError as error:
-                self._tell(path, error)
+                self._log(path, error)
                 return  # it may be the last good one: for the next attempt
         self.delete_now(left)
 

@@ -10,7 +10,7 @@ from harness import PATIENCE_S
 from slurm_apps import BARE_CONF, SlurmApp
 from sweeps import command_in
 
-from forge.jobdir.job_files import PLAN, WATCH, forge_dir, read_json
+from forge.jobdir.job_files import PLAN, REPORT, forge_dir, read_json
 from forge.jobdir.ledger import read as read_ledger
 from forge.process import processes
 
@@ -89,8 +89,8 @@ def test_a_launcher_is_not_needed_and_its_next_start_finds_the_jobs(app):
 
     (app.gates / "go").touch()
     collected = app.go_on_here(third.stdout)
-    assert collected.returncode == 0, collected.stdout + collected.stderr
-    assert "2 of 2 finished" in collected.stdout + collected.stderr
+    assert collected.returncode == 0, collected.stdout
+    assert "2 of 2 finished" in collected.stdout
     assert all(job.attempts == 0 and len(job.told) == 3 for job in app.jobs().values())
     again = app.run(*overrides)
     assert "2 were finished before" in again.stdout
@@ -187,7 +187,7 @@ def test_a_controller_that_does_not_answer_is_waited_for(tmp_path):
             for pid in job.marked:
                 processes.send(pid, signal.SIGUSR1)
             sweep.wait_for(lambda: _asks(wrapper), "question", PATIENCE_S)
-            assert (read_json(forge_dir(job.directory) / WATCH) or {})["code"] == 75
+            assert (read_json(forge_dir(job.directory) / REPORT) or {})["code"] == 75
             # Longer than it takes; but after 10 s Slurm's own daemons lose a minute, too.
             signal.sigtimedwait([], 3)
             assert _asks(wrapper)
