@@ -113,7 +113,7 @@ class LocalJob(Job):
         if report is None:
             code = os.waitstatus_to_exitcode(status)
             if code < 0:
-                return Outcome(-9, self._asked_for(-9), is_watch_lost=True)
+                return Outcome(-9, self._asked_for(-9), is_supervisor_lost=True)
             report = {"code": code if code < 128 else 128 - code, "is_held": False}
         outcome = self._as_said(report)
         return replace(outcome, asked=self._asked_for(outcome.code), is_held=report["is_held"])

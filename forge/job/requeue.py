@@ -25,7 +25,7 @@ class Outcome:
     """Why the job itself ended it, if it did."""
     is_held: bool = False
     """Whether the supervisor had to kill the task, which did not react to a signal."""
-    is_watch_lost: bool = False
+    is_supervisor_lost: bool = False
     """Whether the supervisor was killed, and the task with it."""
     said: Reason | None = None
     """What the task itself says of its end; None where it did not get to say."""
@@ -51,7 +51,7 @@ class Outcome:
         """In a few words, for people."""
         if self.is_held:
             return "did not react to a signal, and was killed"
-        if self.asked is None and self.is_watch_lost:
+        if self.asked is None and self.is_supervisor_lost:
             return "its supervisor was killed"
         if self.asked is None and self.code < 0:
             return self.text or f"killed by {signal_name(-self.code)}"

@@ -331,7 +331,7 @@ class SlurmJob(Job):
         if self._why is Why.script_killed and asked is Reason.crashed:
             text = self._why.value
         is_lost = code < 0 and not self._has_begun
-        return replace(found, asked=asked, is_watch_lost=is_lost, text=text)
+        return replace(found, asked=asked, is_supervisor_lost=is_lost, text=text)
 
     def _from_srun(self, status: int) -> int:
         """The code of a rank that left no report, from srun's wait status: at best a signal.

@@ -246,7 +246,7 @@ def test_a_task_that_cannot_run_is_no_hang(how, watched, monkeypatch):
     assert (report["code"], report["is_held"]) == (143, False)
 
 
-def test_the_task_dies_with_its_watch(watched):
+def test_the_task_dies_with_its_supervisor(watched):
     """Else the job would be started again beside its own first process."""
     one = watched("(folder / 'ready').touch(); time.sleep(600)")
     one.wait_ready()
@@ -256,7 +256,7 @@ def test_the_task_dies_with_its_watch(watched):
     assert not (one.folder / "report.json").exists()
 
 
-def test_a_watch_whose_parent_is_gone_stops_the_task_in_order(watched):
+def test_a_supervisor_whose_parent_is_gone_stops_the_task_in_order(watched):
     """The wrapper was killed: what was trained since the last save is still worth saving."""
     one = watched(
         """

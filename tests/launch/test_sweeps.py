@@ -109,7 +109,7 @@ def test_the_next_start_waits_for_orphans_that_are_still_leaving(app, undisturbe
     assert_same_job(app.job(0), undisturbed["0.1"])
 
 
-def test_orphans_without_a_wrapper_and_a_watch_are_ended(app, undisturbed):
+def test_orphans_without_a_wrapper_and_a_supervisor_are_ended(app, undisturbed):
     """All three parents killed at one moment: only the mark in the environment is left."""
     app = App(
         app.folder.with_name("other"),

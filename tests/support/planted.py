@@ -370,7 +370,7 @@ def main() -> int:
         took_s = time.monotonic() - began
         verdict = "caught" if caught else "MISSED"
         print(f"{verdict}  {defect.name:<24} {took_s:5.0f} s  {caught or defect.why}", flush=True)
-    print(f"{len(wanted) - missed} of {len(wanted)} caught")
+    print(f"{len(wanted) - missed} of {len(wanted)} {'found' if options.list else 'caught'}")
     return int(missed > 0)
 
 

@@ -234,7 +234,7 @@ class SlurmJob(SweptJob):
         return self._process("python", "forge.launch.task")
 
     @property
-    def watch(self) -> int:
+    def supervisor(self) -> int:
         return self._process("python", "forge.slurm.step")
 
     @property

@@ -188,7 +188,7 @@ class SweptJob:
         return self.state["pid"]
 
     @property
-    def watch(self) -> int:
+    def supervisor(self) -> int:
         return processes.descendants(self.wrapper)[0]
 
     @property
