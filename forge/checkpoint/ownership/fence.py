@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from forge import messages
-from forge.checkpoint.ownership.locks import Locks
+from forge.checkpoint.ownership.locks import KEPT_FILE, Locks
 from forge.errors import DirectoryInUse
 from forge.filesystem.files import read_plain, write_atomically
 from forge.jobdir import spawned
@@ -57,7 +57,9 @@ class Fence:
             raise DirectoryInUse(self._in_use(self._token))
         previous = self._read()
         try:
-            if not self._locks.take() and not self._supersedes(previous):
+            refused = self._locks.take()
+            is_left = refused == KEPT_FILE and self._has_died(previous)
+            if refused and not is_left and not self._supersedes(previous):
                 raise DirectoryInUse(self._in_use(previous))
             self._write_token()
         except BaseException:
@@ -78,6 +80,18 @@ class Fence:
                 f" (pid {previous.get('pid')} on {previous.get('host')}); it can no longer commit."
             )
         return is_newer
+
+    def _has_died(self, previous: dict[str, Any]) -> bool:
+        """Whether only a child that the holder left behind can still have its lock."""
+        if previous.get("host") != self._token["host"]:
+            return False
+        try:
+            os.kill(previous["pid"], 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, OverflowError):  # somebody else's process, or no number of one
+            return False
+        return False
 
     def _in_use(self, holder: dict[str, Any]) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.get("claimed", 0)))

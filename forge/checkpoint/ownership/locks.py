@@ -33,14 +33,14 @@ class Locks:
         self._fds: dict[str, int] = {}
         self._has_warned = False
 
-    def take(self) -> bool:
+    def take(self) -> str | None:
         """Take both, or again what was lost; where there are no locks the token has to do.
 
         They are taken on the files that are there now: the directory may be another one, restored
         from a copy.
 
         Returns:
-            Whether nobody else has either of them.
+            The file that somebody else has locked; None where it is neither.
         """
         import fcntl  # not at the top: Windows has none
 
@@ -55,10 +55,10 @@ class Locks:
             try:
                 lock(self._fds[name], fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
-                return False
+                return name
             except OSError as error:
                 self._warn(error)
-        return True
+        return None
 
     def _warn(self, error: OSError) -> None:
         if not self._has_warned:

@@ -94,28 +94,56 @@ def test_a_killed_process_blocks_nobody(hold, open_store, commit):
 LEAVING = (
     HOLDER
     + """
-import os, time
-print(os.fork() or time.sleep(1000), flush=True)
+import os, subprocess, time
+if sys.argv[2] == "forked by Python":
+    child = os.fork() or time.sleep(1000)
+else:  # C code runs no hook of Python's: its child has all descriptors
+    child = subprocess.Popen(["sleep", "1000"], pass_fds=[*fence._locks._fds.values()]).pid
+print(child, flush=True)
 time.sleep(1000)
 """
 )
 
 
-def test_a_child_that_outlives_its_killed_parent_blocks_nobody(tmp_path, open_store, commit):
-    """A DataLoader worker that hangs in a read."""
-    directory = tmp_path / "checkpoints"
-    directory.mkdir()
-    command = [sys.executable, "-c", LEAVING, str(directory)]
-    with Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"held\n"
-        child = int(process.stdout.readline())
-        process.kill()
-    try:
-        store = open_store()
-        commit(store, 1)
-        assert store.newest().manifest.step == 1
-    finally:
+@pytest.fixture
+def leave_behind(tmp_path):
+    """Kill a process that holds the directory, but not its child."""
+    children = []
+
+    def leave(kind):
+        directory = tmp_path / "checkpoints"
+        directory.mkdir()
+        command = [sys.executable, "-c", LEAVING, str(directory), kind]
+        with Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+            assert process.stdout.readline() == b"held\n"
+            children.append(int(process.stdout.readline()))
+            process.kill()
+
+    yield leave
+    for child in children:
         os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kind", ["forked by Python", "forked by C"])
+def test_a_child_that_outlives_its_killed_parent_blocks_nobody(
+    kind, leave_behind, open_store, commit
+):
+    """A worker that hangs in a read; a child that had no time to let go, or never does."""
+    leave_behind(kind)
+    store = open_store()
+    commit(store, 1)
+    assert store.newest().manifest.step == 1
+
+
+def test_what_was_left_behind_on_another_host_cannot_be_told_from_its_parent(
+    leave_behind, tmp_path, open_store
+):
+    """Only there could one see who lives."""
+    leave_behind("forked by C")
+    file = tmp_path / "checkpoints" / TOKEN_FILE
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"host": "another"}))
+    with pytest.raises(DirectoryInUse, match="on another"):
+        open_store()
 
 
 def test_who_copies_its_own_checkpoints_keeps_others_out(store, commit, tmp_path):
