@@ -20,7 +20,7 @@ ForgeError                   what was asked for cannot be done
 ├── JobError                     a job of a sweep did not finish
 └── RehearsalFailed              a rehearsed script did not end as it should
 
-JobTraceback (an Exception)  the traceback of an exception, in the job's own process
+JobTraceback (an Exception)  what an exception was raised from, in the job's own process
 Exit (a SystemExit)          ends the process with one of the codes below
 MainCalled (a BaseException) a script that was only to be imported calls main
 
@@ -226,7 +226,7 @@ class RehearsalFailed(ForgeError):
 
 
 class JobTraceback(Exception):
-    """The traceback of an exception as it was in the job's own process; its cause here."""
+    """What an exception was raised from, as it was in the job's own process."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

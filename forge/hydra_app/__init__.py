@@ -1,1 +1,1 @@
-"""What forge does inside a Hydra app: its callback, and the frozen config."""
+"""What forge does inside a Hydra app: its callback, the frozen config, hints for overrides."""

@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from forge import messages
 from forge.errors import ConfigError, ExitCode, ForgeError
-from forge.hydra_app import frozen
+from forge.hydra_app import frozen, hints
 from forge.hydra_app.job_policy import policy_of
 from forge.jobdir import identity, job_dir, plan, spawned, verdict
 from forge.jobdir.job_files import REHEARSAL, forge_dir
@@ -59,6 +59,7 @@ class JobConfig(Callback):
     @_guarded
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before a single job: bring back the config it was first started with."""
+        hints.composition_succeeded()
         if REHEARSAL in os.environ:
             with read_write(config), open_dict(config):
                 config.hydra.run.dir = os.environ[REHEARSAL]
@@ -80,8 +81,14 @@ class JobConfig(Callback):
             )
 
     @_guarded
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """After a sweep: every job was composed, here or where it ran."""
+        hints.composition_succeeded()
+
+    @_guarded
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         """In the job's process, before the user's main."""
+        hints.composition_succeeded()
         directory = Path(config.hydra.runtime.output_dir)
         policy = policy_of(config)
         spawned.hand_on(None)  # what is there is of the process that started us

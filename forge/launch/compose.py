@@ -51,12 +51,17 @@ class ComposedJob:
     """`identity.as_written` of it."""
 
 
-def compose(sweep: SweepDir, request: Request) -> list[ComposedJob]:
+def compose(
+    sweep: SweepDir,
+    request: Request,
+    complete: Callable[[DictConfig], None] = lambda cfg: None,
+) -> list[ComposedJob]:
     """Every job's config and directory; all problems of all jobs at once.
 
     Args:
         sweep: Where they lie.
         request: What Hydra asks for.
+        complete: Puts what the launcher's own options say into a job's config.
     """
     jobs: list[ComposedJob] = []
     problems: list[str] = []
@@ -87,6 +92,7 @@ def compose(sweep: SweepDir, request: Request) -> list[ComposedJob]:
             if problem:  # not looked into further: what lies there is another job's
                 problems.append(f"job {number} ({label}): {problem}")
                 continue
+            complete(cfg)  # before it is compared with what the job began with
             _settle(job, sweep.path, may_refer="${" in text)
             job.policy = policy_of(cfg)
             _check_source(job)

@@ -16,7 +16,7 @@ from forge.errors import ExitCode, JobTraceback, Reason
 from forge.filesystem.files import read_trusted
 from forge.hydra_app import frozen
 from forge.jobdir.job_files import RESULT, forge_dir
-from forge.launch import plan
+from forge.launch import plan, tracebacks
 from forge.launch.compose import ComposedJob
 from forge.launch.progress.observed import ObservedJob
 from forge.launch.progress.view import State
@@ -67,5 +67,7 @@ def _stored(directory: Path) -> JobReturn | None:
         return result
     assert isinstance(found, JobReturn)
     if shown:
-        of_hydra.outcome(found).__cause__ = JobTraceback(shown)
+        frames, origin = shown  # no pickle of an error keeps them
+        raised = of_hydra.outcome(found).with_traceback(tracebacks.made_again(frames))
+        raised.__cause__ = JobTraceback(origin) if origin else None
     return found

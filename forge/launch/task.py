@@ -78,15 +78,11 @@ def _run(directory: Path) -> int:
         if error.code not in (None, 0):
             raise
         result = JobReturn(status=JobStatus.COMPLETED, overrides=plan.overrides)
-    shown = ""
-    if result.status is JobStatus.FAILED:
-        shown = "".join(traceback.format_exception(of_hydra.outcome(result)))
-        sys.stderr.write(shown)
-    _store(result, shown, directory)
-    if result.status is JobStatus.FAILED:
+    is_failed = result.status is JobStatus.FAILED
+    _store(result, _show(of_hydra.outcome(result)) if is_failed else None, directory)
+    if is_failed:
         _log_error(of_hydra.outcome(result), directory)
-        return 1
-    return int(ExitCode.FINISHED)
+    return 1 if is_failed else int(ExitCode.FINISHED)
 
 
 def _at_exit() -> None:
@@ -120,6 +116,16 @@ def _listen_early(actions: dict[str, str], end: Callable[[int], NoReturn]) -> No
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
 
 
+def _show(error: BaseException) -> tuple[Any, str]:
+    """The traceback into the job's log; returns what the launcher makes it of again."""
+    from forge.launch import tracebacks
+
+    frames = tracebacks.shorten(error)
+    sys.stderr.write(tracebacks.shown(error))
+    sys.stderr.flush()
+    return frames, tracebacks.origin(error)
+
+
 def _log_error(error: BaseException, directory: Path) -> None:
     """One line for whoever watches the job: its wrapper has the verdict."""
     line = str(error).strip().split("\n")[0][:300]
@@ -127,7 +133,7 @@ def _log_error(error: BaseException, directory: Path) -> None:
     verdict.write(directory, Verdict(Reason.failed, text, 1))
 
 
-def _store(result: Any, shown: str, directory: Path) -> None:
+def _store(result: Any, shown: tuple[Any, str] | None, directory: Path) -> None:
     """Leave the result for the launcher, with the traceback: no pickle of an error keeps one."""
     import cloudpickle
 

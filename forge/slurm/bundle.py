@@ -66,6 +66,14 @@ def write(
     write_atomically(path, b"".join([head, *parts]), is_synced=True)
 
 
+def read_plan(path: Path, number: int) -> JobPlan:
+    """A job's plan."""
+    with os.fdopen(open_trusted(path), "rb") as file:
+        _, position, size, _ = json.loads(file.readline())["jobs"][number]
+        file.seek(position, os.SEEK_CUR)
+        return from_json(json.loads(file.read(size)), str(path))
+
+
 def unpack(path: Path, number: int) -> Path:
     """Put a job's plan and task where its wrapper looks for them, unless that was done.
 

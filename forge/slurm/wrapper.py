@@ -36,9 +36,10 @@ from forge.errors import (
     Reason,
     SlurmError,
     SlurmRefused,
+    is_disk_full,
 )
 from forge.filesystem.files import exit_on_error
-from forge.job.requeue import Counts, Decision, Outcome, signal_name
+from forge.job.requeue import Counts, Decision, Outcome, decide, signal_name
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
 from forge.job.wrapper import Job
 from forge.jobdir import ledger
@@ -524,12 +525,35 @@ class SlurmJob(Job):
         return left_s is None or left_s > self.plan.lead_s + _LEAD_SLACK_S + _RESTART_S
 
 
+def _wait_for_room(path: Path, number: int, error: OSError) -> int:
+    """No room for the job's first files: it goes back into the queue for a while, within budget."""
+    job, limits = client.own_job(os.environ), bundle.read_plan(path, number).requeue
+    # Whatever has restarted it so far was this: once unpacked, a job has a state of its own.
+    counts = Counts(failures=int(os.environ.get("SLURM_RESTART_COUNT") or 0))
+    decision = decide(Outcome(ExitCode.DISK_FULL), counts, limits, -1, has_run=False)
+    text = f"{decision.because} ({error})"
+    try:
+        if decision.starts_again:
+            client.requeue(job, 6 * _ASK_S)
+            client.delay(job, decision.pause_s, _ASK_S)
+    except SlurmError as refusal:
+        text += f"; could not be requeued: {refusal}"
+    with contextlib.suppress(OSError):  # it may lie there as well
+        os.write(2, f"forge: {text}\n".encode())
+    return int(ExitCode.DISK_FULL)
+
+
 @exit_on_error()
 def main(arguments: list[str]) -> int:
     """`python -m forge.slurm.wrapper <bundle>`."""
     (path,) = arguments
     number = int(os.environ.get("SLURM_ARRAY_TASK_ID") or 0)
-    directory = bundle.unpack(Path(path), number)
+    try:
+        directory = bundle.unpack(Path(path), number)
+    except OSError as error:
+        if is_disk_full(error):
+            return _wait_for_room(Path(path), number, error)
+        raise
     return SlurmJob(directory, Path(path).with_suffix(".sh")).run()
 
 

@@ -1,5 +1,6 @@
 """Lets every Hydra app choose a preset: `defaults: [resilience: default, _self_]`."""
 
+import sys
 from pathlib import Path
 
 from hydra.core.config_search_path import ConfigSearchPath
@@ -18,3 +19,7 @@ class ForgeSearchPath(SearchPathPlugin):
         is_repository = (package.parent / "pyproject.toml").is_file() and in_repository.is_dir()
         # An editable install may hold a copy of conf inside the package: it would be stale.
         search_path.append("forge", str(in_repository if is_repository else package / "conf"))
+        if any("resilience." in argument for argument in sys.argv[1:]):
+            from forge.hydra_app import hints
+
+            hints.arm(sys.argv[1:])

@@ -1,9 +1,11 @@
-"""The policy on a true command line: presets, sweeps, and keys that are not there."""
+"""The policy on a true command line: presets, sweeps, and hints where Hydra refuses a key."""
 
 from pathlib import Path
 
 import forked
 import pytest
+
+from forge.hydra_app import hints
 
 APP = """
 import hydra, torch, forge
@@ -112,18 +114,34 @@ def test_yamls_off_is_named_a_boolean(light_app):
     assert "found a boolean" in output
 
 
-@pytest.mark.parametrize("sweep", [(), ("-m",)])
-def test_a_mistyped_key_is_refused(light_app, sweep):
-    """By Hydra; and by forge, with the key that was meant, where Hydra is told to add it."""
-    code, output = run(light_app, *sweep, "resilience.nan.actoin=skip")
+def test_a_mistyped_key_is_followed_by_the_key_that_was_meant(light_app):
+    code, output = run(light_app, "resilience.nan.actoin=skip")
     assert code == 1
-    assert "Key 'actoin' is not in struct" in output
-    code, output = run(light_app, *sweep, "+resilience.nan.actoin=skip")
-    assert code == 78
+    hydra, hint = output.index("Key 'actoin' is not in struct"), output.index("forge: ")
+    assert hydra < hint, "Hydra's own message comes first"
+    assert "Did you mean `resilience.nan.action`?" in output[hint:]
+
+
+def test_a_mistyped_key_in_a_sweep_gets_the_hint_too(light_app):
+    code, output = run(light_app, "-m", "resilience.nan.actoin=skip,halt")
+    assert code == 1
     assert "Did you mean `resilience.nan.action`?" in output
 
 
-def test_a_policy_can_be_added_to_an_app_without_one(bare_app):
+def test_a_signal_in_other_words_is_said_how_to_write(light_app):
+    _, output = run(light_app, "resilience.signal.actions.SIGHUP=save")
+    assert "write `resilience.signal.actions.HUP=…`" in output
+    code, output = run(light_app, "resilience.signal.actions.HUP=save")
+    assert (code, "'HUP': 'save'" in output) == (0, True), output
+
+
+def test_an_app_without_a_policy_is_told_how_to_add_one(bare_app):
+    """'Key 'resilience' is not in struct' says nothing to whoever forgot the preset."""
+    code, output = run(bare_app, "resilience.nan.action=skip")
+    assert code == 1
+    assert output.index("Key 'resilience' is not in struct") < output.index("forge: ")
+    assert "`defaults: [resilience: default, _self_]`" in output
+    assert "`+resilience=default`" in output
     code, output = run(bare_app, "+resilience=default", "resilience.nan.action=halt")
     assert (code, "'action': 'halt'" in output) == (0, True), output
 
@@ -142,3 +160,58 @@ def test_an_app_with_a_resilience_key_of_its_own_is_left_alone(tmp_path):
     assert code == 1
     assert "Key 'retires' is not in struct" in output
     assert "forge" not in output
+
+
+def test_an_app_that_uses_the_word_in_a_value_gets_no_hint(bare_app):
+    code, output = run(bare_app, "lr=resilience.nan.action=skip", "+x=1", "nosuch=1")
+    assert code == 1
+    assert "forge" not in output
+
+
+# -- the hints themselves -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (["nan.actoin"], ["not a key of forge's policy. Did you mean `resilience.nan.action`?"]),
+        (["nan.actoin", "nan.action"], ["Did you mean `resilience.nan.action`?"]),
+        (["nan.actoin", "signal.lead"], ["`resilience.nan.action`", "`resilience.signal.lead_s`"]),
+        (["signal.actions.SIGTERM"], ["write `resilience.signal.actions.TERM=…`"]),
+        (["signal.actions.sighup"], ["write `resilience.signal.actions.HUP=…`"]),
+        (["nan.action"], ["add a preset to its defaults list"]),
+        (["qqq"], []),
+    ],
+)
+def test_a_hint_says_what_to_write(keys, expected):
+    found = hints.hints_for(keys)
+    assert len(found) == len(expected)
+    for sentence, part in zip(found, expected, strict=True):
+        assert part in sentence
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["resilience.nan.actoin=skip", "+resilience.nan.actoin=1", "++resilience.nan.actoin=1"],
+)
+def test_every_form_of_an_override_arms_a_hint(argument, monkeypatch):
+    registered = []
+    monkeypatch.setattr(hints, "_pending", [])
+    monkeypatch.setattr(hints.atexit, "register", registered.append)
+    hints.arm([argument])
+    hints.arm([argument])
+    assert hints._pending == ["nan.actoin"]
+    assert len(registered) == 1
+    hints.composition_succeeded()
+    assert hints._pending == []
+
+
+@pytest.mark.parametrize(
+    "argument", ["lr=1", "resilience=debug", "x.resilience.nan=1", "--resilience.x"]
+)
+def test_other_arguments_arm_none(argument, monkeypatch):
+    registered = []
+    monkeypatch.setattr(hints, "_pending", [])
+    monkeypatch.setattr(hints.atexit, "register", registered.append)
+    hints.arm([argument])
+    assert (hints._pending, registered) == ([], [])

@@ -1,5 +1,8 @@
 """What the process of a job is handed, and what comes back: what a script defines is itself."""
 
+import subprocess
+import sys
+
 from main_scripts import make, run, seen
 
 RICH = """
@@ -177,6 +180,27 @@ def test_the_script_is_itself_in_the_jobs_process(tmp_path):
     assert "a complaint" in shown
 
 
+def test_the_traceback_of_the_jobs_own_process_comes_with_the_error(tmp_path):
+    """Without the line that failed, a person has to look for the job's log first."""
+    app = make(
+        tmp_path / "app",
+        """
+        import hydra
+
+        @hydra.main(version_base=None, config_path=".", config_name="conf")
+        def main(cfg):
+            raise ValueError("the reason")  # THIS LINE
+
+        if __name__ == "__main__":
+            main()
+        """,
+    )
+    done = app.run("what=a")
+    assert done.returncode == 1
+    assert "ValueError: the reason" in done.stdout
+    assert "THIS LINE" in done.stdout
+
+
 RAISES = """
     import hydra
 
@@ -195,15 +219,29 @@ RAISES = """
 """
 
 
-def test_the_traceback_of_the_jobs_own_process_comes_with_the_error(tmp_path):
-    """Without the line that failed, a person has to look for the job's log first."""
+def frames_in(text: str) -> str:
+    """The tracebacks, without carets and what only heads another process's text."""
+    shown = text[text.index("Traceback (most") :].partition("\nSet the env")[0]
+    kept = [line for line in shown.splitlines() if line.strip(" ^~")]
+    return "\n".join(line for line in kept if not line.startswith("forge"))
+
+
+def test_an_exception_is_shown_as_hydra_shows_one(tmp_path):
+    """Below 25 lines of Hydra's own frames nobody looks for those of the script."""
     app = make(tmp_path / "app", RAISES)
+    alone = subprocess.run(
+        [sys.executable, "train.py"], cwd=app.folder, text=True, stderr=subprocess.PIPE
+    )
+    raised = frames_in(alone.stderr)
+    assert raised.count("  File ") == 3
     done = app.run("what=a")
     assert done.returncode == 1
-    for shown in (done.stdout, app.job(0).output):
-        assert "ValueError: the reason" in shown
-        assert shown.count("THIS LINE") == 1
-        assert "KeyError: 'missing'" in shown
+    assert frames_in(done.stdout) == raised
+    assert frames_in(app.job(0).output) == raised
+    full = app.run("what=b", HYDRA_FULL_ERROR="1")
+    assert full.stdout.count("THIS LINE") == 1
+    assert "in run_job" in full.stdout
+    assert "in run_job" in app.job(1).output
 
 
 LOCKED = """

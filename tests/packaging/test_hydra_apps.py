@@ -103,7 +103,7 @@ def test_an_app_without_resilience_is_the_same_with_forge_installed(
 
 @pytest.mark.parametrize("what", MISTAKES)
 def test_its_mistakes_are_reported_as_before(without_forge, with_wheel, tmp_path, what):
-    """forge is silent where nobody names `resilience`."""
+    """forge's hints are for those who name `resilience`."""
     results = [
         observe(environment, tmp_path / "app", MISTAKES[what], code=1)
         for environment in (without_forge, with_wheel)

@@ -12,13 +12,13 @@ from cluster import wait_for
 from plans import planned
 from slurm_apps import BARE_CONF, SlurmApp
 
-from forge.errors import SlurmRefused
+from forge.errors import NotRequeueable, SlurmRefused
 from forge.filesystem.locks import take_lock
 from forge.jobdir.job_files import STATE, forge_dir, is_busy, read_json, write_json
 from forge.jobdir.plan import read
 from forge.launch.slurm import slurm_wait
 from forge.launch.slurm.slurm_wait import SubmittedJob, Watcher
-from forge.slurm import bundle, client
+from forge.slurm import bundle, client, wrapper
 from forge.slurm.client import JobInfo
 
 TRAIN = """
@@ -269,3 +269,50 @@ def test_a_cluster_that_is_gone_is_told_once(tmp_path, monkeypatch):
     (line,) = said
     assert line.startswith("The cluster does not answer: squeue: error: nobody is there.")
     assert job.state.name == "finished"
+
+
+@pytest.mark.parametrize(
+    ("restarts", "did"), [("0", ["requeue", 30.0]), ("1", ["requeue", 60.0]), ("2", [])]
+)
+def test_a_job_that_begins_on_a_full_disk_waits_in_the_queue(restarts, did, tmp_path, monkeypatch):
+    """All that wait for a node would begin, and die, in the minutes until there is room again."""
+    path, asked = tmp_path / "1.bundle", []
+    limits = {"enabled": True, "max_failures": 2, "rules": []}
+    bundle.write(path, b"", [(tmp_path / "job", planned(requeue=limits), b"")] * 2, {})
+
+    def full(*args, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(bundle, "write_atomically", full)
+    monkeypatch.setattr(os, "write", full)  # the batch script's output lies there as well
+    monkeypatch.setattr(client, "requeue", lambda job, within_s: asked.append("requeue"))
+    monkeypatch.setattr(client, "delay", lambda job, pause_s, within_s: asked.append(pause_s))
+    for name, value in {
+        "ARRAY_JOB_ID": "7",
+        "ARRAY_TASK_ID": "1",
+        "RESTART_COUNT": restarts,
+    }.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert wrapper.main([str(path)]) == 71
+    assert asked == did
+
+
+def test_a_full_disk_and_a_refused_requeue_are_both_said(tmp_path, monkeypatch, capfd):
+    """The batch script's output is all that is left of such a job."""
+    path = tmp_path / "1.bundle"
+    limits = {"enabled": True, "max_failures": 2, "rules": []}
+    bundle.write(path, b"", [(tmp_path / "job", planned(requeue=limits), b"")], {})
+
+    def full(*args, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def refuse(job, within_s):
+        raise NotRequeueable("Requested operation is presently disabled")
+
+    monkeypatch.setattr(bundle, "write_atomically", full)
+    monkeypatch.setattr(client, "requeue", refuse)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert wrapper.main([str(path)]) == 71
+    said = capfd.readouterr().err
+    assert "No space left" in said
+    assert "could not be requeued: Requested operation is presently disabled" in said

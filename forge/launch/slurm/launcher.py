@@ -70,7 +70,8 @@ def launch(request: Request) -> list[JobReturn]:
         else:
             sweep = opening.sweep_dir(directory, request)
         try:
-            composed = compose(sweep, request)
+            complete = functools.partial(slurm_options.into_policy, options)
+            composed = compose(sweep, request, complete)
             jobs = [_Job(job, options.of_job(job.policy)) for job in composed]
             cluster.check([(job.options, job.composed.policy) for job in jobs])
             submitted = Submitted(directory)

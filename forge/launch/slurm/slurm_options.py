@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from forge.config.schema import Policy, SlurmConfig
 from forge.errors import ConfigError
@@ -34,13 +35,10 @@ _LEAST = {
     **dict.fromkeys(("nodes", "tasks_per_node", "array_parallelism", "cpus_per_task"), 1),
     **dict.fromkeys(("gpus_per_node", "gpus_per_task", "mem_gb"), 0),
     "cpus_per_gpu": 1,
+    "signal_delay_s": 1,
+    "max_num_timeout": 0,
 }
 """Options that have a least value, where they are not null."""
-_OF_THE_POLICY = {
-    "signal_delay_s": "resilience.signal.lead_s",
-    "max_num_timeout": "resilience.requeue.max_timeouts",
-}
-"""hydra-submitit-launcher's options that belong to the policy -> what to set instead."""
 
 
 @dataclass
@@ -96,9 +94,6 @@ def read(given: dict[str, Any]) -> SlurmOptions:
         ConfigError: With every problem found.
     """
     options, problems = option_check.read(SlurmOptions, given, _LEAST)
-    for key, ours in _OF_THE_POLICY.items():
-        if getattr(options, key) is not None:
-            problems[key] = f"expected null. Set `{ours}` instead."
     if not options.use_srun:
         problems["use_srun"] = "expected true: forge starts tasks by srun."
     try:
@@ -115,3 +110,36 @@ def read(given: dict[str, Any]) -> SlurmOptions:
     if problems:
         raise ConfigError(option_check.sentences(given, problems), "The launcher's configuration")
     return options
+
+
+def into_policy(options: SlurmOptions, cfg: DictConfig) -> None:
+    """Put what the launcher's config says of signals and restarts where the policy has it.
+
+    As an override of the job: it is another name of the same key, so the job is stored, compared
+    and started again with it.
+
+    Raises:
+        ConfigError: Where the two contradict each other.
+    """
+    problems = []
+    defaults = Policy()
+    pairs = [
+        ("signal_delay_s", "signal.lead_s", defaults.signal.lead_s),
+        ("max_num_timeout", "requeue.max_timeouts", defaults.requeue.max_timeouts),
+    ]
+    for name, key, default in pairs:
+        wanted = getattr(options, name)
+        if wanted is None or OmegaConf.select(cfg, "resilience") is None:
+            continue
+        present = OmegaConf.select(cfg, f"resilience.{key}", default=default)
+        if present not in (default, wanted):
+            problems.append(
+                f"`hydra.launcher.{name}={wanted}` and `resilience.{key}={present}` contradict"
+                " each other. Leave out the first."
+            )
+            continue
+        with read_write(cfg), open_dict(cfg):
+            OmegaConf.update(cfg, f"resilience.{key}", wanted, force_add=True)
+            cfg.hydra.overrides.task.append(f"++resilience.{key}={wanted}")
+    if problems:
+        raise ConfigError(problems, "The launcher's configuration")

@@ -12,7 +12,7 @@ from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
 from forge.errors import ConfigError
 from forge.launch.slurm import slurm_options
 from forge.launch.slurm.sbatch import Batch, Group, batches, log_folder
-from forge.launch.slurm.slurm_options import SlurmOptions, read
+from forge.launch.slurm.slurm_options import SlurmOptions, into_policy, read
 from forge.slurm import bundle
 
 THEIRS = {
@@ -36,6 +36,8 @@ THEIRS = {
     "mem_per_gpu": "7G",
     "mem_per_cpu": "1G",
     "account": "us",
+    "signal_delay_s": 77,
+    "max_num_timeout": 5,
     "additional_parameters": {"mail-user": "me@example.org", "exclusive": True},
     "array_parallelism": 3,
     "setup": ["module load cuda", "echo 'a  b' ${HOME} \\"],
@@ -60,13 +62,12 @@ def header(script) -> dict[str, str]:
 
 def test_every_key_of_hydra_submitit_launcher_means_the_same():
     """One word of a config changes, and nothing of what is submitted but forge's own options."""
-    assert set(THEIRS) <= THEIR_KEYS
-    assert set(THEIRS) | set(NEWER) | set(slurm_options._OF_THE_POLICY) >= THEIR_KEYS
+    assert set(THEIRS) <= THEIR_KEYS <= set(THEIRS) | set(NEWER)
     executor = submitit.AutoExecutor("/logs/%j", cluster="slurm", slurm_max_num_timeout=5)
     shared = ("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb")
     shared += ("nodes", "name", "stderr_to_stdout")
-    theirs = THEIRS | {"signal_delay_s": 77}
-    del theirs["submitit_folder"]
+    left_out = ("submitit_folder", "max_num_timeout")
+    theirs = {key: value for key, value in THEIRS.items() if key not in left_out}
     executor.update_parameters(
         **{key if key in shared else f"slurm_{key}": value for key, value in theirs.items()}
     )
@@ -102,7 +103,7 @@ def test_no_key_is_silently_without_effect(key):
     """But those that say where to look, and those that the policy takes over."""
     alone = read({key: THEIRS[key]})
     assert getattr(alone, key) == THEIRS[key]
-    elsewhere = ("submitit_folder", "array_parallelism")
+    elsewhere = ("submitit_folder", "signal_delay_s", "max_num_timeout", "array_parallelism")
     if key not in (*elsewhere, "cpus_per_gpu"):
         both = THEIRS | {"cpus_per_gpu": None}  # it needs gpus_per_task
         rest = {name: value for name, value in both.items() if name != key}
@@ -110,15 +111,23 @@ def test_no_key_is_silently_without_effect(key):
 
 
 def test_signal_delay_and_timeouts_are_the_policy_s():
-    """Two names of one thing could contradict each other."""
-    with pytest.raises(ConfigError) as caught:
-        read({"signal_delay_s": 77, "max_num_timeout": 5})
-    assert caught.value.problems == [
-        "`hydra.launcher.signal_delay_s=77`: expected null."
-        " Set `resilience.signal.lead_s` instead.",
-        "`hydra.launcher.max_num_timeout=5`: expected null."
-        " Set `resilience.requeue.max_timeouts` instead.",
+    """Two names of one thing; a default gives way, a contradiction is reported."""
+    from omegaconf import OmegaConf
+
+    options = read({"signal_delay_s": 77, "max_num_timeout": 5})
+    hydra = {"overrides": {"task": ["lr=1"]}}
+    cfg = OmegaConf.create({"resilience": {"signal": {"name": "USR2"}}, "hydra": hydra})
+    into_policy(options, cfg)
+    assert cfg.hydra.overrides.task == [
+        "lr=1",
+        "++resilience.signal.lead_s=77",
+        "++resilience.requeue.max_timeouts=5",
     ]
+    assert cfg.resilience.signal.lead_s == 77
+    assert cfg.resilience.requeue.max_timeouts == 5
+    for section in ({"signal": {"lead_s": 60.0}}, {"requeue": {"max_timeouts": 1}}):
+        with pytest.raises(ConfigError, match="contradict each other"):
+            into_policy(options, OmegaConf.create({"resilience": section, "hydra": hydra}))
 
 
 @pytest.mark.parametrize("key", list(slurm_options._OURS))

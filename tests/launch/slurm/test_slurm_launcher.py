@@ -96,11 +96,11 @@ def test_a_launcher_is_not_needed_and_its_next_start_finds_the_jobs(app):
     assert "2 were finished before" in again.stdout
 
 
-def test_a_lead_on_the_command_line_is_no_changed_config(cluster, tmp_path):
+def test_a_lead_in_the_launcher_s_own_words_is_no_changed_config(cluster, tmp_path):
     """And it is all that has to be set: the forced exit follows it."""
     conf = BARE_CONF + SHORT
     with contextlib.closing(SlurmApp(cluster, tmp_path / "app", conf=conf, misbehave=HOLDS)) as app:
-        command = ["resilience.signal.lead_s=30", "hydra.launcher.timeout_min=5"]
+        command = ["hydra.launcher.signal_delay_s=30", "hydra.launcher.timeout_min=5"]
         first = app.start(*command)
         app.wait_for_gate("trained", first)
         first.signal(signal.SIGINT)
