@@ -2,8 +2,8 @@
 
 A fact is local: a signal that came to this rank, its clock, `run.save()` in its process. Nobody
 acts on a fact. It is proposed, and once every rank knows it, it is part of `Agreed`, the same value
-on every rank at the same step. Nothing that was agreed on is taken back: whether it was acted on is
-told by the step, never by who has read it first.
+on every rank at the same step. Nothing that was agreed on is taken back: whether it was acted on
+follows from the step, never from who has read it first.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class NanPolicy:
 
     def __init__(self, config: NanConfig) -> None:
         self._config = config
-        history = max(config.max_consecutive, 100)  # a streak is told by its steps
+        history = max(config.max_consecutive, 100)  # a whole streak, with the step it began in
         self._detector = NaNDetector("skip", config.max_consecutive, history)
         self.rollbacks = 0
         """Rollbacks so far."""

@@ -3,7 +3,6 @@
 import ctypes
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import wait_for
+from harness import until, wait_for
 from started import Popen
 
 from forge.job.supervisor import Supervisor
@@ -103,13 +102,6 @@ def watched(tmp_path):
         for pid in one.live:
             processes.send(pid, signal.SIGKILL)
         one.parent.wait()
-
-
-def until(condition, what):
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what}"
-        select.select([], [], [], 0.01)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import signal
 
+from harness import until
 from main_scripts import make
-from sweeps import until
 
 TRAIN = """
     import os, time

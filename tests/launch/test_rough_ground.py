@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from sweeps import App, assert_same_job, until
+from harness import until
+from sweeps import App, assert_same_job
 
 from forge.errors import ConfigError, Exit, JobError
 from forge.jobdir.job_files import PLAN, STATE, forge_dir, read_json, write_json

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 import warm
-from harness import Process
-from sweeps import CONF, TRAIN, App, SweptJob, assert_same_job, until
+from harness import Process, until
+from sweeps import CONF, TRAIN, App, SweptJob, assert_same_job
 
 from forge.jobdir import ledger
 from forge.process import processes

@@ -5,7 +5,8 @@ import select
 import signal
 
 import pytest
-from sweeps import App, assert_same_job, command_in, until
+from harness import until
+from sweeps import App, assert_same_job, command_in
 
 from forge.jobdir import ledger
 from forge.process import processes

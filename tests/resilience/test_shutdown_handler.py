@@ -8,6 +8,7 @@ import socket
 import threading
 
 import pytest
+from harness import until
 
 from forge.resilience import ShutdownHandler
 
@@ -249,12 +250,6 @@ def test_a_signal_is_heard_though_somebody_took_the_descriptor(pair, handler):
     assert select.select([reader], [], [], 30)[0], "and the other one hears it as well"
 
 
-def eventually(is_so):
-    """Main thread only: it is what looks."""
-    while not is_so():
-        select.select([], [], [], 0.01)
-
-
 def test_a_descriptor_that_somebody_took_is_taken_back(pair, handler):
     """A main thread that hangs in C later would have no deadline else."""
     _, writer = pair
@@ -266,7 +261,8 @@ def test_a_descriptor_that_somebody_took_is_taken_back(pair, handler):
         signal.set_wakeup_fd(fd)
         return fd not in (-1, writer.fileno())
 
-    eventually(is_back)
+    until(is_back, "descriptor of ours")
+    assert is_back()
 
 
 def test_a_signal_is_heard_though_somebody_has_replaced_its_handler(handler):
@@ -274,7 +270,8 @@ def test_a_signal_is_heard_though_somebody_has_replaced_its_handler(handler):
     before = signal.signal(signal.SIGUSR1, own_handler)
     try:
         send(signal.SIGUSR1)
-        eventually(handler.should_shutdown)
+        until(handler.should_shutdown, "stop")
+        assert handler.signal_received is signal.SIGUSR1
     finally:
         signal.signal(signal.SIGUSR1, before)
 

@@ -9,9 +9,9 @@ import signal
 
 import pytest
 from cluster import submit, wait_for
-from harness import made_once
+from harness import made_once, until
 from slurm_apps import HOLD, SlurmApp, SlurmJob, table, urgent
-from sweeps import App, SweptJob, assert_same_job, until
+from sweeps import App, SweptJob, assert_same_job
 
 from forge.process import processes
 

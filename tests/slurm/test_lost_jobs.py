@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from cluster import submit, wait_for
+from harness import until
 from slurm_apps import TRAIN, SlurmApp, SlurmJob, table
-from sweeps import assert_same_job, until
+from sweeps import assert_same_job
 from test_disturbed import reasons, undisturbed  # noqa: F401 - a fixture
 
 from forge.jobdir.job_files import forge_dir, read_json

@@ -51,6 +51,14 @@ def full_pipe() -> tuple[int, int]:
     return reader, writer
 
 
+def until(condition, what: str) -> None:
+    """Poll until it is true; processes that nobody here started give no event to wait for."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what} within {PATIENCE_S} s"
+        select.select([], [], [], 0.01)
+
+
 def wait_for(condition, process: subprocess.Popen, what: str, timeout_s: float = PATIENCE_S):
     """Poll until `condition()` is true while the process lives; return its value."""
     deadline = time.monotonic() + timeout_s

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import select
 import shlex
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 from functools import partial
 from pathlib import Path
 
 import torch
 import warm
-from harness import PATIENCE_S, Process
+from harness import Process, until
 
 from forge.job.wrapper import TOKEN
 from forge.jobdir import ledger
@@ -78,14 +76,6 @@ CONF = """
       shutdown: {timeout_s: 20}
       checkpoint: {every_steps: 10, every_s: null}
 """
-
-
-def until(condition, what: str) -> None:
-    """Poll until it is true; processes that nobody here started give no event to wait for."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} within {PATIENCE_S} s"
-        select.select([], [], [], 0.01)
 
 
 class App:
