@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
-from typing import Any
 
 from forge.errors import ExitCode, Reason
+from forge.jobdir.plan import RequeueLimits
 
 _EXPLAINED = (Reason.halted, Reason.io_error, Reason.failed)
 """Where the task knows more than its exit code says."""
@@ -127,7 +127,7 @@ _PAUSE_S, _MAX_PAUSE_S = 30.0, 900.0
 def decide(
     outcome: Outcome,
     counts: Counts,
-    limits: dict[str, Any],
+    limits: RequeueLimits,
     saved_step: int,
     *,
     has_run: bool = True,
@@ -138,9 +138,7 @@ def decide(
     Args:
         outcome: How the attempt ended.
         counts: The budgets used so far.
-        limits: The policy's `requeue` section as a plain dict; on a cluster
-            `max_excluded_nodes` as well, and `as_site` where there is no policy: Slurm alone
-            decides what becomes of a job that it stops.
+        limits: What the job's plan allows.
         saved_step: How far the job has come, as `ledger.saved_steps` says.
         has_run: Whether the job has a `forge.Run`; without one there is no progress to lack.
         is_cut_short: Whether the attempt ended before its first boundary, or half its time.
@@ -156,29 +154,28 @@ def decide(
     counts.best_step = max(counts.best_step, saved_step)
     if outcome.reason in (Reason.finished, Reason.interrupted, Reason.cancelled, Reason.orphaned):
         return Decision(starts_again=False, because=what)
-    budgets = _BUDGETS | (_ELSEWHERE if "max_excluded_nodes" in limits else {})
+    budgets = _BUDGETS | (_ELSEWHERE if limits.has_other_nodes else {})
     counter, budget = budgets.get(outcome.reason, ("", ""))
     rule = None if counter else _rule_for(outcome.code, limits)
     if not counter and rule is None:
         return Decision(starts_again=False, because=what)
-    if limits.get("as_site") and outcome.reason in (Reason.preempted, Reason.node_failed):
+    if limits.is_up_to_site and outcome.reason in (Reason.preempted, Reason.node_failed):
         counts.restarts += 1  # where Slurm brings it back; nobody else counts
         return Decision(starts_again=True, because=what)
-    if not limits["enabled"]:
-        why = "`resilience.requeue.enabled` is false"
-        return Decision(starts_again=False, because=f"{what}; {limits.get('why_not', why)}")
+    if not limits.enabled:
+        return Decision(starts_again=False, because=f"{what}; {limits.why_not}")
     given_up = _without_progress(counts, limits) if has_run else ""
     if given_up:
         return Decision(starts_again=False, because=f"{what}; given up: {given_up}")
     if rule is not None:
         used = counts.by_rule.get(str(rule), 0)
-        most = limits["rules"][rule]["max_restarts"]
+        most = limits.rules[rule].max_restarts
         if used >= most:
             key = f"resilience.requeue.rules[{rule}].max_restarts"
             return Decision(starts_again=False, because=f"{what}; given up: `{key}={most}`")
         counts.by_rule[str(rule)] = used + 1
     else:
-        used, most = getattr(counts, counter), limits[budget.partition(".")[2]]
+        used, most = getattr(counts, counter), getattr(limits, budget.partition(".")[2])
         if most is not None and used >= most:
             return Decision(
                 starts_again=False, because=f"{what}; given up: `resilience.{budget}={most}`"
@@ -193,24 +190,24 @@ def decide(
     return Decision(starts_again=True, because=what, pause_s=min(pause_s, _MAX_PAUSE_S))
 
 
-def _without_progress(counts: Counts, limits: dict[str, Any]) -> str:
+def _without_progress(counts: Counts, limits: RequeueLimits) -> str:
     """Why attempts that saved nothing new end a job; empty where they do not."""
-    if counts.no_progress >= limits["no_progress_limit"]:
+    if counts.no_progress >= limits.no_progress_limit:
         return (
             f"{counts.no_progress} attempts in a row saved nothing new"
-            f" (`resilience.requeue.no_progress_limit={limits['no_progress_limit']}`)"
+            f" (`resilience.requeue.no_progress_limit={limits.no_progress_limit}`)"
         )
-    if counts.unfair > limits["max_unfair"]:
+    if counts.unfair > limits.max_unfair:
         return (
             f"the cluster ended {counts.unfair} attempts in a row before they could save anything"
-            f" (`resilience.requeue.max_unfair={limits['max_unfair']}`)"
+            f" (`resilience.requeue.max_unfair={limits.max_unfair}`)"
         )
     return ""
 
 
-def _rule_for(code: int, limits: dict[str, Any]) -> int | None:
+def _rule_for(code: int, limits: RequeueLimits) -> int | None:
     """The first rule that names this exit code."""
-    for number, rule in enumerate(limits["rules"]):
-        if code in rule["exit_codes"]:
+    for number, rule in enumerate(limits.rules):
+        if code in rule.exit_codes:
             return number
     return None

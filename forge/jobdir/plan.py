@@ -8,11 +8,12 @@ name. So a field whose type or meaning changes gets another name.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from forge._version import __version__
+from forge.config.schema import RequeueConfig, RequeueRule
 from forge.errors import ConfigError
 from forge.jobdir.job_files import PLAN, forge_dir, read_json, write_json
 
@@ -28,6 +29,32 @@ class SlurmPlan:
     srun_args: list[str]
     kill_wait_s: float
     """Slurm's KillWait: from its SIGTERM at the limit to its SIGKILL."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequeueLimits:
+    """When the job is started again, and how often."""
+
+    enabled: bool = True
+    why_not: str = "`resilience.requeue.enabled` is false"
+    """For people, where it is not enabled."""
+    is_up_to_site: bool = False
+    """Whether Slurm alone decides what becomes of a job that it stops: there is no policy."""
+    max_preemptions: int | None = None
+    max_timeouts: int | None = None
+    max_failures: int | None = None
+    max_excluded_nodes: int | None = None
+    has_other_nodes: bool = False
+    """Whether a job that finds its node unhealthy can be started on others."""
+    no_progress_limit: int
+    max_unfair: int
+    rules: list[RequeueRule] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, config: RequeueConfig, **more: Any) -> RequeueLimits:
+        """Those of a policy; `more` are fields of their own."""
+        shared = {one.name for one in fields(cls)} & {one.name for one in fields(config)}
+        return cls(**{name: getattr(config, name) for name in shared} | more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +91,7 @@ class JobPlan:
     lead_s: float
     timeout_s: float
     actions: dict[str, str]
-    requeue: dict[str, Any]
-    """Limits, as `forge.job.requeue.decide` takes them."""
+    requeue: RequeueLimits
     written: dict[str, Any] | None = None
     """The config as it was written, for the job's identity; None: without a policy."""
     slurm: SlurmPlan | None = None
@@ -132,9 +158,14 @@ def from_json(content: dict[str, Any], where: str) -> JobPlan:
         ConfigError: Where it is not what this version of forge goes by.
     """
     try:
-        slurm = content.get("slurm")
-        return JobPlan(**{**content, "slurm": None if slurm is None else SlurmPlan(**slurm)})
-    except TypeError as error:
+        slurm, requeue = content.get("slurm"), content["requeue"]
+        rules = [RequeueRule(**rule) for rule in requeue["rules"]]
+        typed = {
+            "slurm": None if slurm is None else SlurmPlan(**slurm),
+            "requeue": RequeueLimits(**{**requeue, "rules": rules}),
+        }
+        return JobPlan(**{**content, **typed})
+    except (TypeError, LookupError) as error:
         version = content.get("version")
         made_by = f"forge {version}" if version else "an earlier version of forge"
         raise ConfigError(

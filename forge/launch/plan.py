@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from forge.config.schema import Policy
 from forge.filesystem.files import open_file
 from forge.jobdir import ledger
 from forge.jobdir.job_files import OUTPUT, STATE, forge_dir, read_json
-from forge.jobdir.plan import JobPlan, read_earlier
+from forge.jobdir.plan import JobPlan, RequeueLimits, read_earlier
 from forge.launch.progress.table import escape
 
 _TAIL_BYTES = 2**16
@@ -62,10 +62,10 @@ def make(
     added = {name: at_first}
     is_active = policy is not None and policy.enabled
     policy = policy if policy is not None else Policy()
-    requeue = asdict(policy.requeue)
-    requeue["on_code_change"] = policy.requeue.on_code_change.name
+    requeue = RequeueLimits.of(policy.requeue)
     if not is_active:
-        requeue |= {"enabled": False, "why_not": "its config has no active `resilience` policy"}
+        why = "its config has no active `resilience` policy"
+        requeue = replace(requeue, enabled=False, why_not=why)
     start = (
         f"import sys; sys.path[:] = [{ROOT!r}, *filter(None, sys.path)]; from pathlib import Path;"
     )

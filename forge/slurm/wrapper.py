@@ -435,7 +435,7 @@ class SlurmJob(Job):
         if self._is_ours or (outcome.reason in _HERE and self._can_stay()):
             return None
         code = outcome.code if outcome.code > 0 else 128 - outcome.code
-        if self.plan.requeue.get("as_site"):
+        if self.plan.requeue.is_up_to_site:
             return self._leave_it_to_slurm()
         excluded = "" if self._info is None else self._info.excluded
         sick = self._sick if outcome.reason is Reason.unhealthy else []

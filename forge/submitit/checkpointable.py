@@ -40,6 +40,7 @@ from forge.filesystem.foreign import foreign
 from forge.job.requeue import Counts, Decision, Outcome, decide
 from forge.jobdir import job_dir, ledger
 from forge.jobdir.job_files import STATE, forge_dir, read_json, write_json
+from forge.jobdir.plan import RequeueLimits
 from forge.process import processes
 from forge.shutdown import stopping
 from forge.submitit import backends
@@ -284,7 +285,7 @@ class _Attempt:
         return leaving
 
     def _decide(self, outcome: Outcome) -> Decision:
-        limits = asdict(self._policy.requeue)
+        limits = RequeueLimits.of(self._policy.requeue)
         decision = decide(outcome, self._counts, limits, self._saved_step())
         refusal = self._backend.refusal(self._counts.restarts) if decision.starts_again else ""
         return (

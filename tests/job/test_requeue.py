@@ -5,7 +5,7 @@ One module, since reasons and budgets are one table.
 
 import itertools
 import signal
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 from sweeps import App
@@ -14,6 +14,7 @@ from forge.config.loading import load
 from forge.config.schema import Policy, RequeueConfig, RequeueRule
 from forge.errors import ConfigError, ExitCode, Reason
 from forge.job.requeue import Counts, Outcome, decide
+from forge.jobdir.plan import RequeueLimits
 
 KILLED = Outcome(-signal.SIGKILL)
 REQUESTED = Outcome(ExitCode.REQUEUE)
@@ -22,8 +23,8 @@ FORCED = Outcome(ExitCode.FORCED)
 HELD = Outcome(-signal.SIGKILL, is_held=True)
 
 
-def limits(**given) -> dict:
-    return asdict(replace(RequeueConfig(), **given))
+def limits(**given) -> RequeueLimits:
+    return RequeueLimits.of(RequeueConfig(), **given)
 
 
 def rules(*pairs) -> list[RequeueRule]:

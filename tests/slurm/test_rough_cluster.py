@@ -12,10 +12,11 @@ from cluster import wait_for
 from plans import planned
 from slurm_apps import BARE_CONF, SlurmApp
 
+from forge.config.schema import RequeueConfig
 from forge.errors import NotRequeueable, SlurmRefused
 from forge.filesystem.locks import take_lock
 from forge.jobdir.job_files import STATE, forge_dir, is_busy, read_json, write_json
-from forge.jobdir.plan import read
+from forge.jobdir.plan import RequeueLimits, read
 from forge.launch.slurm import slurm_wait
 from forge.launch.slurm.slurm_wait import SubmittedJob, Watcher
 from forge.slurm import bundle, client, wrapper
@@ -277,7 +278,7 @@ def test_a_cluster_that_is_gone_is_told_once(tmp_path, monkeypatch):
 def test_a_job_that_begins_on_a_full_disk_waits_in_the_queue(restarts, did, tmp_path, monkeypatch):
     """All that wait for a node would begin, and die, in the minutes until there is room again."""
     path, asked = tmp_path / "1.bundle", []
-    limits = {"enabled": True, "max_failures": 2, "rules": []}
+    limits = RequeueLimits.of(RequeueConfig(max_failures=2))
     bundle.write(path, b"", [(tmp_path / "job", planned(requeue=limits), b"")] * 2, {})
 
     def full(*args, **options):
@@ -300,7 +301,7 @@ def test_a_job_that_begins_on_a_full_disk_waits_in_the_queue(restarts, did, tmp_
 def test_a_full_disk_and_a_refused_requeue_are_both_said(tmp_path, monkeypatch, capfd):
     """The batch script's output is all that is left of such a job."""
     path = tmp_path / "1.bundle"
-    limits = {"enabled": True, "max_failures": 2, "rules": []}
+    limits = RequeueLimits.of(RequeueConfig(max_failures=2))
     bundle.write(path, b"", [(tmp_path / "job", planned(requeue=limits), b"")], {})
 
     def full(*args, **options):

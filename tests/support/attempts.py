@@ -34,7 +34,7 @@ from forge.jobdir.job_files import (
     forge_dir,
     write_atomically,
 )
-from forge.jobdir.plan import JobPlan
+from forge.jobdir.plan import JobPlan, RequeueLimits
 from forge.jobdir.verdict import Verdict
 from forge.launch import results, task
 from forge.launch.local.queue import Queue, QueuedJob
@@ -71,7 +71,7 @@ class Attack:
 
 
 def plan(command: list[str]) -> JobPlan:
-    limits = {"enabled": False, "max_failures": 0, "no_progress_limit": 0, "max_requeues": 0}
+    limits = RequeueLimits(enabled=False, max_failures=0, no_progress_limit=0, max_unfair=0)
     return planned(
         command=command,
         token="token",

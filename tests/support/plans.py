@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from forge.jobdir.plan import JobPlan, SlurmPlan
+from forge.config.schema import RequeueConfig
+from forge.jobdir.plan import JobPlan, RequeueLimits, SlurmPlan
 
 LISTENS = {"TERM": "stop", "INT": "stop", "USR1": "requeue", "USR2": "requeue"}
 
@@ -29,7 +30,7 @@ def planned(*, ranks: int = 1, **changes: Any) -> JobPlan:
         "lead_s": 30.0,
         "timeout_s": 10.0,
         "actions": LISTENS,
-        "requeue": {},
+        "requeue": RequeueLimits.of(RequeueConfig()),
         "slurm": SlurmPlan(ranks=ranks, kill_wait_s=30.0, srun_args=[], start=["true"]),
     }
     return JobPlan(**(fields | changes))

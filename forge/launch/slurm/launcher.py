@@ -277,9 +277,10 @@ def _pack(job: _Job, shared: payload.Shared, cluster: Cluster) -> tuple[Path, Jo
         kill_wait_s=cluster.kill_wait_s,
     )
     is_active = composed.policy is not None and composed.policy.enabled
-    requeue = made.requeue | {"as_site": not is_active}
+    requeue = replace(made.requeue, is_up_to_site=not is_active)
     if composed.policy is not None:
-        requeue["max_excluded_nodes"] = composed.policy.health.max_excluded_nodes
+        most = composed.policy.health.max_excluded_nodes
+        requeue = replace(requeue, has_other_nodes=True, max_excluded_nodes=most)
     made = replace(made, slurm=slurm, requeue=requeue)
     if options.python:  # it has packages of its own
         ours = (sys.prefix, sys.base_prefix)
