@@ -136,7 +136,7 @@ class Store:
         )
 
     def read(self, path: Path, place: Place | None = None) -> Checkpoint:
-        """Read one checkpoint.
+        """Read one checkpoint, verified as `checkpoint.verify` says.
 
         Args:
             path: Its directory.
@@ -148,7 +148,7 @@ class Store:
         """
         self._trust.check_step(path)
         with reading_lock(path):
-            return reading.read(path, place)
+            return reading.read(path, place, self._config.verify)
 
     # -- writing -------------------------------------------------------------------------------
 

@@ -30,6 +30,10 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=what, description=what)
         path = "a checkpoint, a directory of them, or a job's directory; it is not changed"
         command.add_argument("paths", metavar="path", nargs=count, type=Path, help=path)
+        what = "what of it is checked first: checksums, sizes, or nothing"
+        command.add_argument(
+            "--verify", choices=("full", "size", "none"), default="full", help=what
+        )
     for name, what in (
         ("pin", "keep checkpoints permanently, whatever the policy of a running job says"),
         ("unpin", "leave checkpoints to the policy again"),
@@ -54,7 +58,7 @@ def main() -> int:
     options = _parser().parse_args()
     if options.command in ("pin", "unpin"):
         return _pin(options.paths, is_wanted=options.command == "pin")
-    return _look(options.command, options.paths)
+    return _look(options.command, options.paths, options.verify)
 
 
 def plan_command(arguments: list[str]) -> list[str]:
@@ -85,12 +89,12 @@ def _pin(paths: list[Path], *, is_wanted: bool) -> int:
     return code
 
 
-def _look(name: str, paths: list[Path]) -> int:
+def _look(name: str, paths: list[Path], verify: str) -> int:
     from forge.checkpoint.load.inspection import load
     from forge.cli import shown
 
     try:
-        found = [load(path) for path in paths]
+        found = [load(path, verify=verify) for path in paths]
     except CheckpointError as error:
         sys.stderr.write(f"{error}\n".encode(errors="replace").decode())
         return int(error.exit_code)

@@ -62,6 +62,17 @@ class WhenBusy(Enum):
     skip = "skip"
 
 
+class Verify(Enum):
+    """What of a checkpoint is checked before it is loaded."""
+
+    full = "full"
+    """The checksums of all its bytes, before anything live is overwritten."""
+    size = "size"
+    """That its files are there, with their sizes: a large checkpoint is read once, not twice."""
+    none = "none"
+    """Only what loading needs."""
+
+
 class OnForeign(Enum):
     """What to do with a checkpoint that somebody else owns, or may write to."""
 
@@ -230,6 +241,9 @@ class CheckpointConfig:
     """Write in the background, while training continues."""
     when_busy: WhenBusy = WhenBusy.wait
     """What a periodic save does while another is still being written in the background."""
+    verify: Verify = Verify.full
+    """What of a checkpoint is checked before it is loaded. With `size` and `none` changed bytes are
+    loaded silently."""
     on_foreign: OnForeign = OnForeign.warn
     """What happens if anyone but this user and root owns or can write to what is read."""
     init_from: str | None = None

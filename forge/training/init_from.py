@@ -95,7 +95,7 @@ def load(config: CheckpointConfig, live: StateRegistry) -> dict[str, Any]:
 def _read_checkpoint(
     path: Path, config: CheckpointConfig, live: StateRegistry, trust: Trust
 ) -> _Found:
-    checkpoint = inspection.load(path)
+    checkpoint = inspection.load(path, verify=config.verify.name)
     trust.check(checkpoint.path.parent)
     trust.check_step(checkpoint.path)
     saved = checkpoint.state.get("live")

@@ -11,9 +11,11 @@ import zlib
 from contextlib import nullcontext
 
 import pytest
+import torch
 from stores import STATE, TENSORS, assert_holds, rewrite_manifest
 
 from forge.checkpoint.format import manifest
+from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint
 
 FILES = [manifest.NAME, STATE, TENSORS]
@@ -72,10 +74,12 @@ REPLACEMENTS = {
 }
 
 
+@pytest.mark.parametrize("verify", ["full", "none"])
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", REPLACEMENTS)
-def test_what_is_no_plain_file_is_damage_and_blocks_nobody(kind, name, store, commit):
+def test_what_is_no_plain_file_is_damage_and_blocks_nobody(kind, name, verify, open_store, commit):
     """Opening a FIFO waits forever; a directory raises something else than a file does."""
+    store = open_store(verify=Verify[verify])
     path = commit(store, 1) / name
     path.rename(path.with_name("moved"))
     REPLACEMENTS[kind](path)
@@ -167,6 +171,30 @@ def test_a_manifest_that_is_something_else_is_damage(content, store, commit):
     (path / manifest.NAME).write_bytes(content)
     with pytest.raises(DamagedCheckpoint):
         store.read(path)
+
+
+def test_bytes_that_are_no_tensor_file_are_damage_even_unverified(open_store, commit, state_of):
+    """With `verify=size` the parser is all that stands between damage and a crash."""
+    store = open_store(verify=Verify.size)
+    path = commit(store, 1) / TENSORS
+    original = path.read_bytes()
+    rng = random.Random(5)
+    told = []
+    for _ in range(300):
+        content = bytearray(original)
+        for _ in range(rng.randrange(1, 4)):
+            content[rng.randrange(120)] = rng.randrange(256)
+        path.write_bytes(content)
+        try:
+            found = store.read(path.parent).state
+        except DamagedCheckpoint as error:
+            told.append(str(error))
+        else:  # bytes of the header that say nothing about a tensor
+            assert torch.equal(found.pop("weights"), state_of(1)["weights"])
+            assert found == {"step": 1, "names": ["a", "b"]}
+    misnamed = "a value tagged '!tensor' cannot be read: KeyError('weights')"
+    assert {text for text in told if not text.startswith(f"{TENSORS}: is not in")} == {misnamed}
+    assert 280 < len(told) < 300
 
 
 def test_a_disk_that_cannot_be_read_is_damage_and_the_older_one_is_taken(

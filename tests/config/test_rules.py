@@ -92,6 +92,7 @@ SINGLE = [
     ("nan.action", {}, f"expected {WORDS}, found {{}}"),
     ("nan.action", "???", f"expected {WORDS}, found '???'"),
     ("checkpoint.when_busy", "half", "expected wait | skip"),
+    ("checkpoint.verify", "half", "expected full | size | none"),
     ("health.action", "halt", "expected warn | refuse"),
     ("requeue.on_code_change", "ask", "expected warn | refuse"),
     ("health.checks", ["disk", "fan"], "expected disk | gpu"),

@@ -95,13 +95,13 @@ def read(directory: Path) -> Manifest:
     path = directory / NAME
     try:
         with os.fdopen(open_file(path), "rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+            if os.fstat(file.fileno()).st_size > MAX_BYTES:
+                raise DamagedCheckpoint(f"{NAME} has more than {MAX_BYTES} bytes")
+            raw = file.read(MAX_BYTES)
     except FileNotFoundError:
         raise DamagedCheckpoint("it has no manifest: the save did not finish") from None
     except OSError as error:
         raise DamagedCheckpoint(f"{NAME} cannot be read: {error.strerror}") from error
-    if len(raw) > MAX_BYTES:
-        raise DamagedCheckpoint(f"{NAME} has more than {MAX_BYTES} bytes")
     try:
         content = json.loads(raw)
         checksum = content.pop("checksum")

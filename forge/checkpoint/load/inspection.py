@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from forge import messages
@@ -10,6 +12,7 @@ from forge.checkpoint.format import manifest
 from forge.checkpoint.load import reading
 from forge.checkpoint.load.reading import Checkpoint
 from forge.checkpoint.retention.in_use import reading_lock
+from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint
 from forge.filesystem.steps import step_dirs, step_of
 from forge.jobdir import job_dir
@@ -19,7 +22,7 @@ _TRIES = 5
 """A running job removes old checkpoints while one is looking."""
 
 
-def load(path: str | os.PathLike[str]) -> Checkpoint:
+def load(path: str | os.PathLike[str], *, verify: str = "full") -> Checkpoint:
     """Read a checkpoint to look at it: `forge.load("outputs/…").state`.
 
     Nothing is claimed or written, so that it works beside a running job and on a read-only
@@ -28,13 +31,18 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     Args:
         path: A step directory; or a checkpoint directory or a job's directory, of which the
             newest checkpoint that verifies is taken, as a resume would.
+        verify: `full` (checksums), `size` or `none`.
     Returns:
         With `path`, `manifest` and `state`: `state["live"]["states"]` has the objects given to
         `forge.Run`, by name.
     Raises:
         CheckpointError: Where there is no checkpoint.
         DamagedCheckpoint: Saying which file is wrong, what was expected and what was found.
+        ValueError: For another value of `verify`.
     """
+    if verify not in Verify.__members__:
+        raise ValueError(f"verify={verify!r}: expected {', '.join(Verify.__members__)}")
+    read = functools.partial(_read, verify=Verify[verify])
     path = Path(path)
     where = Path(os.path.realpath(path))  # `latest` is a link
     try:
@@ -44,8 +52,8 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
         if not where.is_dir():
             raise CheckpointError(f"{path}: is a file. {_EXPECTED}")
         if step_of(where) is not None or os.path.lexists(where / manifest.NAME):
-            return _read(where)
-        return _newest(_checkpoint_dir(where))
+            return read(where)
+        return _newest(_checkpoint_dir(where), read)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
 
@@ -56,18 +64,18 @@ _EXPECTED = (
 )
 
 
-def _read(path: Path) -> Checkpoint:
+def _read(path: Path, verify: Verify) -> Checkpoint:
     try:
         with reading_lock(path):
-            return reading.read(path)
+            return reading.read(path, verify=verify)
     except DamagedCheckpoint as error:
         raise DamagedCheckpoint(f"{path}: {error}") from error
 
 
-def _newest(directory: Path) -> Checkpoint:
+def _newest(directory: Path, read: Callable[[Path], Checkpoint]) -> Checkpoint:
     for _ in range(_TRIES):
         candidates = step_dirs(directory)
-        found, passed_over = reading.first_good(candidates, _read)
+        found, passed_over = reading.first_good(candidates, read)
         if found is not None:
             for error in passed_over.values():
                 messages.warn(f"Passed over {error}")

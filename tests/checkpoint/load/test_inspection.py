@@ -135,6 +135,25 @@ def test_damage_is_an_error_that_names_the_file(harm, complaint, trained):
     assert str(trained) in str(error.value)
 
 
+def test_what_verifies_less_sees_less(trained, state_of):
+    """`size` lets a flipped bit through, no file of another size; `none` only what can be read."""
+    step = trained / "step_2"
+    flip(step / TENSORS)
+    for verify in ("size", "none"):
+        found = forge.load(step, verify=verify).state["weights"]
+        assert not torch.equal(found, state_of(2)["weights"])
+    os.truncate(step / TENSORS, 900)
+    for verify in ("size", "none"):
+        with pytest.raises(DamagedCheckpoint, match=rf"{TENSORS}: expected \d+ bytes, found 900"):
+            forge.load(step, verify=verify)
+
+
+def test_an_unknown_verify_is_refused(trained):
+    """A typo must not mean `none`."""
+    with pytest.raises(ValueError, match="verify='fulll': expected full, size, none"):
+        forge.load(trained, verify="fulll")
+
+
 def test_of_damaged_checkpoints_alone_each_is_named(trained):
     """Not only the last one that was tried."""
     for step in (1, 2, 10):

@@ -12,14 +12,17 @@ from torch import nn
 
 from forge.checkpoint.format.checksums import entry_of
 from forge.checkpoint.load import file_reading, tensor_reading
+from forge.config.schema import Verify
 from forge.errors import DamagedCheckpoint
 from forge.state.registry import StateRegistry
 
 # -- where it goes ---------------------------------------------------------------------------------
 
 
-def test_live_tensors_are_filled_where_they_are_and_not_before(small_chunks, store):
+@pytest.mark.parametrize("verify", Verify)
+def test_live_tensors_are_filled_where_they_are_and_not_before(small_chunks, open_store, verify):
     """No second copy of the model; and until everything is verified, no change."""
+    store = open_store(verify=verify)
     old, new = pair(1), pair(2)
     save(store, old)
     before, addresses = content(new), [t.data_ptr() for t in tensors_of(new.capture())]
@@ -32,6 +35,20 @@ def test_live_tensors_are_filled_where_they_are_and_not_before(small_chunks, sto
     # Counters of a module with its own way of loading, and of the optimizer, may be replaced.
     large = [t for t in tensors_of(new.capture()) if t.numel() > 40]
     assert {t.data_ptr() for t in large} <= set(addresses)
+
+
+def test_a_large_checkpoint_is_read_once_where_sizes_are_enough(
+    small_chunks, open_store, monkeypatch
+):
+    """That is what `verify=size` is for: no cache holds what is larger than the memory."""
+    store = open_store(verify=Verify.size)
+    save(store, pair(1))
+    read, preadv = [], os.preadv
+    monkeypatch.setattr(
+        os, "preadv", lambda fd, views, at: read.append(preadv(fd, views, at)) or read[-1]
+    )
+    newest(store, pair(2)).fill()
+    assert sum(read) < 1.5 * sum(path.stat().st_size for path in store.directory.glob("step_*/*"))
 
 
 def test_a_new_optimizer_keeps_what_was_read_for_it(small_chunks, store):
