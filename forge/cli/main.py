@@ -58,7 +58,7 @@ def main() -> int:
     options = _parser().parse_args()
     if options.command in ("pin", "unpin"):
         return _pin(options.paths, is_wanted=options.command == "pin")
-    return _look(options.command, options.paths, options.verify)
+    return _inspect(options.command, options.paths, options.verify)
 
 
 def plan_command(arguments: list[str]) -> list[str]:
@@ -89,7 +89,7 @@ def _pin(paths: list[Path], *, is_wanted: bool) -> int:
     return code
 
 
-def _look(name: str, paths: list[Path], verify: str) -> int:
+def _inspect(name: str, paths: list[Path], verify: str) -> int:
     from forge.checkpoint.load.inspection import load
     from forge.cli import shown
 

@@ -1,6 +1,6 @@
 """What a bad step leads to: warn, skip, roll back or halt, as `resilience.nan` says.
 
-One look a step: the sum of loss and gradient norm is brought to the host, and is finite only where
+One check a step: the sum of loss and gradient norm is brought to the host, and is finite only where
 both are. It overflows on huge finite ones, too, so an alarm is looked into exactly before anything
 is decided.
 """
@@ -29,7 +29,7 @@ from forge.training.decide import Halt, RollBack
 _ACTION: Any = NanAction
 
 
-class Look(NamedTuple):
+class Checked(NamedTuple):
     """What one step's loss and gradients are like."""
 
     norm: torch.Tensor | None
@@ -64,15 +64,15 @@ class NanPolicy:
         state = self._detector.state
         return state.nan_steps[-state.consecutive_nans :][0] if state.consecutive_nans else None
 
-    def look(
+    def check(
         self,
         loss: torch.Tensor | float,
         parameters: Sequence[torch.Tensor],
         names: Mapping[int, str],
         *,
         needs_norm: bool,
-    ) -> Look:
-        """Look at one step's loss and gradients, with one host synchronisation.
+    ) -> Checked:
+        """Check one step's loss and gradients, with one host synchronisation.
 
         Args:
             loss: Scalar.
@@ -87,12 +87,12 @@ class NanPolicy:
             if self._config.check_gradients:
                 alarm = value + norm.to(value.device)
         if math.isfinite(alarm.item()):
-            return Look(norm)
+            return Checked(norm)
         host_loss = value.item()
         if not math.isfinite(host_loss):
-            return Look(norm, f"the loss is {host_loss}", is_loss_bad=True)
+            return Checked(norm, f"the loss is {host_loss}", is_loss_bad=True)
         if norm is None or math.isfinite(norm.item()):
-            return Look(norm)
+            return Checked(norm)
         named = [
             (names.get(id(p), "a parameter"), p.grad) for p in parameters if p.grad is not None
         ]
@@ -101,9 +101,9 @@ class NanPolicy:
             # Huge but finite: squares overflow in float32 and below, not in float64.
             norms = [torch.linalg.vector_norm(g, dtype=widest(g.device)) for _, g in named]
             norms = [n.to(norms[0].device) for n in norms]
-            return Look(torch.linalg.vector_norm(torch.stack(norms)))
+            return Checked(torch.linalg.vector_norm(torch.stack(norms)))
         more = f" and {len(culprits) - 3} more" if len(culprits) > 3 else ""
-        return Look(norm, f"the gradient of {', '.join(culprits[:3])}{more}")
+        return Checked(norm, f"the gradient of {', '.join(culprits[:3])}{more}")
 
     def judge(self, step: int, problem: str) -> tuple[bool, str]:
         """Decide about a step that was looked at; once for each of its updates.

@@ -1,4 +1,4 @@
-"""One update under the NaN policy: look, decide, clip, step, and clear the gradients."""
+"""One update under the NaN policy: check, decide, clip, step, and clear the gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from forge import messages
 from forge.errors import ForgeError
 from forge.state.registry import StateRegistry
-from forge.training.nan_policy import Look, NanPolicy
+from forge.training.nan_policy import Checked, NanPolicy
 from forge.training.scaling import Overflows, Scaling
 
 
@@ -62,12 +62,14 @@ class Updater:
                 scaler.unscale_(one)
         parameters = _with_gradients(optimizers)
         if self._is_enabled:
-            look = self._nan.look(loss, parameters, self._names, needs_norm=clip_norm is not None)
-            may_update = self._may_update(look, optimizers, scaler)
+            checked = self._nan.check(
+                loss, parameters, self._names, needs_norm=clip_norm is not None
+            )
+            may_update = self._may_update(checked, optimizers, scaler)
         else:
-            look, may_update = Look(None), True
+            checked, may_update = Checked(None), True
         if clip_norm is not None and may_update:
-            _clip(parameters, clip_norm, look.norm)
+            _clip(parameters, clip_norm, checked.norm)
         if may_update:
             for one in optimizers:
                 one.step() if scaler is None else scaler.step(one)
@@ -82,22 +84,24 @@ class Updater:
         return may_update
 
     def _may_update(
-        self, look: Look, optimizers: Sequence[torch.optim.Optimizer], scaler: Any
+        self, checked: Checked, optimizers: Sequence[torch.optim.Optimizer], scaler: Any
     ) -> bool:
         if scaler is None:
-            return self._judge(look.problem)
+            return self._judge(checked.problem)
         key = "+".join(map(self._live.name_of, (scaler, *optimizers)))
-        is_own, problem = self._is_own(scaler, key, look, has_to_fall=True)
+        is_own, problem = self._is_own(scaler, key, checked, has_to_fall=True)
         return not is_own and self._judge(problem)
 
-    def _is_own(self, scaler: Any, key: str, look: Look, *, has_to_fall: bool) -> tuple[bool, str]:
+    def _is_own(
+        self, scaler: Any, key: str, checked: Checked, *, has_to_fall: bool
+    ) -> tuple[bool, str]:
         """Whether it was the scaler that made the gradients bad; and the problem, explained."""
-        scale, problem = float(scaler.get_scale()), look.problem
+        scale, problem = float(scaler.get_scale()), checked.problem
         if not problem:
             self.overflows.good(key, scale)
             return False, ""
         against = self.overflows.explain(key, scale, has_to_fall=has_to_fall)
-        if look.is_loss_bad:  # it is judged before it is scaled
+        if checked.is_loss_bad:  # it is judged before it is scaled
             return False, problem
         if against:
             return False, f"{problem}, though {against}"
@@ -121,11 +125,11 @@ class Updater:
         if not self._is_enabled:
             return True
         parameters = [p for _, p in self._live.parameters() if p.grad is not None]
-        look = self._nan.look(loss, parameters, self._names, needs_norm=False)
-        problem = look.problem
+        checked = self._nan.check(loss, parameters, self._names, needs_norm=False)
+        problem = checked.problem
         for name, one in self._live.objects.items():
             if isinstance(one, torch.amp.GradScaler) and one.is_enabled():
-                is_own, problem = self._is_own(one, name, look, has_to_fall=False)
+                is_own, problem = self._is_own(one, name, checked, has_to_fall=False)
                 if is_own:
                     return True  # the scaler leaves this step out itself
         return self._judge(problem)

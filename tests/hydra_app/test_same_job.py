@@ -156,7 +156,9 @@ def test_in_its_own_directory_too_a_change_is_asked_for_or_refused(app):
     schedule = [cosine(0.1, 20, step) for step in range(8)]
     assert [one["lr"] for one in seen.values()] == pytest.approx(schedule)
     assert [one["decay"] for one in seen.values()] == [0.0] * 4 + [0.5] * 4
-    assert "decay: 0.5" in (app.folder / "first/.forge/config.yaml").read_text()
+    stored = (app.folder / "first/.forge/config.yaml").read_text()
+    assert "decay: 0.5" in stored
+    assert "resume: same" in stored, "a change is asked for once"
     assert "resume=changed" not in (app.folder / "first/.forge/resume.sh").read_text()
 
 

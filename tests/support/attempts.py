@@ -10,11 +10,11 @@ import json
 import os
 import pickle
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness import until
 from plans import planned
 from two_users import ATTACKER, GROUP, LIMIT_S, VICTIM, Place, Said, as_user
 
@@ -158,7 +158,7 @@ def save(place: Place) -> None:
     store = open_store(place)
     told = place.shared / "name"
     write_atomically(told, str(store._workspace._path))
-    until(lambda: store._workspace._path.is_symlink())
+    until(lambda: store._workspace._path.is_symlink(), "link")
     store.commit(store.snapshot(5, {"x": 1}, is_complete=False, copy=False))
 
 
@@ -309,14 +309,9 @@ def link_for_work(place: Place) -> None:
     signal.alarm(LIMIT_S)
     os.closerange(0, 3)  # nobody waits for what this one prints
     told = place.shared / "name"
-    until(told.exists)
+    until(told.exists, "name")
     Path(told.read_text()).symlink_to(place.home / "other")
     os._exit(0)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        time.sleep(0.01)
 
 
 def job_file(name: str) -> Callable[[Place], Path]:

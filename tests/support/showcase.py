@@ -166,7 +166,7 @@ class Drill:
     def _until(self, condition: Callable[[], bool], what: str) -> None:
         """Look after all jobs until something is true; give up only where nothing moves."""
         while not condition():
-            self._look()
+            self._poll()
             for one in list(self._due):
                 job, attempt, step, act = one
                 has, done = job.stand()
@@ -180,7 +180,7 @@ class Drill:
             assert stalled_s < STALL_S, f"nothing moves; waited for {what}"
             select.select([], [], [], 0.02)  # files that others write tell nobody
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for number, job in jobs_of(self.folder / "sweep", self.cluster).items():
             self.jobs.setdefault(number, job)
         self.jobs = dict(sorted(self.jobs.items()))
@@ -193,7 +193,7 @@ class Drill:
         if time.monotonic() - self._looked > LOOK_S:
             self._looked = time.monotonic()
             for job in self.jobs.values():
-                job.look()
+                job.poll()
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -104,7 +104,7 @@ class Job(SlurmJob):
         progress = ledger.read_progress(self.directory)
         return (progress.attempt, progress.step) if progress else (0, 0)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Keep what Slurm says once nothing more can come."""
         if not self.shown_last and self.state.get("state") in ("finished", "stopped", "failed"):
             shown = self.shown

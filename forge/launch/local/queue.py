@@ -88,7 +88,7 @@ class Queue:
             running = [job for job in self._jobs if job.process is not None]
             has_ended = False
             for job in running:
-                job.look()
+                job.poll()
                 if job.process is not None and job.process.poll() is not None:
                     self._ended(job)
                     has_ended = True
@@ -139,7 +139,7 @@ class Queue:
         """The job's wrapper is gone: because the job has ended, or because it was killed."""
         assert job.process is not None
         code = job.process.returncode
-        job.look()
+        job.poll()
         content = job.read_state() if job.state.is_final else None
         job.process = None
         if content is not None:

@@ -55,7 +55,7 @@ class ObservedJob(ABC):
         stat = (forge_dir(self.directory) / STATE).stat()
         self._stamp = (stat.st_mtime_ns, stat.st_ino)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take in what the wrapper says, if it has said something new."""
         try:
             stat = (forge_dir(self.directory) / STATE).stat()

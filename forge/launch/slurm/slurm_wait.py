@@ -76,7 +76,7 @@ class SubmittedJob(ObservedJob):
         if self._gone is None:
             self._gone = now
         elif now - self._gone > _SILENCE_S or (queued is not None and now - self._gone > 3):
-            self.look()
+            self.poll()
             if not self.state.is_final:
                 self._vanished(queued)
 
@@ -150,7 +150,7 @@ class Watcher:
         bell, self._bell = os.pipe()
         try:
             with handled(self._on_signal), Display(mode=self._progress) as self._display:
-                while not self._received and self._look():
+                while not self._received and self._poll():
                     self._show()
                     # Nothing tells of a file that changes on another machine.
                     pause_s = _LOOK_S + _LOOK_PER_JOB_S * len(self._jobs)
@@ -168,13 +168,13 @@ class Watcher:
     def _show(self) -> None:
         self._display.update([job.view() for job in self._jobs])
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         """Whether there is anything to wait for."""
         waiting = [job for job in self._jobs if not job.state.is_final]
         for job in waiting:
             if self._received:
                 return True  # on a slow disk this takes a while
-            job.look()
+            job.poll()
         waiting = [job for job in waiting if not job.state.is_final]
         now = time.monotonic()
         answer, self._answer = self._answer, None

@@ -181,17 +181,17 @@ def signals():
 def test_a_ctrl_c_ends_the_waiting_at_once_however_many_jobs_there_are(
     tmp_path, monkeypatch, signals
 ):
-    """It lasted until the next look: six seconds with a thousand jobs."""
+    """It lasted until the next poll: six seconds with a thousand jobs."""
     shown = threading.Event()
     monkeypatch.setattr(slurm_wait, "_LOOK_S", 120.0)
     watcher = Watcher([submitted(tmp_path)], "none")
-    look = watcher._look
+    poll = watcher._poll
 
-    def looked():
+    def polled():
         shown.set()
-        return look()
+        return poll()
 
-    monkeypatch.setattr(watcher, "_look", looked)
+    monkeypatch.setattr(watcher, "_poll", polled)
 
     def interrupt():
         shown.wait()
@@ -307,5 +307,5 @@ def test_a_state_of_another_submission_is_not_taken_for_this_one_s(tmp_path):
     """What an earlier launch has left says nothing of the job that waits now."""
     job = submitted(tmp_path, slurm_id="60")
     say(job, "failed", "12", ancestors=["7"], successor="13", reason="failed", code=1)
-    job.look()
+    job.poll()
     assert (job.state.name, job.slurm_id) == ("queued", "60")

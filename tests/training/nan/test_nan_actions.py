@@ -263,8 +263,9 @@ def test_a_huge_loss_that_is_no_tensor_is_finite(tmp_path):
     from forge.config.schema import NanConfig
     from forge.training.nan_policy import NanPolicy
 
-    look = NanPolicy(NanConfig()).look(1e300, [], {}, needs_norm=False)
-    assert look.problem == ""
+    checked = NanPolicy(NanConfig()).check(1e300, [], {}, needs_norm=False)
+    assert checked.problem == ""
     assert (
-        NanPolicy(NanConfig()).look(math.nan, [], {}, needs_norm=False).problem == "the loss is nan"
+        NanPolicy(NanConfig()).check(math.nan, [], {}, needs_norm=False).problem
+        == "the loss is nan"
     )
