@@ -1,8 +1,12 @@
 """Whole jobs, stopped and started again, end with the bits of a job that nobody stopped."""
 
+import importlib.util
+
 import pytest
 from harness import Job, assert_same_run
+from nan_trainer import outliving
 
+import forge
 from forge.jobdir import ledger
 
 CODES = {"TERM": 143, "USR1": 75, "USR2": 75, "INT": 130, "KILL": -9}
@@ -33,6 +37,28 @@ LOADERS = {
 """Epochs have 10 steps (8 with replacement, 9 of the own loader)."""
 
 
+class CalledJob(Job):
+    """A `Job` whose attempts are calls of its main, in this process; the signals are true.
+
+    A loader and each way to stop is a process of its own once; compared is always with one.
+    """
+
+    def run(self, **env: str) -> int:
+        source = importlib.util.spec_from_file_location("small", self.script)
+        module = importlib.util.module_from_spec(source)
+        source.loader.exec_module(module)
+        with outliving():
+            try:
+                module.main(self.directory, self.spec)
+            except forge.Exit as error:
+                return int(error.code)
+        return 0
+
+    @property
+    def output(self) -> str:
+        return "(in this process)"
+
+
 @pytest.mark.parametrize("loader", LOADERS)
 def test_a_stop_in_the_second_epoch_changes_no_bit(loader, tmp_path, make_job, undisturbed):
     """The product's one promise, for each kind of loader."""
@@ -44,19 +70,21 @@ def test_a_stop_in_the_second_epoch_changes_no_bit(loader, tmp_path, make_job, u
 
 
 @pytest.mark.slow
-def test_spawned_workers_draw_as_forked_ones_before_and_after_a_stop(tmp_path, undisturbed):
-    """How a worker is started must make no difference; a fresh Python each, as users have it."""
+def test_spawned_workers_draw_as_forked_ones_before_and_after_a_stop(
+    tmp_path, make_job, undisturbed
+):
+    """How a worker is started must make no difference; each is a fresh Python, as users have it."""
     spec = {"steps": 8, "workers": 2, "augment": "random"}
-    job = Job(tmp_path / "job", start="spawn", kill_at={"5": "TERM"}, **spec)
+    job = make_job(tmp_path / "job", start="spawn", kill_at={"5": "TERM"}, **spec)
     job.run_to_end(143)
     assert_same_run(job, undisturbed(**spec))
 
 
 @pytest.mark.parametrize("step", [0, 8, 9, 10, 18, 19, 20, 25])
-def test_a_stop_at_any_place_of_an_epoch_changes_no_bit(step, tmp_path, make_job, undisturbed):
+def test_a_stop_at_any_place_of_an_epoch_changes_no_bit(step, tmp_path, undisturbed):
     """The first and the last step, and those around an epoch's end, are where counts go wrong."""
     spec = {"steps": 26}
-    job = make_job(tmp_path / "job", kill_at={str(step): "TERM"}, **spec)
+    job = CalledJob(tmp_path / "job", kill_at={str(step): "TERM"}, **spec)
     job.run_to_end(143)
     assert job.steps_repeated == [0]
     assert_same_run(job, undisturbed(**spec))
@@ -67,7 +95,8 @@ def test_a_stop_at_any_place_of_an_epoch_changes_no_bit(step, tmp_path, make_job
 def test_a_stop_at_an_epochs_end_changes_no_bit(loader, step, tmp_path, make_job, undisturbed):
     """All batches are taken, but the iterator has not said so yet."""
     spec = {"steps": 26} | LOADERS[loader]
-    job = make_job(tmp_path / "job", kill_at={str(step): "USR1"}, **spec)
+    kind = make_job if "workers" in spec else CalledJob
+    job = kind(tmp_path / "job", kill_at={str(step): "USR1"}, **spec)
     job.run_to_end(75)
     assert_same_run(job, undisturbed(**spec))
 
@@ -101,10 +130,10 @@ VARIANTS = {
 
 @pytest.mark.parametrize("step", [12, 14])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_all_that_an_update_depends_on_is_kept(variant, step, tmp_path, make_job, undisturbed):
+def test_all_that_an_update_depends_on_is_kept(variant, step, tmp_path, undisturbed):
     """Gradients that are being accumulated, the loss scale, a streak of NaNs."""
     spec = {"steps": 26} | VARIANTS[variant]
-    job = make_job(tmp_path / "job", kill_at={str(step): "TERM"}, **spec)
+    job = CalledJob(tmp_path / "job", kill_at={str(step): "TERM"}, **spec)
     job.run_to_end(143)
     assert job.steps_repeated == [0]
     assert_same_run(job, undisturbed(**spec))
@@ -131,10 +160,10 @@ def test_a_kill_changes_no_bit(variant, tmp_path, make_job, undisturbed):
     ],
     ids=["plain", "accumulating", "guard", "scaler", "by hand", "swaps"],
 )
-def test_a_stop_inside_an_evaluation_changes_no_bit(extra, tmp_path, make_job, undisturbed):
+def test_a_stop_inside_an_evaluation_changes_no_bit(extra, tmp_path, undisturbed):
     """The signal comes just before it."""
     spec = {"steps": 26, "evaluate_every": 7} | extra
-    job = make_job(tmp_path / "job", kill_at={"13": "TERM"}, **spec)
+    job = CalledJob(tmp_path / "job", kill_at={"13": "TERM"}, **spec)
     job.run_to_end(143)
     assert job.steps_repeated == [0]
     assert_same_run(job, undisturbed(**spec))

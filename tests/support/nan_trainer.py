@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import DataLoader
 
 import forge
 from forge.jobdir import ledger
+from forge.process import processes
 from forge.shutdown import stopping
+
+
+@contextmanager
+def outliving() -> Iterator[None]:
+    """A stop starts a guard that ends the process ten seconds later; here it lives, and so do
+    its children."""
+    on_child = signal.getsignal(signal.SIGCHLD)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stopping, "_start_guard", lambda code: None)
+        patch.setattr(processes, "end_descendants", lambda job, save_s: 0)
+        try:
+            yield
+        finally:
+            stopping.uninstall()
+            signal.signal(signal.SIGCHLD, on_child)
 
 
 class Killed(Exception):

@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -48,6 +48,7 @@ CLONE_PARENT = 0x8000
 CLONE = {"x86_64": 56, "aarch64": 220}
 GET_TID_ADDRESS = 40  # prctl(2)
 SET_PDEATHSIG = 1
+SET_MM, SET_MM_ENV_END = 35, 11
 LIBC = ctypes.PyDLL(None)  # keeps the interpreter's lock, as a fork has to
 
 
@@ -214,6 +215,8 @@ def replace_environment(environment):
     text = "".join(lines).encode(errors="surrogateescape")
     assert len(text) <= end - start, "ROOM in warm.py is too small"
     ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+    # Else whoever looks for a variable takes the rest for thousands of empty ones (root only).
+    LIBC.prctl(SET_MM, SET_MM_ENV_END, ctypes.c_ulong(start + len(text)), 0, 0)
     os.environ.update(environment)
 
 
@@ -235,11 +238,15 @@ def leave(begin):
             code = -signal.SIGINT
     threading._shutdown()
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError) as error:
             code = code or 120
+            if stream is sys.stdout:
+                with suppress(OSError, ValueError, AttributeError):
+                    text = f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}"
+                    print(text, file=sys.stderr)
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

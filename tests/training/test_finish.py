@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from harness import Job, assert_same_run
+from forked import ForkedJob
+from harness import assert_same_run
 from sweeps import App
 
 import forge
@@ -88,7 +89,7 @@ SPEC = {"loop": "stops_early", "policy": {"checkpoint": {"every_steps": 4}}}
 
 
 def early(path, **spec):
-    return Job(path, script="loops.py", **SPEC, **spec)
+    return ForkedJob(path, script="loops.py", **SPEC, **spec)
 
 
 @pytest.fixture(scope="module")

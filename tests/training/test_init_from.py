@@ -4,12 +4,11 @@ import collections
 import copy
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked import completed
 from torch import nn
 
 from forge.config.schema import CheckpointConfig, OnForeign
@@ -278,13 +277,7 @@ print("ends", run.step, model.weight.tolist())
 
 
 def train(folder, *arguments, code=0):
-    done = subprocess.run(
-        [sys.executable, "-c", TRAIN, *map(str, arguments)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = completed(["-c", TRAIN, *map(str, arguments)], folder, joins_output=False)
     assert done.returncode == code, done.stdout + done.stderr
     return re.findall(r"^(\w+) (\d+) .*?(\[.*\])$", done.stdout, re.MULTILINE), done.stderr
 
@@ -335,14 +328,7 @@ def app(tmp_path):
     )
 
     def run(*arguments):
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+        done = completed([*arguments], tmp_path)
         return done.returncode, done.stdout
 
     return run

@@ -3,7 +3,7 @@
 import signal
 
 import pytest
-from harness import Job, assert_same_run
+from harness import assert_same_run
 from nan_trainer import (
     assert_same_state,
     checkpoints,
@@ -136,12 +136,10 @@ def test_a_save_asked_for_in_a_streak_is_done(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_true_job_with_a_streak_is_killed_and_goes_on_exactly(tmp_path):
+def test_a_true_job_with_a_streak_is_killed_and_goes_on_exactly(tmp_path, make_job, undisturbed):
     """The same with a true process and a true SIGKILL in the middle of a streak."""
     policy = {"nan": {"action": "skip", "max_consecutive": 4}, "checkpoint": {"every_steps": 3}}
     spec = {"steps": 14, "bad_steps": [5, 6, 7], "policy": policy}
-    undisturbed = Job(tmp_path / "undisturbed", **spec)
-    undisturbed.run_to_end()
-    job = Job(tmp_path / "job", **spec, kill_at={"6": "KILL"})
+    job = make_job(tmp_path / "job", **spec, kill_at={"6": "KILL"})
     job.run_to_end(-signal.SIGKILL)
-    assert_same_run(job, undisturbed)
+    assert_same_run(job, undisturbed(**spec))
