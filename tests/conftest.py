@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from started import ended_here
+from warm import IS_QUICK, QUICK
 
 pytest_plugins = ["store_fixtures"]
 
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start: threads that wait take a core
-QUICK = str(Path(__file__).parent / "support/quick")
-is_quick = os.environ.get("FORGE_TESTS_QUICK") != "no"  # `make proofs` once runs all of torch
-if is_quick and QUICK not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+if IS_QUICK and QUICK not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     given = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     os.environ["PYTHONPATH"] = os.pathsep.join([QUICK, *given])
 

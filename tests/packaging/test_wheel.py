@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import repository
 from environments import Environment
-from harness import Process
+from harness import Process, made_once
 from readme import App, blocks
 from repository import ROOT, run
+from warm import IS_QUICK, QUICK
 
 from forge.jobdir import ledger
 from forge.process import processes
@@ -59,15 +60,38 @@ def test_a_type_checker_sees_the_annotations_of_the_wheel(with_wheel, tmp_path):
     assert len(lines) == 3, shown
 
 
-def test_the_readme_app_runs_is_stopped_and_resumes_from_the_wheel(with_wheel, tmp_path):
-    """The first thing that a newcomer does, in a clean environment and an empty folder."""
-    folders = {"disturbed": tmp_path / "disturbed", "undisturbed": tmp_path / "undisturbed"}
-    started = {}
-    for name, folder in folders.items():
+STEPS = 3000
+NO_COVERAGE = {"COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}
+CLEAN = {"PYTHONPATH": QUICK if IS_QUICK else "", **NO_COVERAGE}
+"""For `Process`, which adds to the environment: only what must be overridden."""
+
+
+@pytest.fixture(scope="session")
+def undisturbed(with_wheel, shared_folder):
+    """What the app prints and keeps when nobody interrupts it, with the first rate of the sweep."""
+
+    def make(folder):
         App.from_tutorial().write_to(folder)
-        command = [with_wheel.python, "train.py", "hydra.run.dir=out", "steps=6000"]
-        started[name] = Process(command, folder / "output.txt", folder, **clean())
-    disturbed, out = started["disturbed"], folders["disturbed"] / "out"
+        process = train(with_wheel, folder, "lr=1e-3")
+        assert process.wait() == 0, process.output
+
+    folder = made_once(shared_folder / "undisturbed_app", make)
+    line = (folder / "output.txt").read_text().splitlines()[-1]
+    return line, trained_tensors(folder / "out" / "checkpoints")
+
+
+def train(environment, folder, *words):
+    command = [environment.python, "train.py", *words, f"steps={STEPS}", "hydra.run.dir=out"]
+    return Process(command, folder / "output.txt", folder, **CLEAN)
+
+
+def test_the_readme_app_runs_is_stopped_and_resumes_from_the_wheel(
+    with_wheel, undisturbed, tmp_path
+):
+    """The first thing that a newcomer does, in a clean environment and an empty folder."""
+    folder, out = tmp_path / "app", tmp_path / "app" / "out"
+    App.from_tutorial().write_to(folder)
+    disturbed = train(with_wheel, folder, "lr=1e-3")
 
     def trains() -> bool:
         progress = ledger.read_progress(out)
@@ -77,45 +101,39 @@ def test_the_readme_app_runs_is_stopped_and_resumes_from_the_wheel(with_wheel, t
     disturbed.signal(signal.SIGTERM)
     assert disturbed.wait() == 143, disturbed.output
     script = str(out / ".forge" / "resume.sh")
-    resumed = Process(["sh", script], folders["disturbed"] / "resumed.txt", tmp_path, **clean())
+    resumed = Process(["sh", script], folder / "resumed.txt", tmp_path, **CLEAN)
     assert resumed.wait() == 0, resumed.output
-    assert started["undisturbed"].wait() == 0, started["undisturbed"].output
-    last_lines = [p.output.splitlines()[-1] for p in (resumed, started["undisturbed"])]
-    assert last_lines[0] == last_lines[1] != ""
-    weights = [trained_tensors(folder / "out" / "checkpoints") for folder in folders.values()]
-    assert weights[0] == weights[1] != {}
+    found = resumed.output.splitlines()[-1], trained_tensors(out / "checkpoints")
+    assert found == undisturbed
+    assert all(found)
     starts = [e for a in ledger.read(out).attempts for e in a.events if e["kind"] == "start"]
     assert [start["step"] > 0 for start in starts] == [False, True]
 
 
-def test_the_readme_sweep_runs_is_killed_and_goes_on_from_the_wheel(with_wheel, tmp_path):
+def test_the_readme_sweep_runs_is_killed_and_goes_on_from_the_wheel(
+    with_wheel, undisturbed, tmp_path
+):
     """README's command for a sweep, as it stands there; the app has no guard around main()."""
     lines = [line for block in blocks("sh") for line in block.splitlines()]
     (command,) = [line for line in lines if "hydra/launcher=local" in line]
     words = command.split()
     assert words[:4] == ["python", "train.py", "-m", "hydra/launcher=local"]
-    folders = {"disturbed": tmp_path / "disturbed", "undisturbed": tmp_path / "undisturbed"}
-    started = {}
-    for name, folder in folders.items():
-        App.from_tutorial().write_to(folder)
-        whole = [with_wheel.python, *words[1:], "steps=3000", "hydra.sweep.dir=sweep"]
-        started[name] = Process(whole, folder / "output.txt", folder, **clean())
-    job = folders["disturbed"] / "sweep" / "0"
+    assert words[4].startswith("lr=1e-3,")
+    App.from_tutorial().write_to(tmp_path)
+    sweep = train(with_wheel, tmp_path, *words[2:], "hydra.sweep.dir=sweep")
+    jobs = [tmp_path / "sweep" / number for number in ("0", "1")]
 
     def trains() -> bool:
-        progress = ledger.read_progress(job)
+        progress = ledger.read_progress(jobs[0])
         return progress is not None and progress.step >= 50
 
-    started["disturbed"].wait_for(trains, "step 50")
-    wrapper = json.loads((job / ".forge" / "state.json").read_text())["pid"]
+    sweep.wait_for(trains, "step 50")
+    wrapper = json.loads((jobs[0] / ".forge" / "state.json").read_text())["pid"]
     assert processes.send(processes.descendants(wrapper)[-1], signal.SIGKILL)
-    for process in started.values():
-        assert process.wait() == 0, process.output
-    for number in ("0", "1"):
-        of_both = [folder / "sweep" / number / "checkpoints" for folder in folders.values()]
-        weights = [trained_tensors(checkpoints) for checkpoints in of_both]
-        assert weights[0] == weights[1] != {}
-    assert len(ledger.read(job).attempts) == 2
+    assert sweep.wait() == 0, sweep.output
+    weights = [trained_tensors(job / "checkpoints") for job in jobs]
+    assert weights[0] == undisturbed[1] != weights[1]
+    assert [len(ledger.read(job).attempts) for job in jobs] == [2, 1]
 
 
 def trained_tensors(checkpoints: Path) -> dict[str, bytes]:
@@ -127,14 +145,16 @@ def trained_tensors(checkpoints: Path) -> dict[str, bytes]:
     return {name: raw[begin + first : begin + last] for name, (first, last) in spans.items()}
 
 
-def clean() -> dict[str, str]:
-    """For `Process`, which adds to the environment: only what must be overridden."""
-    return {"PYTHONPATH": "", "COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}
+def write_app(folder: Path) -> None:
+    """The tutorial's config, and a script that trains nothing: its start would be all of torch."""
+    script = "import hydra\n@hydra.main(version_base=None, config_path='.', config_name='train')\n"
+    script += "def main(cfg):\n    raise AssertionError\nmain()\n"
+    App(script, App.from_tutorial().config).write_to(folder)
 
 
 def test_the_wheel_reads_its_own_presets(with_wheel, tmp_path):
     """Not those of a repository that happens to lie on the same machine."""
-    App.from_tutorial().write_to(tmp_path)
+    write_app(tmp_path)
     shown = run([with_wheel.python, "train.py", "--info", "searchpath"], tmp_path)
     assert f"file://{with_wheel.site_packages}/forge/conf" in shown.replace(" ", "")
     assert str(ROOT) not in shown
@@ -143,7 +163,7 @@ def test_the_wheel_reads_its_own_presets(with_wheel, tmp_path):
 @pytest.mark.parametrize("preset", ["default", "preemptible", "debug", "disabled"])
 def test_every_preset_is_found(with_wheel, tmp_path, preset):
     """In the wheel, by the name that the reference gives it."""
-    App.from_tutorial().write_to(tmp_path)
+    write_app(tmp_path)
     command = [with_wheel.python, "train.py", f"resilience={preset}", "--cfg", "job"]
     assert "checkpoint:" in run(command, tmp_path)
 
@@ -162,6 +182,6 @@ def test_the_editable_install_reads_the_repository_s_presets(tmp_path):
     text = preset.read_text()
     assert "lead_s: 120.0" in text
     preset.write_text(text.replace("lead_s: 120.0", "lead_s: 117.0"))
-    App.from_tutorial().write_to(tmp_path / "app")
+    write_app(tmp_path / "app")
     command = [environment.python, "train.py", "--cfg", "job"]
     assert "lead_s: 117.0" in run(command, tmp_path / "app")

@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+from forked import ForkedJob
 from harness import Job
 from test_signals import events, start_and_wait
 
@@ -11,7 +12,7 @@ from test_signals import events, start_and_wait
 @pytest.mark.parametrize("children", [["stubborn"], ["processes"], ["threads"]])
 def test_the_first_stops_gracefully_and_leaves_no_process(tmp_path, stage, children):
     """Executors and children are ended, also such as ignore SIGINT."""
-    job = Job(tmp_path / "job", "stages.py", stage=stage, children=children, early_callbacks=True)
+    job = ForkedJob(tmp_path / "job", "stages.py", stage=stage, children=children, early_callbacks=True)
     process = start_and_wait(job)
     process.signal_session(signal.SIGINT)
     assert process.wait() == 130
@@ -25,7 +26,7 @@ def test_the_first_stops_gracefully_and_leaves_no_process(tmp_path, stage, child
 def test_the_second_exits_at_once_and_leaves_no_process(tmp_path, stage):
     """Whoever presses it again wants out, whatever the job is doing."""
     children = ["stubborn", "processes"]
-    job = Job(tmp_path / "job", "stages.py", stage=stage, children=children, linger_s=60)
+    job = ForkedJob(tmp_path / "job", "stages.py", stage=stage, children=children, linger_s=60)
     if stage == "building":
         job.spec["early_callbacks"] = True
     process = start_and_wait(job)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from forked import completed
 from harness import assert_same_bits
 
 JOB = """
@@ -74,9 +75,7 @@ def test_a_stop_that_cannot_be_saved_ends_with_71_and_says_why(left, disk, tmp_p
         assert verdict == ""
     assert "resumes at step 4" in done.stderr
 
-    whole = subprocess.run(
-        [sys.executable, "-c", JOB, tmp_path, "-1", tmp_path / "whole.pt"], capture_output=True
-    )
-    assert whole.returncode == 0, whole.stderr
+    whole = completed(["-c", JOB, str(tmp_path), "-1", str(tmp_path / "whole.pt")], tmp_path)
+    assert whole.returncode == 0, whole.stdout
     cut, undisturbed = (torch.load(tmp_path / name) for name in ("cut.pt", "whole.pt"))
     assert_same_bits(cut, undisturbed)

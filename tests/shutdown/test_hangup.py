@@ -6,16 +6,12 @@ import os
 import pty
 import select
 import signal
-import sys
 import termios
 
 import pytest
+from forked import ForkedJob
 from harness import Job, Process, told, wait_for
 from started import Popen
-
-
-def command(job):
-    return [sys.executable, str(job.script), str(job.directory), json.dumps(job.spec)]
 
 
 def verdict(job):
@@ -32,10 +28,10 @@ def test_a_terminal_that_is_gone_is_a_stop(tmp_path, prints, line):
 
     That is in the middle of a step: what was saved before is all there is.
     """
-    job = Job(tmp_path / "job", "hangup.py", prints=prints)
+    job = ForkedJob(tmp_path / "job", "hangup.py", prints=prints)
     leader, follower = pty.openpty()
     shell = Popen(
-        ["bash", "-c", line, "bash", *command(job)],
+        ["bash", "-c", line, "bash", *job.command],
         stdin=follower,
         stdout=follower,
         stderr=follower,
@@ -65,7 +61,7 @@ def test_a_terminal_that_is_gone_is_a_stop(tmp_path, prints, line):
 
 
 def started(job, shell_line):
-    return Process(["bash", "-c", shell_line, "bash", *command(job)], job.directory / "output.txt")
+    return Process(["bash", "-c", shell_line, "bash", *job.command], job.directory / "output.txt")
 
 
 def stage(tmp_path):

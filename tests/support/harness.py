@@ -192,9 +192,12 @@ class Job:
     def checkpoints(self) -> Path:
         return self.directory / "checkpoints"
 
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, str(self.script), str(self.directory), json.dumps(self.spec)]
+
     def start(self, **env: str) -> Process:
-        command = [sys.executable, str(self.script), str(self.directory), json.dumps(self.spec)]
-        return Process(command, self.directory / "output.txt", **env)
+        return Process(self.command, self.directory / "output.txt", **env)
 
     def run(self, **env: str) -> int:
         """One attempt to its end."""

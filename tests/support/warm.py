@@ -19,7 +19,8 @@ from pathlib import Path
 
 import started
 
-IS_QUICK = os.environ.get("FORGE_TESTS_QUICK") != "no"
+IS_QUICK = os.environ.get("FORGE_TESTS_QUICK") != "no"  # `make proofs` once runs all of torch
+QUICK = str(Path(__file__).with_name("quick"))
 ROOM = "_" * 60000
 """In the environment of the process that forks: its children write their own in its place."""
 _FLAGS = {"-u", "-B", "-I", "-S"}

@@ -1,0 +1,5 @@
+"""Jobs are forked."""
+
+from forked import make_job, undisturbed
+
+__all__ = ["make_job", "undisturbed"]
