@@ -7,7 +7,6 @@ import functools
 import os
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch

@@ -5,11 +5,10 @@ Everything runs in a process of its own: it forks, and its children die.
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked import completed
 
 SCRIPT = Path(__file__).parents[1] / "support/torture/all_points.py"
 MEMORY = Path("/dev/shm")
@@ -19,8 +18,8 @@ def torture(part, share, directory, ways=""):
     if os.access(MEMORY, os.W_OK):  # thousands of fsyncs would only wear out a disk
         directory = MEMORY
     options = ["--only", part, "--share", str(share), "--ways", ways, "--json"]
-    command = [sys.executable, SCRIPT, *options, "--directory", directory]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = [str(SCRIPT), *options, "--directory", str(directory)]
+    done = completed(command, SCRIPT.parent, joins_output=False)
     assert done.stdout, done.stderr
     found = json.loads(done.stdout)
     assert found["failures"] == [], "\n\n".join(found["failures"][:5])

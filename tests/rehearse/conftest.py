@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 from harness import Process
 
 PATIENCE_S = 280
@@ -28,6 +29,7 @@ class Rehearsed:
             [*rehearse, *options, "--", *command],
             self.folder / "output.txt",
             self.folder,
+            warm.Popen,  # what it starts is started as ever
             OMP_NUM_THREADS="1",
         )
 

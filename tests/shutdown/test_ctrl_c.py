@@ -12,7 +12,9 @@ from test_signals import events, start_and_wait
 @pytest.mark.parametrize("children", [["stubborn"], ["processes"], ["threads"]])
 def test_the_first_stops_gracefully_and_leaves_no_process(tmp_path, stage, children):
     """Executors and children are ended, also such as ignore SIGINT."""
-    job = ForkedJob(tmp_path / "job", "stages.py", stage=stage, children=children, early_callbacks=True)
+    job = ForkedJob(
+        tmp_path / "job", "stages.py", stage=stage, children=children, early_callbacks=True
+    )
     process = start_and_wait(job)
     process.signal_session(signal.SIGINT)
     assert process.wait() == 130

@@ -3,11 +3,14 @@
 import os
 import pickle
 import signal
+import subprocess
+from functools import partial
 
 import light
 import pytest
 import submitit
 import submitted
+import warm
 from cluster import wait_for
 from light import HASTY, POLICY, noted
 from submitit.core.utils import FailedJobError
@@ -61,7 +64,15 @@ JOBS = {
 
 
 @pytest.fixture(scope="module")
-def jobs(own_environment, tmp_path_factory):
+def forked(own_environment):
+    """What submitit starts, and what that starts, is forked."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", partial(warm.Popen, is_parent=True))
+        yield
+
+
+@pytest.fixture(scope="module")
+def jobs(forked, tmp_path_factory):
     """All of them at once: they start while others wait."""
     folder = tmp_path_factory.mktemp("jobs")
     found = {
@@ -146,7 +157,7 @@ def test_outside_submitit_the_task_is_just_called(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to a group")
-def test_a_folder_that_a_group_can_write_to_is_warned_of(own_environment, tmp_path):
+def test_a_folder_that_a_group_can_write_to_is_warned_of(forked, tmp_path):
     """submitit unpickles what lies there, at each start, before anybody could refuse it."""
     os.chown(tmp_path, 0, 4321)
     tmp_path.chmod(0o2775)
@@ -165,9 +176,7 @@ HANDED_OVER = {"held": "step_6", 7: "step_7", "step": "step_4"}
 """Where the signal comes -> the checkpoint with which the next start begins."""
 
 
-def test_submitit_s_own_handler_resubmits_a_run_from_what_checkpoint_has_saved(
-    own_environment, tmp_path
-):
+def test_submitit_s_own_handler_resubmits_a_run_from_what_checkpoint_has_saved(forked, tmp_path):
     """In an evaluation that has swapped the weights, between two loops, and inside a step."""
     executor = submitit.LocalExecutor(tmp_path / "log")
     executor.update_parameters(timeout_min=4)

@@ -24,6 +24,8 @@ QUICK = str(Path(__file__).with_name("quick"))
 ROOM = "_" * 60000
 """In the environment of the process that forks: its children write their own in its place."""
 _FLAGS = {"-u", "-B", "-I", "-S"}
+_OF_ANY_SESSION = "submitit.core._submit"
+"""A task of submitit's, which has no session of its own: it is of that of what forks it."""
 
 
 def arguments(command: list[str], environment: dict[str, str]) -> tuple[str, list[str]] | None:
@@ -111,7 +113,8 @@ class Popen(started.Popen):
 
     def __init__(self, args, *, kills=None, is_parent=False, **options):
         self._kills, self._is_parent = kills or {}, is_parent
-        self._is_plain = not {"preexec_fn", "pass_fds", "shell", "executable"} & options.keys()
+        special = ("preexec_fn", "pass_fds", "shell", "executable")
+        self._is_plain = not any(options.get(one) for one in special)
         super().__init__(args, **options)
 
     def _execute_child(self, args, *given):
@@ -122,8 +125,8 @@ class Popen(started.Popen):
         if (
             not self._is_plain
             or not _zygote.is_own
-            or (_zygote.is_inherited and not has_session)
             or not isinstance(args, list)
+            or (_zygote.is_inherited and not has_session and _OF_ANY_SESSION not in args)
             or (self._is_parent and not IS_QUICK)
             or arguments(args, environment) is None
         ):
