@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from started import Popen
+import warm
 from torture import scenario
 
 from forge.jobdir import ledger
@@ -70,8 +70,8 @@ def hang(tmp_path):
 
     def start(kind):
         with (tmp_path / "errors.txt").open("w") as errors:
-            process = Popen(
-                [sys.executable, "-c", JOB, tmp_path / "job", kind],
+            process = warm.Popen(
+                [sys.executable, "-c", JOB, str(tmp_path / "job"), kind],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,

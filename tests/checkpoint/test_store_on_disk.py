@@ -9,7 +9,7 @@ import sys
 import pytest
 import stores
 import torch
-from started import Popen
+import warm
 from stores import STATE, assert_holds, leftovers
 
 from forge.checkpoint import Store
@@ -118,7 +118,7 @@ def test_a_kill_between_any_two_calls_leaves_the_newest_loadable(tmp_path, state
     directory = tmp_path / "checkpoints"
     with _closing(directory) as store:
         store.commit(store.snapshot(0, state_of(0), is_complete=False, copy=False))
-    process = Popen(
+    process = warm.Popen(
         [sys.executable, "-c", KILLED, str(directory), stores.__file__.rpartition("/")[0]],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -64,15 +63,14 @@ def test_main_sees_what_it_sees_without_forge(app):
     for name in ("sees", "plain"):
         (app.folder / f"{name}.yaml").write_text(SEEN)
     edited = SEEN.replace("lr: 0.1", "lr: 0.2")
-    python = [sys.executable, "sees.py"]
-    plain = app.shell([*python, "~resilience", "hydra.run.dir=plain"])
+    plain = app.python("sees.py", "~resilience", "hydra.run.dir=plain")
     assert plain.returncode == 0, plain.stdout
-    assert app.shell([*python, "hydra.run.dir=job"]).returncode == 0
-    swept = app.shell([*python, "-m", "hydra/launcher=local", "hydra.sweep.dir=sweep"])
+    assert app.python("sees.py", "hydra.run.dir=job").returncode == 0
+    swept = app.python("sees.py", "-m", "hydra/launcher=local", "hydra.sweep.dir=sweep")
     assert swept.returncode == 0, swept.stdout
     (app.folder / "sees.yaml").write_text(edited)
     for directory in ("job", "sweep/0"):
-        again = app.shell([*python, f"hydra.run.dir={directory}"])
+        again = app.python("sees.py", f"hydra.run.dir={directory}")
         assert again.returncode == 0, again.stdout
     (expected,) = seen(app.folder / "plain")
     assert expected["escaped"] == repr("lr-${lr}")
@@ -143,7 +141,7 @@ def test_two_programs_do_not_share_a_directory(app):
     text = (app.folder / "train.py").read_text()
     (app.folder / "other.py").write_text(text)
     assert app.run("hydra.run.dir=job", "signal_in=3").returncode == 143
-    other = app.shell([sys.executable, "other.py", "hydra.run.dir=job"])
+    other = app.python("other.py", "hydra.run.dir=job")
     assert other.returncode == ExitCode.BAD_CONFIG, other.stdout
     assert "holds a job of train with config train, and this is other with" in other.stdout
     assert app.run("hydra.run.dir=job").returncode == 0

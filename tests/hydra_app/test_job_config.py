@@ -212,11 +212,11 @@ def test_checkpoints_may_lie_elsewhere(app, tmp_path):
 def test_other_ways_to_start_an_app_are_resumed_too(app, how):
     """`python -m`, `--config-name`: the printed command has to bring them back."""
     if how == "module":
-        command = [sys.executable, "-m", "train", "hydra.run.dir=job", "signal_in=3"]
+        command = ["-m", "train", "hydra.run.dir=job", "signal_in=3"]
     else:
         os.rename(app.folder / "train.yaml", app.folder / "other.yaml")
-        command = [sys.executable, "train.py", "--config-name", "other"]
+        command = ["train.py", "--config-name", "other"]
         command += ["hydra.run.dir=job", "signal_in=3"]
-    stopped = app.shell(command)
+    stopped = app.python(*command)
     assert stopped.returncode == 143, stopped.stdout
     assert app.resume(stopped.stdout).returncode == 0

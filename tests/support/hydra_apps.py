@@ -22,7 +22,10 @@ class App:
         shutil.copytree(APP, folder)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess:
-        return forked.completed(["train.py", *arguments], self.folder)
+        return self.python("train.py", *arguments)
+
+    def python(self, *command: str) -> subprocess.CompletedProcess:
+        return forked.completed([*command], self.folder)
 
     def shell(self, command, **options) -> subprocess.CompletedProcess:
         return subprocess.run(

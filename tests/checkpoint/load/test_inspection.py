@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import completed
 
 import forge
 from forge.errors import CheckpointError, DamagedCheckpoint
@@ -102,12 +103,7 @@ def load_as(uid, path):
         "try: open(sys.argv[2] + '/x', 'w')\n"
         "except PermissionError: print('read only')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(ROOT), str(path), str(uid)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = completed(["-c", code, str(ROOT), str(path), str(uid)], ROOT, joins_output=False)
     return done.stdout.strip() or done.stderr
 
 
@@ -242,7 +238,7 @@ def run_snippet(folder):
         "except ImportError: print('no forge')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-I", "-c", check + snippet()],
+        [sys.executable, "-c", check + snippet()],
         cwd=folder,
         capture_output=True,
         text=True,

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from forked import completed
 from placed import adam, aliases, bits, content, newest, pair, resume, save, tensors_of
 from stores import TENSORS
 from torch import nn
@@ -394,6 +395,7 @@ def test_the_peak_of_a_load_is_the_state_that_was_not_there_yet(tmp_path):
         command = [sys.executable, "-c", PEAK, way, str(tmp_path / "checkpoints")]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
-    run("save")
+    saved = completed(["-c", PEAK, "save", str(tmp_path / "checkpoints")], tmp_path)
+    assert saved.returncode == 0, saved.stdout
     assert int(run("torch")) > 130, "the measure sees a second copy"
     assert int(run("forge")) < 96 + 24

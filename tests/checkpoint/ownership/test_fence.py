@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from harness import Job
+from forked import ForkedJob
 from started import Popen
 
 from forge.checkpoint.ownership.fence import TOKEN_FILE
@@ -225,10 +225,10 @@ def test_a_directory_that_cannot_be_written_is_an_error_of_ours(tmp_path, open_s
 
 def test_a_second_job_ends_with_73_and_disturbs_nothing(tmp_path):
     """Two people, or a requeue and a person, start the same directory."""
-    first = Job(tmp_path / "job", steps=10_000, step_s=0.01)
+    first = ForkedJob(tmp_path / "job", steps=10_000, step_s=0.01)
     process = first.start()
     first.wait_for_step(process, 2)
-    second = Job(tmp_path / "job", steps=10_000)
+    second = ForkedJob(tmp_path / "job", steps=10_000)
     assert second.run() == 73, second.output
     assert "belongs to a running job" in second.output
     process.signal(signal.SIGTERM)
@@ -238,7 +238,7 @@ def test_a_second_job_ends_with_73_and_disturbs_nothing(tmp_path):
 
 def test_a_job_whose_token_was_replaced_ends_with_73(tmp_path):
     """It must not train on for days what it may not save."""
-    job = Job(
+    job = ForkedJob(
         tmp_path / "job", steps=10_000, step_s=0.01, policy={"checkpoint": {"every_steps": 20}}
     )
     process = job.start()
