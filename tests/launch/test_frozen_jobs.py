@@ -281,13 +281,13 @@ def test_only_a_checkpoint_makes_a_beginning(tmp_path):
 def test_a_job_without_a_policy_is_started_once_and_gets_no_signals(tmp_path):
     """Nobody in it would hear them: the default of SIGUSR2 is death."""
     bare = make_plan(tmp_path)
-    assert (bare.actions, bare.lead_s, bare.requeue["enabled"]) == ({}, 0.0, False)
+    assert (bare.actions, bare.lead_s, bare.requeue.enabled) == ({}, 0.0, False)
     switched_off = make_plan(tmp_path, policy=Policy(enabled=False))
     assert (switched_off.actions, switched_off.lead_s) == ({}, 0.0)
     whole = make_plan(tmp_path, policy=Policy())
     assert whole.lead_s == 120
     assert whole.actions["USR2"] == "requeue"
-    assert whole.requeue["on_code_change"] == "warn"
+    assert (whole.requeue.enabled, whole.requeue.max_unfair) == (True, Policy().requeue.max_unfair)
 
 
 @pytest.mark.parametrize("cut", range(0, 70, 7))

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 import torch
-from harness import Job, assert_same_run
+from harness import assert_same_run
 
 import forge
 from forge.checkpoint.format import manifest
@@ -205,7 +205,7 @@ def test_where_nobody_polls_a_thread_saves_the_held_boundary(tmp_path, make_job,
     """An evaluation that takes longer than a stop may is ended by force, and loses nothing."""
     policy = {"checkpoint": {"every_steps": 100}}
     spec = {"kind": "swaps", "policy": policy}
-    job = Job(tmp_path / "job", SCRIPT, places={"poll 1": "sleep"}, **spec)
+    job = make_job(tmp_path / "job", SCRIPT, places={"poll 1": "sleep"}, **spec)
     process = job.start()
     process.wait_for((job.directory / "ready").exists, "the evaluation")
     process.signal(signal.SIGTERM)
@@ -270,10 +270,10 @@ def test_a_stop_that_waited_long_for_its_step_names_run_every(a_run, monkeypatch
     assert "`run.every`" in caplog.text
 
 
-def test_a_forced_exit_in_a_step_names_run_every(tmp_path):
+def test_a_forced_exit_in_a_step_names_run_every(tmp_path, make_job):
     """An evaluation that stands in the loop, and takes longer than a stop may."""
     policy = {"shutdown": {"timeout_s": 1.0}}
-    job = Job(tmp_path / "job", "stages.py", stage="c_call", policy=policy)
+    job = make_job(tmp_path / "job", "stages.py", stage="c_call", policy=policy)
     process = job.start()
     process.wait_for((job.directory / "ready").exists, "the step")
     process.signal(signal.SIGTERM)
