@@ -87,8 +87,14 @@ class _Zygote:
             ],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            # Without the paths of the test that happens to be the first to ask.
-            env={**os.environ, "ROOM": ROOM, "PYTHONPATH": QUICK if IS_QUICK else ""},
+            # Without the paths and threads of the test that happens to be the first to ask:
+            # OpenBLAS's threads, of which a clone has none, would have it wait for them forever.
+            env={
+                **os.environ,
+                "ROOM": ROOM,
+                "PYTHONPATH": QUICK if IS_QUICK else "",
+                "OMP_NUM_THREADS": "1",
+            },
         )
         theirs.close()
         self._pid = os.getpid()
