@@ -23,6 +23,7 @@ IS_QUICK = os.environ.get("FORGE_TESTS_QUICK") != "no"  # `make proofs` once run
 QUICK = str(Path(__file__).with_name("quick"))
 ROOM = "_" * 60000
 """In the environment of the process that forks: its children write their own in its place."""
+_begun = subprocess.Popen  # whatever a test puts there: it outlives the test
 _FLAGS = {"-u", "-B", "-I", "-S"}
 _OF_ANY_SESSION = "submitit.core._submit"
 """A task of submitit's, which has no session of its own: it is of that of what forks it."""
@@ -79,7 +80,7 @@ class _Zygote:
 
     def _begin(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._popen = subprocess.Popen(
+        self._popen = _begun(
             # Newer Pythons warn of forks beside threads; torch has some that do nothing.
             [
                 *(sys.executable, "-W", "ignore::DeprecationWarning"),
