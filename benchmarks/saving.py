@@ -69,7 +69,7 @@ def finished() -> bool:
 def forge_saves(folder: Path, training: Training) -> dict[str, Save]:
     """forge beside training, and waiting."""
     from forge.jobdir.ledger import Ledger
-    from forge.training.nan_policy import NanPolicy
+    from forge.training.nan.nan_policy import NanPolicy
     from forge.training.saver import Saver
 
     found: dict[str, Save] = {}

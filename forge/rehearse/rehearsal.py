@@ -20,7 +20,7 @@ from forge.errors import CheckpointError, ExitCode, RehearsalFailed
 from forge.jobdir import ledger
 from forge.jobdir.job_files import REHEARSAL
 from forge.process import processes
-from forge.training import strikes
+from forge.training.loop import strikes
 
 STOPS = ("SIGTERM", "SIGUSR1")
 _SHOWN_LINES = 20

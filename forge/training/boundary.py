@@ -17,16 +17,17 @@ from forge.group.group import Group, Solo
 from forge.process.time_limit import TimeLimit
 from forge.resilience.signal_handler import ShutdownHandler
 from forge.state import rng
-from forge.training import preflight, strikes
 from forge.training.contents import Contents
 from forge.training.decide import Decision, Finish, Go, Halt, Known, RollBack, Save, Stop, decide
-from forge.training.evaluations import Evaluations
-from forge.training.held import Held
 from forge.training.leaving import ENDS, Leaving
-from forge.training.loops import Loops
-from forge.training.nan_policy import NanPolicy
-from forge.training.run_directory import RunDirectory
+from forge.training.loop import strikes
+from forge.training.loop.evaluations import Evaluations
+from forge.training.loop.held import Held
+from forge.training.loop.loops import Loops
+from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import SaveCause
+from forge.training.start import preflight
+from forge.training.start.run_directory import RunDirectory
 
 _ACTION: Any = NanAction
 

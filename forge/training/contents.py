@@ -9,11 +9,11 @@ from forge.jobdir.ledger import Ledger
 from forge.state import rng
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
-from forge.training.loops import Loops
+from forge.training.loop.loops import Loops
 from forge.training.metrics import Metrics
-from forge.training.nan_policy import NanPolicy
-from forge.training.owner import Owner
-from forge.training.update import Updater
+from forge.training.nan.nan_policy import NanPolicy
+from forge.training.nan.update import Updater
+from forge.training.start.owner import Owner
 
 
 class Contents:

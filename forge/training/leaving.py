@@ -22,8 +22,8 @@ from forge.process.time_limit import TimeLimit
 from forge.resilience.signal_handler import ShutdownHandler
 from forge.shutdown import stopping
 from forge.training.decide import Halt
-from forge.training.loops import Loops
-from forge.training.run_directory import RunDirectory
+from forge.training.loop.loops import Loops
+from forge.training.start.run_directory import RunDirectory
 
 ENDS = (CheckpointError, ConfigError, DirectoryInUse)
 """What ends the job: a checkpoint that cannot be written, a state that cannot be saved."""

@@ -25,11 +25,11 @@ from forge.errors import Exit, ForgeError
 from forge.shutdown import stopping
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
-from forge.training import preflight
-from forge.training.evaluations import Evaluations
-from forge.training.nan_policy import NanPolicy
+from forge.training.loop.evaluations import Evaluations
+from forge.training.nan.nan_policy import NanPolicy
+from forge.training.nan.update import Updater
 from forge.training.session import Session
-from forge.training.update import Updater
+from forge.training.start import preflight
 
 _Callback = TypeVar("_Callback")
 _Function = TypeVar("_Function", bound=Callable[[int], object])

@@ -16,8 +16,8 @@ from forge.config.schema import CheckpointConfig, WhenBusy
 from forge.errors import CheckpointError, unwritable
 from forge.jobdir.ledger import Ledger
 from forge.process.time_limit import RECENT_SAVES, Recent, first_save_s
-from forge.training.held import Held
-from forge.training.nan_policy import NanPolicy
+from forge.training.loop.held import Held
+from forge.training.nan.nan_policy import NanPolicy
 
 MAX_FAILURES = 5
 """Failed saves in a row after which the run ends: it would only train what it cannot keep."""

@@ -19,19 +19,19 @@ from forge.state import rng
 from forge.state.built import Built
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
-from forge.training import preflight
 from forge.training.boundary import Boundary
 from forge.training.contents import Contents
 from forge.training.decide import Halt
-from forge.training.evaluations import Evaluations
 from forge.training.leaving import Leaving
-from forge.training.loops import Loops
-from forge.training.nan_policy import NanPolicy, RateScale
-from forge.training.owner import Owner
-from forge.training.run_directory import RunDirectory
+from forge.training.loop.evaluations import Evaluations
+from forge.training.loop.loops import Loops
+from forge.training.loop.steps import Steps
+from forge.training.nan.nan_policy import NanPolicy, RateScale
+from forge.training.nan.update import Updater
 from forge.training.saver import SaveCause
-from forge.training.steps import Steps
-from forge.training.update import Updater
+from forge.training.start import preflight
+from forge.training.start.owner import Owner
+from forge.training.start.run_directory import RunDirectory
 
 _ACTION: Any = NanAction
 

@@ -18,7 +18,7 @@ from forge.process import processes
 from forge.rehearse import verdicts
 from forge.rehearse.rehearsal import Rehearsal, Run, Strike
 from forge.rehearse.verdicts import differing_leaves, differing_values, main, plan
-from forge.training import strikes
+from forge.training.loop import strikes
 
 HEADER = "import random, sys, torch, forge\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(2, 1)\n"
 LOOP = """

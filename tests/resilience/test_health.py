@@ -13,7 +13,7 @@ from started import Popen
 import forge.resilience
 from forge.config.schema import HealthAction, HealthCheck, HealthConfig
 from forge.resilience import NaNDetector, NaNState, check_gpu_health, check_nccl_health
-from forge.training.preflight import check_health
+from forge.training.start.preflight import check_health
 
 NAN, INF = float("nan"), float("inf")
 

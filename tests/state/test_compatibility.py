@@ -9,7 +9,7 @@ from torch import nn
 from forge.config.schema import CheckpointConfig
 from forge.errors import StateMismatch
 from forge.state.registry import StateRegistry
-from forge.training import init_from
+from forge.training.start import init_from
 
 optim, schedules = torch.optim, torch.optim.lr_scheduler
 

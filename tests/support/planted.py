@@ -60,7 +60,7 @@ DEFECTS = [
     Defect(
         "reading_checksums",
         "checkpoint/load/file_reading.py",
-        "if self._checksums[number] == found:",
+        "if self._checksums[number] == found or not self._is_checked:",
         "if found:",
         "a damaged checkpoint is resumed from",
         "checkpoint/load/test_reading_damage.py checkpoint/test_store_on_disk.py",
@@ -195,7 +195,7 @@ DEFECTS = [
         "return found + changes(",
         "return changes(",
         "another script resumes from the checkpoints of this one",
-        "jobdir/test_identity.py training/test_owner.py",
+        "jobdir/test_identity.py training/start/test_owner.py",
     ),
     Defect(
         "rules_lead",

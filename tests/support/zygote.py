@@ -41,7 +41,7 @@ import forge.launch.task
 import forge.resilience.signal_handler
 import forge.training.run
 import forge.training.session
-from forge.training.update import Updater
+from forge.training.nan.update import Updater
 
 BASE = sys.path[1:]
 CLONE_PARENT = 0x8000

@@ -13,7 +13,7 @@ from forge.config.schema import CheckpointConfig, NanConfig
 from forge.errors import CheckpointError, DirectoryInUse
 from forge.jobdir.ledger import Ledger, read
 from forge.shutdown import stopping
-from forge.training.nan_policy import NanPolicy
+from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import FINAL_TRIES, MAX_FAILURES, SaveCause, Saver
 
 

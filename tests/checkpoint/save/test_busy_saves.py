@@ -10,7 +10,7 @@ from forge.config.loading import load
 from forge.config.schema import CheckpointConfig, NanConfig, WhenBusy
 from forge.errors import ConfigError
 from forge.jobdir.ledger import Ledger, read
-from forge.training.nan_policy import NanPolicy
+from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import SaveCause, Saver
 
 

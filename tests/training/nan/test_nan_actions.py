@@ -261,7 +261,7 @@ def test_both_forms_of_the_update_follow_the_policy(tmp_path, form, action, upda
 def test_a_huge_loss_that_is_no_tensor_is_finite(tmp_path):
     """A python float has more range than a float32."""
     from forge.config.schema import NanConfig
-    from forge.training.nan_policy import NanPolicy
+    from forge.training.nan.nan_policy import NanPolicy
 
     checked = NanPolicy(NanConfig()).check(1e300, [], {}, needs_norm=False)
     assert checked.problem == ""

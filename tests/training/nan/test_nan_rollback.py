@@ -16,7 +16,7 @@ from nan_trainer import (
 from forge.checkpoint.load.tensor_reading import TensorFile
 from forge.config.schema import NanConfig, RollbackConfig
 from forge.errors import DamagedCheckpoint
-from forge.training.nan_policy import NanPolicy, RateScale
+from forge.training.nan.nan_policy import NanPolicy, RateScale
 
 ROLLBACK = {"action": "rollback", "max_consecutive": 2}
 

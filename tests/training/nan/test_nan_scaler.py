@@ -11,8 +11,8 @@ from updates import OPTIMIZERS, a_run, build, losses
 import forge
 from forge.config.schema import Policy
 from forge.state.registry import StateRegistry
-from forge.training.nan_policy import NanPolicy
-from forge.training.update import Updater
+from forge.training.nan.nan_policy import NanPolicy
+from forge.training.nan.update import Updater
 
 
 def test_a_scaler_gives_the_very_bits_of_the_loop_written_by_hand(tmp_path):

@@ -13,8 +13,8 @@ from forge.errors import CheckpointError, ConfigError
 from forge.jobdir import config_file, identity
 from forge.jobdir.ledger import Ledger
 from forge.state.built import Built
-from forge.training import owner as owners
-from forge.training.owner import Owner
+from forge.training.start import owner as owners
+from forge.training.start.owner import Owner
 
 
 class Place:

@@ -15,7 +15,7 @@ from forge.config.schema import CheckpointConfig, OnForeign
 from forge.errors import CheckpointError, ConfigError, StateMismatch
 from forge.jobdir import ledger
 from forge.state.registry import StateRegistry
-from forge.training import init_from
+from forge.training.start import init_from
 
 
 def objects(seed, rate=0.1, width=3):

@@ -12,9 +12,9 @@ from forge.errors import ConfigError
 from forge.state import rng
 from forge.training.boundary import Boundary
 from forge.training.leaving import Leaving
-from forge.training.loops import Loops
+from forge.training.loop.loops import Loops
 from forge.training.metrics import Metrics
-from forge.training.update import Updater
+from forge.training.nan.update import Updater
 
 
 class Steps:

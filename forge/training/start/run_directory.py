@@ -23,10 +23,10 @@ from forge.jobdir import job_dir, ledger, verdict
 from forge.jobdir.ledger import Ledger
 from forge.jobdir.verdict import Verdict
 from forge.state.registry import StateRegistry
-from forge.training import init_from
 from forge.training.metrics import Metrics
-from forge.training.nan_policy import NanPolicy
+from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import Saver
+from forge.training.start import init_from
 
 _ACTION: Any = NanAction
 

@@ -10,8 +10,8 @@ import torch
 from forge import messages
 from forge.errors import ForgeError
 from forge.state.registry import StateRegistry
-from forge.training.nan_policy import Checked, NanPolicy
-from forge.training.scaling import Overflows, Scaling
+from forge.training.nan.nan_policy import Checked, NanPolicy
+from forge.training.nan.scaling import Overflows, Scaling
 
 
 class Updater:

@@ -1,0 +1,1 @@
+"""Loops over `run.steps`: where they are, and what runs at their boundaries."""

@@ -1,0 +1,1 @@
+"""One update under the NaN policy."""

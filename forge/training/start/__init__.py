@@ -1,0 +1,1 @@
+"""What entering a Run does: check, claim, find what to begin with."""
