@@ -90,8 +90,8 @@ def write_atomically(path: Path, text: str | bytes, *, is_synced: bool = False) 
             os.path.dirname(name), f".{path.name.lstrip('.')}.tmp-{secrets.token_hex(8)}"
         )
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        fd = _open_plain(path, temporary, flags, folder)
         try:
+            fd = _open_plain(path, temporary, flags, folder)
             try:
                 write_all(fd, text.encode() if isinstance(text, str) else text)
                 if is_synced:
@@ -192,9 +192,12 @@ def _open_plain(path: Path, name: str, flags: int, folder: int | None) -> int:
         if error.errno == errno.ENXIO:
             problem = "is a pipe or a socket, not a file: remove it"
         raise OSError(error.errno, problem, str(path)) from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "is not a plain file: remove it", str(path))
+    except BaseException:
         os.close(fd)
-        raise OSError(errno.EINVAL, "is not a plain file: remove it", str(path))
+        raise
     return fd
 
 
