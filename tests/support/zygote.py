@@ -8,6 +8,7 @@ Source: clone(2), CLONE_PARENT; proc(5), stat.
 import atexit
 import ctypes
 import gc
+import importlib
 import io
 import json
 import os
@@ -33,16 +34,21 @@ import torch.utils.serialization
 import torchdata.stateful_dataloader  # noqa: F401
 import warm
 
-import forge.cli.shown
-import forge.hydra_app.callbacks
-import forge.job.local
-import forge.launch.local.launcher
-import forge.launch.task
-import forge.resilience.signal_handler
-import forge.training.run
-import forge.training.session
-from forge.training.nan.update import Updater
-
+# That of this tree: a copy with a planted defect is not the one that is installed.
+sys.path.insert(1, TREE := str(Path(__file__).parents[2]))
+for name in (
+    "cli.shown",
+    "hydra_app.callbacks",
+    "job.local",
+    "launch.local.launcher",
+    "launch.task",
+    "resilience.signal_handler",
+    "training.run",
+    "training.session",
+):
+    importlib.import_module(f"forge.{name}")
+Updater = sys.modules["forge.training.nan.update"].Updater
+sys.path.remove(TREE)
 BASE = sys.path[1:]
 CLONE_PARENT = 0x8000
 CLONE = {"x86_64": 56, "aarch64": 220}
@@ -156,7 +162,7 @@ real_execve = os.execve
 def run(command, environment):
     """What Python does with its command line."""
     replace_environment(environment)
-    forge.jobdir.job_dir.START_DIR = os.getcwd()
+    sys.modules["forge.jobdir.job_dir"].START_DIR = os.getcwd()
     random.seed()  # as in a Python that begins
     numpy.random.seed()
     kind, rest = warm.arguments(command, environment)
