@@ -1,4 +1,7 @@
-"""Checkpoints read straight into live tensors: the same bits as by copies, nothing too early."""
+"""Checkpoints read straight into live tensors: the same bits as by copies, nothing too early.
+
+One module, since all of it is one promise, for every kind of object, layout and device.
+"""
 
 import os
 import subprocess
