@@ -7,6 +7,7 @@ from functools import partial
 
 import light
 import pytest
+import readme
 import submitit
 import submitted
 from cluster import submit as submit_script
@@ -143,3 +144,14 @@ def test_a_loop_without_boundaries_and_checkpoints_fails_at_the_deadline(jobs):
         jobs.by_hand.result()
     wait_for(lambda: jobs.cluster.show(jobs.by_hand.job_id)["JobState"] == "FAILED", "end")
     assert len(jobs.noted("by hand", "starts")) == 1
+
+
+def test_the_lines_of_the_page(jobs, tmp_path, monkeypatch):
+    """docs/how-to/submitit.md, as they stand there."""
+    assert jobs.cluster
+    monkeypatch.chdir(tmp_path)
+    (lines,) = readme.blocks("python", readme.DOCS / "how-to" / "submitit.md")
+    train = partial(light.trained_with, tmp_path)
+    names = {"forge": forge, "submitit": submitit, "policy": POLICY, "train": train}
+    exec(compile(lines, "submitit.md", "exec"), names)
+    assert names["job"].result() == 1e-3

@@ -16,10 +16,10 @@ BEGIN, END = "<!-- diff -->", "<!-- /diff -->"
 
 
 def blocks(language: str, page: Path = README) -> list[str]:
-    """The fenced code blocks of a language."""
-    return re.findall(
-        rf"^```{re.escape(language)}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE
-    )
+    """The fenced code blocks of a language, those in a list without its indentation."""
+    form = rf"^( *)```{re.escape(language)}\n(.*?)^ *```$"
+    found = re.findall(form, page.read_text(), re.DOTALL | re.MULTILINE)
+    return [re.sub(f"^{margin}", "", block, flags=re.MULTILINE) for margin, block in found]
 
 
 @dataclass

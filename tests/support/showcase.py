@@ -46,6 +46,7 @@ COMMON = (
     "resilience.shutdown.timeout_s=8",
 )
 STALL_S = 180.0
+MISSED = "the moment was missed, which says nothing of forge (start the drill again)"
 """A drill in which nothing moves for so long has failed."""
 LOOK_S = 2.0
 
@@ -146,10 +147,10 @@ class Drill:
         while not job.saving():
             assert time.monotonic() < deadline, "no save after the notice"
             select.select([], [], [], 0.0005)
-        assert processes.send(task, signal.SIGSTOP)
+        assert processes.send(task, signal.SIGSTOP), f"{MISSED}: its task is gone"
         wait_for(job.is_suspended, "its task to stand still")
         half, shown = job.saving(), job.shown
-        assert half, "it had saved before it could be suspended: start the drill again"
+        assert half, f"{MISSED}: it had saved before it could be suspended"
         assert shown["JobState"] == "RUNNING", shown
         assert shown["PreemptTime"] not in ("None", "N/A"), shown
         job.scancel()

@@ -59,9 +59,10 @@ TRAIN = """
             pass
 
     def hold(cfg, run):
-        \"\"\"Until a signal has come; a job that is started again is left alone.\"\"\"
-        Path(cfg.gates, f"{cfg.kind} {RESTARTS}").touch()
-        while RESTARTS < cfg.holds.get(cfg.kind, 0):
+        \"\"\"Until a signal has come; once it was disturbed here, a job is left alone.\"\"\"
+        num_before = len(list(Path(cfg.gates).glob(f"{cfg.kind} *")))
+        Path(cfg.gates, f"{cfg.kind} {num_before}").touch()
+        while num_before < cfg.holds.get(cfg.kind, 0):
             hears = cfg.kind not in ("stuck", "deaf", "held")
             if stopping.is_stopping() and hears:
                 break
@@ -262,6 +263,11 @@ class SlurmJob(SweptJob):
         """What the wrapper has written into the job's ledger."""
         lines = (forge_dir(self.directory) / "ledger" / "job.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
+
+    @property
+    def starts(self) -> list[int]:
+        """The step at which each start of its training began."""
+        return [attempt.start_step for attempt in ledger.read(self.directory).attempts]
 
     @property
     def repeated(self) -> list[int]:

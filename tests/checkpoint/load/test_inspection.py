@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import readme
 import torch
 from forked import completed
 
@@ -222,12 +223,8 @@ def test_loading_goes_on_while_the_job_removes_what_is_old(trained, open_store, 
 
 
 def snippet():
-    text = (
-        (ROOT / "docs" / "how-to" / "inspect.md")
-        .read_text()
-        .partition("<!-- reading -->\n```python\n")[2]
-    )
-    return text.partition("```\n<!-- /reading -->")[0]
+    (found,) = readme.blocks("python", readme.DOCS / "how-to" / "inspect.md")
+    return found
 
 
 def run_snippet(folder):

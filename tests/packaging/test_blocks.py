@@ -1,0 +1,173 @@
+"""Every code block of README.md, CONTRIBUTING.md and docs/ is run: here, or by the test named here.
+
+A block that is new or reworded has no entry, and fails until it has one.
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import hydra
+import pytest
+import readme
+import torch
+from harness import Process
+from repository import ROOT, files
+from torch.utils.data import DataLoader
+
+import forge
+
+PAGES = [
+    "README.md", "CONTRIBUTING.md",
+    *(name for name in files() if name.startswith("docs/") and name.endswith(".md")),
+]  # fmt: skip
+WRITTEN_BY_SPHINX = ("{toctree}", "{include}", "{eval-rst}", "{forge-reference}")
+ELSEWHERE = {
+    ("README.md", "diff", 0): "test_docs.py::test_the_diff_of_the_examples_is_up_to_date",
+    ("docs/tutorial.md", "python", 0): "test_wheel.py::test_the_readme_app_runs",
+    ("docs/tutorial.md", "yaml", 0): "test_wheel.py::test_the_readme_app_runs",
+    ("docs/how-to/inspect.md", "python", 0): "test_inspection.py::test_a_checkpoint_can_be_read",
+    ("docs/how-to/submitit.md", "python", 0): "test_checkpointable_slurm.py::test_the_lines_of_the",
+    ("docs/how-to/rehearse.md", "text", 0): "test_rehearse.py::test_a_script_that_keeps_state_out",
+}
+"""(page, language, which of its blocks of that language) -> the begin of the name of its test."""
+
+
+def blocks_of(page):
+    """(page, language, which) of each."""
+    languages = re.findall(r"^ *```([^\s`]+)", (ROOT / page).read_text(), re.MULTILINE)
+    seen = dict.fromkeys(languages, 0)
+    for language in languages:
+        if language not in WRITTEN_BY_SPHINX:
+            yield page, language, seen[language]
+            seen[language] += 1
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+
+
+def commands():
+    """The lines of all shell blocks, without their comments, each once."""
+    pages = {page for page, language, _ in BLOCKS if language == "sh"}
+    lines = [line for p in pages for b in readme.blocks("sh", ROOT / p) for line in b.splitlines()]
+    return sorted({line.partition("#")[0].strip() for line in lines})
+
+
+def test_every_block_is_held():
+    """By the tests below, or by the one that is named above."""
+    here = {("docs/" + page, "python", which) for page, which in FRAGMENTS}
+    shell = {block for block in BLOCKS if block[1] == "sh"}
+    assert here | shell | set(ELSEWHERE) == set(BLOCKS)
+    texts = {name: (ROOT / name).read_text() for name in files() if name.startswith("tests/")}
+    for held in ELSEWHERE.values():
+        file, _, test = held.partition("::")
+        (text,) = [text for name, text in texts.items() if Path(name).name == file]
+        assert f"def {test}" in text, held
+
+
+@pytest.fixture
+def names(tmp_path, monkeypatch):
+    """What the fragments of scripts take from the script around them."""
+    monkeypatch.chdir(tmp_path)
+    config = SimpleNamespace(resilience=None, steps=6, eval_every=3)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(torch.ones(4, 2), batch_size=2)
+    return {
+        "cfg": config, "forge": forge, "hydra": hydra, "model": model, "optimizer": optimizer,
+        "loader": loader, "data": loader,
+    }  # fmt: skip
+
+
+def run_it(page, which, names):
+    """The fragment, as it stands there; then all that it has defined."""
+    exec(compile(readme.blocks("python", readme.DOCS / page)[which], page, "exec"), names)
+    return names
+
+
+def run_with_data(names):
+    with forge.Run(model=names["model"], optimizer=names["optimizer"]) as run:
+        run_it("tutorial.md", 1, names | {"run": run})
+    assert run.step == names["cfg"].steps
+
+
+def run_with_an_evaluation(names):
+    values = []
+
+    def evaluate(model, data, poll):
+        assert model is names["model"]
+        assert data is names["data"]
+        assert not poll()
+        values.append(len(values))
+        return values[-1]
+
+    with forge.Run(model=names["model"], optimizer=names["optimizer"]) as run:
+        run_it("how-to/convert-a-loop.md", 0, names | {"run": run, "evaluate": evaluate})
+        for _ in run.steps(names["cfg"].steps + 1):
+            pass
+    assert values == [0, 1, 2]
+
+
+def run_several(names):
+    built = []
+
+    def build(cfg, fold):
+        built.append(fold)
+        return names["model"], names["optimizer"], names["loader"]
+
+    scored = names | {"scores": [], "build": build, "score": lambda model: len(built)}
+    assert run_it("how-to/several-trainings.md", 0, scored)["scores"] == [1, 2, 3, 4, 5]
+    assert {path.name for path in Path("checkpoints").iterdir()} >= {f"fold{n}" for n in built}
+
+
+def ask_for_a_version(names):
+    given = run_it("decisions/0025-version-base.md", 0, names)["VERSION_BASE"]
+    assert hydra.main(config_path=None, **given)(lambda cfg: None)
+    for name in ("examples/train.py", "examples/train_plain.py"):
+        assert (
+            readme.blocks("python", readme.DOCS / "decisions/0025-version-base.md")[0]
+            in (ROOT / name).read_text()
+        )
+
+
+FRAGMENTS = {
+    ("tutorial.md", 1): run_with_data,
+    ("how-to/convert-a-loop.md", 0): run_with_an_evaluation,
+    ("how-to/several-trainings.md", 0): run_several,
+    ("decisions/0025-version-base.md", 0): ask_for_a_version,
+}
+
+
+@pytest.mark.parametrize("fragment", FRAGMENTS, ids=[page for page, _ in FRAGMENTS])
+def test_a_fragment_runs_in_a_script(names, fragment):
+    """With what stands around it in the script of who copies it."""
+    FRAGMENTS[fragment](names)
+
+
+NOT_RUN = ("make ", ".venv/bin/pre-commit ")
+"""Their targets are checked by test_docs.py; they take minutes, or write into the clone."""
+
+
+@pytest.mark.proofs
+@pytest.mark.slurm
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # a rehearsal is nine runs
+def test_every_command_runs_as_it_stands(cluster, monkeypatch, tmp_path):
+    """In one folder, with the tutorial's app, shortened by its config; outputs are those so far."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    bin_dir = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", f"{bin_dir}:{os.environ['PATH']}")
+    app = readme.App.from_tutorial()
+    readme.App(app.script, app.config.replace("20_000", "200")).write_to(tmp_path)
+    lines = [line for line in commands() if not line.startswith(NOT_RUN)]
+    lines.sort(key=lambda line: line != "python train.py")  # it makes what the others look at
+    assert len(lines) >= 6
+    for line in lines:
+        (job, *_) = sorted(tmp_path.glob("outputs/*/*")) or [None]
+        command = line.replace("outputs/<date>/<time>", str(job)).replace("<path>", str(job))
+        process = Process(["sh", "-c", command], tmp_path / "output.txt", tmp_path)
+        assert process.wait(600) == 0, (line, process.output)
+    cluster.clear()
