@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.proofs, pytest.mark.slurm, pytest.mark.slow]
 
 # Some of them wait for a file instead of a signal.
 HELD = TRAIN.replace(
-    "        while RES", '        while not Path(cfg.gates, f"go {cfg.kind}").exists() and RES'
+    "        while num_", '        while not Path(cfg.gates, f"go {cfg.kind}").exists() and num_'
 ).replace("is_stopping() and hears", 'is_stopping() and hears and cfg.kind != "left"')
 assert HELD.count(" cfg.kind != ") == HELD.count("go {cfg.kind}") == 1
 ON_N2 = ("removed", "anew", "lost")
