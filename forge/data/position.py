@@ -30,14 +30,16 @@ from forge.state.registry import asked
 class Position:
     """The place of one `Run.steps` in its loader."""
 
-    def __init__(self, loader: Iterable[Any]) -> None:
+    def __init__(self, loader: Iterable[Any], epoch: int = 0) -> None:
         self._loader: Any = loader
         self._iterator: Iterator[Any] | None = None
         self._start: dict[str, Any] | None = None
-        self.epoch = 0
+        self.epoch = epoch
         self.taken = 0
         """Batches of this epoch that were taken."""
         self._total = 0
+        self.is_over = False
+        """Whether the pass that `next_of_pass` takes from has ended."""
         self._is_stateful = loaders.has_state(loader)
         self.is_unasked = self._is_stateful
         """Whether the loader is still to be asked for its state; see `ask`."""
@@ -70,6 +72,21 @@ class Position:
             if self._start is not None:
                 self._restore_parts(self._start["parts"])
             raise
+
+    def next_of_pass(self) -> Any:
+        """The next batch of this epoch, and `is_over` where there is none."""
+        if self._iterator is None:
+            self._begin_epoch()
+        assert self._iterator is not None
+        try:
+            return self._count(next(self._iterator))
+        except StopIteration:
+            self.end_pass()
+            return None
+
+    def end_pass(self) -> None:
+        """The epoch is left; the loader stays, for its state."""
+        self._iterator, self.is_over = None, True
 
     def _count(self, batch: Any) -> Any:
         self.taken += 1

@@ -135,6 +135,10 @@ class TimeLimit:
         early_s = self.left_s - due_s
         return self._moved is not None and _EARLY_S[0] < early_s <= _EARLY_S[1]
 
+    def leave(self) -> None:
+        """What was done since the last place to stop was no way to the next: it could be left."""
+        self._since = self._clock()
+
     def arrive(self) -> None:
         """Here the run could stop."""
         now = self._clock()

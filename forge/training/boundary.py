@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from forge import messages
+from forge.checkpoint import Checkpoint
 from forge.config.schema import NanAction, Policy
 from forge.data.position import Position
 from forge.errors import ForgeError
@@ -23,7 +25,7 @@ from forge.training.leaving import ENDS, Leaving
 from forge.training.loop import strikes
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.held import Held
-from forge.training.loop.loops import Loops
+from forge.training.loop.loops import Loops, Phase
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import SaveCause
 from forge.training.start import preflight
@@ -77,6 +79,10 @@ class Boundary:
         self._held: Held | None = None
         self._hold_s = 0.0
         """Seconds that the last hold took."""
+        self._after_s = math.inf
+        """Seconds that what follows a pass took last."""
+        self._after_began: float | None = None
+        self._watching = contextlib.ExitStack()
 
     # -- deciding ------------------------------------------------------------------------------
 
@@ -85,9 +91,15 @@ class Boundary:
         if self._loops.step == 0 and self._policy.nan.action is _ACTION.rollback:
             self._saver.save(0, self._contents.capture, SaveCause.start)
 
-    def pass_through(self, position: Position | None, n: int) -> bool:
+    def pass_through(
+        self, position: Position | None, n: float, *, has_ended: bool | None = None
+    ) -> bool:
         """Between two steps: decide and act, until a step or the end of the loop is decided on.
 
+        Args:
+            position: Of the loop in its data.
+            n: Steps that the loop is to do.
+            has_ended: Whether it was known before that the loop ends here; None: `n` says it.
         Returns:
             Whether the loop ends.
         """
@@ -95,7 +107,8 @@ class Boundary:
         self._arrive()
         if self._is_rehearsed:
             strikes.arrive()
-        has_ended = self._loops.step >= n
+        if has_ended is None:
+            has_ended = self._loops.step >= n
         while True:
             decision = self._decide(n)
             match decision:
@@ -140,7 +153,7 @@ class Boundary:
         self._directory.ledger.progress(self._loops.step, self._loops.planned)
         self._directory.metrics.flush_if_due()
 
-    def _decide(self, n: int) -> Decision:
+    def _decide(self, n: float) -> Decision:
         """Propose what this process knows by itself; decide by what all know."""
         saver, propose = self._saver, self._group.propose
         try:
@@ -156,7 +169,7 @@ class Boundary:
             propose(SaveAsked(self._loops.step, is_periodic=True, rollbacks=self._nan.rollbacks))
         known = Known(
             loop=self._loops.number,
-            n=n,
+            n=None if math.isinf(n) else int(n),
             every_steps=self._policy.checkpoint.every_steps,
             saved=saver.considered,
             nan=self._nan.wants,
@@ -174,10 +187,11 @@ class Boundary:
 
     def finish(self, text: str) -> None:
         """See `Run.finish`."""
-        if not (self._loops.is_in_step or self._evaluations.is_running):
+        is_here = self._evaluations.is_running or self._evaluations.is_after_pass
+        if not (self._loops.is_in_step or is_here):
             raise ForgeError(
                 "run.finish() was called outside the loop over run.steps, where nothing is left to"
-                " end: call it in a step, or in a function of run.every."
+                " end: call it in a step, in a function of run.every, or after an epoch's pass."
             )
         at = (self._loops.number, self._loops.next_boundary)
         self._group.propose(FinishAsked(*at, text, self._nan.rollbacks))
@@ -188,14 +202,20 @@ class Boundary:
         self._loops.break_off()
         self._directory.ledger.progress(self._loops.step, self._loops.step)
 
+    def _metrics_of_last_step(self) -> None:
+        self._directory.metrics.begin(self._loops.step - 1)
+
+    def _hold(self) -> None:
+        began = time.monotonic()
+        with self._failing():
+            self._held = self._saver.hold(self._loops.step, self._contents.capture)
+        self._hold_s = time.monotonic() - began
+
     def _evaluate(self, due: list[str]) -> None:
         """Run functions of `run.every`; what they log belongs to the last step done."""
-        self._directory.metrics.begin(self._loops.step - 1)
+        self._metrics_of_last_step()
         if self._evaluations.last_s(due) >= _COPIES * self._hold_s:
-            began = time.monotonic()
-            with self._failing():
-                self._held = self._saver.hold(self._loops.step, self._contents.capture)
-            self._hold_s = time.monotonic() - began
+            self._hold()
             if self._held is None:
                 return
         try:
@@ -212,6 +232,56 @@ class Boundary:
         self._held, self._loops.due = None, []
         self._saver.evaluated(self._loops.step)
 
+    # -- the pass of an epoch ------------------------------------------------------------------
+
+    def begin_pass(self) -> None:
+        """What stands before the pass has run: what a rollback goes back to comes after it."""
+        if self._policy.nan.action is _ACTION.rollback:
+            self._saver.evaluated(self._loops.step)
+            self._saver.save(self._loops.step, self._contents.capture, SaveCause.start)
+
+    def put_back(self) -> None:
+        """Load once more what the attempt has begun with: what stands before the pass acts once."""
+        with preflight.exits():
+            self._contents.load(self._directory.begun_with(self._contents.live))
+
+    def end_pass(self, epoch: int, *, is_first: bool) -> None:
+        """Run what is due after so many passes, and hold what is there until `let_go`.
+
+        Args:
+            epoch: Passes done.
+            is_first: Whether the pass has ended just now; else its end was loaded.
+        """
+        loops = self._loops
+        if is_first:
+            assert loops.place is not None
+            loops.due, loops.place.phase = self._evaluations.due_after_pass(epoch), Phase.after
+        while loops.due:
+            match self._decide(math.inf):
+                case Halt() as halt:
+                    self._leaving.halt(halt)
+                case Stop(asked=asked) | Finish(stop=StopAsked() as asked):
+                    self._stop(asked)
+            self._evaluate(loops.due)
+        self._metrics_of_last_step()
+        if self._after_s >= _COPIES * self._hold_s:
+            self._hold()
+        if self._held is not None:
+            self._watching.enter_context(self._watched())
+        self._after_began, self._evaluations.is_after_pass = time.monotonic(), True
+
+    def let_go(self) -> None:
+        """What follows a pass has run."""
+        if self._after_began is None:
+            return
+        self._after_s, self._after_began = time.monotonic() - self._after_began, None
+        self._evaluations.is_after_pass = False
+        self._watching.close()
+        if self._held is not None:
+            self._held = None
+            self._limit.leave()
+        self._leaving.raise_again()
+
     def _watched(self) -> contextlib.AbstractContextManager[None]:
         held = self._held
         return contextlib.nullcontext() if held is None else held.watched(lambda: self.is_stopping)
@@ -227,7 +297,8 @@ class Boundary:
         step = self._loops.next_boundary
         if pin:
             self._directory.pin(step)
-        if self._loops.is_in_step or self._evaluations.is_running:
+        is_in_epoch = self._loops.place is not None and not self._loops.is_between
+        if self._loops.is_in_step or self._evaluations.is_running or is_in_epoch:
             self._group.propose(SaveAsked(step, rollbacks=self._nan.rollbacks))
         else:
             self._save_now()
@@ -268,6 +339,19 @@ class Boundary:
     def _save_final(self) -> None:
         self._saver.save_final(self._loops.step, self._contents.capture, SaveCause.stop)
 
+    def _roll_back_by_restart(self, found: Checkpoint, first_bad: int) -> NoReturn:
+        """To an earlier pass: no `for` goes back, so the next attempt begins there."""
+        step, bad_step = found.manifest.step, self._loops.step
+        found.fill()  # its tensors are the live ones
+        self._nan.rolled_back()
+        self._directory.store.discard_after(step)
+        self._saver.evaluated(step)
+        state = found.state | {"nan": self._nan.state_dict()}
+        self._saver.save(step, lambda: state, SaveCause.requested)
+        self._saver.wait()
+        self._directory.ledger.write("rollback", step=step, first_bad=first_bad, from_step=bad_step)
+        self._leaving.restart(f"rollback to step {step}, in an earlier epoch")
+
     def _roll_back(self, position: Position | None, first_bad: int) -> None:
         """To the newest good checkpoint far enough before the first bad step."""
         self._saver.wait()
@@ -282,7 +366,12 @@ class Boundary:
             self._leaving.halt(Halt(text))
         nan, bad_step = self._nan.state_dict(), self._loops.step
         self._directory.metrics.flush()
+        if not self._loops.is_in_pass_of(found.state):
+            self._roll_back_by_restart(found, first_bad)
+        loaders = self._loops.loaders.capture()
         self._contents.load(found)
+        if self._policy.nan.rollback.skip_data:
+            self._loops.loaders.load(loaders)
         self._nan.load_state_dict(nan)  # budgets are not rolled back
         self._nan.rolled_back()
         if position is not None and not self._policy.nan.rollback.skip_data:

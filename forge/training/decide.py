@@ -69,8 +69,8 @@ class Known(NamedTuple):
 
     loop: int
     """Which call of `run.steps` it is, from 0."""
-    n: int
-    """Steps that the loop is to do."""
+    n: int | None
+    """Steps that the loop is to do; None: it ends otherwise."""
     every_steps: int | None
     """A save is due at its multiples; None: never by the number of steps."""
     saved: int | None
@@ -98,7 +98,7 @@ def decide(agreed: Agreed, step: int, known: Known) -> Decision:
     is_here = finish is not None and finish.loop == known.loop and step >= finish.step
     if finish is not None and is_here and finish.rollbacks == known.rollbacks:
         return Finish(finish, save, agreed.stop)
-    if step >= known.n:
+    if known.n is not None and step >= known.n:
         return Finish(None, save, agreed.stop)
     if agreed.stop is not None:
         return Stop(agreed.stop)

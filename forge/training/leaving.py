@@ -86,6 +86,10 @@ class Leaving:
         text = f"halted by the NaN policy: {halt.text}. {self._directory.in_place()}"
         self._leave(halt.code, text, "halt", logging.ERROR)
 
+    def restart(self, text: str) -> NoReturn:
+        """Leave, to begin again at what was saved."""
+        self._leave(int(ExitCode.REQUEUE), text, "stop")
+
     def give_up(self, error: ForgeError, text: str | None = None) -> NoReturn:
         """Leave for an error that no later step could mend."""
         self._leave(error.exit_code, text or str(error), "error", logging.ERROR)

@@ -13,6 +13,7 @@ between two steps. Leaving without an error saves the finished state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -20,12 +21,13 @@ from typing import Any, TypeVar
 import torch
 
 from forge.config.schema import Policy
-from forge.data.position import Position
 from forge.errors import Exit, ForgeError
 from forge.shutdown import stopping
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
 from forge.training.loop.evaluations import Evaluations
+from forge.training.loop.plain import PlainLoops
+from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.nan.update import Updater
 from forge.training.session import Session
@@ -62,21 +64,22 @@ class Run:
         """Values of the user's own that are saved and restored with everything else."""
         self._session: Session | None = None
         self._is_inside = False
-        self._plain_step = 0
-        self._is_finished = False
-        self._plain_position: Position | None = None
+        self._plain = PlainLoops(self._updater, self._evaluations)
 
     @property
     def step(self) -> int:
         """Steps done."""
-        return self._session.loops.step if self._session is not None else self._plain_step
+        return self._session.loops.step if self._session is not None else self._plain.step
 
     @property
     def epoch(self) -> int:
-        """The epoch of the loader that is being read; 0 without one."""
-        if self._session is not None:
-            return self._session.loops.epoch
-        return self._plain_position.epoch if self._plain_position is not None else 0
+        """The epoch of `epochs`, else of the loader that is being read; 0 without one."""
+        return self._session.loops.epoch if self._session is not None else self._plain.epoch
+
+    @property
+    def batch(self) -> int:
+        """Batches of this pass through the loader that were done."""
+        return self._session.loops.batch if self._session is not None else self._plain.batch
 
     @property
     def resumed_from(self) -> str | None:
@@ -113,7 +116,7 @@ class Run:
         if self._session is not None:
             self._session.close(error)
 
-    def steps(self, n: int, loader: Iterable[Any] | None = None) -> Iterator[Any]:
+    def steps(self, n: int | None, *loaders: Iterable[Any]) -> Iterator[Any]:
         """Yield `(step, batch)`, or `step` without a loader, from the saved step up to `n`.
 
         Epochs begin by themselves. A second call keeps counting where the first ended, with
@@ -122,43 +125,88 @@ class Run:
         `Exit`, which only `finally` blocks see.
 
         Args:
-            n: Steps in total, not those still to do.
-            loader: A DataLoader, StatefulDataLoader, or any iterable of batches.
+            n: Steps in total, not those still to do; None: until a `break` or `run.finish`.
+            loaders: A DataLoader, StatefulDataLoader, or any iterable of batches. Of several each
+                gives its batch, `(step, batch, other)`, and begins again when it ends.
         Returns:
             An iterator that ends after step `n - 1`.
         Raises:
-            ForgeError: Outside `with forge.Run(...) as run:`.
+            ForgeError: Outside `with forge.Run(...) as run:`; inside a step of another loop; and
+                for a second loop that would train nothing.
         """
         if not self._is_inside:
             raise ForgeError("Run.steps() needs `with forge.Run(...) as run:` around the loop")
-        if self._session is not None:
-            return self._session.steps(n, loader)
-        return self._plain_steps(n, loader)
+        number = math.inf if n is None else n
+        first = loaders[0] if loaders else None
+        inner = self._session if self._session is not None else self._plain
+        others = [self.loader(one) for one in loaders[1:]]
+        steps = inner.steps(number, first)
+        return _joined(steps, others) if others else steps
 
-    def _plain_steps(self, n: int, loader: Iterable[Any] | None) -> Iterator[Any]:
-        self._plain_position = position = Position(loader) if loader is not None else None
-        self._is_finished = False
-        while self._plain_step < n:
-            step = self._plain_step
-            batch = position.next() if position is not None else None
-            self._updater.begin(step)
-            try:
-                yield (step, batch) if position is not None else step
-            except GeneratorExit:  # break: the step counts if it changed anything
-                self._plain_step += self._updater.has_updated
-                raise
-            finally:
-                self._updater.settle()
-            self._plain_step += 1
-            is_end = self._plain_step >= n or self._is_finished
-            self._evaluations.run(
-                self._evaluations.due(self._plain_step, is_end=is_end), self._plain_step
-            )
-            if self._is_finished and not is_end:
-                rest = self._evaluations.due(self._plain_step, is_end=True, is_rest=True)
-                self._evaluations.run(rest, self._plain_step)
-            if self._is_finished:
-                return
+    def loader(self, loader: Iterable[Any]) -> ResumableLoader:
+        """A second source of batches, whose place is saved with everything else.
+
+        Example::
+
+            unlabelled = run.loader(other)
+            for step, (x, y) in run.steps(n, loader):
+                z = next(unlabelled)
+
+        It begins again when it ends. Make it above the loop.
+
+        Args:
+            loader: A DataLoader, StatefulDataLoader, or any iterable of batches.
+        Returns:
+            An iterator without end.
+        Raises:
+            ForgeError: Inside a step.
+        """
+        if self._session is not None:
+            return self._session.loader(loader)
+        return ResumableLoader(loader)
+
+    def epochs(self, n: int) -> Iterator[int]:
+        """Yield the epochs from the saved one up to `n`, each for one pass of `batches`.
+
+        Example::
+
+            for epoch in run.epochs(cfg.epochs):
+                for step, batch in run.batches(loader):
+                    ...
+                schedule.step(evaluate(model, data))
+
+        What stands before and after the pass counts once for each epoch, and may run again after
+        a stop or a kill. A `break` ends the training.
+
+        Args:
+            n: Epochs in total, not those still to do.
+        Returns:
+            An iterator that ends after epoch `n - 1`.
+        Raises:
+            ForgeError: Outside `with forge.Run(...) as run:`, and after another loop of this Run.
+        """
+        if not self._is_inside:
+            raise ForgeError("Run.epochs() needs `with forge.Run(...) as run:` around the loop")
+        if self._session is not None:
+            return self._session.epochs(n)
+        return self._plain.epochs(n)
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """Yield `(step, batch)` for one pass through a loader, from the saved place.
+
+        `step` counts over all epochs. A `break` ends the pass.
+
+        Args:
+            loader: A DataLoader, StatefulDataLoader, or any iterable of batches; it may be a new
+                one in each epoch.
+        Returns:
+            An iterator that ends with the loader.
+        Raises:
+            ForgeError: Outside `for epoch in run.epochs(n):`, and a second time in one epoch.
+        """
+        if self._session is not None:
+            return self._session.batches(loader)
+        return self._plain.batches(loader)
 
     def update(
         self,
@@ -211,7 +259,7 @@ class Run:
             self._session.metrics.log(values)
 
     def every(
-        self, steps: int | None = None, *, at_end: bool = False
+        self, steps: int | None = None, *, at_end: bool = False, epochs: int | None = None
     ) -> Callable[[_Function], _Function]:
         """Call the decorated function between two steps: to evaluate, to sample, to export.
 
@@ -230,6 +278,7 @@ class Run:
         Args:
             steps: Call it each time this many more steps are done; None: never.
             at_end: Whether to call it at the end of each `run.steps`, too (not after a `break`).
+            epochs: Call it after each so many passes of `run.batches`, before what follows them.
         Returns:
             The decorator, which returns the function as it is.
         Raises:
@@ -242,7 +291,7 @@ class Run:
             )
 
         def register(function: _Function) -> _Function:
-            self._evaluations.add(function, steps, at_end=at_end)
+            self._evaluations.add(function, steps, at_end=at_end, epochs=epochs)
             return function
 
         return register
@@ -294,7 +343,7 @@ class Run:
         """
         if self._session is not None:
             self._session.boundary.finish(reason)
-        self._is_finished = True
+        self._plain.is_finished = True
 
     def on_stop(self, callback: Any, timeout_s: float = stopping.CALLBACK_TIMEOUT_S) -> Any:
         """Call `callback()` when the run is stopped, after the save; see `forge.on_stop`.
@@ -309,6 +358,11 @@ class Run:
             self._session.callbacks.append(callback)
             return stopping.on_stop(callback, timeout_s)
         return callback
+
+
+def _joined(steps: Iterator[Any], others: list[ResumableLoader]) -> Iterator[Any]:
+    for step, batch in steps:
+        yield (step, batch, *(next(one) for one in others))
 
 
 __all__ = ["Exit", "Run"]

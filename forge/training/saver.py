@@ -168,7 +168,7 @@ class Saver:
         Raises:
             CheckpointError: Where it could not be written.
         """
-        if self._store.holds(step, is_complete=False):
+        if self._store.holds(step, is_complete=False) and self._evaluated != step:
             return Held(None)
         snapshot = self._store.snapshot(step, state(), is_complete=False, copy=True)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from forge import messages
 from forge.config.schema import NanAction, Policy, Resume
-from forge.errors import Exit
+from forge.errors import Exit, ForgeError
 from forge.jobdir import job_dir, spawned
 from forge.jobdir.job_files import SAVE_WITHIN, forge_dir
 from forge.process.time_limit import TimeLimit
@@ -23,8 +23,10 @@ from forge.training.boundary import Boundary
 from forge.training.contents import Contents
 from forge.training.decide import Halt
 from forge.training.leaving import Leaving
+from forge.training.loop.epochs import Epochs
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loops import Loops
+from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import Steps
 from forge.training.nan.nan_policy import NanPolicy, RateScale
 from forge.training.nan.update import Updater
@@ -151,6 +153,9 @@ class Session:
         self._steps = Steps(
             self.loops, self.boundary, self._leaving, self._updater, directory.metrics
         )
+        self._epochs = Epochs(
+            self.loops, self.boundary, self._steps, self._updater, directory.metrics
+        )
         if policy.nan.action is _ACTION.rollback or self._nan.lr_scale != 1:
             self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]
         self._hooks = [one.register_step_post_hook(self._updated) for one in self._live.optimizers]
@@ -178,10 +183,28 @@ class Session:
 
     # -- the loop, and what follows ------------------------------------------------------------
 
-    def steps(self, n: int, loader: Iterable[Any] | None) -> Iterator[Any]:
+    def steps(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
         self._forget_hooks()
         return self._steps.begin(n, loader)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """See `Run.epochs`."""
+        self._forget_hooks()
+        return self._epochs.begin(count)
+
+    def loader(self, loader: Iterable[Any]) -> ResumableLoader:
+        """See `Run.loader`."""
+        if self.loops.is_in_step:
+            raise ForgeError(
+                "run.loader() was called inside a step, so each step would make one more: move it"
+                " above the loop."
+            )
+        return self.loops.loaders.add(loader)
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """See `Run.batches`."""
+        return self._epochs.batches(loader)
 
     def close(self, error: BaseException | None) -> None:
         """The end of the `with` block, reached with or without an error."""
@@ -204,6 +227,7 @@ class Session:
         """The loop ended: by itself or by break."""
         loops, directory = self.loops, self._directory
         self._steps.end()
+        self._epochs.end()
         if isinstance(self._nan.wants, Halt):
             self._leaving.halt(self._nan.wants)
         self.metrics.flush()

@@ -19,6 +19,7 @@ class _Evaluation:
     function: Callable[[int], object]
     steps: int | None
     at_end: bool
+    epochs: int | None = None
 
     def is_due(self, step: int, *, is_end: bool) -> bool:
         return (self.at_end and is_end) or (self.steps is not None and step % self.steps == 0)
@@ -31,23 +32,42 @@ class Evaluations:
         self._all: list[_Evaluation] = []
         self._last_s: dict[str, float] = {}
         self.is_running = False
+        self.is_after_pass = False
+        """Whether what follows the pass of an epoch is running: it may poll as well."""
         self.pid = os.getpid()
 
-    def add(self, function: Callable[[int], object], steps: int | None, *, at_end: bool) -> None:
-        """Run `function` every so many steps, at the end of the loop, or both.
+    def add(
+        self,
+        function: Callable[[int], object],
+        steps: int | None,
+        *,
+        at_end: bool,
+        epochs: int | None = None,
+    ) -> None:
+        """Run `function` every so many steps, so many passes, or at the end of the loop.
 
         Raises:
             ForgeError: Where that is never.
         """
         name = getattr(function, "__name__", type(function).__name__)
-        if steps is None and not at_end:
-            raise ForgeError(f"run.every(None) of {name}: give a number of steps, or at_end=True")
-        is_number = isinstance(steps, int) and not isinstance(steps, bool) and steps > 0
-        if steps is not None and not is_number:
-            raise ForgeError(f"run.every({steps!r}) of {name}: expected a positive number of steps")
+        if steps is None and epochs is None and not at_end:
+            raise ForgeError(
+                f"run.every(None) of {name}: give a number of steps, epochs=, or at_end=True"
+            )
+        for key, number in (("", steps), ("epochs=", epochs)):
+            is_number = isinstance(number, int) and not isinstance(number, bool) and number > 0
+            if number is not None and not is_number:
+                what = "epochs" if key else "steps"
+                raise ForgeError(
+                    f"run.every({key}{number!r}) of {name}: expected a positive number of {what}"
+                )
         same = [one for one in self._all if one.name.partition(" ")[0] == name]
         name = f"{name} {len(same) + 1}" if same else name
-        self._all.append(_Evaluation(name, function, steps, at_end))
+        self._all.append(_Evaluation(name, function, steps, at_end, epochs))
+
+    def due_after_pass(self, epoch: int) -> list[str]:
+        """The names of those that are due once so many passes are done."""
+        return [one.name for one in self._all if one.epochs and epoch % one.epochs == 0]
 
     def due(self, step: int, *, is_end: bool, is_rest: bool = False) -> list[str]:
         """The names of those that are due once so many steps are done; none before the first.
@@ -70,7 +90,7 @@ class Evaluations:
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or os.getpid() != self.pid:
             return False
-        if not self.is_running:
+        if not (self.is_running or self.is_after_pass):
             raise ForgeError(
                 "run.poll() was called outside a function of run.every, where no stop can happen:"
                 " move the evaluation into one (`@run.every(100)` above `def evaluate(step):`)."

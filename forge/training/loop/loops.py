@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from forge.data.position import Position
 from forge.state import rng
+from forge.training.loop.resumable_loader import ResumableLoaders
+
+
+class Phase(Enum):
+    """Which part of an epoch of `run.epochs` is under way."""
+
+    before = "before"
+    within = "within"
+    after = "after"
+    """The pass has ended."""
+
+
+@dataclass
+class Place:
+    """Where a run is in the loop over `run.epochs`."""
+
+    epoch: int = 0
+    step: int = 0
+    """Steps done as the epoch began."""
+    planned: int = 0
+    """Epochs that the loop is to do."""
+    phase: Phase = Phase.before
+    rng: dict[str, Any] = field(default_factory=dict)
+    """The random state in which the epoch began."""
+    loaders: list[dict[str, Any]] = field(default_factory=list)
+    """Where those of `run.loader` were then."""
 
 
 class Loops:
@@ -31,13 +59,25 @@ class Loops:
         """The places and random states that were loaded, until a loop gets there."""
         self.positions: list[Position | dict[str, Any] | None] = []
         """One a loop; one that was over before it began keeps the state it was loaded with."""
+        self.loaders = ResumableLoaders()
+        """Those of `run.loader`."""
+        self.place: Place | None = None
+        """In the loop over `run.epochs`; None: there is none."""
         self._broken_off: set[int] = set()
 
     @property
     def epoch(self) -> int:
-        """The epoch of the loader that is being read; 0 without one."""
+        """The epoch of `run.epochs`, else of the loader that is being read; 0 without one."""
+        if self.place is not None:
+            return self.place.epoch
         position = self.positions[-1] if self.positions else None
         return position.epoch if isinstance(position, Position) else 0
+
+    @property
+    def batch(self) -> int:
+        """Batches done of the pass through the loader that is being read."""
+        position = self.positions[-1] if self.positions else None
+        return position.taken - self.is_in_step if isinstance(position, Position) else 0
 
     @property
     def next_boundary(self) -> int:
@@ -53,18 +93,36 @@ class Loops:
     def saved_position(self) -> dict[str, Any] | None:
         """The place of the loop that was begun last, where one was loaded."""
         places = self.loaded["positions"] if self.loaded is not None else []
-        return places[self.number] if self.number < len(places) else None
+        return places[self.number] if self.is_known else None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the loop that was begun last had begun when the checkpoint was saved."""
+        return self.loaded is not None and self.number < len(self.loaded["positions"])
 
     @property
     def is_resumed(self) -> bool:
         """Whether the loop that was begun last is the one in which the checkpoint was saved."""
         return self.loaded is not None and len(self.loaded["positions"]) == len(self.positions)
 
-    def is_over(self, n: int) -> bool:
+    def is_in_pass_of(self, state: dict[str, Any]) -> bool:
+        """Whether a captured state is of the pass that is under way, or of the same loop."""
+        saved, place = state["epochs"], self.place
+        is_within = saved is not None and saved["phase"] == Phase.within.name
+        return place is None or (is_within and saved["epoch"] == place.epoch)
+
+    def enter_epochs(self) -> Place:
+        """The loop over `run.epochs` begins, where it was saved if it was."""
+        self.positions.append(None)
+        self.positions[-1] = self.saved_position
+        self.place = self.place or Place()
+        return self.place
+
+    def is_over(self, n: float) -> bool:
         """Whether nothing is left to train of the loop that was begun last."""
         return self.step >= n or self.number in self._broken_off
 
-    def has_finished(self, n: int) -> bool:
+    def has_finished(self, n: float) -> bool:
         """Whether a run was loaded that finished with so many steps planned, or more."""
         return self.is_complete and self.planned is not None and n <= self.planned
 
@@ -84,7 +142,9 @@ class Loops:
             "planned": self.planned,
             "broken_off": sorted(self._broken_off),
             "positions": [p.state() if isinstance(p, Position) else p for p in self.positions],
+            "loaders": self.loaders.capture(),
             "due": self.due,
+            "epochs": self.place and vars(self.place) | {"phase": self.place.phase.name},
             "finished_by": self.finished_by,
         }
 
@@ -93,11 +153,15 @@ class Loops:
         self.step, self.planned, self.due = state["step"], state["planned"], state["due"]
         self._broken_off = set(state["broken_off"])
         self.finished_by = state["finished_by"]
+        self.loaders.load(state["loaders"])
+        place = state["epochs"]
+        self.place = place and Place(**{**place, "phase": Phase[place["phase"]]})
         places = {"positions": state["positions"], "rng": state["rng"]}
         self.loaded = {**places, "ended_rng": state.get("ended_rng") or state["rng"]}
 
     def close(self) -> None:
         """Give the loaders' iterators up."""
+        self.loaders.close()
         for position in self.positions:
             if isinstance(position, Position):
                 position.close()

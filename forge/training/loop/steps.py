@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 from forge import messages
 from forge.data.position import Position
-from forge.errors import ConfigError
+from forge.errors import ConfigError, ForgeError
 from forge.state import rng
 from forge.training.boundary import Boundary
 from forge.training.leaving import Leaving
 from forge.training.loop.loops import Loops
 from forge.training.metrics import Metrics
 from forge.training.nan.update import Updater
+
+NESTED = (
+    "run.steps() was called inside a step of another run.steps. For a second source of batches use"
+    " `second = run.loader(loader)` and `next(second)`; an evaluation iterates over its loader"
+    " itself, in a function of run.every."
+)
+
+
+def again(n: float, step: int) -> str:
+    """What is wrong with a loop that would train nothing, and how to write it."""
+    return (
+        f"run.steps({n}) was called again, and {step} steps are done already: it would train"
+        " nothing, since the first argument counts the steps of the whole run. Either have one"
+        " loop, `for step, batch in run.steps(epochs * len(loader), loader):`, or think in epochs:"
+        " `for epoch in run.epochs(epochs):` and in it `for step, batch in run.batches(loader):`."
+    )
 
 
 class Steps:
@@ -35,8 +52,13 @@ class Steps:
         self._metrics = metrics
         self._last: weakref.ref[Generator[Any, None, None]] | None = None
 
-    def begin(self, n: int, loader: Iterable[Any] | None) -> Iterator[Any]:
+    def begin(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
+        if self._loops.place is not None:
+            raise ForgeError(
+                "run.steps() was called in a Run that has a loop over run.epochs: its batches come"
+                " from `for step, batch in run.batches(loader):`."
+            )
         loop = self._loop(n, loader)
         # Weak: after a break nothing else holds it, and it ends at once.
         self._last = weakref.ref(loop)
@@ -48,22 +70,28 @@ class Steps:
         if loop is not None:
             loop.close()
 
-    def _loop(self, n: int, loader: Iterable[Any] | None) -> Generator[Any, None, None]:
+    def _loop(self, n: float, loader: Iterable[Any] | None) -> Generator[Any, None, None]:
         loops = self._loops
+        if loops.is_in_step:
+            raise ForgeError(NESTED)
         loops.positions.append(None)
+        if loops.number and loops.step >= n and not (loops.is_known or loops.is_complete):
+            raise ForgeError(again(n, loops.step))
         saved, is_over = loops.saved_position, loops.is_over(n)
         if loops.has_finished(n) or (is_over and not (loops.due and loops.is_resumed)):
-            self._pass_over(loader, saved)
+            self.pass_over(loader, saved)
             return
         position = Position(loader) if loader is not None else None
         loops.positions[-1] = position
-        loops.planned, loops.is_complete, loops.is_between = n, False, False
+        loops.planned = None if math.isinf(n) else int(n)
+        loops.is_complete = loops.is_between = False
         loops.finished_by = loops.finished_by if is_over else ""
         self._go_to(position, saved)
         self._boundary.begin()
         while not self._boundary.pass_through(position, loops.step if is_over else n):
             try:
-                yield from self._step(position)
+                batch = position.next() if position is not None else None
+                yield from self.step(position, batch)
             except GeneratorExit:
                 loops.break_off()
                 loops.leave()
@@ -73,7 +101,7 @@ class Steps:
         self._updater.begin(loops.step)
         loops.leave()
 
-    def _pass_over(self, loader: Iterable[Any] | None, saved: dict[str, Any] | None) -> None:
+    def pass_over(self, loader: Iterable[Any] | None, saved: dict[str, Any] | None) -> None:
         """Nothing to do, but what follows finds the random state that this left behind."""
         loops = self._loops
         loops.positions[-1] = saved
@@ -95,9 +123,9 @@ class Steps:
             # Only now: making an iterator draws. A later loop keeps what the code before it drew.
             rng.restore(loaded["rng"])
 
-    def _step(self, position: Position | None) -> Generator[Any, None, None]:
+    def step(self, position: Position | None, batch: Any) -> Generator[Any, None, None]:
+        """One step, which yields once; it counts as it ends."""
         loops = self._loops
-        batch = position.next() if position is not None else None
         if position is not None and position.is_unasked:
             try:
                 position.ask()

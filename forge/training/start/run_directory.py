@@ -86,9 +86,15 @@ class RunDirectory:
         found = self.store.newest(place=_places(live))
         for reason in self.store.passed_over:
             messages.warn(f"Passed over {reason}")
-        if found is None and self._config.init_from is not None:
+        if found is not None:
+            self._newest = found.path
+        elif self._config.init_from is not None:
             self.ledger.write("import", **init_from.load(self._config, live))
         return found
+
+    def begun_with(self, live: StateRegistry) -> Checkpoint:
+        """The checkpoint that `newest` gave, once more."""
+        return self.store.read(self._newest, _places(live))
 
     def begin(self, step: int, resumed_from: str | None, *, is_complete: bool) -> None:
         """Record and log where this attempt starts."""

@@ -1,0 +1,191 @@
+"""What `run.epochs` and `run.batches` iterate over: from the saved epoch and place in its pass.
+
+    before    code before the pass        boundary: this is what is saved until the pass begins
+    pass      a boundary before each step, and after the last
+    after     code after the pass         the end of the pass is held, and saved if a stop comes
+
+A resumed job runs the code before a pass again, from the random state of that time; as the pass is
+entered everything is put back from the checkpoint once more, so that what stood there acts once.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any
+
+from forge.data.position import Position
+from forge.errors import ForgeError
+from forge.state import rng
+from forge.training.boundary import Boundary
+from forge.training.loop.loops import Loops, Phase, Place
+from forge.training.loop.steps import Steps
+from forge.training.metrics import Metrics
+from forge.training.nan.update import Updater
+
+
+class Epochs:
+    """The one loop over `run.epochs` of an attempt, and the pass of its epoch."""
+
+    def __init__(
+        self, loops: Loops, boundary: Boundary, steps: Steps, updater: Updater, metrics: Metrics
+    ) -> None:
+        self._loops = loops
+        self._boundary = boundary
+        self._steps = steps
+        self._updater = updater
+        self._metrics = metrics
+        self._last: weakref.ref[Generator[int, None, None]] | None = None
+        self._pass: weakref.ref[Generator[tuple[int, Any], None, None]] | None = None
+        self._is_pass_due = False
+        self._kept: BaseException | None = None
+        """What went wrong as a pass was left by `break`: the end of the epoch raises it."""
+        self._is_resumed = False
+        """Whether the pass of this epoch begins where the checkpoint was saved."""
+
+    # -- epochs --------------------------------------------------------------------------------
+
+    def begin(self, count: int) -> Iterator[int]:
+        """See `Run.epochs`."""
+        if self._loops.positions:
+            raise ForgeError(
+                "run.epochs() was called after another loop of this Run: have one loop over"
+                " run.epochs, or loops over run.steps; for stages have a Run each, with a name."
+            )
+        loop = self._epochs(count)
+        self._last = weakref.ref(loop)
+        return loop
+
+    def end(self) -> None:
+        """After a break, where somebody still holds the iterators."""
+        for one in (self._pass, self._last):
+            loop = one() if one is not None else None
+            if loop is not None:
+                loop.close()
+        if self._kept is not None:
+            raise self._kept
+
+    def _epochs(self, count: int) -> Generator[int, None, None]:
+        loops = self._loops
+        place = loops.enter_epochs()
+        has_finished = loops.is_complete and count <= place.planned
+        if has_finished or (loops.is_over(math.inf) and not loops.due):
+            self._steps.pass_over(None, loops.saved_position)
+            return
+        place.planned, loops.is_complete, loops.is_between = count, False, False
+        self._is_resumed = place.phase is not Phase.before
+        while self._begin_epoch(count):
+            try:
+                yield self._place.epoch
+            except GeneratorExit:
+                loops.break_off()
+                self._leave()
+                raise
+            self._end_epoch()
+        if loops.loaded is not None:
+            rng.restore(loops.loaded["rng"])
+        has_ended = bool(loops.due) or loops.is_over(math.inf)
+        self._boundary.pass_through(None, loops.step, has_ended=has_ended)
+        self._leave()
+
+    @property
+    def _place(self) -> Place:
+        assert self._loops.place is not None
+        return self._loops.place  # another one once a checkpoint was loaded
+
+    def _begin_epoch(self, count: int) -> bool:
+        """Whether there is another."""
+        loaded = self._loops.loaded
+        if self._loops.is_over(math.inf) or self._place.epoch >= count:
+            return False
+        if self._is_resumed:
+            self._loops.step = self._place.step
+            self._loops.loaders.load(self._place.loaders)
+            rng.restore(self._place.rng)
+        else:
+            if loaded is not None:
+                rng.restore(loaded["rng"])
+            if self._boundary.pass_through(None, math.inf):
+                return False
+            self._place.rng, self._place.step = rng.capture(), self._loops.step
+            self._place.loaders = self._loops.loaders.capture()
+        self._metrics.begin(self._loops.step)
+        self._is_pass_due = True
+        return True
+
+    def _end_epoch(self) -> None:
+        place = self._place
+        self._boundary.let_go()
+        if self._kept is not None:
+            raise self._kept
+        if self._is_pass_due:
+            raise ForgeError(
+                f"Epoch {place.epoch} has ended without `for step, batch in run.batches(loader):`,"
+                " which is where its steps are done and counted."
+            )
+        self._is_resumed = False
+        place.epoch, place.phase = place.epoch + 1, Phase.before
+
+    def _leave(self) -> None:
+        self._boundary.let_go()
+        self._metrics.begin(self._loops.step)
+        self._updater.begin(self._loops.step)
+        self._loops.leave()
+
+    # -- the pass of an epoch ------------------------------------------------------------------
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """See `Run.batches`."""
+        if not self._is_pass_due:
+            raise ForgeError(
+                "run.batches() was called outside `for epoch in run.epochs(n):`, or twice in one"
+                " epoch. Each epoch has one pass: for batches of two loaders give both to"
+                " run.batches; an evaluation iterates over its loader itself."
+            )
+        self._is_pass_due = False
+        one = self._batches(loader)
+        self._pass = weakref.ref(one)
+        return one
+
+    def _batches(self, loader: Iterable[Any]) -> Generator[tuple[int, Any], None, None]:
+        position = Position(loader, self._place.epoch)
+        self._enter(position)
+        while self._place.phase is Phase.within:
+            if self._boundary.pass_through(position, math.inf):
+                break
+            batch = position.next_of_pass()
+            if position.is_over:
+                break
+            try:
+                yield from self._steps.step(position, batch)
+            except GeneratorExit:
+                position.end_pass()
+                try:
+                    self._end_pass()
+                except BaseException as error:  # noqa: BLE001 - nobody hears what is raised here
+                    self._kept = error
+                raise
+        self._end_pass()
+
+    def _enter(self, position: Position) -> None:
+        """To where the checkpoint was saved, if it was saved in this pass."""
+        loops = self._loops
+        if self._is_resumed:
+            self._boundary.put_back()
+            assert loops.saved_position is not None
+            assert loops.loaded is not None
+            position.load(loops.saved_position)
+            rng.restore(loops.loaded["rng"])
+            loops.positions[-1], loops.loaded = position, None
+            return
+        before = loops.positions[-1]
+        if isinstance(before, dict):
+            position.load_finished(before)
+        loops.positions[-1] = position
+        self._place.phase = Phase.within
+        self._boundary.begin_pass()
+
+    def _end_pass(self) -> None:
+        place = self._place
+        self._boundary.end_pass(place.epoch + 1, is_first=place.phase is Phase.within)

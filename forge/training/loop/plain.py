@@ -1,0 +1,88 @@
+"""The loops of a disabled Run: the same batches, steps and evaluations, and nothing is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any
+
+from forge.data.position import Position
+from forge.errors import ForgeError
+from forge.training.loop.evaluations import Evaluations
+from forge.training.loop.steps import again
+from forge.training.nan.update import Updater
+
+
+class PlainLoops:
+    """What `Run.steps`, `Run.epochs` and `Run.batches` are with `resilience.enabled=false`."""
+
+    def __init__(self, updater: Updater, evaluations: Evaluations) -> None:
+        self._updater = updater
+        self._evaluations = evaluations
+        self.step = 0
+        self.epoch = 0
+        self.batch = 0
+        self.is_finished = False
+        """Whether `run.finish` was called."""
+        self._has_begun = False
+
+    def steps(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
+        """See `Run.steps`."""
+        if self._has_begun and self.step >= n:
+            raise ForgeError(again(n, self.step))
+        self._has_begun = True
+        position = Position(loader) if loader is not None else None
+        self.is_finished = False
+        while self.step < n and not self.is_finished:
+            batch = position.next() if position is not None else None
+            self._follow(position)
+            yield from self._one((self.step, batch) if position is not None else self.step)
+            is_end = self.step >= n or self.is_finished
+            self._run_due(is_end=self.step >= n)
+            if is_end and self.step < n:
+                self._run_due(is_end=True, is_rest=True)
+
+    def epochs(self, n: int) -> Iterator[int]:
+        """See `Run.epochs`."""
+        self.is_finished = False
+        for epoch in range(n):
+            if self.is_finished:
+                break
+            self.epoch = epoch
+            yield epoch
+        self._run_due(is_end=True, is_rest=True)
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """See `Run.batches`."""
+        position = Position(loader, self.epoch)
+        try:
+            while not self.is_finished:
+                batch = position.next_of_pass()
+                if position.is_over:
+                    break
+                self._follow(position)
+                yield from self._one((self.step, batch))
+                self._run_due(is_end=False)
+        finally:
+            due = self._evaluations.due_after_pass(self.epoch + 1)
+            self._evaluations.run(due, self.step)
+
+    def _follow(self, position: Position | None) -> None:
+        if position is not None:
+            self.epoch, self.batch = position.epoch, position.taken - 1
+
+    def _one(self, value: Any) -> Generator[Any, None, None]:
+        """One step."""
+        self._updater.begin(self.step)
+        has_counted = True
+        try:
+            yield value
+        except GeneratorExit:  # break: the step counts if it changed anything
+            has_counted = self._updater.has_updated
+            raise
+        finally:
+            self._updater.settle()
+            self.step += has_counted
+
+    def _run_due(self, *, is_end: bool, is_rest: bool = False) -> None:
+        due = self._evaluations.due(self.step, is_end=is_end, is_rest=is_rest)
+        self._evaluations.run(due, self.step)

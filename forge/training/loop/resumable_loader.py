@@ -1,0 +1,82 @@
+"""`run.loader`: a second source of batches, whose place is saved with everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from forge import messages
+from forge.data.position import Position
+from forge.errors import StateMismatch
+from forge.state import rng
+
+
+class ResumableLoader(Iterator[Any]):
+    """Gives batches one by one with `next()`, and begins again where a pass ends."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self._position = Position(loader)
+
+    def __next__(self) -> Any:
+        batch = self._position.next()
+        if self._position.is_unasked:
+            self._position.ask()
+        return batch
+
+    @property
+    def epoch(self) -> int:
+        """Passes through the loader that are done."""
+        return self._position.epoch
+
+
+class ResumableLoaders:
+    """All of them, in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self._positions: list[Position] = []
+        self._saved: list[dict[str, Any]] = []
+
+    def add(self, loader: Iterable[Any]) -> ResumableLoader:
+        """Another one; where it was saved, if it was."""
+        made = ResumableLoader(loader)
+        position = made._position
+        for sentence in position.inexact():
+            messages.warn(f"A resume is not exact here: {sentence}")
+        self._positions.append(position)
+        number = len(self._positions) - 1
+        if number < len(self._saved):
+            _load(position, self._saved[number])
+        return made
+
+    def capture(self) -> list[dict[str, Any]]:
+        """For a checkpoint: those that are still to be made stay as they were saved."""
+        return [one.state() for one in self._positions] + self._saved[len(self._positions) :]
+
+    def load(self, saved: list[dict[str, Any]]) -> None:
+        """Be where that checkpoint was saved.
+
+        Raises:
+            StateMismatch: Where there are more of them now, part of which was not there then.
+        """
+        if len(saved) < len(self._positions):
+            raise StateMismatch(
+                f"run.loader: expected {len(saved)} loaders, found {len(self._positions)}: call"
+                " run.loader above the loop, for the same loaders in the same order"
+            )
+        self._saved = saved
+        for position, state in zip(self._positions, saved, strict=False):
+            _load(position, state)
+
+    def close(self) -> None:
+        """Give the iterators up, and their workers."""
+        for position in self._positions:
+            position.close()
+
+
+def _load(position: Position, state: dict[str, Any]) -> None:
+    """Where it was, at no cost to the random state."""
+    kept = rng.capture()
+    try:
+        position.load(state)
+    finally:
+        rng.restore(kept)

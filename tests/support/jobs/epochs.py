@@ -1,0 +1,200 @@
+"""Training in epochs: python epochs.py <dir> '{"loop": "plateau", "kill_at": {"after 1": "KILL"}}'
+
+Places are `before E`, `step N`, `ran N` (after its update), `after E` and `late E`.
+"""
+
+import copy
+import math
+import random
+
+import torch
+from bench import DATA, play, play_arguments
+from torch.utils.data import DataLoader, RandomSampler
+
+EPOCHS = 4
+
+
+def loader(**options):
+    return DataLoader(DATA, batch_size=8, shuffle=True, **options)
+
+
+def trained(bench, run, batches):
+    """One pass."""
+    for step, (x, y) in run.batches(batches):
+        bench.reach(f"step {step}")
+        bench.learn(run, x, y)
+        bench.reach(f"ran {step}")
+
+
+def plain(bench):
+    """Nothing before the pass, nothing after it."""
+    batches = loader()
+    with bench.run() as run:
+        for epoch in run.epochs(EPOCHS):
+            bench.reach(f"before {epoch}")
+            trained(bench, run, batches)
+            bench.reach(f"after {epoch}")
+
+
+def plateau(bench):
+    """Evaluates, steps a schedule, and remembers the best, after each pass."""
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(bench.optimizer, patience=0)
+    batches = loader(generator=torch.Generator().manual_seed(3))
+    with bench.run(schedule=schedule) as run:
+        for epoch in run.epochs(EPOCHS):
+            bench.reach(f"before {epoch}")
+            trained(bench, run, batches)
+            bench.reach(f"after {epoch}")
+            value = bench.evaluate()
+            schedule.step(value)
+            run.state["best"] = min(run.state.get("best", math.inf), value)
+            run.log(value=value, rate=bench.optimizer.param_groups[0]["lr"])
+            bench.reach(f"late {epoch}")
+
+
+def acts_before(bench):
+    """Steps a schedule and draws before the pass, from a new loader each time."""
+    random.seed(5)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(bench.optimizer, 0.7)
+    with bench.run(schedule=schedule) as run:
+        for epoch in run.epochs(EPOCHS):
+            bench.reach(f"before {epoch}")
+            if epoch:
+                schedule.step()
+            with torch.no_grad():  # a reset of some kind
+                bench.model[0].bias.add_(torch.randn(16) * 0.1 + random.random() * 0.1)
+            run.state["passes"] = run.state.get("passes", 0) + 1
+            bench.reach(f"begun {epoch}")
+            trained(bench, run, loader())
+            bench.reach(f"after {epoch}")
+            run.log(passes=run.state["passes"])
+
+
+def accumulates(bench):
+    """Gradients that are open at the end of a pass go on in the next one."""
+    batches = loader()
+    with bench.run() as run:
+        for epoch in run.epochs(EPOCHS):
+            bench.reach(f"before {epoch}")
+            for step, (x, y) in run.batches(batches):
+                bench.reach(f"step {step}")
+                loss = (bench.model(x) - y).square().mean() / 4
+                loss.backward()
+                if step % 4 == 3:
+                    run.update(loss, bench.optimizer)
+                bench.reach(f"ran {step}")
+            bench.reach(f"after {epoch}")
+
+
+def breaks(bench):
+    """Leaves a pass early, and the training, too."""
+    batches = loader()
+    with bench.run() as run:
+        run.every(epochs=2)(lambda step: run.log(held_out=bench.evaluate()))
+        for epoch in run.epochs(100):
+            bench.reach(f"before {epoch}")
+            for step, (x, y) in run.batches(batches):
+                bench.reach(f"step {step}")
+                bench.learn(run, x, y)
+                if run.batch == 3 + epoch % 2:
+                    break
+            bench.reach(f"after {epoch}")
+            run.log(value=bench.evaluate())
+            if epoch == EPOCHS - 1:
+                break
+
+
+def finishes(bench):
+    """Early stopping after a pass; what is due at the end runs."""
+    batches = loader()
+    with bench.run() as run:
+        run.every(5, epochs=1, at_end=True)(lambda step: run.log(held_out=bench.evaluate()))
+        for epoch in run.epochs(100):
+            bench.reach(f"before {epoch}")
+            trained(bench, run, batches)
+            bench.reach(f"after {epoch}")
+            run.state["bad"] = run.state.get("bad", 0) + 1
+            if run.state["bad"] == EPOCHS:
+                run.finish("no better")
+
+
+def swaps(bench):
+    """Evaluates other weights after the pass, polls, and puts the old ones back."""
+    batches = loader()
+    with bench.run() as run:
+        for epoch in run.epochs(EPOCHS):
+            bench.reach(f"before {epoch}")
+            trained(bench, run, batches)
+            kept = copy.deepcopy(bench.model.state_dict())
+            for p in bench.model.parameters():
+                p.data.mul_(0.5)
+            bench.reach(f"after {epoch}")
+            run.poll()
+            run.log(value=bench.evaluate())
+            bench.model.load_state_dict(kept)
+            bench.reach(f"late {epoch}")
+
+
+def rolls_back(bench):
+    """A NaN in the third pass, once; `policy` says how far back that leads."""
+    batches, once = loader(), bench.directory / "once"
+    with bench.run() as run:
+        for epoch in run.epochs(EPOCHS):
+            bench.reach(f"before {epoch}")
+            for step, (x, y) in run.batches(batches):
+                bench.reach(f"step {step}")
+                if step == 14 and not once.exists():
+                    once.touch()
+                    x = x * math.nan
+                bench.learn(run, x, y)
+            bench.reach(f"after {epoch}")
+            run.log(value=bench.evaluate())
+
+
+def second(bench):
+    """A second loader in each step, and one that is read before the pass."""
+    batches = loader(generator=torch.Generator().manual_seed(4))
+    with bench.run() as run:
+        other = run.loader(DataLoader(DATA, batch_size=5, shuffle=True))
+        rare = run.loader(DataLoader(DATA, batch_size=2, sampler=RandomSampler(DATA)))
+        for epoch in run.epochs(EPOCHS):
+            bench.reach(f"before {epoch}")
+            run.log(rare=next(rare)[0].sum())
+            for step, (x, y) in run.batches(batches):
+                bench.reach(f"step {step}")
+                u, v = next(other)
+                bench.learn(run, torch.cat([x, u]), torch.cat([y, v]))
+                bench.reach(f"ran {step}")
+            bench.reach(f"after {epoch}")
+
+
+def several(bench):
+    """Two loaders in one flat loop."""
+    other = DataLoader(DATA, batch_size=5, shuffle=True)
+    with bench.run() as run:
+        for step, (x, y), (u, v) in run.steps(24, loader(), other):
+            bench.reach(f"step {step}")
+            bench.learn(run, torch.cat([x, u]), torch.cat([y, v]))
+            bench.reach(f"ran {step}")
+
+
+LOOPS = [
+    rolls_back,
+    second,
+    several,
+    plain,
+    plateau,
+    acts_before,
+    accumulates,
+    breaks,
+    finishes,
+    swaps,
+]
+
+
+def main(directory, spec):
+    play(LOOPS, directory, spec)
+
+
+if __name__ == "__main__":
+    play_arguments(main)

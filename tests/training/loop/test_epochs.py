@@ -1,0 +1,216 @@
+"""`run.epochs` and `run.batches`: where a stop and a kill leave them, and how they are used."""
+
+import itertools
+import random
+
+import pytest
+import torch
+from harness import assert_same_run
+from torch.utils.data import DataLoader
+
+import forge
+from forge.jobdir import ledger, spawned
+
+SCRIPT = "epochs.py"
+STOPS = {"TERM": 143, "USR1": 75, "KILL": -9}
+
+
+# -- a stop and a kill, wherever they come ---------------------------------------------------------
+
+
+def disturbed(make_job, undisturbed, folder, loop, places, **policy):
+    """The job, disturbed once; it has ended with the bits of one that was not."""
+    job = make_job(folder, script=SCRIPT, loop=loop, kill_at=places, policy={"checkpoint": policy})
+    (name,) = places.values()
+    job.run_to_end(STOPS[name])
+    assert_same_run(job, undisturbed(script=SCRIPT, loop=loop, policy={"checkpoint": policy}))
+    return job
+
+
+@pytest.mark.parametrize("loop", ["plain", "plateau", "acts_before", "accumulates", "finishes"])
+@pytest.mark.parametrize("name", STOPS)
+@pytest.mark.parametrize("place", ["before 2", "ran 14", "ran 17", "after 2"])
+def test_a_stop_and_a_kill_change_no_bit(loop, name, place, tmp_path, make_job, undisturbed):
+    """Before a pass, in it, after its last step, and in what follows it."""
+    disturbed(make_job, undisturbed, tmp_path / "job", loop, {place: name}, every_steps=5)
+
+
+@pytest.mark.parametrize("name", STOPS)
+@pytest.mark.parametrize("place", ["before 1", "step 12", "after 1"])
+def test_a_pass_and_a_training_that_end_by_break(name, place, tmp_path, make_job, undisturbed):
+    """A later start does not go on with what was left."""
+    disturbed(make_job, undisturbed, tmp_path / "job", "breaks", {place: name}, every_steps=3)
+
+
+@pytest.mark.parametrize("place", ["before 2", "step 13", "after 2"])
+def test_a_second_loader_is_read_on_from_where_it_was(place, tmp_path, make_job, undisturbed):
+    disturbed(make_job, undisturbed, tmp_path / "job", "second", {place: "KILL"}, every_steps=5)
+
+
+def test_several_loaders_in_one_loop(tmp_path, make_job, undisturbed):
+    disturbed(make_job, undisturbed, tmp_path / "job", "several", {"step 13": "TERM"})
+
+
+@pytest.mark.parametrize("place", ["after 1", "late 1"])
+def test_a_stop_after_a_pass_commits_what_was_there_before_it(
+    place, tmp_path, make_job, undisturbed
+):
+    """Whatever the weights are by then; with a poll it need not wait for the evaluation's end."""
+    job = disturbed(make_job, undisturbed, tmp_path / "job", "swaps", {place: "TERM"})
+    assert job.history.attempts[1].start_step == 12
+    assert job.steps_repeated == [0]
+
+
+@pytest.mark.parametrize(("back", "codes"), [(0, [0]), (8, [75, 0])])
+def test_a_rollback_stays_in_its_pass_or_begins_anew(back, codes, tmp_path, make_job):
+    """No `for` goes back to an earlier epoch: the next attempt does, with its budget used."""
+    rollback = {"steps_back": back, "lr_scale": 0.5}
+    nan = {"action": "rollback", "rollback": rollback, "max_consecutive": 1}
+    job = make_job(
+        tmp_path / "job",
+        script=SCRIPT,
+        loop="rolls_back",
+        policy={"nan": nan, "checkpoint": {"every_steps": 3}},
+    )
+    assert [job.run() for _ in codes] == codes
+    (rolled,) = [e for a in job.history.attempts for e in a.events if e["kind"] == "rollback"]
+    assert (rolled["step"], rolled["first_bad"]) == ((12, 14) if back == 0 else (6, 14))
+    nan = forge.load(job.directory / "checkpoints").state["nan"]
+    assert (nan["rollbacks"], nan["lr_scale"]) == (1, 0.5)
+
+
+# -- how it is used --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def a_run(tmp_path, monkeypatch):
+    """`with a_run() as run`: each in the same directory, and as if in a process of its own."""
+    numbers = itertools.count()
+    monkeypatch.setattr(spawned, "owner", lambda: f"process {next(numbers)}")
+
+    def make(**policy):
+        torch.manual_seed(1)
+        random.seed(1)
+        model = torch.nn.Linear(2, 1)
+        checkpoint = {"dir": str(tmp_path / "job"), "every_steps": 2}
+        return forge.Run({"checkpoint": checkpoint, **policy}, model=model)
+
+    return make
+
+
+BATCHES = DataLoader(torch.arange(6.0).reshape(3, 2))
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_steps_count_over_all_epochs_and_batches_within_one(a_run, enabled):
+    """The same in a plain loop."""
+    seen = []
+    with a_run(enabled=enabled) as run:
+        run.every(epochs=1)(lambda step: seen.append(("pass", step)))
+        run.every(at_end=True)(lambda step: seen.append(("end", step)))
+        for epoch in run.epochs(2):
+            for step, _ in run.batches(BATCHES):
+                assert run.step == step
+                seen.append((epoch, run.epoch, step, run.batch))
+    first = [(0, 0, step, step) for step in range(3)]
+    second = [(1, 1, step, step - 3) for step in range(3, 6)]
+    assert seen == [*first, ("pass", 3), *second, ("pass", 6), ("end", 6)]
+
+
+def test_a_finished_training_goes_on_with_more_epochs(a_run):
+    """And with no more it trains nothing."""
+    seen = []
+    for count in (2, 2, 3):
+        with a_run() as run:
+            for epoch in run.epochs(count):
+                seen.extend((epoch, step) for step, _ in run.batches(BATCHES))
+        seen.append("end")
+    first = [(0, 0), (0, 1), (0, 2), (1, 3), (1, 4), (1, 5)]
+    assert seen == [*first, "end", "end", (2, 6), (2, 7), (2, 8), "end"]
+
+
+def test_what_is_logged_before_and_after_a_pass_counts_once(a_run, tmp_path):
+    with a_run() as run:
+        for epoch in run.epochs(2):
+            run.log(before=epoch)
+            for _ in run.batches(BATCHES):
+                run.log(within=1)
+            run.log(after=epoch)
+    metrics = ledger.read(tmp_path / "job").metrics
+    assert {step: sorted(values) for step, values in metrics.items()} == {
+        0: ["before", "within"],
+        1: ["within"],
+        2: ["after", "within"],
+        3: ["before", "within"],
+        4: ["within"],
+        5: ["after", "within"],
+    }
+
+
+def nothing_in_an_epoch(run):
+    for _ in run.epochs(2):
+        pass
+
+
+def two_passes(run):
+    for _ in run.epochs(2):
+        list(run.batches(BATCHES))
+        list(run.batches(BATCHES))
+
+
+def no_epoch(run):
+    list(run.batches(BATCHES))
+
+
+def two_loops(run):
+    for _ in run.epochs(1):
+        list(run.batches(BATCHES))
+    list(run.epochs(2))
+
+
+def steps_in_an_epoch(run):
+    for _ in run.epochs(1):
+        list(run.steps(3, BATCHES))
+
+
+def steps_by_epoch(run):
+    for _ in range(2):
+        list(run.steps(len(BATCHES), BATCHES))
+
+
+def nested_steps(run):
+    for _ in run.steps(3):
+        list(run.steps(9, BATCHES))
+
+
+def loader_in_a_step(run):
+    for _ in run.steps(3):
+        run.loader(BATCHES)
+
+
+@pytest.mark.parametrize(
+    ("loop", "complaint"),
+    [
+        (nothing_in_an_epoch, r"Epoch 0 has ended without `for step, batch in run\.batches"),
+        (two_passes, r"run\.batches\(\) was called .* or twice in one epoch"),
+        (no_epoch, r"run\.batches\(\) was called outside `for epoch in run\.epochs"),
+        (two_loops, r"run\.epochs\(\) was called after another loop"),
+        (steps_in_an_epoch, r"has a loop over run\.epochs: its batches come from"),
+        (steps_by_epoch, r"run\.steps\(3\) was called again, and 3 steps.*run\.epochs\(epochs\)"),
+        (nested_steps, r"inside a step of another run\.steps"),
+        (loader_in_a_step, r"run\.loader\(\) was called inside a step"),
+    ],
+)
+def test_a_loop_that_would_train_something_else_is_an_error(loop, complaint, a_run):
+    """Exit 0 with a model that was trained for one epoch is the worst that could happen."""
+    with pytest.raises(forge.ForgeError, match=complaint), a_run() as run:
+        loop(run)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_without_a_number_of_steps_a_break_ends_the_loop(a_run, enabled):
+    with a_run(enabled=enabled) as run:
+        for step in run.steps(None):
+            if step == 7:
+                break
+    assert run.step == 7
