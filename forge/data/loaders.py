@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,8 +19,39 @@ Of them alone that is known: a subclass may do anything.
 
 
 def has_state(one: Any) -> bool:
-    """Whether an object can say where it is, and go there."""
-    return hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
+    """Whether an object can say where it is, and go there.
+
+    Accelerate's loaders have the methods at any rate, and the state only where they say so.
+    """
+    is_asked = getattr(one, "use_stateful_dataloader", True)
+    return hasattr(one, "state_dict") and hasattr(one, "load_state_dict") and bool(is_asked)
+
+
+_first: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
+"""The whole numbers among an object's attributes, as they were when it was first asked."""
+
+
+def counters(one: Any) -> dict[str, int]:
+    """Attributes that count, epochs perhaps: whole numbers that have changed since the first call.
+
+    Where an object has no `state_dict`, they are all that can be known of its state.
+    """
+    try:
+        first = _first.setdefault(one, _numbers(one))
+    except TypeError:  # a list, say
+        return {}
+    return {name: value for name, value in _numbers(one).items() if first.get(name) != value}
+
+
+def restore_counters(one: Any, saved: dict[str, int]) -> None:
+    """Set them; one that is not among them has its first value again."""
+    back = {name: _first[one][name] for name in counters(one) if name in _first[one]}
+    for name, value in (back | saved).items():
+        setattr(one, name, value)
+
+
+def _numbers(one: Any) -> dict[str, int]:
+    return {name: value for name, value in vars(one).items() if type(value) is int}
 
 
 def samplers(loader: Any) -> dict[str, Any]:

@@ -43,6 +43,8 @@ class Position:
         self._is_stateful = loaders.has_state(loader)
         self.is_unasked = self._is_stateful
         """Whether the loader is still to be asked for its state; see `ask`."""
+        for one in self._countable().values():
+            loaders.counters(one)
         self._is_dataloader = isinstance(loader, DataLoader) and not self._is_stateful
 
     # -- taking --------------------------------------------------------------------------------
@@ -202,7 +204,12 @@ class Position:
 
     def _restore_parts(self, parts: dict[str, Any]) -> None:
         owners = {**loaders.samplers(self._loader), **loaders.generators(self._loader)}
+        saved = parts.get("counters", {})
+        for name, one in self._countable().items():
+            loaders.restore_counters(one, saved.get(name, {}))
         for name, part in parts.items():
+            if name == "counters":
+                continue
             owner = owners.get(name)
             if owner is None:
                 raise StateMismatch(f"data: the loader has lost the {name} that it had when saved")
@@ -265,11 +272,23 @@ class Position:
         finally:
             self._loader.__dict__[name] = inner
 
+    def _countable(self) -> dict[str, Any]:
+        """The loader and its samplers, where nobody but their attributes says where they are."""
+        owners = {"loader": self._loader, **loaders.samplers(self._loader)}
+        return {
+            name: one
+            for name, one in owners.items()
+            if hasattr(one, "__dict__") and not loaders.has_state(one)
+        }
+
     def _parts_state(self) -> dict[str, Any]:
         generators = loaders.generators(self._loader)
         parts: dict[str, Any] = {name: one.get_state() for name, one in generators.items()}
         if self._is_stateful:
             return parts  # its samplers are in its own state
+        counted = {name: loaders.counters(one) for name, one in self._countable().items()}
+        if any(counted.values()):
+            parts["counters"] = counted
         for name, sampler in loaders.samplers(self._loader).items():
             if loaders.has_state(sampler):
                 # A copy: the sampler may keep using the very list that it gave.

@@ -15,6 +15,15 @@ from forge.state import module_state, optimizer_state, stray_parameters
 from forge.state.optimizer_state import Copies
 from forge.state.transient_buffers import TransientBuffers
 
+_DROPOUTS = (
+    torch.nn.Dropout,
+    torch.nn.Dropout1d,
+    torch.nn.Dropout2d,
+    torch.nn.Dropout3d,
+    torch.nn.AlphaDropout,
+    torch.nn.FeatureAlphaDropout,
+)
+
 _SHOWN = 8
 """Differences that one error names."""
 
@@ -45,6 +54,13 @@ class _GeneratorState:
         self.generator.set_state(state_dict["state"])
 
 
+def _unwrapped(one: Any) -> Any:
+    """The optimizer inside a wrapper that only forwards to it, as Accelerate's and Fabric's do."""
+    inner = getattr(one, "optimizer", None) if isinstance(one, torch.optim.Optimizer) else None
+    is_same = isinstance(inner, torch.optim.Optimizer) and inner.param_groups is one.param_groups
+    return _unwrapped(inner) if is_same else one
+
+
 class StateRegistry:
     """The registered objects by name.
 
@@ -63,7 +79,7 @@ class StateRegistry:
                     " load_state_dict, so it cannot be saved. Pass the object that has (the module,"
                     " the optimizer, …), or give it these two methods."
                 )
-            self.objects[name] = one
+            self.objects[name] = _unwrapped(one)
         self._transient_buffers = TransientBuffers(self.objects)
         self._groups: list[int] = []
         self.optimizers = [o for o in self.objects.values() if isinstance(o, torch.optim.Optimizer)]
@@ -71,11 +87,11 @@ class StateRegistry:
 
     def holds(self, one: object) -> bool:
         """Whether this very object is registered."""
-        return any(known is one for known in self.objects.values())
+        return any(known is _unwrapped(one) for known in self.objects.values())
 
     def name_of(self, one: object) -> str:
         """The name that a registered object was given."""
-        return next(name for name, known in self.objects.items() if known is one)
+        return next(n for n, known in self.objects.items() if known is _unwrapped(one))
 
     def _named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Every parameter of modules and optimizers under every name that it has."""
@@ -86,6 +102,12 @@ class StateRegistry:
             if isinstance(one, torch.optim.Optimizer):
                 for place, parameter in stray_parameters.placed(one):
                     yield f"{name}.{place}", parameter
+
+    def _modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Every module, the registered ones and those in them."""
+        for name, one in self.objects.items():
+            if isinstance(one, torch.nn.Module):
+                yield from one.named_modules(prefix=name)
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Every parameter of modules and optimizers, each once, with a name for people."""
@@ -145,6 +167,8 @@ class StateRegistry:
             "states": states,
             "order": {self.name_of(one): self._order(one) for one in self.optimizers},
             "unregistered": stray_parameters.capture(self.objects, states),
+            "evaluating": [name for name, one in self._modules() if not one.training],
+            "dropout": {name: one.p for name, one in self._modules() if isinstance(one, _DROPOUTS)},
             "frozen": [name for name, p in self.parameters() if not p.requires_grad],
             "grads": {name: p.grad for name, p in self.parameters() if p.grad is not None},
         }
@@ -221,6 +245,7 @@ class StateRegistry:
             self.put(name, saved["states"][name], copies)
         stray_parameters.load(self.objects, saved["unregistered"])
         self._load_gradients(saved, copies)
+        self._load_modes(saved)
         refuse(self._late_differences(saved))
 
     def put(self, name: str, state: dict[str, Any], copies: Copies) -> None:
@@ -258,6 +283,14 @@ class StateRegistry:
             found = [gradients.pop(name) for name in known_as if name in gradients]
             parameter.grad = copies.of(found[0], parameter.device) if found else None
         refuse(f"{name}: expected no such parameter, found its gradient" for name in gradients)
+
+    def _load_modes(self, saved: dict[str, Any]) -> None:
+        """How modules behave, which no `state_dict` says."""
+        evaluating, dropout = set(saved.get("evaluating", ())), saved.get("dropout", {})
+        for name, one in self._modules():
+            one.training = name not in evaluating
+            if name in dropout and isinstance(one, _DROPOUTS):
+                one.p = dropout[name]
 
     def _differences(self, saved: dict[str, Any]) -> Iterator[str]:
         for name in sorted(self.objects.keys() | saved["states"].keys()):

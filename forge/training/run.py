@@ -233,8 +233,13 @@ class Run:
         Returns:
             Whether the update was done.
         Raises:
-            ForgeError: Where one of the objects was not given to `forge.Run`.
+            ForgeError: Where one of the objects was not given to `forge.Run`, and outside a step.
         """
+        if not (self._session or self._plain).is_in_step:
+            raise ForgeError(
+                "run.update() was called outside a step, where nothing is counted or saved: call it"
+                " inside `for step, batch in run.steps(n, loader):`, or inside run.batches."
+            )
         return self._updater.update(loss, optimizer, schedule, scaler, clip_norm)
 
     def guard(self, loss: torch.Tensor | float) -> bool:

@@ -10,12 +10,12 @@ from typing import Any
 
 from forge import messages
 from forge.config.schema import NanAction, Policy, Resume
-from forge.errors import Exit, ForgeError
+from forge.errors import ConfigError, Exit, ForgeError
 from forge.jobdir import job_dir, spawned
 from forge.jobdir.job_files import SAVE_WITHIN, forge_dir
 from forge.process.time_limit import TimeLimit
 from forge.shutdown import stopping
-from forge.state import rng
+from forge.state import overlooked, rng
 from forge.state.built import Built
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
@@ -181,16 +181,29 @@ class Session:
             messages.warn("The process that started this one is gone: saving and exiting")
             os.kill(os.getpid(), signal.SIGTERM)
 
+    @property
+    def is_in_step(self) -> bool:
+        """Whether the user's code runs in a step of a loop."""
+        return self.loops.is_in_step
+
     # -- the loop, and what follows ------------------------------------------------------------
+
+    def _begin_loop(self) -> None:
+        """By now everything is there that the script builds."""
+        self._forget_hooks()
+        if not self.loops.positions:
+            with preflight.exits():
+                if problems := overlooked.problems(self._live.objects):
+                    raise ConfigError(problems, "What is given to forge.Run")
 
     def steps(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
-        self._forget_hooks()
+        self._begin_loop()
         return self._steps.begin(n, loader)
 
     def epochs(self, count: int) -> Iterator[int]:
         """See `Run.epochs`."""
-        self._forget_hooks()
+        self._begin_loop()
         return self._epochs.begin(count)
 
     def loader(self, loader: Iterable[Any]) -> ResumableLoader:

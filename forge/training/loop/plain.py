@@ -24,6 +24,7 @@ class PlainLoops:
         self.is_finished = False
         """Whether `run.finish` was called."""
         self._has_begun = False
+        self.is_in_step = False
 
     def steps(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
@@ -37,8 +38,8 @@ class PlainLoops:
             self._follow(position)
             yield from self._one((self.step, batch) if position is not None else self.step)
             is_end = self.step >= n or self.is_finished
-            self._run_due(is_end=self.step >= n)
-            if is_end and self.step < n:
+            self._run_due(is_end=is_end)
+            if self.is_finished and not is_end:  # by a function that was due
                 self._run_due(is_end=True, is_rest=True)
 
     def epochs(self, n: int) -> Iterator[int]:
@@ -73,7 +74,7 @@ class PlainLoops:
     def _one(self, value: Any) -> Generator[Any, None, None]:
         """One step."""
         self._updater.begin(self.step)
-        has_counted = True
+        has_counted = self.is_in_step = True
         try:
             yield value
         except GeneratorExit:  # break: the step counts if it changed anything
@@ -81,6 +82,7 @@ class PlainLoops:
             raise
         finally:
             self._updater.settle()
+            self.is_in_step = False
             self.step += has_counted
 
     def _run_due(self, *, is_end: bool, is_rest: bool = False) -> None:

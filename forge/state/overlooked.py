@@ -1,0 +1,67 @@
+"""What hangs on registered objects and was not given to `forge.Run`: it would begin anew."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+_DEPTH = 3
+"""Attributes of attributes that are looked through."""
+
+_given: weakref.WeakSet[AveragedModel] = weakref.WeakSet()
+"""To a Run of this process: that of another fold may still be there."""
+
+
+def problems(objects: Mapping[str, Any]) -> list[str]:
+    """A sentence for each schedule, each average of weights and each optimizer inside another."""
+    found = list(_sentences(objects))
+    if found:
+        gc.collect()  # nobody may hold it any more
+        found = list(_sentences(objects))
+    return found
+
+
+def _sentences(objects: Mapping[str, Any]) -> Iterator[str]:
+    given = {id(one) for one in objects.values()}
+    _given.update(one for one in objects.values() if isinstance(one, AveragedModel))
+    names = {id(one): name for name, one in objects.items() if isinstance(one, Optimizer)}
+    held = {id(one) for name, one in objects.items() for _, one in _inside(name, one, _DEPTH)}
+    for one in gc.get_objects():
+        kind = type(one)
+        if not issubclass(kind, LRScheduler | AveragedModel) or id(one) in held or one in _given:
+            continue
+        if issubclass(kind, AveragedModel):
+            yield (
+                f"{kind.__name__}: its averages are saved only where it is given to forge.Run:"
+                " forge.Run(…, ema=ema)"
+            )
+        elif id(one.optimizer) in names:
+            yield (
+                f"{kind.__name__} sets the learning rate of `{names[id(one.optimizer)]}`, and is"
+                " saved only where it is given to forge.Run: forge.Run(…, schedule=schedule)"
+            )
+    for name, outer in objects.items():
+        if isinstance(outer, Optimizer):
+            for path, inner in _inside(name, outer, 1):
+                if isinstance(inner, Optimizer) and id(inner) not in given:
+                    yield (
+                        f"`{path}` is an optimizer inside another, whose state_dict leaves it out:"
+                        f" forge.Run(…, inner={path})"
+                    )
+
+
+def _inside(path: str, one: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """An object and those in its attributes, with the way to each."""
+    yield path, one
+    if depth:
+        for key, value in getattr(one, "__dict__", {}).items():
+            many = value if isinstance(value, list | tuple) else [value]
+            for inner in many:
+                if hasattr(inner, "__dict__") and not isinstance(inner, type):
+                    yield from _inside(f"{path}.{key}", inner, depth - 1)
