@@ -46,8 +46,16 @@ def _sentences(objects: Mapping[str, Any]) -> Iterator[str]:
                 f"{kind.__name__} sets the learning rate of `{names[id(one.optimizer)]}`, and is"
                 " saved only where it is given to forge.Run: forge.Run(…, schedule=schedule)"
             )
+    has_accelerator = any(type(one).__name__ == "Accelerator" for one in objects.values())
     for name, outer in objects.items():
-        if isinstance(outer, Optimizer):
+        accumulated = getattr(getattr(outer, "gradient_state", None), "num_steps", 1)
+        if isinstance(outer, Optimizer) and accumulated > 1 and not has_accelerator:
+            yield (
+                f"`{name}` steps once in {accumulated} batches, which its Accelerator counts: the"
+                " count is saved only where it is given to forge.Run, too:"
+                " forge.Run(…, accelerator=accelerator)"
+            )
+        if isinstance(outer, Optimizer) and "param_groups" in vars(outer):  # else it only forwards
             for path, inner in _inside(name, outer, 1):
                 if isinstance(inner, Optimizer) and id(inner) not in given:
                     yield (

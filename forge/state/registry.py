@@ -41,6 +41,19 @@ class Stateful(Protocol):
         ...
 
 
+class _AcceleratorState:
+    """An `accelerate.Accelerator`, which counts the steps of gradient accumulation by itself."""
+
+    def __init__(self, accelerator: Any) -> None:
+        self.accelerator = accelerator
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.accelerator.step}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self.accelerator.step = state_dict["step"]
+
+
 class _GeneratorState:
     """A `torch.Generator` as an object with a state_dict."""
 
@@ -57,8 +70,8 @@ class _GeneratorState:
 def _unwrapped(one: Any) -> Any:
     """The optimizer inside a wrapper that only forwards to it, as Accelerate's and Fabric's do."""
     inner = getattr(one, "optimizer", None) if isinstance(one, torch.optim.Optimizer) else None
-    is_same = isinstance(inner, torch.optim.Optimizer) and inner.param_groups is one.param_groups
-    return _unwrapped(inner) if is_same else one
+    has_own = not isinstance(inner, torch.optim.Optimizer) or "param_groups" in vars(one)
+    return one if has_own else _unwrapped(inner)
 
 
 class StateRegistry:
@@ -69,10 +82,14 @@ class StateRegistry:
     """
 
     def __init__(self, objects: dict[str, Any]) -> None:
+        self.given = objects
+        """As the user knows them; those of `objects` are what is inside of wrappers."""
         self.objects: dict[str, Stateful] = {}
         for name, one in objects.items():
             if isinstance(one, torch.Generator):
                 one = _GeneratorState(one)
+            if type(one).__name__ == "Accelerator" and hasattr(one, "gradient_state"):
+                one = _AcceleratorState(one)
             if not isinstance(one, Stateful):
                 raise TypeError(
                     f"forge.Run({name}=…): a {type(one).__name__} has no state_dict and"

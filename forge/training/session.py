@@ -193,7 +193,7 @@ class Session:
         self._forget_hooks()
         if not self.loops.positions:
             with preflight.exits():
-                if problems := overlooked.problems(self._live.objects):
+                if problems := overlooked.problems(self._live.given):
                     raise ConfigError(problems, "What is given to forge.Run")
 
     def steps(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
