@@ -1,0 +1,80 @@
+"""What hangs on registered objects and was not given to `forge.Run` is named before a step."""
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau, SequentialLR
+from torch.optim.swa_utils import AveragedModel
+
+import forge
+from forge.errors import ExitCode
+from forge.state import overlooked
+
+
+@pytest.fixture
+def model():
+    return torch.nn.Linear(2, 2)
+
+
+@pytest.fixture
+def optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+class Sharpness(torch.optim.Optimizer):
+    """As SAM is commonly written: it steps another one, with the same groups."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+        self.base_optimizer = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+        self.param_groups = self.base_optimizer.param_groups
+
+
+@pytest.mark.parametrize("make", [lambda o: ExponentialLR(o, 0.9), ReduceLROnPlateau])
+def test_a_schedule_of_a_registered_optimizer(make, model, optimizer):
+    schedule = make(optimizer)
+    (found,) = overlooked.problems({"model": model, "optimizer": optimizer})
+    assert found.startswith(f"{type(schedule).__name__} sets the learning rate of `optimizer`")
+    assert overlooked.problems({"model": model, "optimizer": optimizer, "s": schedule}) == []
+
+
+def test_a_schedule_that_another_one_steps_is_saved_with_it(model, optimizer):
+    parts = [LinearLR(optimizer), ExponentialLR(optimizer, 0.9)]
+    schedule = SequentialLR(optimizer, parts, [3])
+    assert overlooked.problems({"optimizer": optimizer, "schedule": schedule}) == []
+
+
+def test_a_schedule_that_nobody_holds_any_more(model, optimizer):
+    """One that was made again, say."""
+    schedule = ExponentialLR(optimizer, 0.9)
+    schedule.itself = schedule
+    del schedule
+    assert overlooked.problems({"optimizer": optimizer}) == []
+
+
+def test_an_average_of_weights(model):
+    """But not that of another fold, which was given to its Run."""
+    average = AveragedModel(model)
+    (found,) = overlooked.problems({"model": model})
+    assert found.startswith("AveragedModel: its averages are saved only where")
+    assert overlooked.problems({"model": model, "average": average}) == []
+    assert overlooked.problems({"model": torch.nn.Linear(2, 2)}) == []
+
+
+def test_an_optimizer_inside_another(model):
+    """Its momentum is in nobody's state_dict."""
+    outer = Sharpness(model.parameters())
+    (found,) = overlooked.problems({"outer": outer})
+    assert found.startswith("`outer.base_optimizer` is an optimizer inside another")
+    assert overlooked.problems({"outer": outer, "inner": outer.base_optimizer}) == []
+
+
+def test_the_run_ends_before_its_first_step(tmp_path, model, optimizer, caplog):
+    """With exit code 78, which says that another start would not help."""
+    schedule = ExponentialLR(optimizer, 0.9)
+    policy = {"checkpoint": {"dir": str(tmp_path / "job")}}
+    with forge.Run(policy, model=model, optimizer=optimizer) as run:
+        with pytest.raises(forge.Exit) as error:
+            run.steps(3)
+    assert error.value.code == ExitCode.BAD_CONFIG
+    assert "forge.Run(…, schedule=schedule)" in caplog.text
+    assert schedule.last_epoch == 0
