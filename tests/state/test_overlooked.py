@@ -72,9 +72,9 @@ def test_the_run_ends_before_its_first_step(tmp_path, model, optimizer, caplog):
     """With exit code 78, which says that another start would not help."""
     schedule = ExponentialLR(optimizer, 0.9)
     policy = {"checkpoint": {"dir": str(tmp_path / "job")}}
-    with forge.Run(policy, model=model, optimizer=optimizer) as run:
-        with pytest.raises(forge.Exit) as error:
-            run.steps(3)
+    run = forge.Run(policy, model=model, optimizer=optimizer)
+    with pytest.raises(forge.Exit) as error, run:
+        run.steps(3)
     assert error.value.code == ExitCode.BAD_CONFIG
     assert "forge.Run(…, schedule=schedule)" in caplog.text
     assert schedule.last_epoch == 0
