@@ -3,6 +3,7 @@
 A block that is new or reworded has no entry, and fails until it has one.
 """
 
+import math
 import os
 import re
 import sys
@@ -110,6 +111,18 @@ def run_with_an_evaluation(names):
     assert values == [0, 1, 2]
 
 
+def run_in_epochs(names):
+    values = iter([3.0, 1.0, 2.0])
+    names |= {
+        "schedule": torch.optim.lr_scheduler.ReduceLROnPlateau(names["optimizer"]), "inf": math.inf,
+        "evaluate": lambda model, data: next(values),
+        "loss_fn": lambda model, batch: model(batch).square().mean(),
+    }  # fmt: skip
+    names["cfg"].epochs = 3
+    run = run_it("how-to/train-in-epochs.md", 0, names)["run"]
+    assert (run.step, run.state["best"]) == (6, 1.0)
+
+
 def run_several(names):
     built = []
 
@@ -135,6 +148,7 @@ def ask_for_a_version(names):
 FRAGMENTS = {
     ("tutorial.md", 1): run_with_data,
     ("how-to/convert-a-loop.md", 0): run_with_an_evaluation,
+    ("how-to/train-in-epochs.md", 0): run_in_epochs,
     ("how-to/several-trainings.md", 0): run_several,
     ("decisions/0025-version-base.md", 0): ask_for_a_version,
 }
