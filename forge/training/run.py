@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from forge.config.schema import Policy
+from forge.data.position import Position
 from forge.errors import Exit, ForgeError
 from forge.shutdown import stopping
 from forge.state.registry import StateRegistry
@@ -163,7 +164,7 @@ class Run:
         """
         if self._session is not None:
             return self._session.loader(loader)
-        return ResumableLoader(loader)
+        return ResumableLoader(Position(loader))
 
     def epochs(self, n: int) -> Iterator[int]:
         """Yield the epochs from the saved one up to `n`, each for one pass of `batches`.

@@ -213,7 +213,7 @@ class Session:
                 "run.loader() was called inside a step, so each step would make one more: move it"
                 " above the loop."
             )
-        return self.loops.loaders.add(loader)
+        return self.loops.loaders.add(self.loops.open(loader))
 
     def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """See `Run.batches`."""

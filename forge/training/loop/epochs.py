@@ -149,7 +149,7 @@ class Epochs:
         return one
 
     def _batches(self, loader: Iterable[Any]) -> Generator[tuple[int, Any], None, None]:
-        position = Position(loader, self._place.epoch)
+        position = self._loops.open(loader, self._place.epoch)
         self._enter(position)
         while self._place.phase is Phase.within:
             if self._boundary.pass_through(position, math.inf):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from forge import messages
 from forge.data.position import Position
 from forge.state import rng
 from forge.training.loop.resumable_loader import ResumableLoaders
@@ -64,6 +66,16 @@ class Loops:
         self.place: Place | None = None
         """In the loop over `run.epochs`; None: there is none."""
         self._broken_off: set[int] = set()
+        self._said: set[str] = set()
+
+    def open(self, loader: Iterable[Any], epoch: int = 0) -> Position:
+        """At the begin of its data; what no resume can repeat exactly is logged once."""
+        position = Position(loader, epoch)
+        for sentence in position.inexact():
+            if sentence not in self._said:
+                messages.warn(f"A resume is not exact here: {sentence}")
+                self._said.add(sentence)
+        return position
 
     @property
     def epoch(self) -> int:

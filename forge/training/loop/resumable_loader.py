@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from forge import messages
 from forge.data.position import Position
 from forge.errors import StateMismatch
 from forge.state import rng
@@ -14,8 +13,8 @@ from forge.state import rng
 class ResumableLoader(Iterator[Any]):
     """Gives batches one by one with `next()`, and begins again where a pass ends."""
 
-    def __init__(self, loader: Iterable[Any]) -> None:
-        self._position = Position(loader)
+    def __init__(self, position: Position) -> None:
+        self._position = position
 
     def __next__(self) -> Any:
         batch = self._position.next()
@@ -36,17 +35,13 @@ class ResumableLoaders:
         self._positions: list[Position] = []
         self._saved: list[dict[str, Any]] = []
 
-    def add(self, loader: Iterable[Any]) -> ResumableLoader:
+    def add(self, position: Position) -> ResumableLoader:
         """Another one; where it was saved, if it was."""
-        made = ResumableLoader(loader)
-        position = made._position
-        for sentence in position.inexact():
-            messages.warn(f"A resume is not exact here: {sentence}")
         self._positions.append(position)
         number = len(self._positions) - 1
         if number < len(self._saved):
             _load(position, self._saved[number])
-        return made
+        return ResumableLoader(position)
 
     def capture(self) -> list[dict[str, Any]]:
         """For a checkpoint: those that are still to be made stay as they were saved."""

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
-from forge import messages
 from forge.data.position import Position
 from forge.errors import ConfigError, ForgeError
 from forge.state import rng
@@ -81,7 +80,7 @@ class Steps:
         if loops.has_finished(n) or (is_over and not (loops.due and loops.is_resumed)):
             self.pass_over(loader, saved)
             return
-        position = Position(loader) if loader is not None else None
+        position = loops.open(loader) if loader is not None else None
         loops.positions[-1] = position
         loops.planned = None if math.isinf(n) else int(n)
         loops.is_complete = loops.is_between = False
@@ -113,11 +112,8 @@ class Steps:
 
     def _go_to(self, position: Position | None, saved: dict[str, Any] | None) -> None:
         """To the place in the data, and the random state, that were loaded, if any were."""
-        if position is not None:
-            for sentence in position.inexact():
-                messages.warn(f"A resume is not exact here: {sentence}")
-            if saved is not None:
-                position.load(saved)
+        if position is not None and saved is not None:
+            position.load(saved)
         loaded = self._loops.loaded
         if loaded is not None and self._loops.is_resumed:
             # Only now: making an iterator draws. A later loop keeps what the code before it drew.

@@ -27,16 +27,26 @@ def disturbed(make_job, undisturbed, folder, loop, places, **policy):
     return job
 
 
+HITS = [
+    ("before 2", "KILL"),
+    ("ran 14", "USR1"),
+    ("ran 17", "KILL"),
+    ("ran 17", "TERM"),
+    ("after 2", "KILL"),
+    ("after 2", "TERM"),
+]
+
+
 @pytest.mark.parametrize("loop", ["plain", "plateau", "acts_before", "accumulates", "finishes"])
-@pytest.mark.parametrize("name", STOPS)
-@pytest.mark.parametrize("place", ["before 2", "ran 14", "ran 17", "after 2"])
+@pytest.mark.parametrize(("place", "name"), HITS)
 def test_a_stop_and_a_kill_change_no_bit(loop, name, place, tmp_path, make_job, undisturbed):
     """Before a pass, in it, after its last step, and in what follows it."""
     disturbed(make_job, undisturbed, tmp_path / "job", loop, {place: name}, every_steps=5)
 
 
-@pytest.mark.parametrize("name", STOPS)
-@pytest.mark.parametrize("place", ["before 1", "step 12", "after 1"])
+@pytest.mark.parametrize(
+    ("place", "name"), [("before 1", "TERM"), ("step 12", "KILL"), ("after 1", "USR1")]
+)
 def test_a_pass_and_a_training_that_end_by_break(name, place, tmp_path, make_job, undisturbed):
     """A later start does not go on with what was left."""
     disturbed(make_job, undisturbed, tmp_path / "job", "breaks", {place: name}, every_steps=3)
@@ -145,6 +155,14 @@ def test_what_is_logged_before_and_after_a_pass_counts_once(a_run, tmp_path):
         4: ["within"],
         5: ["after", "within"],
     }
+
+
+def test_what_no_resume_repeats_exactly_is_logged_once(a_run, caplog):
+    """However often a new loader is made of the same kind."""
+    with a_run() as run:
+        for _ in run.epochs(3):
+            list(run.batches(iter([torch.ones(2)])))
+    assert caplog.text.count("A resume is not exact here") == 1
 
 
 def nothing_in_an_epoch(run):
