@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import nn
 
 from forge import messages
 from forge.checkpoint import Store
@@ -16,13 +17,8 @@ from forge.state.optimizer_state import Copies
 from forge.state.transient_buffers import TransientBuffers
 
 _DROPOUTS = (
-    torch.nn.Dropout,
-    torch.nn.Dropout1d,
-    torch.nn.Dropout2d,
-    torch.nn.Dropout3d,
-    torch.nn.AlphaDropout,
-    torch.nn.FeatureAlphaDropout,
-)
+    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
+)  # fmt: skip
 
 _SHOWN = 8
 """Differences that one error names."""

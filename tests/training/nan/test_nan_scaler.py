@@ -88,8 +88,9 @@ def test_an_optimizer_that_is_updated_several_times_in_a_step_moves_the_scale_ea
     """A GAN's critic; its generator leaves gradients at it, which hold nothing back."""
     results = []
     for is_ours in (False, True):
-        (model, other), (optimizer, idle), _, scaler = two_models(16.0)
+        (model, other), (optimizer, idle), schedules, scaler = two_models(16.0)
         stateful = {"model": model, "other": other, "optimizer": optimizer, "idle": idle}
+        stateful |= {"sa": schedules[0], "sb": schedules[1]}
         with a_run(tmp_path / str(is_ours), **stateful, scaler=scaler) as run:
             stream = losses(model, 30)
             for _ in run.steps(15) if is_ours else range(15):
@@ -109,7 +110,7 @@ def test_an_optimizer_that_is_updated_several_times_in_a_step_moves_the_scale_ea
 
 def test_three_optimizers_of_one_scaler_move_it_once_as_the_step_ends(tmp_path):
     """Whichever of them is updated last, and whoever computes its gradient after another's step."""
-    pairs = [build(OPTIMIZERS["SGD"]) for _ in range(3)]
+    pairs = [build(OPTIMIZERS["SGD"])[:2] for _ in range(3)]
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=1)
     objects = {f"m{i}": pair[0] for i, pair in enumerate(pairs)}
     objects |= {f"o{i}": pair[1] for i, pair in enumerate(pairs)}
@@ -117,7 +118,7 @@ def test_three_optimizers_of_one_scaler_move_it_once_as_the_step_ends(tmp_path):
     with a_run(tmp_path, **objects, scaler=scaler) as run:
         for step in run.steps(3):
             scales.append(scaler.get_scale())
-            for model, optimizer, _ in pairs[step:] + pairs[:step]:
+            for model, optimizer in pairs[step:] + pairs[:step]:
                 loss = next(losses(model, 1))
                 scaler.scale(loss).backward()
                 run.update(loss, optimizer, scaler=scaler)
@@ -241,8 +242,9 @@ def test_a_scale_that_is_held_from_below_excuses_nothing(tmp_path):
 
 def test_a_good_optimizer_does_not_excuse_a_bad_one_that_shares_its_scaler(tmp_path):
     """A critic that learns nothing beside a generator that does."""
-    models, optimizers, _, scaler = two_models(2.0**16)
+    models, optimizers, schedules, scaler = two_models(2.0**16)
     objects = {"a": models[0], "b": models[1], "oa": optimizers[0], "ob": optimizers[1]}
+    objects |= {"sa": schedules[0], "sb": schedules[1]}
     pairs = zip(*(losses(model, 40) for model in models), strict=True)
 
     def run_all():
