@@ -40,7 +40,8 @@ test: $(VENV)/.dev-installed
 
 # Each of them whatever the others end with; the second line is `make test` with all of torch.
 SUPPORT := $(IN_VENV) tests/support
-proofs: $(VENV)/.dev-installed $(VENV)/.demo-installed $(VENV)/.hydras-installed $(VENV)/.lightning-installed
+proofs: $(VENV)/.dev-installed $(VENV)/.demo-installed $(VENV)/.hydras-installed $(VENV)/.lightning-installed \
+  $(VENV)/.frameworks-installed
 	@failed=; prove() { echo "== $$*"; "$$@" || failed="$$failed\n  $$*"; }; \
 	prove env FORGE_REQUIRE_HYDRAS=1 $(PYTEST) $(IN_PARALLEL) -m proofs; \
 	prove env FORGE_TESTS_QUICK=no $(PYTEST) $(IN_PARALLEL) -m 'not proofs'; \
@@ -48,6 +49,7 @@ proofs: $(VENV)/.dev-installed $(VENV)/.demo-installed $(VENV)/.hydras-installed
 	prove $(SUPPORT)/chaos_sweeps.py 100 --seed 1; \
 	prove $(SUPPORT)/torture/all_points.py; \
 	prove $(SUPPORT)/rehearse_all.py; \
+	prove $(SUPPORT)/frameworks.py --times 20 --seed 1; \
 	prove $(SUPPORT)/all_attacks.py; \
 	prove $(SUPPORT)/early_signals.py 50; \
 	prove $(SUPPORT)/lost_jobs.py; \
@@ -112,6 +114,15 @@ $(VENV)/.hydras-installed: $(VENV)/.dev-installed
 $(VENV)/.lightning-installed: $(VENV)/.dev-installed
 	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/lightning lightning==2.6.6 \
 	  pytorch-lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 tqdm
+	@touch $@
+
+# What many loops are written with, for `frameworks.py`; torch and numpy are those of the environment.
+$(VENV)/.frameworks-installed: $(VENV)/.dev-installed
+	@$(IN_VENV) -m pip install -qq --no-deps --target $(VENV)/frameworks accelerate==1.15.0 \
+	  lightning-fabric==2.6.6 lightning-utilities==0.15.3 peft==0.21.2 transformers==5.23.0 \
+	  huggingface-hub==2.4.0 tokenizers==0.23.3 safetensors==0.8.0 psutil==7.2.2 pyyaml==6.0.3 \
+	  regex==2026.11.15 tqdm==4.70.1 fsspec==2026.9.0 filelock==4.2.11 httpx2==2.16.2 httpcore2==2.16.2 \
+	  truststore==0.10.5 anyio==4.16.0 idna==3.20 h11==0.16.0 certifi==2026.10.18
 	@touch $@
 
 $(VENV)/.created:
