@@ -59,12 +59,16 @@ class Epochs:
 
     def end(self) -> None:
         """After a break, where somebody still holds the iterators."""
-        for one in (self._pass, self._last):
-            loop = one() if one is not None else None
-            if loop is not None:
-                loop.close()
+        self._close(self._pass)
+        self._close(self._last)
         if self._kept is not None:
             raise self._kept
+
+    @staticmethod
+    def _close(held: weakref.ref[Generator[Any, None, None]] | None) -> None:
+        loop = held() if held is not None else None
+        if loop is not None:
+            loop.close()
 
     def _epochs(self, count: int) -> Generator[int, None, None]:
         loops = self._loops
@@ -116,6 +120,8 @@ class Epochs:
 
     def _end_epoch(self) -> None:
         place = self._place
+        if not self._is_pass_due:
+            self._close(self._pass)  # left by a break, and somebody still holds the iterator
         self._boundary.let_go()
         if self._kept is not None:
             raise self._kept

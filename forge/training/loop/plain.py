@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ class PlainLoops:
         self.is_finished = False
         """Whether `run.finish` was called."""
         self._has_begun = False
+        self._pass: weakref.ref[Generator[tuple[int, Any], None, None]] | None = None
         self.is_in_step = False
 
     def steps(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
@@ -50,10 +52,18 @@ class PlainLoops:
                 break
             self.epoch = epoch
             yield epoch
+            one = self._pass() if self._pass is not None else None
+            if one is not None:
+                one.close()  # left by a break, and somebody still holds the iterator
         self._run_due(is_end=True, is_rest=True)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """See `Run.batches`."""
+        one = self._batches(loader)
+        self._pass = weakref.ref(one)
+        return one
+
+    def _batches(self, loader: Iterable[Any]) -> Generator[tuple[int, Any], None, None]:
         position = Position(loader, self.epoch)
         try:
             while not self.is_finished:

@@ -127,6 +127,21 @@ def test_steps_count_over_all_epochs_and_batches_within_one(a_run, enabled):
     assert seen == [*first, ("pass", 3), *second, ("pass", 6), ("end", 6)]
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_pass_whose_iterator_is_held_ends_with_its_epoch(a_run, enabled):
+    """As a progress bar with a name does, after a break."""
+    seen = []
+    with a_run(enabled=enabled) as run:
+        run.every(epochs=1)(lambda step: seen.append(step))
+        for _ in run.epochs(2):
+            held = run.batches(BATCHES)
+            for _ in held:
+                if run.batch == 1:
+                    run.state["steps"] = run.state.get("steps", 0) + 1
+                    break
+    assert (seen, run.step) == ([1, 2], 2)
+
+
 def test_a_finished_training_goes_on_with_more_epochs(a_run):
     """And with no more it trains nothing."""
     seen = []
