@@ -305,10 +305,9 @@ class Boundary:
 
     def _save_now(self) -> None:
         is_between_loops, self._loops.is_between = self._loops.is_between, False
-        state = self._contents.capture_ended if is_between_loops else self._contents.capture
         with preflight.exits():
             self._directory.metrics.flush()
-            self._saver.save(self._loops.step, state, SaveCause.requested)
+            self._saver.save(self._loops.step, self._contents.capture, SaveCause.requested)
         self._loops.is_between = is_between_loops
 
     def checkpoint(self) -> None:

@@ -56,10 +56,6 @@ class Contents:
             **self._own.capture(),
         }
 
-    def capture_ended(self) -> dict[str, Any]:
-        """What follows the loop inside the `with` block runs again at a later start, and draws."""
-        return self.capture() | {"ended_rng": self._loops.ended_rng}
-
     def load(self, found: Checkpoint) -> None:
         """Put it all back, but for the random state: the loop does that as it begins.
 

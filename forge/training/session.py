@@ -245,8 +245,7 @@ class Session:
             self._leaving.halt(self._nan.wants)
         self.metrics.flush()
         with preflight.exits():
-            saver, state = directory.saver, self._contents.capture_ended
-            saver.save_final(loops.step, state, SaveCause.finished)
+            directory.saver.save_final(loops.step, self._contents.capture, SaveCause.finished)
         if loops.is_complete and loops.loaded is not None:
             rng.restore(loops.loaded["rng"])  # what follows is to draw as it did at first
         directory.finish(loops.step, loops.finished_by)

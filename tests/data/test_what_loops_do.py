@@ -43,6 +43,12 @@ def test_a_save_between_two_loops_does_not_move_what_is_drawn_there(tmp_path):
     assert found == train(tmp_path / "undisturbed", is_killed=False)
 
 
+@pytest.mark.parametrize("place", ["step 3", "step 7", "step 12", "step 19"])
+def test_what_stands_between_loops_acts_once(place, stop_and_compare):
+    """Though it runs again at each resume: it draws what it drew, and changes nothing twice."""
+    stop_and_compare(place, loop="stages")
+
+
 @pytest.mark.parametrize("step", [7, 8, 13])
 def test_what_was_unfrozen_is_trained_on_after_a_resume(step, stop_and_compare):
     """The script freezes it at each start, and thaws it in one step that is not repeated."""

@@ -75,7 +75,7 @@ class Epochs:
         place = loops.enter_epochs()
         has_finished = loops.is_complete and count <= place.planned
         if has_finished or (loops.is_over(math.inf) and not loops.due):
-            self._steps.pass_over(None, loops.saved_position)
+            loops.pass_over()
             return
         place.planned, loops.is_complete, loops.is_between = count, False, False
         self._is_resumed = place.phase is not Phase.before

@@ -55,8 +55,8 @@ class Loops:
         self.is_in_step = False
         self.is_between = False
         """Whether the user's code runs outside a loop, after one."""
-        self.ended_rng: dict[str, Any] | None = None
-        """The random state in which the last loop ended."""
+        self._ended: list[dict[str, Any]] = []
+        """The random state in which each loop ended: what follows it runs again, and draws."""
         self.loaded: dict[str, Any] | None = None
         """The places and random states that were loaded, until a loop gets there."""
         self.positions: list[Position | dict[str, Any] | None] = []
@@ -144,8 +144,16 @@ class Loops:
 
     def leave(self) -> None:
         """The loop is left: what follows draws from here on."""
-        self.ended_rng = rng.capture()
+        self._ended.append(rng.capture())
         self.is_between = True
+
+    def pass_over(self) -> None:
+        """The loop had ended when the run was saved: what follows it draws as it did then."""
+        self.positions[-1] = self.saved_position
+        if self.loaded is not None:
+            ended = self.loaded["ended"]
+            rng.restore(ended[self.number] if self.number < len(ended) else self.loaded["rng"])
+        self.leave()
 
     def capture(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -154,6 +162,7 @@ class Loops:
             "planned": self.planned,
             "broken_off": sorted(self._broken_off),
             "positions": [p.state() if isinstance(p, Position) else p for p in self.positions],
+            "ended": self._ended,
             "loaders": self.loaders.capture(),
             "due": self.due,
             "epochs": self.place and vars(self.place) | {"phase": self.place.phase.name},
@@ -168,8 +177,7 @@ class Loops:
         self.loaders.load(state["loaders"])
         place = state["epochs"]
         self.place = place and Place(**{**place, "phase": Phase[place["phase"]]})
-        places = {"positions": state["positions"], "rng": state["rng"]}
-        self.loaded = {**places, "ended_rng": state.get("ended_rng") or state["rng"]}
+        self.loaded = {name: state[name] for name in ("positions", "ended", "rng")}
 
     def close(self) -> None:
         """Give the loaders' iterators up."""

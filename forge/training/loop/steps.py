@@ -77,8 +77,12 @@ class Steps:
         if loops.number and loops.step >= n and not (loops.is_known or loops.is_complete):
             raise ForgeError(again(n, loops.step))
         saved, is_over = loops.saved_position, loops.is_over(n)
+        if loops.number and loops.is_resumed:
+            self._boundary.put_back()  # what stands between two loops has acted already
         if loops.has_finished(n) or (is_over and not (loops.due and loops.is_resumed)):
-            self.pass_over(loader, saved)
+            if loader is not None and saved is not None:
+                Position(loader).load_finished(saved)
+            loops.pass_over()
             return
         position = loops.open(loader) if loader is not None else None
         loops.positions[-1] = position
@@ -99,16 +103,6 @@ class Steps:
         self._metrics.begin(loops.step)
         self._updater.begin(loops.step)
         loops.leave()
-
-    def pass_over(self, loader: Iterable[Any] | None, saved: dict[str, Any] | None) -> None:
-        """Nothing to do, but what follows finds the random state that this left behind."""
-        loops = self._loops
-        loops.positions[-1] = saved
-        if loader is not None and saved is not None:
-            Position(loader).load_finished(saved)
-        if loops.loaded is not None:
-            loops.ended_rng = loops.loaded["ended_rng"]
-            rng.restore(loops.loaded["ended_rng"])
 
     def _go_to(self, position: Position | None, saved: dict[str, Any] | None) -> None:
         """To the place in the data, and the random state, that were loaded, if any were."""

@@ -25,6 +25,21 @@ def between(bench):
             bench.learn(run, x, y)
 
 
+def stages(bench):
+    """What stands between three loops changes the weights and the rate, and draws."""
+    drawn = []
+    with bench.run() as run:
+        for end in (6, 12, 20):
+            for step, (x, y) in run.steps(end, DataLoader(DATA, 5, shuffle=True)):
+                bench.reach(f"step {step}")
+                bench.learn(run, x, y)
+                run.log(drawn=sum(drawn))
+            bench.optimizer.param_groups[0]["lr"] *= 0.5
+            with torch.no_grad():
+                bench.model[0].bias.add_(torch.randn(16))
+            drawn.append(torch.rand(()).item())
+
+
 def stops_early(bench):
     """Six steps of twenty, since the loss is low enough."""
     with bench.run() as run:
@@ -117,7 +132,7 @@ def raises(bench):
             reach(f"end {step}")
 
 
-LOOPS = (between, stops_early, unfreezes, gan, raises)
+LOOPS = (between, stages, stops_early, unfreezes, gan, raises)
 
 
 def main(directory, spec):
