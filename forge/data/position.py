@@ -40,6 +40,10 @@ class Position:
         self._total = 0
         self.is_over = False
         """Whether the pass that `next_of_pass` takes from has ended."""
+        self._is_left = False
+        """Whether the pass before this one ended with batches to come."""
+        self._was_read = False
+        """Whether that was a pass through the same loader, which may go on from where it is."""
         self._is_stateful = loaders.has_state(loader)
         self.is_unasked = self._is_stateful
         """Whether the loader is still to be asked for its state; see `ask`."""
@@ -65,6 +69,13 @@ class Position:
             assert self._iterator is not None
             return self._count(next(self._iterator))
         except StopIteration:
+            if isinstance(self._loader, Iterator) and self._total:
+                raise ValueError(
+                    f"The loader ({type(self._loader).__name__}) ended after {self._total} batches"
+                    " and is an iterator, which cannot begin a second epoch. Pass the iterable"
+                    " itself (a DataLoader, a list), not iter(...) of it; of several loaders all:"
+                    " run.steps(n, loader, other) instead of zip(loader, other)."
+                ) from None
             raise ValueError(
                 f"The loader ({type(self._loader).__name__}) yielded no batch in epoch"
                 f" {self.epoch}. Is its dataset empty, or smaller than a batch with drop_last?"
@@ -83,12 +94,22 @@ class Position:
         try:
             return self._count(next(self._iterator))
         except StopIteration:
-            self.end_pass()
+            self.end_pass(is_left=False)
             return None
 
-    def end_pass(self) -> None:
-        """The epoch is left; the loader stays, for its state."""
-        self._iterator, self.is_over = None, True
+    def end_pass(self, *, is_left: bool) -> None:
+        """The pass has ended; the loader stays, for its state.
+
+        Args:
+            is_left: Whether by a `break`.
+        """
+        self._iterator, self.is_over, self._is_left = None, True, is_left
+
+    def follow(self, before: Position) -> None:
+        """Begin where the pass before this one has left the loader, if it is the same."""
+        if before._loader is self._loader:
+            self._was_read = before._was_read or before.taken > 0
+            self._is_left = before._is_left
 
     def _count(self, batch: Any) -> Any:
         self.taken += 1
@@ -96,12 +117,6 @@ class Position:
         return batch
 
     def _end_epoch(self) -> None:
-        if isinstance(self._loader, Iterator) and not self._is_stateful:
-            raise ValueError(
-                f"The loader ended after {self._total} batches and is an iterator, which cannot"
-                " begin a second epoch. Pass the iterable itself (a DataLoader, a list), not"
-                " iter(...) of it."
-            )
         self._iterator = None
         self.epoch += 1
         self.taken = 0
@@ -122,16 +137,18 @@ class Position:
         """What a resume cannot promise to repeat, one sentence each."""
         return loaders.inexact(self._loader)
 
-    def ask(self) -> None:
+    def ask(self, name: str) -> None:
         """Ask the loader once for its state, which a save will ask it for.
 
         Not before its first batch: to be asked earlier might make an iterator, which draws.
 
+        Args:
+            name: Of the loader, for people.
         Raises:
             ConfigError: Where it raises.
         """
         self.is_unasked = False
-        asked("the loader given to run.steps", self._loader)
+        asked(name, self._loader)
 
     def close(self) -> None:
         """Drop the iterator, and its workers with it."""
@@ -149,15 +166,26 @@ class Position:
             "total": self._total,
             "start": self._start if self._iterator is not None else None,
             "parts": self._parts_state(),
+            "is_left": self._iterator is not None or self._is_left,
         }
-        if self._is_stateful and self._iterator is not None:
+        if self._is_stateful and (self._iterator is not None or self.taken or self._was_read):
             state["loader"] = self._loader.state_dict()
         return state
 
     def load_finished(self, state: dict[str, Any]) -> None:
-        """Leave the loader as a `steps` that has ended left it: another may continue with it."""
-        if state["kind"] == self._kind:
-            self._restore_parts(state["parts"])
+        """Leave the loader as a loop or a pass left it that has ended: another may continue."""
+        if state["kind"] != self._kind:
+            return
+        kept = rng.capture()
+        if "loader" in state:
+            self._loader.load_state_dict(copy.deepcopy(state["loader"]))
+            # A StatefulDataLoader goes there with its next iterator only.
+            is_pending = getattr(self._loader, "next_iter_state", None) is not None
+            if state["is_left"] or is_pending:
+                shielded_iter(self._loader)  # as it was then: the next one begins a new epoch
+            self._was_read, self._is_left = True, state["is_left"]
+        self._restore_parts(state["parts"])
+        rng.restore(kept)
 
     @property
     def _kind(self) -> str:
@@ -181,7 +209,8 @@ class Position:
         self.taken = 0
         self._start = state["start"]
         if self._start is None:
-            self._restore_parts(state["parts"])
+            self.load_finished(state)
+            self.taken = state["taken"]
             return
         self._restore_start()
         self._announce_epoch()

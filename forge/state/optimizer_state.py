@@ -56,6 +56,7 @@ def load(optimizer: torch.optim.Optimizer, saved: dict[str, Any], copies: Copies
     with contextlib.suppress(AttributeError):  # one that never called Optimizer.__init__
         handles.append(optimizer.register_load_state_dict_pre_hook(begin))
         handles.append(optimizer.register_load_state_dict_post_hook(end, prepend=True))
+    was = {key: vars(optimizer).get(key) for key in ("state", "param_groups")}
     try:
         optimizer.load_state_dict(saved)
     finally:
@@ -63,6 +64,26 @@ def load(optimizer: torch.optim.Optimizer, saved: dict[str, Any], copies: Copies
             handle.remove()
     if not given and is_usual(saved):  # its own way, which mostly is torch's in older words
         _restore(optimizer, saved, copies)
+    _keep(optimizer, **was)
+
+
+def _keep(optimizer: torch.optim.Optimizer, state: Any, param_groups: Any) -> None:
+    """Have the same dicts as before, which another optimizer may share, or a name stand for."""
+    found = vars(optimizer)
+    if isinstance(state, dict) and isinstance(found.get("state"), dict):
+        _fill(state, found["state"])
+        found["state"] = state
+    if isinstance(param_groups, list) and isinstance(found.get("param_groups"), list):
+        for group, loaded in zip(param_groups, found["param_groups"], strict=True):
+            _fill(group, loaded)
+        found["param_groups"] = param_groups
+
+
+def _fill(one: dict[Any, Any], content: dict[Any, Any]) -> None:
+    if one is not content:
+        content = dict(content)
+        one.clear()
+        one.update(content)
 
 
 def is_usual(state: Any) -> bool:

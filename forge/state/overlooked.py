@@ -41,9 +41,9 @@ def _sentences(objects: Mapping[str, Any]) -> Iterator[str]:
                 f"{kind.__name__}: its averages are saved only where it is given to forge.Run:"
                 " forge.Run(…, ema=ema)"
             )
-        elif id(one.optimizer) in names:
+        elif name := names.get(id(getattr(one, "optimizer", None))):
             yield (
-                f"{kind.__name__} sets the learning rate of `{names[id(one.optimizer)]}`, and is"
+                f"{kind.__name__} sets the learning rate of `{name}`, and is"
                 " saved only where it is given to forge.Run: forge.Run(…, schedule=schedule)"
             )
     has_accelerator = any(type(one).__name__ == "Accelerator" for one in objects.values())

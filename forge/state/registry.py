@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +12,8 @@ from torch import nn
 from forge import messages
 from forge.checkpoint import Store
 from forge.errors import ConfigError, StateMismatch
-from forge.state import module_state, optimizer_state, stray_parameters
+from forge.state import adapters, module_state, optimizer_state, stray_parameters
+from forge.state.adapters import Stateful
 from forge.state.optimizer_state import Copies
 from forge.state.transient_buffers import TransientBuffers
 
@@ -24,52 +25,6 @@ _SHOWN = 8
 """Differences that one error names."""
 
 
-@runtime_checkable
-class Stateful(Protocol):
-    """What `forge.Run` saves: modules, optimizers, schedules, scalers, and anything like them."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to resume."""
-        ...
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
-        """Resume from there."""
-        ...
-
-
-class _AcceleratorState:
-    """An `accelerate.Accelerator`, which counts the steps of gradient accumulation by itself."""
-
-    def __init__(self, accelerator: Any) -> None:
-        self.accelerator = accelerator
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"step": self.accelerator.step}
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        self.accelerator.step = state_dict["step"]
-
-
-class _GeneratorState:
-    """A `torch.Generator` as an object with a state_dict."""
-
-    def __init__(self, generator: torch.Generator) -> None:
-        self.generator = generator
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"state": self.generator.get_state()}
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        self.generator.set_state(state_dict["state"])
-
-
-def _unwrapped(one: Any) -> Any:
-    """The optimizer inside a wrapper that only forwards to it, as Accelerate's and Fabric's do."""
-    inner = getattr(one, "optimizer", None) if isinstance(one, torch.optim.Optimizer) else None
-    has_own = not isinstance(inner, torch.optim.Optimizer) or "param_groups" in vars(one)
-    return one if has_own else _unwrapped(inner)
-
-
 class StateRegistry:
     """The registered objects by name.
 
@@ -78,21 +33,19 @@ class StateRegistry:
     """
 
     def __init__(self, objects: dict[str, Any]) -> None:
-        self.given = objects
+        self.given = objects = dict(each for one in objects.items() for each in adapters.each(*one))
         """As the user knows them; those of `objects` are what is inside of wrappers."""
         self.objects: dict[str, Stateful] = {}
         for name, one in objects.items():
-            if isinstance(one, torch.Generator):
-                one = _GeneratorState(one)
-            if type(one).__name__ == "Accelerator" and hasattr(one, "gradient_state"):
-                one = _AcceleratorState(one)
+            one = adapters.stateful(one)
             if not isinstance(one, Stateful):
                 raise TypeError(
-                    f"forge.Run({name}=…): a {type(one).__name__} has no state_dict and"
-                    " load_state_dict, so it cannot be saved. Pass the object that has (the module,"
-                    " the optimizer, …), or give it these two methods."
+                    f"forge.Run({name.partition('.')[0]}=…): a {type(one).__name__} has no"
+                    " state_dict and load_state_dict, so it cannot be saved. Pass the object that"
+                    " has (the module, the optimizer, …), or give it these two methods; values"
+                    " belong into run.state."
                 )
-            self.objects[name] = _unwrapped(one)
+            self.objects[name] = adapters.unwrapped(one)
         self._transient_buffers = TransientBuffers(self.objects)
         self._groups: list[int] = []
         self.optimizers = [o for o in self.objects.values() if isinstance(o, torch.optim.Optimizer)]
@@ -100,11 +53,11 @@ class StateRegistry:
 
     def holds(self, one: object) -> bool:
         """Whether this very object is registered."""
-        return any(known is _unwrapped(one) for known in self.objects.values())
+        return any(known is adapters.unwrapped(one) for known in self.objects.values())
 
     def name_of(self, one: object) -> str:
         """The name that a registered object was given."""
-        return next(n for n, known in self.objects.items() if known is _unwrapped(one))
+        return next(n for n, known in self.objects.items() if known is adapters.unwrapped(one))
 
     def _named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Every parameter of modules and optimizers under every name that it has."""

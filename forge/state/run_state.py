@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Iterator, MutableMapping
 from typing import Any
@@ -10,14 +9,15 @@ from typing import Any
 import torch
 
 from forge.checkpoint.format.codec import Encoder
-from forge.errors import StateMismatch
+from forge.state import generators
 
 
 class RunState(MutableMapping[str, Any]):
     """A dict of what a training keeps besides its objects: the best metric, a replay buffer.
 
     Values are numbers, strings, bytes, tensors, arrays of numpy, generators of random numbers
-    (`torch.Generator`, `random.Random`, `numpy.random.Generator`), and dicts and lists of them.
+    (`torch.Generator`, `random.Random`, `Generator` and `RandomState` of numpy), and dicts and
+    lists of them.
 
         best = run.state.setdefault("best", math.inf)
 
@@ -55,9 +55,9 @@ class RunState(MutableMapping[str, Any]):
 
     def capture(self) -> dict[str, Any]:
         """What goes into a checkpoint, by keys that name it in messages."""
-        generators: list[dict[str, Any]] = []
-        values = _without_generators(self._values, [], generators)
-        return {"run.state": values, "run.state generators": generators}
+        found: list[dict[str, Any]] = []
+        values = _without_generators(self._values, [], found)
+        return {"run.state": values, "run.state generators": found}
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Go back to what was captured.
@@ -71,7 +71,7 @@ class RunState(MutableMapping[str, Any]):
             holder = values
             for key in way:
                 holder = holder[key]
-            holder[last] = _generator(one)
+            holder[last] = generators.made(one)
         self._values = _put_back(self._values, values)
 
 
@@ -81,48 +81,11 @@ def _without_generators(value: Any, path: list[Any], found: list[dict[str, Any]]
         return {key: _without_generators(v, [*path, key], found) for key, v in value.items()}
     if type(value) is list:
         return [_without_generators(v, [*path, i], found) for i, v in enumerate(value)]
-    described = _described(value)
+    described = generators.described(value)
     if described is None:
         return value
     found.append({"path": path, **described})
     return None
-
-
-def _described(value: Any) -> dict[str, Any] | None:
-    """What a generator is made of again; None where it is none."""
-    if isinstance(value, torch.Generator):
-        return {"kind": "torch", "device": str(value.device), "state": value.get_state()}
-    if type(value) is random.Random:
-        return {"kind": "random", "state": value.getstate()}
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.random.Generator):
-        state, seeds = value.bit_generator.state, _seeds(value)
-        return {"kind": "numpy", "bits": state["bit_generator"], "state": state, "seeds": seeds}
-    return None
-
-
-def _seeds(generator: Any) -> dict[str, Any] | None:
-    """Where its `spawn` takes children from; None where numpy does not say."""
-    sequence: Any = getattr(generator.bit_generator, "seed_seq", None)
-    return sequence.state if hasattr(sequence, "n_children_spawned") else None
-
-
-def _generator(saved: dict[str, Any]) -> Any:
-    if saved["kind"] == "torch":
-        return torch.Generator(device=saved["device"]).set_state(saved["state"])
-    if saved["kind"] == "random":
-        generator = random.Random()
-        generator.setstate(saved["state"])
-        return generator
-    import numpy
-
-    kind = getattr(numpy.random, saved["bits"], None)
-    if not (isinstance(kind, type) and issubclass(kind, numpy.random.BitGenerator)):
-        raise StateMismatch(f"run.state: numpy has no generator of the kind {saved['bits']!r}")
-    seeds = saved.get("seeds")
-    bits = kind(numpy.random.SeedSequence(**seeds)) if seeds else kind()
-    bits.state = saved["state"]
-    return numpy.random.Generator(bits)
 
 
 def _put_back(live: Any, saved: Any) -> Any:
@@ -143,38 +106,10 @@ def _put_back(live: Any, saved: Any) -> Any:
             return saved
         with torch.no_grad():
             return live.copy_(saved)
-    if isinstance(saved, torch.Generator):
-        return live.set_state(saved.get_state()) if live.device == saved.device else saved
-    if type(saved) is random.Random:
-        live.setstate(saved.getstate())
-        return live
-    return _put_back_numpy(live, saved)
-
-
-def _put_back_numpy(live: Any, saved: Any) -> Any:
     numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return saved
-    if type(saved) is numpy.ndarray:
+    if numpy is not None and type(saved) is numpy.ndarray:
         if live.flags.writeable and (live.shape, live.dtype) == (saved.shape, saved.dtype):
             live[...] = saved
             return live
-    elif isinstance(saved, numpy.random.Generator):
-        is_same_kind = type(live.bit_generator) is type(saved.bit_generator)
-        if is_same_kind and _follow_spawns(live, saved):
-            live.bit_generator.state = saved.bit_generator.state
-            return live
-    return saved
-
-
-def _follow_spawns(live: Any, saved: Any) -> bool:
-    """Let `live` have spawned as many as `saved`; False where it has spawned more, or others."""
-    before, after = _seeds(live), _seeds(saved)
-    if not (before and after) or before["n_children_spawned"] == after["n_children_spawned"]:
-        return True
-    missing = after["n_children_spawned"] - before["n_children_spawned"]
-    source = before | {"n_children_spawned": after["n_children_spawned"]}
-    if missing < 0 or repr(source) != repr(after):  # there may be arrays in them
-        return False
-    live.bit_generator.seed_seq.spawn(missing)
-    return True
+        return saved
+    return saved if generators.described(saved) is None else generators.put_back(live, saved)

@@ -245,17 +245,24 @@ class Boundary:
         with preflight.exits():
             self._contents.load(self._directory.begun_with(self._contents.live))
 
-    def end_pass(self, epoch: int, *, is_first: bool) -> None:
+    def end_pass(self, epoch: int, *, is_first: bool, may_stop: bool) -> None:
         """Run what is due after so many passes, and hold what is there until `let_go`.
 
         Args:
             epoch: Passes done.
             is_first: Whether the pass has ended just now; else its end was loaded.
+            may_stop: Whether the end of the pass may be saved; else a stop waits.
         """
         loops = self._loops
         if is_first:
             assert loops.place is not None
-            loops.due, loops.place.phase = self._evaluations.due_after_pass(epoch), Phase.after
+            is_new = loops.due is None  # after a break: those of this step have not run
+            loops.due = self._evaluations.due_after_pass(epoch, loops.step, is_new=is_new)
+            loops.place.phase = Phase.after
+        if loops.due and not may_stop:
+            self._metrics_of_last_step()
+            self._evaluations.run(loops.due, loops.step)
+            loops.due = []
         while loops.due:
             match self._decide(math.inf):
                 case Halt() as halt:
@@ -264,7 +271,7 @@ class Boundary:
                     self._stop(asked)
             self._evaluate(loops.due)
         self._metrics_of_last_step()
-        if self._after_s >= _COPIES * self._hold_s:
+        if may_stop and self._after_s >= _COPIES * self._hold_s:
             self._hold()
         if self._held is not None:
             self._watching.enter_context(self._watched())
@@ -275,12 +282,16 @@ class Boundary:
         if self._after_began is None:
             return
         self._after_s, self._after_began = time.monotonic() - self._after_began, None
+        if self._held is not None:
+            self._limit.leave()
+        self.forget_held()
+        self._leaving.raise_again()
+
+    def forget_held(self) -> None:
+        """Nothing of it may be saved any more."""
         self._evaluations.is_after_pass = False
         self._watching.close()
-        if self._held is not None:
-            self._held = None
-            self._limit.leave()
-        self._leaving.raise_again()
+        self._held = None
 
     def _watched(self) -> contextlib.AbstractContextManager[None]:
         held = self._held
@@ -297,8 +308,8 @@ class Boundary:
         step = self._loops.next_boundary
         if pin:
             self._directory.pin(step)
-        is_in_epoch = self._loops.place is not None and not self._loops.is_between
-        if self._loops.is_in_step or self._evaluations.is_running or is_in_epoch:
+        loops = self._loops
+        if loops.is_in_step or self._evaluations.is_running or loops.is_in_epochs:
             self._group.propose(SaveAsked(step, rollbacks=self._nan.rollbacks))
         else:
             self._save_now()

@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 import torch
 
 from forge.config.schema import Policy
-from forge.data.position import Position
 from forge.errors import Exit, ForgeError
 from forge.shutdown import stopping
 from forge.state.registry import StateRegistry
@@ -29,6 +28,7 @@ from forge.state.run_state import RunState
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.plain import PlainLoops
 from forge.training.loop.resumable_loader import ResumableLoader
+from forge.training.loop.steps import NESTED
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.nan.update import Updater
 from forge.training.session import Session
@@ -66,6 +66,10 @@ class Run:
         self._session: Session | None = None
         self._is_inside = False
         self._plain = PlainLoops(self._updater, self._evaluations)
+
+    @property
+    def _inner(self) -> Session | PlainLoops:
+        return self._session if self._session is not None else self._plain
 
     @property
     def step(self) -> int:
@@ -139,7 +143,9 @@ class Run:
             raise ForgeError("Run.steps() needs `with forge.Run(...) as run:` around the loop")
         number = math.inf if n is None else n
         first = loaders[0] if loaders else None
-        inner = self._session if self._session is not None else self._plain
+        inner = self._inner
+        if inner.is_in_step:
+            raise ForgeError(NESTED)
         others = [self.loader(one) for one in loaders[1:]]
         steps = inner.steps(number, first)
         return _joined(steps, others) if others else steps
@@ -160,11 +166,14 @@ class Run:
         Returns:
             An iterator without end.
         Raises:
-            ForgeError: Inside a step.
+            ForgeError: Inside a loop.
         """
-        if self._session is not None:
-            return self._session.loader(loader)
-        return ResumableLoader(Position(loader))
+        if self._inner.is_in_step or self._inner.is_in_epochs:
+            raise ForgeError(
+                "run.loader() was called inside the loop, which would make one more each time: move"
+                " it above the loop."
+            )
+        return self._inner.loader(loader)
 
     def epochs(self, n: int) -> Iterator[int]:
         """Yield the epochs from the saved one up to `n`, each for one pass of `batches`.
@@ -188,9 +197,7 @@ class Run:
         """
         if not self._is_inside:
             raise ForgeError("Run.epochs() needs `with forge.Run(...) as run:` around the loop")
-        if self._session is not None:
-            return self._session.epochs(n)
-        return self._plain.epochs(n)
+        return self._inner.epochs(n)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """Yield `(step, batch)` for one pass through a loader, from the saved place.
@@ -205,9 +212,7 @@ class Run:
         Raises:
             ForgeError: Outside `for epoch in run.epochs(n):`, and a second time in one epoch.
         """
-        if self._session is not None:
-            return self._session.batches(loader)
-        return self._plain.batches(loader)
+        return self._inner.batches(loader)
 
     def update(
         self,
@@ -236,7 +241,7 @@ class Run:
         Raises:
             ForgeError: Where one of the objects was not given to `forge.Run`, and outside a step.
         """
-        if not (self._session or self._plain).is_in_step:
+        if not self._inner.is_in_step:
             raise ForgeError(
                 "run.update() was called outside a step, where nothing is counted or saved: call it"
                 " inside `for step, batch in run.steps(n, loader):`, or inside run.batches."

@@ -10,7 +10,7 @@ from typing import Any
 
 from forge import messages
 from forge.config.schema import NanAction, Policy, Resume
-from forge.errors import ConfigError, Exit, ForgeError
+from forge.errors import ConfigError, Exit
 from forge.jobdir import job_dir, spawned
 from forge.jobdir.job_files import SAVE_WITHIN, forge_dir
 from forge.process.time_limit import TimeLimit
@@ -186,6 +186,11 @@ class Session:
         """Whether the user's code runs in a step of a loop."""
         return self.loops.is_in_step
 
+    @property
+    def is_in_epochs(self) -> bool:
+        """Whether it runs inside the loop over `run.epochs`."""
+        return self.loops.is_in_epochs
+
     # -- the loop, and what follows ------------------------------------------------------------
 
     def _begin_loop(self) -> None:
@@ -208,11 +213,6 @@ class Session:
 
     def loader(self, loader: Iterable[Any]) -> ResumableLoader:
         """See `Run.loader`."""
-        if self.loops.is_in_step:
-            raise ForgeError(
-                "run.loader() was called inside a step, so each step would make one more: move it"
-                " above the loop."
-            )
         return self.loops.loaders.add(self.loops.open(loader))
 
     def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
@@ -224,6 +224,8 @@ class Session:
         if os.getpid() != self._pid:
             return  # a child that was forked inside the block
         self.loops.is_between = False
+        if error is not None:
+            self.boundary.forget_held()  # the error may have come in the pass
         try:
             if error is not self._leaving.exit:
                 self._leaving.raise_again()

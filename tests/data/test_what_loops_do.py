@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from harness import assert_same_run
 
 import forge
 
@@ -19,6 +20,16 @@ def test_an_evaluation_between_two_loops(place, stop_and_compare):
     """It runs again at a resume; the second loop starts from the random state that it leaves."""
     job = stop_and_compare(place, loop="between")
     assert job.steps_repeated == [0]
+
+
+@pytest.mark.parametrize("name", ["TERM", "KILL"])
+@pytest.mark.parametrize("loop", ["sharpness", "lists", "combined", "zipped"])
+def test_what_people_give_to_a_run(loop, name, tmp_path, make_job, undisturbed):
+    """SAM, optimizers in a list that share their groups, generators of numpy; loaders joined."""
+    spec = {"script": "loops.py", "loop": loop, "policy": {"checkpoint": {"every_steps": 4}}}
+    job = make_job(tmp_path / "job", kill_at={"step 10": name}, **spec)
+    job.run_to_end({"TERM": 143, "KILL": -9}[name])
+    assert_same_run(job, undisturbed(**spec))
 
 
 def test_a_save_between_two_loops_does_not_move_what_is_drawn_there(tmp_path):

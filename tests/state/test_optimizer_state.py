@@ -242,3 +242,22 @@ def test_another_number_of_parameters_is_named(num_live, num_saved):
     assert list(optimizer_state.differences("o", live, saved.state_dict())) == [
         f"o.param_groups[0]: expected {num_live} parameters, found {num_saved}"
     ]
+
+
+def test_groups_and_states_stay_the_very_dicts_that_they_were():
+    """Another optimizer may share them, as in SAM, and the script may have a name for one."""
+    layer = nn.Linear(2, 2)
+    outer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    inner = torch.optim.SGD(outer.param_groups, lr=0.1, momentum=0.9)
+    groups, group, state = outer.param_groups, outer.param_groups[0], outer.state
+    registry = StateRegistry({"layer": layer, "outer": outer, "inner": inner})
+    layer(torch.ones(1, 2)).sum().backward()
+    outer.step()
+    saved = copy.deepcopy(registry.capture())
+    group["lr"] = 0.7
+    registry.load(saved)
+    assert outer.param_groups is groups
+    assert outer.state is state
+    assert inner.param_groups[0] is outer.param_groups[0] is group
+    assert group["lr"] == 0.1
+    assert state[layer.weight]["momentum_buffer"] is not None

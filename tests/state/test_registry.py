@@ -2,7 +2,9 @@
 
 import copy
 import itertools
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -296,3 +298,47 @@ def test_an_objects_own_refusal_is_named():
     live = StateRegistry({"mine": Fails()})
     with pytest.raises(StateMismatch, match=r"mine: .*Fails\.load_state_dict failed: 'b'"):
         live.load(live.capture())
+
+
+def test_lists_and_dicts_of_objects_are_saved_one_by_one():
+    """As a script with two optimizers has them; a message names the one that it is about."""
+    nets = {"actor": model(2, 1), "critic": model(2, 1)}
+    optimizers = [trained(torch.optim.Adam, net) for net in nets.values()]
+    registry = StateRegistry({"nets": nets, "optimizers": tuple(optimizers)})
+    assert list(registry.objects) == ["nets.actor", "nets.critic", "optimizers.0", "optimizers.1"]
+    assert registry.holds(optimizers[1])
+    with pytest.raises(StateMismatch, match=r"nets\.critic\.0\.weight: expected float32\[1, 3\]"):
+        StateRegistry({"nets": {**nets, "critic": model(3, 1)}, "optimizers": optimizers}).load(
+            registry.capture()
+        )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.random.default_rng(3),
+        lambda: np.random.RandomState(3),
+        lambda: random.Random(3),
+        lambda: torch.Generator().manual_seed(3),
+    ],
+)
+def test_generators_of_every_kind_come_back_in_place(make):
+    def drawn(one):
+        if isinstance(one, torch.Generator):
+            return torch.rand(3, generator=one).tolist()
+        return [(one.gauss if isinstance(one, random.Random) else one.normal)(0, 1) for _ in "abc"]
+
+    one, other = make(), make()
+    drawn(one)
+    saved = StateRegistry({"rng": one}).capture()
+    expected = drawn(one)
+    StateRegistry({"rng": other}).load(saved)
+    assert drawn(other) == expected
+
+
+def test_the_state_of_another_kind_of_generator_is_refused():
+    """Its sequence would be another one."""
+    saved = StateRegistry({"rng": np.random.Generator(np.random.PCG64(3))}).capture()
+    other = np.random.Generator(np.random.MT19937(3))
+    with pytest.raises(StateMismatch, match=r"rng: .*expected the state of .*MT19937.*PCG64"):
+        StateRegistry({"rng": other}).load(saved)

@@ -31,6 +31,7 @@ def filled():
     state["name"] = "première"
     state["buffer"] = [(0.5, 1, True), {"x": torch.arange(3.0), 7: numpy.arange(4)}]
     state["noise"] = {"torch": torch.Generator().manual_seed(3), "python": random.Random(4)}
+    state["old"] = numpy.random.RandomState(7)
     state["numpy"] = [numpy.random.default_rng(5), numpy.random.Generator(numpy.random.MT19937(6))]
     return state
 
@@ -39,7 +40,7 @@ def draws(state):
     return [
         torch.rand(3, generator=state["noise"]["torch"]).tolist(),
         [state["noise"]["python"].gauss(0, 1) for _ in range(3)],
-        [one.normal(size=3).tolist() for one in state["numpy"]],
+        [one.normal(size=3).tolist() for one in [*state["numpy"], state["old"]]],
     ]
 
 

@@ -10,6 +10,8 @@ entered everything is put back from the checkpoint once more, so that what stood
 
 from __future__ import annotations
 
+import copy
+import gc
 import math
 import weakref
 from collections.abc import Generator, Iterable, Iterator
@@ -39,6 +41,10 @@ class Epochs:
         self._last: weakref.ref[Generator[int, None, None]] | None = None
         self._pass: weakref.ref[Generator[tuple[int, Any], None, None]] | None = None
         self._is_pass_due = False
+        self._may_stop = True
+        """Whether the end of the pass can be saved: what follows it has not begun."""
+        self._older: list[Any] = []
+        """What there was as the first epoch of a resumed job began."""
         self._kept: BaseException | None = None
         """What went wrong as a pass was left by `break`: the end of the epoch raises it."""
         self._is_resumed = False
@@ -59,16 +65,16 @@ class Epochs:
 
     def end(self) -> None:
         """After a break, where somebody still holds the iterators."""
-        self._close(self._pass)
-        self._close(self._last)
+        self._close_pass()
+        _close(self._last)
         if self._kept is not None:
             raise self._kept
 
-    @staticmethod
-    def _close(held: weakref.ref[Generator[Any, None, None]] | None) -> None:
-        loop = held() if held is not None else None
-        if loop is not None:
-            loop.close()
+    def _close_pass(self) -> None:
+        """After a break, where a progress bar perhaps still holds the iterator."""
+        self._may_stop = False  # or what has followed the pass already would follow it again
+        _close(self._pass)
+        self._may_stop = True
 
     def _epochs(self, count: int) -> Generator[int, None, None]:
         loops = self._loops
@@ -83,6 +89,7 @@ class Epochs:
             try:
                 yield self._place.epoch
             except GeneratorExit:
+                self._close_pass()
                 loops.break_off()
                 self._leave()
                 raise
@@ -109,19 +116,19 @@ class Epochs:
             rng.restore(self._place.rng)
         else:
             if loaded is not None:
+                self._older = gc.get_objects()
                 rng.restore(loaded["rng"])
             if self._boundary.pass_through(None, math.inf):
                 return False
             self._place.rng, self._place.step = rng.capture(), self._loops.step
-            self._place.loaders = self._loops.loaders.capture()
+            self._place.loaders = copy.deepcopy(self._loops.loaders.capture())
         self._metrics.begin(self._loops.step)
         self._is_pass_due = True
         return True
 
     def _end_epoch(self) -> None:
         place = self._place
-        if not self._is_pass_due:
-            self._close(self._pass)  # left by a break, and somebody still holds the iterator
+        self._close_pass()
         self._boundary.let_go()
         if self._kept is not None:
             raise self._kept
@@ -143,20 +150,21 @@ class Epochs:
 
     def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """See `Run.batches`."""
-        if not self._is_pass_due:
-            raise ForgeError(
-                "run.batches() was called outside `for epoch in run.epochs(n):`, or twice in one"
-                " epoch. Each epoch has one pass: for batches of two loaders give both to"
-                " run.batches; an evaluation iterates over its loader itself."
-            )
-        self._is_pass_due = False
         one = self._batches(loader)
         self._pass = weakref.ref(one)
         return one
 
     def _batches(self, loader: Iterable[Any]) -> Generator[tuple[int, Any], None, None]:
+        if not self._is_pass_due:
+            raise ForgeError(
+                "run.batches() was called outside `for epoch in run.epochs(n):`, or twice in one"
+                " epoch. Each epoch has one pass: for batches of a second loader use"
+                " `second = run.loader(loader)` above the loop and `next(second)`; an evaluation"
+                " iterates over its loader itself."
+            )
+        self._is_pass_due = False
         position = self._loops.open(loader, self._place.epoch)
-        self._enter(position)
+        self._enter(position, loader)
         while self._place.phase is Phase.within:
             if self._boundary.pass_through(position, math.inf):
                 break
@@ -166,15 +174,15 @@ class Epochs:
             try:
                 yield from self._steps.step(position, batch)
             except GeneratorExit:
-                position.end_pass()
+                position.end_pass(is_left=True)
                 try:
-                    self._end_pass()
+                    self._end_pass(is_left=True)
                 except BaseException as error:  # noqa: BLE001 - nobody hears what is raised here
                     self._kept = error
                 raise
         self._end_pass()
 
-    def _enter(self, position: Position) -> None:
+    def _enter(self, position: Position, loader: Iterable[Any]) -> None:
         """To where the checkpoint was saved, if it was saved in this pass."""
         loops = self._loops
         if self._is_resumed:
@@ -185,13 +193,25 @@ class Epochs:
             rng.restore(loops.loaded["rng"])
             loops.positions[-1], loops.loaded = position, None
             return
-        before = loops.positions[-1]
-        if isinstance(before, dict):
-            position.load_finished(before)
+        before, older = loops.positions[-1], self._older
+        if isinstance(before, Position):
+            position.follow(before)
+        elif before is not None and any(one is loader for one in older):
+            position.load_finished(before)  # but not where each epoch makes a loader of its own
+        self._older = []
         loops.positions[-1] = position
         self._place.phase = Phase.within
         self._boundary.begin_pass()
 
-    def _end_pass(self) -> None:
+    def _end_pass(self, *, is_left: bool = False) -> None:
         place = self._place
-        self._boundary.end_pass(place.epoch + 1, is_first=place.phase is Phase.within)
+        # By a break or by an error, which look the same: once a stop is due it may have caused it.
+        may_stop = self._may_stop and not (is_left and self._boundary.is_stopping)
+        is_first = place.phase is Phase.within
+        self._boundary.end_pass(place.epoch + 1, is_first=is_first, may_stop=may_stop)
+
+
+def _close(one: weakref.ref[Generator[Any, None, None]] | None) -> None:
+    loop = one() if one is not None else None
+    if loop is not None:
+        loop.close()

@@ -65,9 +65,16 @@ class Evaluations:
         name = f"{name} {len(same) + 1}" if same else name
         self._all.append(_Evaluation(name, function, steps, at_end, epochs))
 
-    def due_after_pass(self, epoch: int) -> list[str]:
-        """The names of those that are due once so many passes are done."""
-        return [one.name for one in self._all if one.epochs and epoch % one.epochs == 0]
+    def due_after_pass(self, epoch: int, step: int, *, is_new: bool) -> list[str]:
+        """The names of those that are due once so many passes are done.
+
+        Args:
+            is_new: Whether those that are due after so many steps are still to run.
+        """
+        by_steps = self.due(step, is_end=False)
+        by_epochs = [one.name for one in self._all if one.epochs and epoch % one.epochs == 0]
+        found = {*by_steps, *by_epochs} if is_new else {*by_epochs} - {*by_steps}
+        return [one.name for one in self._all if one.name in found]
 
     def due(self, step: int, *, is_end: bool, is_rest: bool = False) -> list[str]:
         """The names of those that are due once so many steps are done; none before the first.

@@ -9,6 +9,7 @@ from typing import Any
 
 from forge import messages
 from forge.data.position import Position
+from forge.errors import StateMismatch
 from forge.state import rng
 from forge.training.loop.resumable_loader import ResumableLoaders
 
@@ -89,7 +90,15 @@ class Loops:
     def batch(self) -> int:
         """Batches done of the pass through the loader that is being read."""
         position = self.positions[-1] if self.positions else None
+        if self.place is not None and self.place.phase is Phase.before:
+            return 0
         return position.taken - self.is_in_step if isinstance(position, Position) else 0
+
+    @property
+    def is_in_epochs(self) -> bool:
+        """Whether the user's code runs inside the loop over `run.epochs`."""
+        has_begun = self.place is not None and bool(self.positions)
+        return has_begun and not self.is_between
 
     @property
     def next_boundary(self) -> int:
@@ -125,6 +134,12 @@ class Loops:
 
     def enter_epochs(self) -> Place:
         """The loop over `run.epochs` begins, where it was saved if it was."""
+        if self.place is None and self.loaded is not None and self.loaded["positions"]:
+            raise StateMismatch(
+                "data: expected the place in a loop over run.epochs, found that in one over"
+                " run.steps: a training cannot change from one to the other. Keep run.steps, or"
+                " start in a new directory"
+            )
         self.positions.append(None)
         self.positions[-1] = self.saved_position
         self.place = self.place or Place()
@@ -174,9 +189,10 @@ class Loops:
         self.step, self.planned, self.due = state["step"], state["planned"], state["due"]
         self._broken_off = set(state["broken_off"])
         self.finished_by = state["finished_by"]
-        self.loaders.load(state["loaders"])
         place = state["epochs"]
         self.place = place and Place(**{**place, "phase": Phase[place["phase"]]})
+        is_begun = bool(self.positions) or not self.place or self.place.phase is Phase.before
+        self.loaders.load(state["loaders"] if is_begun else self.place.loaders)
         self.loaded = {name: state[name] for name in ("positions", "ended", "rng")}
 
     def close(self) -> None:

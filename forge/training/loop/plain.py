@@ -9,6 +9,7 @@ from typing import Any
 from forge.data.position import Position
 from forge.errors import ForgeError
 from forge.training.loop.evaluations import Evaluations
+from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import again
 from forge.training.nan.update import Updater
 
@@ -21,23 +22,32 @@ class PlainLoops:
         self._evaluations = evaluations
         self.step = 0
         self.epoch = 0
-        self.batch = 0
         self.is_finished = False
         """Whether `run.finish` was called."""
         self._has_begun = False
         self._pass: weakref.ref[Generator[tuple[int, Any], None, None]] | None = None
-        self.is_in_step = False
+        self.is_in_step = self.is_in_epochs = False
+        self._position: Position | None = None
+
+    @property
+    def batch(self) -> int:
+        """Batches done of this pass."""
+        return self._position.taken - self.is_in_step if self._position is not None else 0
+
+    def loader(self, loader: Iterable[Any]) -> ResumableLoader:
+        """See `Run.loader`."""
+        return ResumableLoader(Position(loader))
 
     def steps(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
         if self._has_begun and self.step >= n:
             raise ForgeError(again(n, self.step))
         self._has_begun = True
-        position = Position(loader) if loader is not None else None
+        self._position = position = Position(loader) if loader is not None else None
         self.is_finished = False
         while self.step < n and not self.is_finished:
             batch = position.next() if position is not None else None
-            self._follow(position)
+            self.epoch = position.epoch if position is not None else 0
             yield from self._one((self.step, batch) if position is not None else self.step)
             is_end = self.step >= n or self.is_finished
             self._run_due(is_end=is_end)
@@ -46,15 +56,18 @@ class PlainLoops:
 
     def epochs(self, n: int) -> Iterator[int]:
         """See `Run.epochs`."""
-        self.is_finished = False
-        for epoch in range(n):
-            if self.is_finished:
-                break
-            self.epoch = epoch
-            yield epoch
-            one = self._pass() if self._pass is not None else None
-            if one is not None:
-                one.close()  # left by a break, and somebody still holds the iterator
+        self.is_finished, self.is_in_epochs = False, True
+        try:
+            while self.epoch < n and not self.is_finished:
+                self._position = None
+                yield self.epoch
+                one = self._pass() if self._pass is not None else None
+                if one is not None:
+                    one.close()  # left by a break, and somebody still holds the iterator
+                self._evaluations.is_after_pass = False
+                self.epoch += 1
+        finally:
+            self.is_in_epochs = self._evaluations.is_after_pass = False
         self._run_due(is_end=True, is_rest=True)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
@@ -64,22 +77,21 @@ class PlainLoops:
         return one
 
     def _batches(self, loader: Iterable[Any]) -> Generator[tuple[int, Any], None, None]:
-        position = Position(loader, self.epoch)
+        self._position = position = Position(loader, self.epoch)
+        asked = self.step
         try:
             while not self.is_finished:
                 batch = position.next_of_pass()
                 if position.is_over:
                     break
-                self._follow(position)
                 yield from self._one((self.step, batch))
                 self._run_due(is_end=False)
+                asked = self.step
         finally:
-            due = self._evaluations.due_after_pass(self.epoch + 1)
+            is_new = self.step > asked  # after a break
+            due = self._evaluations.due_after_pass(self.epoch + 1, self.step, is_new=is_new)
             self._evaluations.run(due, self.step)
-
-    def _follow(self, position: Position | None) -> None:
-        if position is not None:
-            self.epoch, self.batch = position.epoch, position.taken - 1
+            self._evaluations.is_after_pass = True
 
     def _one(self, value: Any) -> Generator[Any, None, None]:
         """One step."""

@@ -8,6 +8,7 @@ from typing import Any
 from forge.data.position import Position
 from forge.errors import StateMismatch
 from forge.state import rng
+from forge.training.start import preflight
 
 
 class ResumableLoader(Iterator[Any]):
@@ -19,7 +20,8 @@ class ResumableLoader(Iterator[Any]):
     def __next__(self) -> Any:
         batch = self._position.next()
         if self._position.is_unasked:
-            self._position.ask()
+            with preflight.exits():
+                self._position.ask("the loader given to run.loader")
         return batch
 
     @property

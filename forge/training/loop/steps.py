@@ -71,8 +71,6 @@ class Steps:
 
     def _loop(self, n: float, loader: Iterable[Any] | None) -> Generator[Any, None, None]:
         loops = self._loops
-        if loops.is_in_step:
-            raise ForgeError(NESTED)
         loops.positions.append(None)
         if loops.number and loops.step >= n and not (loops.is_known or loops.is_complete):
             raise ForgeError(again(n, loops.step))
@@ -118,7 +116,9 @@ class Steps:
         loops = self._loops
         if position is not None and position.is_unasked:
             try:
-                position.ask()
+                position.ask(
+                    f"the loader given to run.{'steps' if loops.place is None else 'batches'}"
+                )
             except ConfigError as error:
                 # Before the first step, not at the stop, which would cost all there is.
                 self._leaving.give_up(error)

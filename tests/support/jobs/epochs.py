@@ -168,6 +168,87 @@ def second(bench):
             bench.reach(f"after {epoch}")
 
 
+class Bar:
+    """A progress bar, which holds what it shows."""
+
+    def __init__(self, shown):
+        self.shown = shown
+
+    def __iter__(self):
+        yield from self.shown
+
+
+def bar(bench):
+    """Leaves a pass by a break, and a name still stands for the iterator."""
+    batches = loader()
+    with bench.run() as run:
+        run.every(4, epochs=1)(lambda step: run.log(held_out=bench.evaluate()))
+        for epoch in run.epochs(EPOCHS):
+            bench.reach(f"before {epoch}")
+            shown = Bar(run.batches(batches))
+            for step, (x, y) in shown:
+                bench.reach(f"step {step}")
+                bench.learn(run, x, y)
+                if run.batch == 3:
+                    break
+            bench.reach(f"after {epoch}")
+            run.log(value=bench.evaluate())
+            bench.reach(f"late {epoch}")
+
+
+class Stream:
+    """Six batches a pass, and no pass has those of another."""
+
+    def __init__(self):
+        self.given = 0
+
+    def __iter__(self):
+        while True:
+            self.given += 1
+            chosen = torch.Generator().manual_seed(self.given)
+            yield DATA[torch.randint(48, (8,), generator=chosen)]
+            if self.given % 6 == 0:
+                return
+
+    def state_dict(self):
+        return vars(self)  # the very one that goes on changing
+
+    def load_state_dict(self, state):
+        self.given = state["given"]
+
+
+def streams(bench):
+    """Loaders with a state that goes on from pass to pass."""
+    batches = Stream()
+    with bench.run() as run:
+        other = run.loader(Stream())
+        for epoch in run.epochs(EPOCHS):
+            bench.reach(f"before {epoch}")
+            u, v = next(other)
+            for step, (x, y) in run.batches(batches):
+                bench.reach(f"step {step}")
+                a, b = next(other)
+                bench.learn(run, torch.cat([x, u, a]), torch.cat([y, v, b]))
+                bench.reach(f"ran {step}")
+                run.log(batch=run.batch)
+            bench.reach(f"after {epoch}")
+            run.log(batches=run.batch)
+            bench.reach(f"late {epoch}")
+
+
+def loaders_of_epochs(bench):
+    """A new loader for each pass, with a generator of its own."""
+    with bench.run() as run:
+        for epoch in run.epochs(EPOCHS):
+            bench.reach(f"before {epoch}")
+            run.log(before=run.batch)
+            trained(bench, run, loader(generator=torch.Generator().manual_seed(3)))
+            bench.reach(f"after {epoch}")
+            if epoch == 1:
+                run.save()  # between two epochs
+            bench.reach(f"late {epoch}")
+
+
 def several(bench):
     """Two loaders in one flat loop."""
     other = DataLoader(DATA, batch_size=5, shuffle=True)
@@ -179,8 +260,11 @@ def several(bench):
 
 
 LOOPS = [
+    bar,
+    loaders_of_epochs,
     rolls_back,
     second,
+    streams,
     several,
     plain,
     plateau,

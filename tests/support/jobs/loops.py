@@ -4,6 +4,9 @@ Writes the final weights to <dir>/weights.pt. `kill_at` maps places to signals, 
 {"step 13": "TERM"} is the start of a step.
 """
 
+import itertools
+
+import numpy as np
 import torch
 from bench import DATA, play, play_arguments
 from torch.utils.data import DataLoader, Dataset
@@ -132,7 +135,107 @@ def raises(bench):
             reach(f"end {step}")
 
 
-LOOPS = (between, stages, stops_early, unfreezes, gan, raises)
+class Sharpness(torch.optim.Optimizer):
+    """SAM: climbs first, and steps another optimizer that has the same groups."""
+
+    def __init__(self, parameters, lr, radius):
+        super().__init__(parameters, {"lr": lr, "radius": radius})
+        self.base_optimizer = torch.optim.SGD(self.param_groups, lr=lr, momentum=0.9)
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def climb(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["way"] = p.grad * group["radius"]
+                p.add_(self.state[p]["way"])
+        self.zero_grad()
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(self.state[p]["way"])
+        self.base_optimizer.step()
+
+
+def sharpness(bench):
+    """A schedule sets the rate of the outer optimizer, which is the inner one's, too."""
+    outer = Sharpness(bench.model.parameters(), 0.05, 0.05)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(outer, 0.9)
+    with bench.run(outer=outer, inner=outer.base_optimizer, schedule=schedule) as run:
+        for step, (x, y) in run.steps(20, DataLoader(DATA, 5, shuffle=True)):
+            bench.reach(f"step {step}")
+            (bench.model(x) - y).square().mean().backward()
+            outer.climb()
+            loss = (bench.model(x) - y).square().mean()
+            loss.backward()
+            run.update(loss, outer, schedule=schedule)
+            run.log(loss=loss, rate=outer.base_optimizer.param_groups[0]["lr"])
+
+
+def lists(bench):
+    """Optimizers in a list, which share their groups, and generators of numpy."""
+    layers = [{"params": bench.model[0].parameters()}, {"params": bench.model[3].parameters()}]
+    one = torch.optim.SGD(layers, lr=0.05, momentum=0.9)
+    both = [one, torch.optim.Adam(one.param_groups, lr=0.05)]
+    noise = {"new": np.random.default_rng(3), "old": np.random.RandomState(4)}
+    schedule = torch.optim.lr_scheduler.ExponentialLR(one, 0.9)
+    first = one.param_groups[0]
+    with bench.run(optimizers=both, noise=noise, schedule=schedule) as run:
+        for step, (x, y) in run.steps(20, DataLoader(DATA, 5, shuffle=True)):
+            bench.reach(f"step {step}")
+            x = x + noise["new"].standard_normal() * 0.1 + noise["old"].randn() * 0.1
+            loss = (bench.model(x) - y).square().mean()
+            loss.backward()
+            run.update(loss, both, schedule=schedule)
+            run.log(loss=loss, rate=both[1].param_groups[0]["lr"], named=first["lr"])
+
+
+class Combined:
+    """As Lightning's: `iter` begins again and returns the object itself."""
+
+    def __init__(self, *loaders):
+        self.loaders = loaders
+
+    def __iter__(self):
+        self.iterator = zip(*self.loaders, strict=False)
+        return self
+
+    def __next__(self):
+        return next(self.iterator)
+
+
+def combines(bench, batches, steps):
+    with bench.run() as run:
+        for step, ((x, y), (u, v)) in run.steps(steps, batches):
+            bench.reach(f"step {step}")
+            bench.learn(run, torch.cat([x, u]), torch.cat([y, v]))
+
+
+def combined(bench):
+    """An object that is its own iterator, and can begin again."""
+    combines(bench, Combined(*(DataLoader(DATA, n, shuffle=True) for n in (5, 8))), 20)
+
+
+def zipped(bench):
+    """Of two loaders, the smaller of which is read from memory again and again."""
+    again = itertools.cycle(DataLoader(DATA, 20, shuffle=True))
+    combines(bench, zip(DataLoader(DATA, 4, shuffle=True), again, strict=False), 12)
+
+
+LOOPS = (
+    between,
+    combined,
+    gan,
+    lists,
+    raises,
+    sharpness,
+    stages,
+    stops_early,
+    unfreezes,
+    zipped,
+)
 
 
 def main(directory, spec):

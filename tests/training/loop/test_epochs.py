@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import signal
 
 import pytest
 import torch
@@ -55,6 +56,30 @@ def test_a_pass_and_a_training_that_end_by_break(name, place, tmp_path, make_job
 @pytest.mark.parametrize("place", ["before 2", "step 13", "after 2"])
 def test_a_second_loader_is_read_on_from_where_it_was(place, tmp_path, make_job, undisturbed):
     disturbed(make_job, undisturbed, tmp_path / "job", "second", {place: "KILL"}, every_steps=5)
+
+
+@pytest.mark.parametrize("name", ["TERM", "KILL"])
+@pytest.mark.parametrize("place", ["step 6", "after 1", "late 1", "step 9"])
+def test_a_break_while_a_name_still_holds_the_pass(name, place, tmp_path, make_job, undisturbed):
+    """A progress bar does. What follows the pass acts once, and what is due is not left out."""
+    job = disturbed(make_job, undisturbed, tmp_path / "job", "bar", {place: name}, every_steps=3)
+    evaluated = {step for step, values in job.history.metrics.items() if "held_out" in values}
+    assert evaluated == {3, 7, 11, 15}
+
+
+@pytest.mark.parametrize("place", ["before 0", "before 2", "ran 13", "late 1"])
+@pytest.mark.parametrize("name", ["TERM", "KILL"])
+def test_a_loader_whose_state_goes_on_from_pass_to_pass(
+    name, place, tmp_path, make_job, undisturbed
+):
+    disturbed(make_job, undisturbed, tmp_path / "job", "streams", {place: name}, every_steps=5)
+
+
+@pytest.mark.parametrize("place", ["late 1", "before 2", "step 13"])
+def test_each_epoch_may_make_a_loader_with_a_generator(place, tmp_path, make_job, undisturbed):
+    """That of the pass before it says nothing of it."""
+    folder, places = tmp_path / "job", {place: "KILL"}
+    disturbed(make_job, undisturbed, folder, "loaders_of_epochs", places, every_steps=9)
 
 
 def test_several_loaders_in_one_loop(tmp_path, make_job, undisturbed):
@@ -119,12 +144,16 @@ def test_steps_count_over_all_epochs_and_batches_within_one(a_run, enabled):
         run.every(epochs=1)(lambda step: seen.append(("pass", step)))
         run.every(at_end=True)(lambda step: seen.append(("end", step)))
         for epoch in run.epochs(2):
+            assert run.batch == 0
             for step, _ in run.batches(BATCHES):
                 assert run.step == step
                 seen.append((epoch, run.epoch, step, run.batch))
+            seen.append(("after", run.batch))
     first = [(0, 0, step, step) for step in range(3)]
     second = [(1, 1, step, step - 3) for step in range(3, 6)]
-    assert seen == [*first, ("pass", 3), *second, ("pass", 6), ("end", 6)]
+    after = ("after", 3)
+    assert seen == [*first, ("pass", 3), after, *second, ("pass", 6), after, ("end", 6)]
+    assert run.epoch == 2
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -140,6 +169,27 @@ def test_a_pass_whose_iterator_is_held_ends_with_its_epoch(a_run, enabled):
                     run.state["steps"] = run.state.get("steps", 0) + 1
                     break
     assert (seen, run.step) == ([1, 2], 2)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("has_updated", [True, False])
+def test_what_is_due_where_a_pass_ends_by_a_break_runs_once(enabled, has_updated, a_run):
+    """In a plain loop, too; one that polls after the pass is no error in either."""
+    seen = []
+    with a_run(enabled=enabled) as run:
+        run.every(2)(lambda step: seen.append(("two", step)))
+        run.every(1, epochs=1)(lambda step: seen.append(("one", step)))
+        for _ in run.epochs(1):
+            held = run.batches(BATCHES)
+            for step, _ in held:
+                if step == 1 and has_updated:
+                    run.guard(0.0)
+                if step == 1:
+                    break
+            del held
+            run.poll()
+    expected = [("one", 1), *([("two", 2), ("one", 2)] if has_updated else [])]
+    assert seen == expected
 
 
 def test_a_finished_training_goes_on_with_more_epochs(a_run):
@@ -216,6 +266,11 @@ def nested_steps(run):
         list(run.steps(9, BATCHES))
 
 
+def loader_in_an_epoch(run):
+    for _ in run.epochs(2):
+        run.loader(BATCHES)
+
+
 def loader_in_a_step(run):
     for _ in run.steps(3):
         run.loader(BATCHES)
@@ -231,13 +286,44 @@ def loader_in_a_step(run):
         (steps_in_an_epoch, r"has a loop over run\.epochs: its batches come from"),
         (steps_by_epoch, r"run\.steps\(3\) was called again, and 3 steps.*run\.epochs\(epochs\)"),
         (nested_steps, r"inside a step of another run\.steps"),
-        (loader_in_a_step, r"run\.loader\(\) was called inside a step"),
+        (loader_in_a_step, r"run\.loader\(\) was called inside the loop"),
+        (loader_in_an_epoch, r"run\.loader\(\) was called inside the loop"),
     ],
 )
 def test_a_loop_that_would_train_something_else_is_an_error(loop, complaint, a_run):
     """Exit 0 with a model that was trained for one epoch is the worst that could happen."""
     with pytest.raises(forge.ForgeError, match=complaint), a_run() as run:
         loop(run)
+
+
+@pytest.mark.parametrize("loop", [steps_by_epoch, nested_steps, loader_in_an_epoch])
+def test_a_plain_loop_says_so_as_well(loop, a_run):
+    with pytest.raises(forge.ForgeError), a_run(enabled=False) as run:
+        loop(run)
+
+
+def test_a_training_cannot_change_from_steps_to_epochs(a_run):
+    """Its first epoch would come on top of the steps that are done."""
+    with a_run() as run:
+        list(run.steps(3, BATCHES))
+    complaint = r"found that in one over run\.steps"
+    with pytest.raises(forge.StateMismatch, match=complaint), a_run() as run:
+        list(run.epochs(3))
+
+
+def fails_while_it_is_stopped(run):
+    run.every(epochs=1)(lambda step: None)
+    for _ in run.epochs(2):
+        for _ in run.batches(BATCHES):
+            signal.raise_signal(signal.SIGTERM)
+            raise RuntimeError("in a step")
+
+
+def test_an_error_in_a_pass_saves_nothing_of_it(a_run, tmp_path):
+    """It leaves the pass as a break does; the end of the pass must not be what is resumed."""
+    with pytest.raises(RuntimeError, match="in a step"), a_run() as run:
+        fails_while_it_is_stopped(run)
+    assert list((tmp_path / "job").glob("step_*")) == []
 
 
 @pytest.mark.parametrize("enabled", [True, False])

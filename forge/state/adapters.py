@@ -1,0 +1,78 @@
+"""What people give to `forge.Run`, as objects that have a state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from forge.state import generators
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What `forge.Run` saves: modules, optimizers, schedules, scalers, and anything like them."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to resume."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
+        """Resume from there."""
+        ...
+
+
+class _AcceleratorState:
+    """An `accelerate.Accelerator`, which counts the steps of gradient accumulation by itself."""
+
+    def __init__(self, accelerator: Any) -> None:
+        self.accelerator = accelerator
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.accelerator.step}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self.accelerator.step = state_dict["step"]
+
+
+class _GeneratorState:
+    """A generator of random numbers as an object with a state_dict."""
+
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+
+    def state_dict(self) -> dict[str, Any]:
+        described = generators.described(self.generator)
+        assert described is not None
+        return described
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        saved = generators.made(state_dict)
+        if generators.put_back(self.generator, saved) is not self.generator:
+            raise ValueError(f"expected the state of {self.generator!r}, found that of {saved!r}")
+
+
+def each(name: str, one: Any) -> Iterator[tuple[str, Any]]:
+    """The objects in lists, tuples and dicts, each by its way: `optimizers.0`, `nets.actor`."""
+    if isinstance(one, dict | list | tuple) and not isinstance(one, Stateful):
+        for key, inner in one.items() if isinstance(one, dict) else enumerate(one):
+            yield from each(f"{name}.{key}", inner)
+    else:
+        yield name, one
+
+
+def unwrapped(one: Any) -> Any:
+    """The optimizer inside a wrapper that only forwards to it, as Accelerate's and Fabric's do."""
+    inner = getattr(one, "optimizer", None) if isinstance(one, torch.optim.Optimizer) else None
+    has_own = not isinstance(inner, torch.optim.Optimizer) or "param_groups" in vars(one)
+    return one if has_own else unwrapped(inner)
+
+
+def stateful(one: Any) -> Any:
+    """A generator, or an Accelerator, as an object with a state_dict; any other as it is."""
+    if generators.described(one) is not None:
+        return _GeneratorState(one)
+    if type(one).__name__ == "Accelerator" and hasattr(one, "gradient_state"):
+        return _AcceleratorState(one)
+    return one
