@@ -49,9 +49,9 @@ def main() -> int:
     name, *arguments = sys.argv[1:] or [""]
     # What follows these two is another program's to understand.
     if name == "rehearse":
-        from forge.rehearse import verdicts
+        from forge.rehearse.command import main as rehearse
 
-        return verdicts.main(arguments)
+        return rehearse(arguments)
     if name == "plan" and arguments not in ([], ["-m"], ["-h"], ["--help"]):
         command = plan_command(arguments)
         os.execv(command[0], command)

@@ -214,6 +214,15 @@ def is_resource_tracker(pid: int) -> bool:
         return False
 
 
+def command(pid: int) -> str:
+    """What the process was started with; empty where it is gone."""
+    try:
+        parts = Path("/proc", str(pid), "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return " ".join(part.decode(errors="replace") for part in parts if part)
+
+
 def wait_gone(pids: list[int], timeout_s: float) -> list[int]:
     """Wait until the processes ended; return those that did not within `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s

@@ -20,9 +20,12 @@ from forge.errors import CheckpointError, ExitCode, RehearsalFailed
 from forge.jobdir import ledger
 from forge.jobdir.job_files import REHEARSAL
 from forge.process import processes
-from forge.training.loop import strikes
+from forge.training.loop import strikes, traces
 
-STOPS = ("SIGTERM", "SIGUSR1")
+_GRACE_S = 5.0
+"""In which what a script has started is to end, once that has ended."""
+_OFFLINE = {"WANDB_MODE": "offline"}
+"""So that loggers take nothing to their servers."""
 _SHOWN_LINES = 20
 """Of a script's output, where it fails."""
 
@@ -43,7 +46,7 @@ class Strike:
     def ends_with(self, code: int | None) -> bool:
         """Whether that is how a process ends that was hit, in its `forge.Run` or outside it."""
         died = -int(signal.Signals[self.name])
-        return code == died or (self.name in STOPS and code in (ExitCode.REQUEUE, 128 - died))
+        return code == died or (self.name != "SIGKILL" and code in (ExitCode.REQUEUE, 128 - died))
 
 
 @dataclass
@@ -54,6 +57,8 @@ class Run:
     directory: Path
     hits: list[tuple[str, ledger.Progress]] = field(default_factory=list)
     """Signal, and the step begun last, of each that came."""
+    left: list[str] = field(default_factory=list)
+    """Commands of processes that were there after the script had ended or was stopped."""
     took_s: float = 0.0
     states: dict[str, Any] = field(default_factory=dict)
     """What the newest checkpoint holds, by its directory in ours."""
@@ -63,6 +68,16 @@ class Run:
     def num_steps(self) -> int:
         """Steps of every `forge.Run`; repeated ones count once."""
         return sum(end["step"] for end in _ends(self.history).values() if end)
+
+    def resumed_at(self) -> list[tuple[str, int, int | None]]:
+        """Signal, the step begun last, and where the next attempt began, of each hit."""
+        attempts = [(one.number, _place(one), one.start_step) for one in self.history.attempts]
+        found = []
+        for name, at in self.hits:
+            place = next((place for number, place, _ in attempts if number == at.attempt), "")
+            later = [start for n, other, start in attempts if n > at.attempt and other == place]
+            found.append((name, at.step, later[0] if later else None))
+        return found
 
     @property
     def logged(self) -> dict[Logged, float]:
@@ -76,13 +91,11 @@ class Run:
 
     def trace(self) -> str:
         """Where it was hit, and where it resumed."""
-        attempts = [(one.number, _place(one), one.start_step) for one in self.history.attempts]
+        places = {one.number: _place(one) for one in self.history.attempts}
         found = []
-        for name, at in self.hits:
-            place = next((place for number, place, _ in attempts if number == at.attempt), "")
-            later = [start for n, other, start in attempts if n > at.attempt and other == place]
-            of_run = f" of {place}" if len(_ends(self.history)) > 1 else ""
-            found.append(f"{name} {at.step}{of_run}" + "".join(f" → {one}" for one in later[:1]))
+        for (name, at), (_, step, start) in zip(self.hits, self.resumed_at(), strict=True):
+            of_run = f" of {places.get(at.attempt, '')}" if len(_ends(self.history)) > 1 else ""
+            found.append(f"{name} {step}{of_run}" + (f" → {start}" if start is not None else ""))
         return ", ".join(found)
 
 
@@ -93,6 +106,21 @@ class Rehearsal:
         self.command = command
         self.root = root
         self._timeout_s = timeout_s
+        self._traced: dict[str, str] = {}
+
+    def trace(self, name: str, planned: list[Strike], steps: list[int]) -> Path:
+        """Run it as `run` does, noting what it holds at the boundaries of these steps.
+
+        Returns:
+            The file that has the notes.
+        """
+        file = self.root / f"{name.replace(' ', '_')}.jsonl"
+        self._traced = {traces.VARIABLE: " ".join([str(file), *map(str, steps)])}
+        try:
+            self.run(name, planned)
+        finally:
+            self._traced = {}
+        return file
 
     def run(self, name: str, planned: list[Strike]) -> Run:
         """Run the script, started again after each strike, until it finishes.
@@ -115,7 +143,7 @@ class Rehearsal:
     def _attempt(self, run: Run, strike: Strike | None) -> bool:
         """Start the script once; returns whether it ended by itself."""
         output = run.directory / "output.log"
-        env = os.environ | {REHEARSAL: str(run.directory)}
+        env = os.environ | _OFFLINE | self._traced | {REHEARSAL: str(run.directory)}
         if strike is not None:
             env[strikes.VARIABLE] = f"{strike.name} {strike.count} {strike.fraction}"
         with output.open("ab") as file:
@@ -136,6 +164,8 @@ class Rehearsal:
         with process:
             try:
                 code = process.wait(self._timeout_s)
+                if code >= 0:
+                    run.left += _left()
             except subprocess.TimeoutExpired:
                 pass
             finally:
@@ -151,6 +181,12 @@ class Rehearsal:
         hits = f", hit by {run.trace()}" if run.hits else ""
         said = output.read_bytes()[offset:].decode(errors="replace").splitlines()[-_SHOWN_LINES:]
         raise RehearsalFailed("\n  | ".join([f"{ended}{hits}. The end of {output}:", *said]))
+
+
+def _left() -> list[str]:
+    """Commands of what a script has started and left behind."""
+    left = processes.wait_gone(processes.descendants(), _GRACE_S)
+    return [name for pid in left if (name := processes.command(pid))]
 
 
 def _place(attempt: ledger.Attempt) -> str:

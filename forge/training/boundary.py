@@ -16,13 +16,14 @@ from forge.data.position import Position
 from forge.errors import ForgeError
 from forge.group.facts import Failed, FinishAsked, SaveAsked, StopAsked
 from forge.group.group import Group, Solo
+from forge.jobdir.job_files import REHEARSAL
 from forge.process.time_limit import TimeLimit
 from forge.resilience.signal_handler import ShutdownHandler
 from forge.state import rng
 from forge.training.contents import Contents
 from forge.training.decide import Decision, Finish, Go, Halt, Known, RollBack, Save, Stop, decide
 from forge.training.leaving import ENDS, Leaving
-from forge.training.loop import strikes
+from forge.training.loop import strikes, traces
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.held import Held
 from forge.training.loop.loops import Loops, Phase
@@ -75,7 +76,7 @@ class Boundary:
         self._limit = limit
         self._leaving = leaving
         self._group: Group = Solo()
-        self._is_rehearsed = strikes.VARIABLE in os.environ
+        self._is_rehearsed = REHEARSAL in os.environ
         self._held: Held | None = None
         self._hold_s = 0.0
         """Seconds that the last hold took."""
@@ -106,6 +107,10 @@ class Boundary:
         self._limit.arrive()
         self._arrive()
         if self._is_rehearsed:
+            phase = self._loops.place and self._loops.place.phase.name
+            place = [str(self._directory.checkpoint_dir.name), self._loops.number, phase]
+            given = self._contents.live.given.values()
+            traces.arrive(place, self._loops.step, self._contents.capture, given)
             strikes.arrive()
         if has_ended is None:
             has_ended = self._loops.step >= n
@@ -211,9 +216,14 @@ class Boundary:
             self._held = self._saver.hold(self._loops.step, self._contents.capture)
         self._hold_s = time.monotonic() - began
 
+    def _note_evaluation(self) -> None:
+        if self._is_rehearsed:
+            self._directory.ledger.write("evaluated", step=self._loops.step)
+
     def _evaluate(self, due: list[str]) -> None:
         """Run functions of `run.every`; what they log belongs to the last step done."""
         self._metrics_of_last_step()
+        self._note_evaluation()
         if self._evaluations.last_s(due) >= _COPIES * self._hold_s:
             self._hold()
             if self._held is None:
@@ -271,6 +281,7 @@ class Boundary:
                     self._stop(asked)
             self._evaluate(loops.due)
         self._metrics_of_last_step()
+        self._note_evaluation()
         if may_stop and self._after_s >= _COPIES * self._hold_s:
             self._hold()
         if self._held is not None:

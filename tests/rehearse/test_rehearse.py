@@ -15,9 +15,12 @@ from forge.errors import RehearsalFailed
 from forge.jobdir import job_dir, ledger
 from forge.jobdir.job_files import REHEARSAL
 from forge.process import processes
-from forge.rehearse import verdicts
+from forge.rehearse import command, verdicts
+from forge.rehearse.command import main
+from forge.rehearse.comparing import differing_leaves, differing_values
+from forge.rehearse.plan import plan, seconds_of, signals_of
 from forge.rehearse.rehearsal import Rehearsal, Run, Strike
-from forge.rehearse.verdicts import differing_leaves, differing_values, main, plan
+from forge.rehearse.verdicts import Wanted
 from forge.training.loop import strikes
 
 HEADER = "import random, sys, torch, forge\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(2, 1)\n"
@@ -170,9 +173,9 @@ def test_runs_in_a_temporary_directory_are_kept_only_where_they_differ(
 ):
     """Whoever is shown a difference wants to look at it; the rest would fill the disk."""
     monkeypatch.setattr(verdicts, "rehearse", lambda *arguments: code)
-    monkeypatch.setattr(verdicts.processes, "adopt_orphans", lambda: None)
-    monkeypatch.setattr(verdicts.signal, "signal", lambda *arguments: None)
-    monkeypatch.setattr(verdicts.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(command.processes, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(command.signal, "signal", lambda *arguments: None)
+    monkeypatch.setattr(command.tempfile, "tempdir", str(tmp_path))
     assert main(["--", "true"]) == code
     kept = list(tmp_path.iterdir())
     assert len(kept) == code
@@ -199,6 +202,37 @@ def test_a_plan_is_a_stop_and_a_kill_and_the_same_for_the_same_seed():
         assert all(0 <= one.fraction < 1 for one in planned)
     assert {one.name for planned in plans for one in planned} == {"SIGKILL", "SIGTERM", "SIGUSR1"}
     assert [len(plan(steps, 0)) for steps in (0, 1, 2)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("wanted", ["TERM,KILL", "KILL", "term,SIGHUP", "INT"])
+def test_a_plan_draws_from_the_signals_that_are_wanted(wanted):
+    """A script that is only ever killed needs no stop, and the other way round."""
+    signals = signals_of(wanted)
+    found = {one.name for seed in range(50) for one in plan(40, seed, signals)}
+    assert found == set(signals)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("20m", 1200), ("1.5h", 5400), ("7", 7)]
+)
+def test_a_time_is_read_with_its_unit(text, seconds):
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "expected"),
+    [
+        ("--signals", "STOP", "expected some of TERM, USR1, INT, HUP, KILL, with commas"),
+        ("--within", "soon", "expected a time like 90s, 20m or 1h"),
+        ("--within", "0m", "expected a time like 90s, 20m or 1h"),
+        ("--tolerance", "1", "expected at least 0, and less than 1"),
+    ],
+)
+def test_an_option_that_cannot_be_understood_is_refused(option, text, expected, capsys):
+    """By its name, with what was expected."""
+    with pytest.raises(SystemExit):
+        main([option, text, "--", "true"])
+    assert expected in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
@@ -337,6 +371,7 @@ class Ended:
     """A rehearsal whose runs have all ended alike, but for the seconds that they log."""
 
     command = ("python", "train.py")
+    root = Path("nowhere")
 
     def __init__(self, *hits):
         self.hits, self.num_runs = hits, 0
@@ -353,7 +388,7 @@ class Ended:
 def test_what_is_measured_of_the_machine_is_left_out_by_name(capsys):
     """Times differ in every run; a loss that does not is compared."""
     hit = ("SIGKILL", ledger.Progress(1, 2, 0.0, None))
-    assert verdicts.rehearse(Ended(hit), 2, 0) == 0
+    assert verdicts.rehearse(Ended(hit), Wanted(times=2)) == 0
     said = capsys.readouterr().out
     assert "not compared, since undisturbed runs differ in them alone: seconds\n" in said
     assert said.endswith("identical, hit 2 times\n")
@@ -361,7 +396,7 @@ def test_what_is_measured_of_the_machine_is_left_out_by_name(capsys):
 
 def test_runs_that_nothing_hit_are_not_called_identical(capsys):
     """A policy may ignore the signals: then nothing was rehearsed."""
-    assert verdicts.rehearse(Ended(), 2, 0) == 2
+    assert verdicts.rehearse(Ended(), Wanted(times=2)) == 2
     assert "No run was hit" in capsys.readouterr().out
 
 

@@ -12,6 +12,7 @@ from forge.errors import ConfigError, ForgeError
 from forge.state import rng
 from forge.training.boundary import Boundary
 from forge.training.leaving import Leaving
+from forge.training.loop import traces
 from forge.training.loop.loops import Loops
 from forge.training.metrics import Metrics
 from forge.training.nan.update import Updater
@@ -124,6 +125,7 @@ class Steps:
                 self._leaving.give_up(error)
         self._updater.begin(loops.step)
         self._metrics.begin(loops.step)
+        traces.took(batch)
         loops.is_in_step, has_counted = True, True
         try:
             yield (loops.step, batch) if position is not None else loops.step

@@ -47,6 +47,7 @@ class RunDirectory:
         self._name = name
         self._training = f"Training of {name}" if name else "Training"
         self._config = policy.checkpoint
+        self._stop_s = policy.stop_s or policy.signal.lead_s
         self.checkpoint_dir = checkpoint_dir
         problem = directory_problem(checkpoint_dir)
         if problem:
@@ -107,6 +108,7 @@ class RunDirectory:
             pid=os.getpid(),
             host=socket.gethostname(),
             torch=torch.__version__,
+            stop_s=self._stop_s,
         )
         self.ledger.progress(step)
         self.saver.begin(step if resumed_from else None)

@@ -1,0 +1,56 @@
+"""In what two runs of a script differ: leaves of their checkpoints, and values that were logged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from forge.checkpoint.format.leaves import differences, leaves
+from forge.rehearse.rehearsal import Logged, Run
+
+
+def differing_leaves(one: Run, other: Run, tolerance: float = 0.0) -> Iterator[tuple[str, str]]:
+    """(path, how) of each leaf of their checkpoints that is not the same."""
+    for place in dict.fromkeys([*one.states, *other.states]):
+        if place not in one.states or place not in other.states:
+            yield place, f"only in {(one if place in one.states else other).name}"
+            continue
+        # What was logged last is compared with all that was, by step.
+        a, b = ({**run.states[place], "metrics": None} for run in (one, other))
+        near = _near_leaves(a, b, tolerance) if tolerance else set()
+        of_run = f" of {place}" if len(one.states) > 1 else ""
+        found = ((path, what) for path, what in differences(a, b) if path not in near)
+        yield from ((f"{path}{of_run}", what) for path, what in found)
+
+
+def differing_values(one: Run, other: Run, tolerance: float = 0.0) -> Iterator[tuple[Logged, str]]:
+    """Each logged value that is not the same, by step, and how."""
+    a, b = one.logged, other.logged
+    for key in sorted(a.keys() | b.keys()):
+        x, y = a.get(key), b.get(key)
+        if not are_near(x, y, tolerance):
+            yield from ((key, what) for _, what in differences(x, y))
+
+
+def _near_leaves(a: Any, b: Any, tolerance: float) -> set[str]:
+    others = {leaf.path: leaf.value for leaf in leaves(b)}
+    return {
+        leaf.path
+        for leaf in leaves(a)
+        if leaf.path in others and are_near(leaf.value, others[leaf.path], tolerance)
+    }
+
+
+def are_near(a: Any, b: Any, tolerance: float) -> bool:
+    """Whether two numbers, or tensors of them, differ by at most so much of the largest."""
+    if isinstance(a, float) and isinstance(b, float):
+        return abs(a - b) <= tolerance * max(abs(a), abs(b)) and bool(tolerance)
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and tolerance):
+        return False
+    is_alike = a.shape == b.shape and a.dtype == b.dtype and a.layout is b.layout is torch.strided
+    if not is_alike or not a.is_floating_point() or not a.numel():
+        return False
+    x, y = a.double(), b.double()
+    return bool((x - y).abs().max() <= tolerance * torch.maximum(x.abs().max(), y.abs().max()))

@@ -1,0 +1,180 @@
+"""Why a disturbed run differs: what its process had otherwise, right after it resumed.
+
+The script runs once more undisturbed and once more disturbed, this time tracing what it holds at
+step boundaries (`forge.training.loop.traces`). At the boundary at which a process resumed, whatever
+is not the same in both was not saved. What differs before anything was hit is a clock, or the
+like.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forge.rehearse import source
+from forge.rehearse.rehearsal import Rehearsal, Strike
+
+_MOST = 6
+"""Variables that are named."""
+_ADVICE = {
+    "generator": "give it to forge.Run if it is torch's, else keep its state in run.state",
+    "iterator": "use run.loader(…) for a second loader",
+    "stateful": "give it to forge.Run",
+    "value": "keep it in run.state",
+}
+
+Key = tuple[Any, ...]
+
+
+@dataclass
+class Boundary:
+    """What a process held at a boundary."""
+
+    pid: int
+    key: Key
+    """Which boundary of the run it is."""
+    leaves: dict[str, str]
+    batch: str | None
+    variables: dict[tuple[str, str, str], tuple[str, str, str]]
+    """(file, function, path) → (fingerprint, in words, kind)."""
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return int(self.key[-1])
+
+
+def read(file: Path) -> list[Boundary]:
+    """The boundaries of a trace, in order."""
+    found = []
+    for text in file.read_text().splitlines() if file.exists() else []:
+        try:
+            line = json.loads(text)
+        except ValueError:  # the process was killed as it wrote
+            continue
+        variables = {tuple(one[:3]): tuple(one[3:]) for one in line["variables"]}
+        key = tuple(line["place"])
+        found.append(Boundary(line["pid"], key, line["leaves"], line["batch"], variables))
+    return found
+
+
+def examine(
+    rehearsal: Rehearsal, planned: list[Strike], resumed_at: list[int], free: set[str]
+) -> list[str]:
+    """Sentences on what was not saved, by tracing a run that differs and one that is undisturbed.
+
+    Args:
+        rehearsal: Of the script.
+        planned: What hit the run that differs.
+        resumed_at: The steps at which it resumed.
+        free: Leaves that differ between undisturbed runs.
+    """
+    steps = sorted({step + n for step in resumed_at for n in range(3)})
+    undisturbed = read(rehearsal.trace("examined undisturbed", [], steps))
+    disturbed = read(rehearsal.trace("examined disturbed", planned, steps))
+    return explained(undisturbed, disturbed, free, rehearsal.root)
+
+
+def explained(
+    undisturbed: list[Boundary], disturbed: list[Boundary], free: set[str], root: Path
+) -> list[str]:
+    """The first resume after which something differs, and what that is."""
+    usual = {one.key: one for one in undisturbed}
+    processes = list(dict.fromkeys(one.pid for one in disturbed))
+    measured: set[Any] = set()
+    for one in disturbed:
+        if one.pid == processes[0] and one.key in usual:
+            measured |= set(_other(usual[one.key].variables, one.variables))
+    for pid in processes[1:]:
+        pairs = [(usual[one.key], one) for one in disturbed if one.pid == pid and one.key in usual]
+        if pairs:
+            found = _at_resume(pairs, usual, free, measured, root)
+            if found:
+                return found
+    return []
+
+
+def _at_resume(
+    pairs: list[tuple[Boundary, Boundary]],
+    usual: dict[Key, Boundary],
+    free: set[str],
+    measured: set[Any],
+    root: Path,
+) -> list[str]:
+    (before, after), step = pairs[0], pairs[0][0].step
+    names = [one for one in _other(before.variables, after.variables) if one not in measured]
+    names = [one for one in names if not source.is_renewed(one[0], one[2].partition(".")[0])]
+    names = [one for one in names if not _is_inside(one, names)]
+    found = list(_variables(names, before, after))
+    if found:
+        found.insert(0, f"not saved, so that it was another after the resume at step {step}:")
+    put_back = [one for one in _other(before.leaves, after.leaves) if one not in free]
+    if put_back:
+        found.append(f"already as step {step} begins, other than saved: {_few(put_back)}")
+    for a, b in pairs[1:]:
+        is_batch_other = a.batch != b.batch
+        leaves = [one for one in _other(a.leaves, b.leaves) if one not in free]
+        if is_batch_other:
+            found.append(_of_batch(a.step - 1, b.batch, usual))
+        drawn = [one for one in leaves if one.startswith("rng.")]
+        if drawn and not is_batch_other:
+            kinds = ", ".join(sorted({one.split(".")[1].partition("[")[0] for one in drawn}))
+            found.append(
+                f"step {a.step - 1} draws other numbers from the random state of {kinds}: perhaps"
+                " an iterator that is made anew, or a module in another mode"
+            )
+        if leaves or is_batch_other:
+            if not drawn and not is_batch_other and not names:
+                found.append(f"its batch and random states are the same: {_few(leaves)} is not")
+            break
+    return found
+
+
+def _variables(names: list[Any], before: Boundary, after: Boundary) -> Iterator[str]:
+    kinds: dict[str, None] = {}
+    for file, function, path in names[:_MOST]:
+        (_, was, kind), (_, now, _) = (
+            one.variables[file, function, path] for one in (before, after)
+        )
+        line = source.line_of(file, function, path.partition(".")[0])
+        place = f"{os.path.relpath(file)}:{line}" if line else os.path.relpath(file)
+        values = f" = {now}, without the stop {was}" if was != now else f" ({was})"
+        kinds[kind] = None
+        yield f"  {place}: `{path}`{values}"
+    if len(names) > _MOST:
+        yield f"  and {len(names) - _MOST} more"
+    if kinds:
+        yield f"  {'; '.join(_ADVICE[kind] for kind in kinds)}"
+
+
+def _of_batch(step: int, batch: str | None, usual: dict[Key, Boundary]) -> str:
+    earlier = [one.step - 1 for one in usual.values() if one.batch == batch and one.step <= step]
+    if earlier:
+        return f"the batch of step {step} is that of step {earlier[0]}: the loader begins anew"
+    return (
+        f"the batch of step {step} is another one: its loader, sampler or dataset draws from, or"
+        " holds, what is not saved"
+    )
+
+
+def _other(a: dict[Any, Any], b: dict[Any, Any]) -> list[Any]:
+    """What both have, with another fingerprint."""
+    return [key for key in a if key in b and _print(a[key]) != _print(b[key])]
+
+
+def _print(value: Any) -> Any:
+    return value if isinstance(value, str) else value[0]
+
+
+def _is_inside(one: Any, names: list[Any]) -> bool:
+    """Whether it is a part of another that is named."""
+    file, function, path = one
+    return any((file, function) == other[:2] and path.startswith(f"{other[2]}.") for other in names)
+
+
+def _few(paths: list[str]) -> str:
+    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")

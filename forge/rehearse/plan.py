@@ -1,0 +1,63 @@
+"""What hits a run, and where: drawn from a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from forge.rehearse.rehearsal import Strike
+
+STOPS = ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP")
+"""Signals that a script may save at."""
+SIGNALS = ("SIGTERM", "SIGUSR1", "SIGKILL")
+"""Those that are drawn unless others are wanted."""
+
+
+def plan(num_steps: int, seed: int, signals: Sequence[str] = SIGNALS) -> list[Strike]:
+    """Two hits, at boundaries of so many steps or soon after: a stop and a kill, in either order.
+
+    Two of the same kind where `signals` has no other.
+    """
+    rng = random.Random(seed)
+    places = sorted(rng.sample(range(1, num_steps + 1), min(2, num_steps)))
+    stops = [one for one in signals if one in STOPS]
+    first = rng.choice(stops) if stops else "SIGKILL"
+    second = "SIGKILL" if "SIGKILL" in signals else rng.choice(stops)
+    names = rng.sample([first, second], 2)
+    found, before = [], 0
+    for name, place in zip(names, places, strict=False):
+        fraction = rng.choice([0.0, round(rng.uniform(0, 0.99), 2)])
+        if place == num_steps:  # no boundary follows: it would be chance which came first, the end
+            fraction = 0.0
+        found.append(Strike(name, place - before + 1, fraction))
+        # Where it resumes: a stop within a step comes to the end of that step.
+        before = place + 1 if name in STOPS and fraction > 0 else place
+    return found
+
+
+def signals_of(text: str) -> list[str]:
+    """The names in a list like `TERM,KILL`.
+
+    Raises:
+        ValueError: Where one of them is none that a run can be hit with.
+    """
+    names = [f"SIG{one.strip().upper().removeprefix('SIG')}" for one in text.split(",")]
+    if not set(names) <= {*STOPS, "SIGKILL"}:
+        raise ValueError(text)
+    return names
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+def seconds_of(text: str) -> float:
+    """Of a time like `90s`, `20m` or `1h`; a bare number is seconds.
+
+    Raises:
+        ValueError: Where it is none.
+    """
+    unit = text[-1:]
+    number = float(text[:-1] if unit in _UNITS else text)
+    if not number > 0:
+        raise ValueError(text)
+    return number * _UNITS.get(unit, 1)

@@ -1,0 +1,289 @@
+"""What a script holds besides what it gave to `forge.Run`: its variables, each as a fingerprint.
+
+Read are the locals of every function that is under way and the globals of every module, those of
+Python and of installed packages left out; in them plain values, tensors, generators of random
+numbers, iterators, and the attributes of objects. Nothing is changed by it. Two processes that have
+the same value have the same fingerprint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import random
+import site
+import sys
+import sysconfig
+import types
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from forge.checkpoint.format import tensor_encoding
+
+_DEPTH = 3
+"""Attributes of attributes that are looked through."""
+_LARGE = 1 << 22
+"""Values of a tensor beyond which a part of them must do."""
+_LONG = 2000
+"""Elements of a container beyond which a part of them must do."""
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), range)
+_NO_STATE = (types.ModuleType, types.BuiltinFunctionType, types.FrameType, types.CodeType)
+_NOT_READ = ("torch.", "forge.", "hydra.", "omegaconf.", "tqdm.")
+"""Of objects whose class is from there, attributes are not looked through."""
+_MODULE_OWN = frozenset(vars(torch.nn.Module()))
+_HERE = str(Path(__file__).parents[1])
+
+
+class Variable(NamedTuple):
+    """One value, and where the script has it."""
+
+    file: str
+    function: str
+    """Empty for a global of the file."""
+    path: str
+    """Its name, and attributes."""
+    fingerprint: str
+    shown: str
+    """In a few words."""
+    kind: str
+    """`value`, `generator`, `iterator` or `stateful`."""
+
+
+def variables(frame: types.FrameType | None, known: Collection[object]) -> Iterator[Variable]:
+    """Every variable of the script that is running.
+
+    Args:
+        frame: The innermost one; those that it was called from follow.
+        known: Objects that are saved anyway; of them only attributes beside their state count.
+    """
+    reader = _Reader({id(one) for one in known})
+    while frame is not None:
+        code = frame.f_code
+        if is_of_script(code.co_filename):
+            is_global = frame.f_locals is frame.f_globals
+            yield from reader.read(
+                code.co_filename, "" if is_global else code.co_name, frame.f_locals
+            )
+        frame = frame.f_back
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and is_of_script(file):
+            yield from reader.read(file, "", vars(module))
+
+
+def is_of_script(file: str) -> bool:
+    """Whether it is neither Python's, nor forge's, nor an installed package's."""
+    is_file = file.endswith(".py") and not file.startswith("<")
+    return is_file and not file.startswith(_installed())
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    found = [sysconfig.get_path(name) for name in names] + site.getsitepackages()
+    return tuple(f"{one}/" for one in [*found, _HERE])
+
+
+class _Reader:
+    """Reads each object once."""
+
+    def __init__(self, known: set[int]) -> None:
+        self._known = known
+        self._read: set[int] = set()
+
+    def read(self, file: str, function: str, names: Mapping[str, Any]) -> Iterator[Variable]:
+        """The variables of one place."""
+        if id(names) in self._read:
+            return
+        self._read.add(id(names))
+        for name, value in list(names.items()):
+            # An object of anybody's may raise anything when it is looked at.
+            with contextlib.suppress(Exception):
+                for path, one in self._parts(name, value, _DEPTH):
+                    facts = fingerprint(one), _shown(one), _kind(one)
+                    yield Variable(os.path.abspath(file), function, path, *facts)
+
+    def _parts(self, path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+        """What is compared as one, by its path."""
+        if isinstance(value, _PLAIN):
+            if not path.startswith("__"):
+                yield path, value
+            return
+        is_ours = type(value).__module__.startswith("forge.") or path.startswith("__")
+        if id(value) in self._read or isinstance(value, _NO_STATE) or is_ours:
+            return
+        self._read.add(id(value))
+        if id(value) not in self._known and (_is_one(value) or _asked(value) is not None):
+            yield path, value
+        if isinstance(value, types.FunctionType):
+            inner = dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=True))
+            for name, cell in inner.items():
+                try:
+                    yield from self._parts(f"{path}.{name}", cell.cell_contents, depth - 1)
+                except ValueError:  # not assigned yet
+                    continue
+        elif depth > 0:
+            for name, one in _attributes(value).items():
+                yield from self._parts(f"{path}.{name}", one, depth - 1)
+
+
+def _is_one(value: Any) -> bool:
+    """Whether its content is looked at as a whole."""
+    kinds = (torch.Tensor, np.ndarray, np.generic, dict, list, tuple, set, frozenset)
+    return isinstance(value, kinds) or _kind(value) in ("generator", "iterator") or _is_row(value)
+
+
+def _is_row(value: Any) -> bool:
+    return type(value).__module__ == "collections"
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Of an object, those that may be a state of it."""
+    if isinstance(value, torch.nn.Module):
+        found: dict[str, Any] = {}
+        for name, one in value.named_modules():
+            prefix = f"{name}." if name else ""
+            own = {key: x for key, x in vars(one).items() if key not in _MODULE_OWN}
+            found |= {prefix + key: x for key, x in own.items() if not isinstance(x, _CALLABLE)}
+        return found
+    kind = f"{type(value).__module__}."
+    is_read = not kind.startswith(_NOT_READ) or kind.startswith("torch.utils.data.")
+    if isinstance(value, type):
+        file = getattr(sys.modules.get(value.__module__), "__file__", None) or ""
+        own = {key: x for key, x in vars(value).items() if not key.startswith("__")}
+        return own if is_of_script(file) else {}
+    if not is_read or type(value).__module__ in sys.stdlib_module_names - {"__main__", "argparse"}:
+        return {}
+    own = dict(getattr(value, "__dict__", {}))
+    is_torch = kind.startswith("torch.")  # the iterator of its workers, say
+    return {key: x for key, x in own.items() if not (is_torch and key.startswith("_"))}
+
+
+_CALLABLE = (types.FunctionType, types.MethodType, torch.nn.Module)
+
+
+def _asked(value: Any) -> Any:
+    """Its own word of its state; None where it has none."""
+    if isinstance(value, type) or not hasattr(value, "state_dict"):
+        return None
+    try:
+        state = value.state_dict()
+    except Exception:  # noqa: BLE001 - it is anybody's
+        return None
+    if isinstance(value, torch.nn.Module):
+        return state, [name for name, one in value.named_modules() if one.training]
+    return state
+
+
+def _generator_state(value: Any) -> Any:
+    """Of a generator of random numbers; None for all else."""
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, np.random.RandomState):
+        return value.get_state()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    return None
+
+
+def _kind(value: Any) -> str:
+    if _generator_state(value) is not None:
+        return "generator"
+    if hasattr(type(value), "__next__"):
+        return "iterator"
+    return "stateful" if hasattr(value, "state_dict") else "value"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        if value.size == 1 if isinstance(value, np.ndarray) else value.numel() == 1:
+            return f"{value.item():.6g}"
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{dtype}{list(value.shape)}"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, _PLAIN):
+        return repr(value) if len(repr(value)) < 40 else f"{repr(value)[:36]} …"
+    kind = type(value).__name__
+    return f"{kind} of {len(value)}" if hasattr(type(value), "__len__") else kind
+
+
+def fingerprint(value: Any) -> str:
+    """The same for the same content."""
+    digest = hashlib.blake2b(digest_size=12)
+    _feed(digest.update, value, set())
+    return digest.hexdigest()
+
+
+def _feed(add: Callable[[bytes], None], value: Any, above: set[int]) -> None:
+    """Hash what the value is; of what is not known, its type alone."""
+    add(f"<{type(value).__name__}>".encode())
+    if isinstance(value, _PLAIN):
+        add(repr(value).encode(errors="replace"))
+        return
+    if id(value) in above:
+        return
+    above = above | {id(value)}
+    if isinstance(value, torch.Tensor):
+        for part in tensor_encoding.parts(value.detach()):
+            _feed_array(add, part.reshape(-1), tuple(part.shape))
+    elif isinstance(value, np.ndarray | np.generic):
+        flat = np.asarray(value).reshape(-1)
+        if flat.dtype.hasobject:
+            _feed(add, flat.tolist(), above)
+        else:
+            _feed_array(add, flat, np.shape(value))
+    elif (state := _generator_state(value)) is not None:
+        _feed(add, state, above)
+    elif isinstance(value, Mapping):
+        for key, one in list(value.items()):
+            add(repr(key).encode(errors="replace"))
+            _feed(add, one, above)
+    elif isinstance(value, set | frozenset):
+        for each in sorted(fingerprint(one) for one in value):
+            add(each.encode())
+    elif isinstance(value, list | tuple) or _is_row(value):
+        many = list(value)
+        add(str(len(many)).encode())
+        for one in many[:: max(1, len(many) // _LONG)] + many[-8:]:
+            _feed(add, one, above)
+    elif isinstance(value, types.GeneratorType):
+        if value.gi_frame is not None and is_of_script(value.gi_code.co_filename):
+            add(str(value.gi_frame.f_lasti).encode())
+            _feed(add, dict(value.gi_frame.f_locals), above)
+    elif hasattr(type(value), "__next__"):
+        _feed(add, _place_of(value), above)
+    elif not isinstance(value, type) and (asked := _asked(value)) is not None:
+        _feed(add, asked, above)
+    elif len(above) < 2 * _DEPTH and not isinstance(value, _NO_STATE):
+        _feed(add, _attributes(value), above)
+
+
+def _place_of(iterator: Any) -> Any:
+    """How far an iterator is, as far as it can be known."""
+    count = getattr(iterator, "_num_yielded", None)  # a DataLoader's
+    if count is not None:
+        return count
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of itertools, that it will not tell one day
+        try:
+            return iterator.__reduce__()[1:]
+        except Exception:  # noqa: BLE001 - most cannot say
+            return dict(getattr(iterator, "__dict__", {}))
+
+
+def _feed_array(add: Callable[[bytes], None], flat: Any, shape: tuple[int, ...]) -> None:
+    add(f"{flat.dtype}{shape}".encode())
+    part = flat[:: max(1, len(flat) // _LARGE)]
+    if isinstance(part, torch.Tensor):
+        part = part.cpu().contiguous().view(torch.uint8).numpy()
+    add(part.tobytes())
