@@ -76,12 +76,10 @@ def examine(
     steps = sorted({step + n for step in resumed_at for n in range(3)})
     undisturbed = read(rehearsal.trace("examined undisturbed", [], steps))
     disturbed = read(rehearsal.trace("examined disturbed", planned, steps))
-    return explained(undisturbed, disturbed, free, rehearsal.root)
+    return explained(undisturbed, disturbed, free)
 
 
-def explained(
-    undisturbed: list[Boundary], disturbed: list[Boundary], free: set[str], root: Path
-) -> list[str]:
+def explained(undisturbed: list[Boundary], disturbed: list[Boundary], free: set[str]) -> list[str]:
     """The first resume after which something differs, and what that is."""
     usual = {one.key: one for one in undisturbed}
     processes = list(dict.fromkeys(one.pid for one in disturbed))
@@ -92,7 +90,7 @@ def explained(
     for pid in processes[1:]:
         pairs = [(usual[one.key], one) for one in disturbed if one.pid == pid and one.key in usual]
         if pairs:
-            found = _at_resume(pairs, usual, free, measured, root)
+            found = _at_resume(pairs, usual, free, measured)
             if found:
                 return found
     return []
@@ -103,7 +101,6 @@ def _at_resume(
     usual: dict[Key, Boundary],
     free: set[str],
     measured: set[Any],
-    root: Path,
 ) -> list[str]:
     (before, after), step = pairs[0], pairs[0][0].step
     names = [one for one in _other(before.variables, after.variables) if one not in measured]
@@ -111,7 +108,7 @@ def _at_resume(
     names = [one for one in names if not _is_inside(one, names)]
     found = list(_variables(names, before, after))
     if found:
-        found.insert(0, f"not saved, so that it was another after the resume at step {step}:")
+        found.insert(0, f"not saved, and so another after the resume at step {step}:")
     put_back = [one for one in _other(before.leaves, after.leaves) if one not in free]
     if put_back:
         found.append(f"already as step {step} begins, other than saved: {_few(put_back)}")
@@ -141,14 +138,15 @@ def _variables(names: list[Any], before: Boundary, after: Boundary) -> Iterator[
             one.variables[file, function, path] for one in (before, after)
         )
         line = source.line_of(file, function, path.partition(".")[0])
-        place = f"{os.path.relpath(file)}:{line}" if line else os.path.relpath(file)
-        values = f" = {now}, without the stop {was}" if was != now else f" ({was})"
+        shown = min(os.path.relpath(file), file, key=len)
+        place = f"{shown}:{line}" if line else shown
+        values = f"{now}, undisturbed {was}" if was != now else was
         kinds[kind] = None
-        yield f"  {place}: `{path}`{values}"
+        yield f"  {place}: `{path}`: {values}"
     if len(names) > _MOST:
         yield f"  and {len(names) - _MOST} more"
     if kinds:
-        yield f"  {'; '.join(_ADVICE[kind] for kind in kinds)}"
+        yield f"  → {'; '.join(_ADVICE[kind] for kind in kinds)}"
 
 
 def _of_batch(step: int, batch: str | None, usual: dict[Key, Boundary]) -> str:

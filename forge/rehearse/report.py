@@ -18,7 +18,7 @@ def lines(first: Run, disturbed: list[Run], written: list[str]) -> Iterator[str]
     for command in left:
         yield f"left behind: a process outlives the script that started it: {command[:120]}"
     if written:
-        yield f"written by every run, outside of its own directory: {_few(written)}"
+        yield f"new or changed in the working directory, which every run writes to: {_few(written)}"
     missing = list(_not_exercised(first))
     if missing:
         yield f"not exercised: {'; '.join(missing)}"
@@ -36,7 +36,7 @@ def _stops(disturbed: list[Run], events: list[dict[str, Any]]) -> Iterator[str]:
     told = []
     if stops:
         repeated = sum(max(0, one) for one in stops)
-        told.append(f"{repeated} steps repeated after {len(stops)} stops")
+        told.append(f"{repeated} steps repeated after {len(stops)} stop{'s' * (len(stops) > 1)}")
     if longest is not None and lead_s is not None:
         fits = "of" if longest <= lead_s else "which is more than"
         told.append(f"the longest save took {longest:.2g} s, {fits} the {lead_s:g} s for a stop")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -30,6 +31,7 @@ class Surroundings:
 
     def _files(self) -> dict[str, tuple[int, int]]:
         found: dict[str, tuple[int, int]] = {}
+        ours = {(facts.st_dev, facts.st_ino) for facts in map(os.fstat, _open_ones())}
         for folder, names, files in os.walk(self._folder):
             names[:] = [
                 one
@@ -42,7 +44,19 @@ class Surroundings:
                     facts = path.lstat()
                 except OSError:  # somebody has removed it
                     continue
-                found[str(path.relative_to(self._folder))] = facts.st_mtime_ns, facts.st_size
+                if (facts.st_dev, facts.st_ino) not in ours:
+                    name = str(path.relative_to(self._folder))
+                    found[name] = facts.st_mtime_ns, facts.st_size
             if len(found) > _MOST:
                 break
         return found
+
+
+def _open_ones() -> list[int]:
+    """stdout and stderr: what this process prints may go to a file there."""
+    found = []
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            os.fstat(number)
+            found.append(number)
+    return found

@@ -1,0 +1,121 @@
+"""What a rehearsal has seen besides whether runs are identical."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from forge.jobdir import ledger
+from forge.rehearse import report
+from forge.rehearse.comparing import are_near, differing_leaves, differing_values
+from forge.rehearse.rehearsal import Run
+from forge.rehearse.surroundings import Surroundings
+
+
+def run_of(*events, state=None, hits=()):
+    """A run of an attempt for each list of events."""
+    run = Run("one", Path(), hits=list(hits), states={"checkpoints": state or {}})
+    for number, own in enumerate(events, 1):
+        first = {"kind": "run", "checkpoints": "checkpoints"}
+        run.history.attempts.append(ledger.Attempt(number, [first, *own]))
+    return run
+
+
+def start(step=0, stop_s=90.0):
+    return {"kind": "start", "step": step, "stop_s": stop_s}
+
+
+def save(seconds, reason="periodic"):
+    return {"kind": "save", "seconds": seconds, "reason": reason}
+
+
+def hit(name, attempt, step):
+    return name, ledger.Progress(attempt, step, 0.0, None)
+
+
+SEEN = [start(), save(0.5), {"kind": "evaluated", "step": 1}]
+
+
+def test_repeated_steps_are_counted_after_stops_alone():
+    """A kill costs what was not saved; a stop that does saves too early."""
+    first = run_of(SEEN)
+    hits = [hit("SIGTERM", 1, 7), hit("SIGKILL", 2, 9)]
+    disturbed = run_of(SEEN, [start(5)], [start(5)], hits=hits)
+    (line,) = report.lines(first, [disturbed], [])
+    assert line == (
+        "2 steps repeated after 1 stop; the longest save took 0.5 s, of the 90 s for a stop"
+    )
+
+
+def test_a_save_that_does_not_fit_into_a_stop_is_said():
+    (line,) = report.lines(run_of([*SEEN, save(120.0), start(stop_s=60.0)]), [], [])
+    assert line == "the longest save took 1.2e+02 s, which is more than the 60 s for a stop"
+
+
+def test_a_process_that_is_left_and_files_elsewhere_are_named():
+    """Each once: every run does the same."""
+    first, other = run_of(SEEN), run_of(SEEN)
+    first.left = other.left = ["sleep 600"]
+    names = [f"{n}.csv" for n in range(10)]
+    _, left, files = report.lines(first, [other], names)
+    assert left == "left behind: a process outlives the script that started it: sleep 600"
+    assert files.endswith(
+        "writes to: 0.csv, 1.csv, 2.csv, 3.csv, 4.csv, 5.csv, 6.csv, 7.csv and 2 more"
+    )
+
+
+def position(epoch):
+    return {"epochs": None, "positions": [None, {"epoch": epoch}]}
+
+
+@pytest.mark.parametrize(
+    ("events", "state", "missing"),
+    [
+        (SEEN, position(1), ""),
+        (SEEN, position(0), "a second pass through the loader"),
+        (SEEN, {"epochs": {"epoch": 1}}, "a second pass through the loader"),
+        (SEEN, {"epochs": {"epoch": 2}}, ""),
+        ([start(), save(0.1)], position(1), "an evaluation between steps"),
+        ([*SEEN[::2], save(0.1, "finished")], position(1), "a periodic save"),
+    ],
+)
+def test_what_was_not_exercised_is_named(events, state, missing):
+    """Else "identical" would be read as more than it is."""
+    found = [line for line in report.lines(run_of(events, state=state), [], []) if "not ex" in line]
+    assert bool(found) == bool(missing)
+    assert not found or found[0].startswith(f"not exercised: {missing}")
+
+
+def test_files_that_a_script_writes_beside_its_own_are_found(tmp_path):
+    """New and changed ones; not those of the rehearsal, nor where others write anyway."""
+    for name in ("old.csv", "kept.csv", "runs/1/log", ".git/index"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("a")
+    surroundings = Surroundings(tmp_path, tmp_path / "runs")
+    assert surroundings.written() == []
+    for name in ("old.csv", "plots/new.png", "runs/1/log", ".git/index"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("ab")
+    assert surroundings.written() == ["old.csv", os.path.join("plots", "new.png")]
+
+
+def test_what_a_tolerance_lets_pass():
+    """Relative to the largest of a tensor; whole numbers are never near."""
+    one, near = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.005])
+    assert are_near(one, near, 0.01)
+    assert not are_near(one, near, 0.001)
+    assert not are_near(one, near, 0.0)
+    assert not are_near(one, torch.tensor([1.0, float("nan")]), 0.01)
+    assert not are_near(one, one[:1], 0.01)
+    assert not are_near(torch.tensor([100]), torch.tensor([101]), 0.5)
+    assert are_near(1.0, 1.005, 0.01)
+    assert not are_near(100, 101, 0.5)
+
+
+def test_runs_are_compared_within_the_tolerance():
+    one, other = run_of(state={"w": torch.ones(2)}), run_of(state={"w": torch.ones(2) + 0.01})
+    one.history.runs["c"], other.history.runs["c"] = {0: {"loss": 1.0}}, {0: {"loss": 1.01}}
+    assert len(list(differing_leaves(one, other))) == len(list(differing_values(one, other))) == 1
+    assert not list(differing_leaves(one, other, 0.02))
+    assert not list(differing_values(one, other, 0.02))

@@ -1,0 +1,138 @@
+"""What a script holds besides what it gave to `forge.Run`, as fingerprints."""
+
+import itertools
+import random
+import sys
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from forge.state.variables import is_of_script, variables
+
+
+def held(one, known=()):
+    """By path, the variables of a function that has `one`."""
+    frame = sys._getframe()
+    return {
+        each.path: each
+        for each in variables(frame, known)
+        if each.function == "held" and each.path.partition(".")[0] == "one"
+    }
+
+
+class Thing:
+    def __init__(self):
+        self.x = 0
+        self.rng = random.Random(1)
+
+
+class Hidden(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Dropout()
+        self.state = torch.zeros(2)
+
+
+def counter():
+    count = 0
+
+    def step():
+        nonlocal count
+        count += 1
+
+    return step
+
+
+def numbers():
+    yield from range(100)
+
+
+CHANGES = {
+    "python's generator": (lambda: random.Random(1), lambda one: one.random()),
+    "numpy's generator": (lambda: np.random.default_rng(1), lambda one: one.normal()),
+    "numpy's old one": (lambda: np.random.RandomState(1), lambda one: one.normal()),
+    "torch's generator": (
+        lambda: torch.Generator().manual_seed(1),
+        lambda one: torch.rand(1, generator=one),
+    ),
+    "a list": (lambda: [1.0], lambda one: one.append(2)),
+    "a deque": (lambda: deque([1], 3), lambda one: one.append(2)),
+    "a dict of tensors": (lambda: {"a": torch.zeros(2)}, lambda one: one["a"].add_(1)),
+    "a set": (lambda: {"a", "b"}, lambda one: one.add("c")),
+    "an array": (lambda: np.zeros(3), lambda one: one.put(0, 1)),
+    "an array of objects": (lambda: np.array([None, 1]), lambda one: one.put(1, "a")),
+    "a large tensor": (lambda: torch.zeros(1 << 23), lambda one: one.add_(1)),
+    "a long list": (lambda: list(range(9999)), lambda one: one.append(1)),
+    "a list in itself": (lambda: (a := [1], a.append(a))[0], lambda one: one.append(1)),
+    "weights": (lambda: torch.nn.LayerNorm(2), lambda one: one.bias.data.add_(1)),
+    "a mode": (lambda: torch.nn.Sequential(torch.nn.Dropout()), lambda one: one[0].eval()),
+    "a module's attribute": (Hidden, lambda one: one.state.add_(1)),
+    "an optimizer": (
+        lambda: torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0),
+        lambda one: one.param_groups[0].update(lr=2.0),
+    ),
+    "an attribute": (Thing, lambda one: vars(one).update(x=1)),
+    "a generator in an object": (Thing, lambda one: one.rng.random()),
+    "a closure": (counter, lambda one: one()),
+    "an iterator": (lambda: iter([1, 2, 3]), next),
+    "an iterator over pairs": (lambda: zip([1, 2], [3, 4], strict=False), next),
+    "a cycle": (lambda: itertools.cycle([1, 2]), next),
+    "a generator function": (numbers, next),
+    "a loader's iterator": (lambda: iter(DataLoader([1, 2, 3])), next),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_whatever_changes_has_another_fingerprint(name):
+    """Each is a state that a loop may keep to itself; and looking changes nothing."""
+    make, change = CHANGES[name]
+    one, other = make(), make()
+    before = held(one)
+    assert before
+    assert held(one) == before == held(other)
+    change(one)
+    after = held(one)
+    assert [path for path in before if after[path].fingerprint != before[path].fingerprint]
+    change(other)
+    assert after == held(other)
+
+
+class Broken:
+    """Raises wherever it is looked at."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+def test_what_cannot_be_read_is_left_out():
+    """A script that trains must not fail because somebody looks."""
+    assert not held(Broken())
+    assert not held(sys)
+    assert not held(torch.empty(2, device="meta"))
+
+
+def test_of_what_is_given_to_a_run_only_the_rest_is_read():
+    """Its state is compared as leaves already."""
+    one = Hidden()
+    assert "one" in held(one)
+    assert sorted(held(one, [one])) == ["one.inner.inplace", "one.inner.p", "one.state"]
+
+
+def test_a_variable_is_shown_in_a_few_words():
+    """In a hint: a person compares two of them."""
+    shown = {
+        repr(one): held(one)["one"].shown
+        for one in (0.1 + 0.2, 7, None, torch.tensor(2.5), torch.zeros(2, 3), [1, 2], "x" * 99)
+    }
+    assert list(shown.values())[:6] == ["0.3", "7", "None", "2.5", "float32[2, 3]", "list of 2"]
+    assert len(list(shown.values())[6]) < 40
+
+
+def test_installed_packages_are_no_script():
+    assert is_of_script(__file__)
+    assert not is_of_script(torch.__file__)
+    assert not is_of_script(random.__file__)
+    assert not is_of_script("<string>")
