@@ -69,6 +69,12 @@ class Run:
         """Steps of every `forge.Run`; repeated ones count once."""
         return sum(end["step"] for end in _ends(self.history).values() if end)
 
+    @property
+    def num_boundaries(self) -> int:
+        """Those after the first: one a step, and two more an epoch of `run.epochs`."""
+        places = (state.get("epochs") for state in self.states.values())
+        return self.num_steps + sum(2 * int(place["epoch"]) for place in places if place)
+
     def resumed_at(self) -> list[tuple[str, int, int | None]]:
         """Signal, the step begun last, and where the next attempt began, of each hit."""
         attempts = [(one.number, _place(one), one.start_step) for one in self.history.attempts]

@@ -128,7 +128,7 @@ class Verdict:
                 break
             self._num_run += 1
             name, began = f"disturbed {number + 1}", time.monotonic()
-            planned = plan(first.num_steps, wanted.seed + number, wanted.signals)
+            planned = plan(first.num_boundaries, wanted.seed + number, wanted.signals)
             try:
                 run = self._rehearsal.run(name, planned)
                 disturbed.append(run)

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 from math import nan
@@ -15,7 +16,7 @@ from forge.errors import RehearsalFailed
 from forge.jobdir import job_dir, ledger
 from forge.jobdir.job_files import REHEARSAL
 from forge.process import processes
-from forge.rehearse import command, verdicts
+from forge.rehearse import command, rehearsal, verdicts
 from forge.rehearse.command import main
 from forge.rehearse.comparing import differing_leaves, differing_values
 from forge.rehearse.plan import plan, seconds_of, signals_of
@@ -76,6 +77,45 @@ def test_a_script_that_keeps_state_outside_is_caught(rehearsed, name, leaf):
     assert re.search(rf"^  leaf {leaf}\..*values differ", rehearsed.output, re.M)
     assert f"again: forge rehearse --times 1 --seed 7 -- {sys.executable} " in rehearsed.output
     assert "1 of 1 disturbed runs are not identical" in rehearsed.output
+    step = int(re.search(r"another after the resume at step (\d+):$", rehearsed.output, re.M)[1])
+    assert step in [int(one) for one in re.findall(r"→ (\d+)[, ]", rehearsed.output)]
+    file, line = re.search(
+        rf"^    (\S+):(\d+): `{case.variable}`: ", rehearsed.output, re.M
+    ).groups()
+    source = (rehearsed.folder / file).read_text().splitlines()[int(line) - 1]
+    assert source.startswith(f"{case.variable} = ")
+
+
+EPOCHS = """
+best = float("inf")
+loader = torch.utils.data.DataLoader(torch.arange(12.0), 4, shuffle=True)
+with forge.Run({"checkpoint": {"every_steps": 2}}, model=model) as run:
+    for epoch in run.epochs(4):
+        for step, x in run.batches(loader):
+            with torch.no_grad():
+                model.weight += torch.rand(1, 2) + x.mean()
+        value = float(model.weight.sum())
+        best = min(best, value)
+        with open("log.csv", "a") as file:
+            file.write(f"{epoch},{value}\\n")
+        run.log(value=value, best=best)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE_S + 30)
+def test_of_a_script_that_thinks_in_epochs_what_it_forgets_is_named(rehearsed):
+    """The metric that it remembers, and no value that each epoch computes anew."""
+    options = ("--times", "1", "--seed", "5")
+    assert rehearsed.run(HEADER + EPOCHS, options=options) == 1, rehearsed.output
+    assert re.search(r"^  step \d+: best: float", rehearsed.output, re.M)
+    named = re.findall(r"^    train.py:(\d+): `(\w+)`: inf, undisturbed \d", rehearsed.output, re.M)
+    assert named == [("5", "best")], rehearsed.output
+    assert len(re.findall(r"^    \S+:\d+: ", rehearsed.output, re.M)) == 1, rehearsed.output
+    assert "  → keep it in run.state" in rehearsed.output
+    assert "0 steps repeated after 1 stop; the longest save took " in rehearsed.output
+    assert re.search(r"^new or changed in the working .*: log.csv$", rehearsed.output, re.M)
+    assert "not exercised" not in rehearsed.output
 
 
 def test_two_undisturbed_runs_that_differ_are_not_blamed_on_a_resume(rehearsed):
@@ -309,7 +349,7 @@ def test_a_rehearsed_job_lies_in_its_directory(configured, tmp_path, monkeypatch
 def test_a_stop_that_a_script_swallows_is_no_end(tmp_path):
     """`except SystemExit: pass` ends with 0: what is compared must have finished."""
     directory = tmp_path / "undisturbed_1"
-    rehearsal = Rehearsal([sys.executable, "-c", "pass"], tmp_path)
+    one = Rehearsal([sys.executable, "-c", "pass"], tmp_path)
 
     def begin_only(run, strike):
         opened = ledger.Ledger(directory)
@@ -317,9 +357,9 @@ def test_a_stop_that_a_script_swallows_is_no_end(tmp_path):
         opened.close()
         return True
 
-    rehearsal._attempt = begin_only
+    one._attempt = begin_only
     with pytest.raises(RehearsalFailed, match=r"its forge\.Run did not finish"):
-        rehearsal.run("undisturbed 1", [])
+        one.run("undisturbed 1", [])
 
 
 def test_a_hit_is_shown_with_the_run_that_it_hit_and_where_that_resumed():
@@ -398,6 +438,35 @@ def test_runs_that_nothing_hit_are_not_called_identical(capsys):
     """A policy may ignore the signals: then nothing was rehearsed."""
     assert verdicts.rehearse(Ended(), Wanted(times=2)) == 2
     assert "No run was hit" in capsys.readouterr().out
+
+
+def test_where_time_is_short_there_are_fewer_disturbed_runs(capsys):
+    """Rather than none: an answer of one run is an answer; and it is said."""
+    hit = ("SIGKILL", ledger.Progress(1, 2, 0.0, None))
+    ended = Ended(hit)
+    assert verdicts.rehearse(ended, Wanted(times=3, within_s=1e-9)) == 0
+    assert ended.num_runs == 3
+    said = capsys.readouterr().out
+    assert "1 of 3 disturbed runs, for the time of --within" in said
+    assert said.endswith("identical, hit 1 times\n")
+
+
+def test_the_command_that_is_printed_has_the_options_that_matter():
+    """Else it would repeat another run."""
+    assert Wanted(times=9, within_s=60).options(4) == ["--times", "1", "--seed", "4"]
+    wanted = Wanted(signals=["SIGHUP"], tolerance=0.01).options(4)
+    assert wanted[4:] == ["--signals", "HUP", "--tolerance", "0.01"]
+
+
+def test_a_process_that_is_left_is_found(monkeypatch):
+    """By its command, once it has had its time to end."""
+    monkeypatch.setattr(rehearsal, "_GRACE_S", 0.0)
+    with subprocess.Popen(["sleep", "600"]) as child:
+        try:
+            assert "sleep 600" in rehearsal._left()
+        finally:
+            child.kill()
+    assert "sleep 600" not in rehearsal._left()
 
 
 def test_what_was_logged_last_is_no_leaf():

@@ -28,6 +28,8 @@ class Case:
     """Words of the first leaf or value that differs; empty: identical."""
     why: str = ""
     """What it keeps outside of `forge.Run`."""
+    variable: str = ""
+    """Where it has that: what the hints are to name."""
 
     @property
     def argv(self) -> list[str]:
@@ -41,20 +43,40 @@ CASES = (
     Case("augmented.py"),
     Case("gan.py"),
     Case("dqn.py"),
-    Case("dqn.py --forget-buffer", "loss", "the replay buffer"),
+    Case("dqn.py --forget-buffer", "loss", "the replay buffer", "buffer"),
     Case("diffusion.py"),
-    Case("diffusion.py --forget-average", "average_error", "the average of the weights"),
+    Case("diffusion.py --forget-average", "average_error", "the average of the weights", "average"),
     Case("lbfgs.py"),
     Case("amp.py"),
     Case("plateau.py"),
-    Case("plateau.py --forget-best", "best", "the best loss so far, in a local variable"),
-    Case("numpy_batches.py", "loss", "a generator of numpy, for batches"),
+    Case("plateau.py --forget-best", "best", "the best loss so far, in a local variable", "best"),
+    Case("numpy_batches.py", "loss", "a generator of numpy, for batches", "rng"),
     Case("curriculum.py"),
-    Case("semi_supervised.py", "loss", "an iterator over a second loader"),
+    Case("semi_supervised.py", "loss", "an iterator over a second loader", "others"),
     Case("swa.py"),
     Case("lora.py"),
     Case("kfold.py"),
 )
+
+OMITTED = {
+    "sampler": "order",
+    "python-random": "rng",
+    "numpy-random": "rng",
+    "torch-random": "rng",
+    "schedule": "schedule",
+    "scaler": "scaler",
+    "ema": "ema",
+    "best-metric": "best",
+    "prefetched-batch": "second",
+    "hidden-state": "hidden",
+    "replay-buffer": "buffer",
+    "module-mode": "noise",
+    "inner-optimizer": "inner",
+    "dataset-attribute": "data.level",
+}
+"""What `omits.py` keeps to itself → the variable that has it."""
+CASES += tuple(Case(f"omits.py {kind}", "step", kind, name) for kind, name in OMITTED.items())
+CASES += tuple(Case(f"omits.py {kind} --fixed") for kind in OMITTED)
 
 
 def verdict(case: Case, times: int, seed: int) -> tuple[bool, str, float, str]:
@@ -66,11 +88,13 @@ def verdict(case: Case, times: int, seed: int) -> tuple[bool, str, float, str]:
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     found = [line.strip() for line in lines if line.startswith(("  step ", "  leaf "))]
+    named = [line for line in lines if line.startswith("    ") and f"`{case.variable}`" in line]
     said = {0: "identical", 1: "differs"}.get(done.returncode, f"exit code {done.returncode}")
     is_right = said == ("differs" if case.differs else "identical")
     is_right &= not case.differs or any(case.differs in line for line in found)
+    is_right &= not case.variable or bool(named)
     first = next((line for line in found if line.startswith("step")), "")
-    words = f"{said}; {first}" if first else said
+    words = "; ".join([said, *([first] if first else []), *(line.strip() for line in named)])
     return is_right, words, time.monotonic() - began, done.stdout + done.stderr
 
 
@@ -86,7 +110,7 @@ def main() -> int:
     ]
     print("| script | kept outside | forge rehearse says | right | s |")
     print("| --- | --- | --- | --- | --- |")
-    wrong = []
+    wrong, num_named = [], 0
     with ThreadPoolExecutor(options.parallel) as pool:
         found = pool.map(lambda case: verdict(case, options.times, options.seed), cases)
         for case, (is_right, words, took_s, output) in zip(cases, found, strict=True):
@@ -94,6 +118,9 @@ def main() -> int:
             cells += ["yes" if is_right else "NO", f"{took_s:.0f}"]
             print(f"| {' | '.join(cells)} |", flush=True)
             wrong += [] if is_right else [output]
+            num_named += bool(case.variable) and is_right
+    num_planted = sum(bool(case.variable) for case in cases)
+    print(f"\n{num_named} of {num_planted} omissions named; {len(wrong)} verdicts are wrong")
     print("".join(f"\n{output}" for output in wrong), end="")
     return 1 if wrong else 0
 
