@@ -21,11 +21,14 @@ from forge.rehearse.rehearsal import Rehearsal, Strike
 _MOST = 6
 """Variables that are named."""
 _ADVICE = {
-    "generator": "give it to forge.Run if it is torch's, else keep its state in run.state",
-    "iterator": "use run.loader(…) for a second loader",
-    "stateful": "give it to forge.Run",
-    "value": "keep it in run.state",
+    "generator": "keep the state of {} in run.state",
+    "iterator": "make {} by run.loader(…)",
+    "stateful": "give {} to forge.Run",
+    "value": "keep {} in run.state",
 }
+"""By the kind of a variable."""
+_OF_FORGE = ("positions", "loaders", "epochs", "due", "planned")
+"""Leaves by which forge knows where it is; they may be put differently, and mean the same."""
 
 Key = tuple[Any, ...]
 
@@ -108,17 +111,17 @@ def _at_resume(
     names = [one for one in names if not _is_inside(one, names)]
     found = list(_variables(names, before, after))
     if found:
-        found.insert(0, f"not saved, and so another after the resume at step {step}:")
-    put_back = [one for one in _other(before.leaves, after.leaves) if one not in free]
-    if put_back:
+        found.insert(0, f"not saved, so different after the resume at step {step}:")
+    put_back = _leaves(before, after, free)
+    if put_back and not names:
         found.append(f"already as step {step} begins, other than saved: {_few(put_back)}")
     for a, b in pairs[1:]:
-        is_batch_other = a.batch != b.batch
-        leaves = [one for one in _other(a.leaves, b.leaves) if one not in free]
+        is_batch_other = b.batch is not None and a.batch != b.batch
+        leaves = _leaves(a, b, free)
         if is_batch_other:
             found.append(_of_batch(a.step - 1, b.batch, usual))
         drawn = [one for one in leaves if one.startswith("rng.")]
-        if drawn and not is_batch_other:
+        if drawn and not (is_batch_other or names):
             kinds = ", ".join(sorted({one.split(".")[1].partition("[")[0] for one in drawn}))
             found.append(
                 f"step {a.step - 1} draws other numbers from the random state of {kinds}: perhaps"
@@ -131,8 +134,14 @@ def _at_resume(
     return found
 
 
+def _leaves(before: Boundary, after: Boundary, free: set[str]) -> list[str]:
+    """Those that differ, and mean something by themselves."""
+    found = (one for one in _other(before.leaves, after.leaves) if one not in free)
+    return [one for one in found if not one.startswith(_OF_FORGE)]
+
+
 def _variables(names: list[Any], before: Boundary, after: Boundary) -> Iterator[str]:
-    kinds: dict[str, None] = {}
+    kinds: dict[str, list[str]] = {}
     for file, function, path in names[:_MOST]:
         (_, was, kind), (_, now, _) = (
             one.variables[file, function, path] for one in (before, after)
@@ -141,12 +150,13 @@ def _variables(names: list[Any], before: Boundary, after: Boundary) -> Iterator[
         shown = min(os.path.relpath(file), file, key=len)
         place = f"{shown}:{line}" if line else shown
         values = f"{now}, undisturbed {was}" if was != now else was
-        kinds[kind] = None
+        kinds.setdefault(kind, []).append(f"`{path}`")
         yield f"  {place}: `{path}`: {values}"
     if len(names) > _MOST:
         yield f"  and {len(names) - _MOST} more"
-    if kinds:
-        yield f"  → {'; '.join(_ADVICE[kind] for kind in kinds)}"
+    told = [_ADVICE[kind].format(", ".join(paths)) for kind, paths in kinds.items()]
+    if told:
+        yield f"  → {'; '.join(told)}"
 
 
 def _of_batch(step: int, batch: str | None, usual: dict[Key, Boundary]) -> str:

@@ -97,12 +97,14 @@ class _Reader:
     def __init__(self, known: set[int]) -> None:
         self._known = known
         self._read: set[int] = set()
+        self._named: set[int] = set()
 
     def read(self, file: str, function: str, names: Mapping[str, Any]) -> Iterator[Variable]:
         """The variables of one place."""
         if id(names) in self._read:
             return
         self._read.add(id(names))
+        self._named |= {id(value) for value in names.values()}
         for name, value in list(names.items()):
             # An object of anybody's may raise anything when it is looked at.
             with contextlib.suppress(Exception):
@@ -119,6 +121,8 @@ class _Reader:
         is_ours = type(value).__module__.startswith("forge.") or path.startswith("__")
         if id(value) in self._read or isinstance(value, _NO_STATE) or is_ours:
             return
+        if depth < _DEPTH and id(value) in self._named:
+            return  # by its own name
         self._read.add(id(value))
         if id(value) not in self._known and (_is_one(value) or _asked(value) is not None):
             yield path, value
@@ -137,7 +141,9 @@ class _Reader:
 def _is_one(value: Any) -> bool:
     """Whether its content is looked at as a whole."""
     kinds = (torch.Tensor, np.ndarray, np.generic, dict, list, tuple, set, frozenset)
-    return isinstance(value, kinds) or _kind(value) in ("generator", "iterator") or _is_row(value)
+    if isinstance(value, kinds) or _generator_state(value) is not None:
+        return True
+    return _kind(value) == "iterator" or _is_row(value)
 
 
 def _is_row(value: Any) -> bool:
@@ -196,6 +202,8 @@ def _generator_state(value: Any) -> Any:
 
 
 def _kind(value: Any) -> str:
+    if isinstance(value, torch.Generator):
+        return "stateful"
     if _generator_state(value) is not None:
         return "generator"
     if hasattr(type(value), "__next__"):
@@ -214,6 +222,8 @@ def _shown(value: Any) -> str:
     if isinstance(value, _PLAIN):
         return repr(value) if len(repr(value)) < 40 else f"{repr(value)[:36]} …"
     kind = type(value).__name__
+    if _generator_state(value) is not None:
+        kind = f"{type(value).__module__.partition('.')[0]}'s {kind}"
     return f"{kind} of {len(value)}" if hasattr(type(value), "__len__") else kind
 
 

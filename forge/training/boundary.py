@@ -107,8 +107,9 @@ class Boundary:
         self._limit.arrive()
         self._arrive()
         if self._is_rehearsed:
-            phase = self._loops.place and self._loops.place.phase.name
-            place = [str(self._directory.checkpoint_dir.name), self._loops.number, phase]
+            epochs = self._loops.place
+            place = [epochs.epoch, epochs.phase.name] if epochs else []
+            place = [self._directory.checkpoint_dir.name, self._loops.number, *place]
             given = self._contents.live.given.values()
             traces.arrive(place, self._loops.step, self._contents.capture, given)
             strikes.arrive()

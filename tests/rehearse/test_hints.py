@@ -61,9 +61,9 @@ def test_a_variable_that_is_another_after_the_resume_is_named_with_its_line(trac
     disturbed.at(0, best=9, clock=7, loss=0)
     disturbed.at(5, pid=2, best=9, clock=8, loss=1)
     title, line, advice = said()
-    assert title == "not saved, and so another after the resume at step 5:"
+    assert title == "not saved, so different after the resume at step 5:"
     assert line.endswith("train.py:1: `best`: 9, undisturbed 4")
-    assert advice == "  → keep it in run.state"
+    assert advice == "  → keep `best` in run.state"
 
 
 def test_a_part_of_what_is_named_is_not_named_again(traced):
@@ -80,7 +80,7 @@ def test_a_part_of_what_is_named_is_not_named_again(traced):
     assert len([line for line in found if "train.py" in line]) == 6
     assert not [line for line in found if "best.rng" in line]
     assert "  and 4 more" in found
-    assert found[-1].startswith("  → give it to forge.Run if it is torch's")
+    assert found[-1].startswith("  → keep the state of `best`, `x0`, ")
 
 
 def test_a_batch_is_compared_with_the_earlier_ones(traced):

@@ -77,7 +77,7 @@ def test_a_script_that_keeps_state_outside_is_caught(rehearsed, name, leaf):
     assert re.search(rf"^  leaf {leaf}\..*values differ", rehearsed.output, re.M)
     assert f"again: forge rehearse --times 1 --seed 7 -- {sys.executable} " in rehearsed.output
     assert "1 of 1 disturbed runs are not identical" in rehearsed.output
-    step = int(re.search(r"another after the resume at step (\d+):$", rehearsed.output, re.M)[1])
+    step = int(re.search(r"different after the resume at step (\d+):$", rehearsed.output, re.M)[1])
     assert step in [int(one) for one in re.findall(r"→ (\d+)[, ]", rehearsed.output)]
     file, line = re.search(
         rf"^    (\S+):(\d+): `{case.variable}`: ", rehearsed.output, re.M
@@ -112,7 +112,7 @@ def test_of_a_script_that_thinks_in_epochs_what_it_forgets_is_named(rehearsed):
     named = re.findall(r"^    train.py:(\d+): `(\w+)`: inf, undisturbed \d", rehearsed.output, re.M)
     assert named == [("5", "best")], rehearsed.output
     assert len(re.findall(r"^    \S+:\d+: ", rehearsed.output, re.M)) == 1, rehearsed.output
-    assert "  → keep it in run.state" in rehearsed.output
+    assert "  → keep `best` in run.state" in rehearsed.output
     assert "0 steps repeated after 1 stop; the longest save took " in rehearsed.output
     assert re.search(r"^new or changed in the working .*: log.csv$", rehearsed.output, re.M)
     assert "not exercised" not in rehearsed.output

@@ -121,6 +121,21 @@ def test_of_what_is_given_to_a_run_only_the_rest_is_read():
     assert sorted(held(one, [one])) == ["one.inner.inplace", "one.inner.p", "one.state"]
 
 
+def test_what_has_a_name_of_its_own_is_no_part_of_another():
+    """A hint names `data.level` and not `loader.dataset.level`, which is the same."""
+    one = Thing()
+    two = [DataLoader(Thing()), one]
+    loader = DataLoader(one, sampler=[0])
+    assert two
+    assert loader
+    found = {
+        each.path for each in variables(sys._getframe(), ()) if each.function.startswith("test")
+    }
+    assert "one.x" in found
+    assert "loader.sampler" in found
+    assert "loader.dataset.x" not in found
+
+
 def test_a_variable_is_shown_in_a_few_words():
     """In a hint: a person compares two of them."""
     shown = {
