@@ -19,7 +19,6 @@ import sysconfig
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +37,7 @@ _NO_STATE = (types.ModuleType, types.BuiltinFunctionType, types.FrameType, types
 _NOT_READ = ("torch.", "forge.", "hydra.", "omegaconf.", "tqdm.")
 """Of objects whose class is from there, attributes are not looked through."""
 _MODULE_OWN = frozenset(vars(torch.nn.Module()))
-_HERE = str(Path(__file__).parents[1])
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class Variable(NamedTuple):

@@ -107,11 +107,7 @@ class Boundary:
         self._limit.arrive()
         self._arrive()
         if self._is_rehearsed:
-            epochs = self._loops.place
-            place = [epochs.epoch, epochs.phase.name] if epochs else []
-            place = [self._directory.checkpoint_dir.name, self._loops.number, *place]
-            given = self._contents.live.given.values()
-            traces.arrive(place, self._loops.step, self._contents.capture, given)
+            traces.arrive(self._directory.checkpoint_dir.name, self._loops, self._contents)
             strikes.arrive()
         if has_ended is None:
             has_ended = self._loops.step >= n

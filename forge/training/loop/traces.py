@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Collection
 from typing import Any
 
 from forge.checkpoint.format.leaves import leaves
 from forge.state.variables import fingerprint, variables
+from forge.training.contents import Contents
+from forge.training.loop.loops import Loops
 
 VARIABLE = "FORGE_TRACE"
 NUM_FIRST = 3
@@ -33,30 +34,28 @@ def took(batch: Any) -> None:
         _batch[:] = [batch]
 
 
-def arrive(
-    place: list[Any], step: int, capture: Callable[[], Any], known: Collection[object]
-) -> None:
+def arrive(name: str, loops: Loops, contents: Contents) -> None:
     """This process has come to a step boundary; nothing happens where nobody traces.
 
     Args:
-        place: What tells this boundary from others after as many steps.
-        step: Steps done.
-        capture: Gives what a checkpoint would hold.
-        known: The objects that were given to `forge.Run`.
+        name: Of the `forge.Run`, among several.
+        loops: Where it is.
+        contents: What a checkpoint would hold.
     """
     if VARIABLE not in os.environ:
         return
     file, *steps = os.environ[VARIABLE].split(" ")
-    if _num_written[0] >= NUM_FIRST and str(step) not in steps:
+    if _num_written[0] >= NUM_FIRST and str(loops.step) not in steps:
         return
     _num_written[0] += 1
-    state = {key: one for key, one in capture().items() if key != "metrics"}
+    state = {key: one for key, one in contents.capture().items() if key != "metrics"}
+    epoch = [loops.place.epoch, loops.place.phase.name] if loops.place else []
     line = {
         "pid": os.getpid(),
-        "place": [*place, step],
+        "place": [name, loops.number, *epoch, loops.step],
         "leaves": {leaf.path: fingerprint(leaf.value) for leaf in leaves(state)},
         "batch": fingerprint(_batch[0]) if _batch else None,
-        "variables": list(variables(sys._getframe(1), known)),
+        "variables": list(variables(sys._getframe(1), contents.live.given.values())),
     }
     with open(file, "a") as out:
         out.write(json.dumps(line) + "\n")

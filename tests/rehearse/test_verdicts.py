@@ -1,0 +1,270 @@
+"""The parts of a rehearsal: the plan, strikes, and what is made of the runs."""
+
+import os
+import signal
+import sys
+import threading
+from math import nan
+from pathlib import Path
+
+import pytest
+import started
+
+from forge.errors import RehearsalFailed
+from forge.jobdir import job_dir, ledger
+from forge.jobdir.job_files import REHEARSAL
+from forge.rehearse import rehearsal, verdicts
+from forge.rehearse.command import main
+from forge.rehearse.comparing import differing_leaves, differing_values
+from forge.rehearse.plan import plan, seconds_of, signals_of
+from forge.rehearse.rehearsal import Rehearsal, Run, Strike
+from forge.rehearse.verdicts import Wanted
+from forge.training.loop import strikes
+
+
+def test_a_plan_is_a_stop_and_a_kill_and_the_same_for_the_same_seed():
+    """The command that is printed repeats it; two seeds in a row are two plans."""
+    plans = [plan(40, seed) for seed in range(50)]
+    assert plans == [plan(40, seed) for seed in range(50)]
+    assert plans[0] != plans[1]
+    for planned in plans:
+        assert sorted(one.name == "SIGKILL" for one in planned) == [False, True]
+        assert 2 <= planned[0].count <= 41  # after a step at least
+        assert planned[1].count >= 1
+        comes_to = planned[0].count - 1
+        comes_to += planned[0].name != "SIGKILL" and planned[0].fraction > 0  # the step ends
+        at = comes_to + planned[1].count - 1
+        assert at <= 40  # else it is never reached
+        assert at < 40 or planned[1].fraction == 0  # nor if the script ends first
+        assert all(0 <= one.fraction < 1 for one in planned)
+    assert {one.name for planned in plans for one in planned} == {"SIGKILL", "SIGTERM", "SIGUSR1"}
+    assert [len(plan(steps, 0)) for steps in (0, 1, 2)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("wanted", ["TERM,KILL", "KILL", "term,SIGHUP", "INT"])
+def test_a_plan_draws_from_the_signals_that_are_wanted(wanted):
+    """A script that is only ever killed needs no stop, and the other way round."""
+    signals = signals_of(wanted)
+    found = {one.name for seed in range(50) for one in plan(40, seed, signals)}
+    assert found == set(signals)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("20m", 1200), ("1.5h", 5400), ("7", 7)]
+)
+def test_a_time_is_read_with_its_unit(text, seconds):
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "expected"),
+    [
+        ("--signals", "STOP", "expected some of TERM, USR1, INT, HUP, KILL, with commas"),
+        ("--within", "soon", "expected a time like 90s, 20m or 1h"),
+        ("--within", "0m", "expected a time like 90s, 20m or 1h"),
+        ("--tolerance", "1", "expected at least 0, and less than 1"),
+    ],
+)
+def test_an_option_that_cannot_be_understood_is_refused(option, text, expected, capsys):
+    """By its name, with what was expected."""
+    with pytest.raises(SystemExit):
+        main([option, text, "--", "true"])
+    assert expected in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "codes"), [("SIGKILL", {-9}), ("SIGTERM", {-15, 143, 75}), ("SIGUSR1", {-10, 75, 138})]
+)
+def test_only_a_code_of_its_own_tells_of_a_strike(name, codes):
+    """A script that fails as it is stopped is not started again as if nothing were wrong."""
+    strike = Strike(name, 1, 0.0)
+    assert {code for code in range(-64, 256) if strike.ends_with(code)} == codes
+    assert not strike.ends_with(None)
+
+
+@pytest.fixture
+def hits(monkeypatch):
+    """Signals that the strike sends, instead of being hit."""
+    found = []
+    monkeypatch.setattr(strikes, "_boundaries", [])
+    monkeypatch.setattr(strikes.os, "kill", lambda pid, number: found.append((pid, number)))
+    return found
+
+
+def test_a_strike_comes_once_at_its_boundary(hits, monkeypatch):
+    """Not again in the same process, nor in its children."""
+    monkeypatch.setenv("FORGE_STRIKE", "SIGTERM 3 0.0")
+    found = [strikes.arrive() or len(hits) for _ in range(6)]
+    assert found == [0, 0, 1, 1, 1, 1]
+    assert hits == [(os.getpid(), signal.SIGTERM)]
+    assert "FORGE_STRIKE" not in os.environ
+
+
+def test_a_strike_within_a_step_comes_later(hits, monkeypatch):
+    """By a fraction of the step before it."""
+    monkeypatch.setenv("FORGE_STRIKE", "SIGKILL 2 0.5")
+    monkeypatch.setattr(strikes.time, "monotonic", iter([0.0, 0.02]).__next__)
+    strikes.arrive()
+    strikes.arrive()
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            assert thread.interval == 0.01
+            thread.join()
+    assert hits == [(os.getpid(), signal.SIGKILL)]
+
+
+def test_a_strike_within_a_step_comes_before_the_next_boundary_does(hits, monkeypatch):
+    """On a busy machine its thread is late, and the next strike of the plan was never reached."""
+    monkeypatch.setenv("FORGE_STRIKE", "SIGTERM 2 0.9")
+    monkeypatch.setattr(strikes.time, "monotonic", iter([0.0, 3600.0]).__next__)
+    found = [strikes.arrive() or len(hits) for _ in range(4)]
+    assert found == [0, 0, 1, 1]
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.function()  # as late as can be
+            thread.cancel()
+    assert len(hits) == 1
+
+
+def test_nothing_happens_where_nobody_rehearses(hits, monkeypatch):
+    """The hook stands in every step of every training."""
+    monkeypatch.delenv("FORGE_STRIKE", raising=False)
+    strikes.arrive()
+    assert hits == []
+    assert strikes._boundaries == []
+
+
+@pytest.mark.parametrize("configured", ["checkpoints", "/scratch/mine/checkpoints"])
+def test_a_rehearsed_job_lies_in_its_directory(configured, tmp_path, monkeypatch):
+    """An absolute directory is the true job's: it must neither be resumed from nor written to."""
+    monkeypatch.setenv(REHEARSAL, str(tmp_path))
+    job, checkpoints = job_dir.current(configured)
+    assert job == tmp_path
+    assert checkpoints == tmp_path / configured.lstrip("/")
+
+
+def test_a_stop_that_a_script_swallows_is_no_end(tmp_path):
+    """`except SystemExit: pass` ends with 0: what is compared must have finished."""
+    directory = tmp_path / "undisturbed_1"
+    one = Rehearsal([sys.executable, "-c", "pass"], tmp_path)
+
+    def begin_only(run, strike):
+        opened = ledger.Ledger(directory)
+        opened.write("start", step=0)
+        opened.close()
+        return True
+
+    one._attempt = begin_only
+    with pytest.raises(RehearsalFailed, match=r"its forge\.Run did not finish"):
+        one.run("undisturbed 1", [])
+
+
+def test_a_hit_is_shown_with_the_run_that_it_hit_and_where_that_resumed():
+    """Steps of several runs would be mixed up; between two attempts others may have run."""
+
+    def attempt(number, place, start):
+        events = [{"kind": "run", "checkpoints": place}, {"kind": "start", "step": start}]
+        return ledger.Attempt(number, events)
+
+    run = Run("one", Path(), hits=[("SIGKILL", ledger.Progress(2, 7, 0.0, None))])
+    assert run.trace() == "SIGKILL 7"  # nothing is known of it yet
+    run.history.attempts += [attempt(1, "c", 0), attempt(2, "c", 3), attempt(3, "c", 5)]
+    assert run.trace() == "SIGKILL 7 → 5"
+    run.history.attempts.insert(2, attempt(3, "d", 9))
+    run.history.attempts[3].number = 4
+    assert run.trace() == "SIGKILL 7 of c → 5"
+
+
+def run_of(states, metrics):
+    history = ledger.History([], {"checkpoints": metrics})
+    return Run("one", Path(), states={"checkpoints": states}, history=history)
+
+
+def test_the_first_difference_is_the_first_by_step():
+    """NaN is NaN, and 0 is not -0: bits are compared, not numbers."""
+    one = run_of({}, {2: {"loss": nan, "b": 0.0}, 10: {"loss": 1.0}, 11: {"loss": 2.0}})
+    other = run_of({}, {2: {"loss": nan, "b": -0.0}, 10: {"loss": 1.5}})
+    found = [(key[0], key[2], what) for key, what in differing_values(one, other)]
+    assert found == [
+        (2, "b", "float 0.0 → float -0.0"),
+        (10, "loss", "float 1.0 → float 1.5"),
+        (11, "loss", "float 2.0 → None"),
+    ]
+    assert list(differing_values(one, one)) == []
+
+
+def test_leaves_are_compared_in_the_checkpoints_of_every_run():
+    """A fold that one of them lacks is named."""
+    one, other = run_of({"live": {"w": 1}}, {}), run_of({"live": {"w": 2}}, {})
+    assert list(differing_leaves(one, other)) == [("live.w", "int 1 → int 2")]
+    one.states["fold2"] = {"live": {}}
+    assert list(differing_leaves(one, other)) == [
+        ("live.w of checkpoints", "int 1 → int 2"),
+        ("fold2", "only in one"),
+    ]
+
+
+class Ended:
+    """A rehearsal whose runs have all ended alike, but for the seconds that they log."""
+
+    command = ("python", "train.py")
+    root = Path("nowhere")
+
+    def __init__(self, *hits):
+        self.hits, self.num_runs = hits, 0
+
+    def run(self, name, planned):
+        self.num_runs += 1
+        run = run_of({"live": {"w": 1}}, {0: {"loss": 1.0, "seconds": float(self.num_runs)}})
+        events = [{"kind": "run", "checkpoints": "checkpoints"}, {"kind": "finish", "step": 4}]
+        run.history.attempts.append(ledger.Attempt(1, events))
+        run.hits = list(self.hits) if planned else []
+        return run
+
+
+def test_what_is_measured_of_the_machine_is_left_out_by_name(capsys):
+    """Times differ in every run; a loss that does not is compared."""
+    hit = ("SIGKILL", ledger.Progress(1, 2, 0.0, None))
+    assert verdicts.rehearse(Ended(hit), Wanted(times=2)) == 0
+    said = capsys.readouterr().out
+    assert "not compared, since undisturbed runs differ in them alone: seconds\n" in said
+    assert said.endswith("identical, hit 2 times\n")
+
+
+def test_runs_that_nothing_hit_are_not_called_identical(capsys):
+    """A policy may ignore the signals: then nothing was rehearsed."""
+    assert verdicts.rehearse(Ended(), Wanted(times=2)) == 2
+    assert "No run was hit" in capsys.readouterr().out
+
+
+def test_where_time_is_short_there_are_fewer_disturbed_runs(capsys):
+    """Rather than none: an answer of one run is an answer; and it is said."""
+    hit = ("SIGKILL", ledger.Progress(1, 2, 0.0, None))
+    ended = Ended(hit)
+    assert verdicts.rehearse(ended, Wanted(times=3, within_s=1e-9)) == 0
+    assert ended.num_runs == 3
+    said = capsys.readouterr().out
+    assert "1 of 3 disturbed runs, for the time of --within" in said
+    assert said.endswith("identical, hit 1 times\n")
+
+
+def test_the_command_that_is_printed_has_the_options_that_matter():
+    """Else it would repeat another run."""
+    assert Wanted(times=9, within_s=60).options(4) == ["--times", "1", "--seed", "4"]
+    wanted = Wanted(signals=["SIGHUP"], tolerance=0.01).options(4)
+    assert wanted[4:] == ["--signals", "HUP", "--tolerance", "0.01"]
+
+
+def test_a_process_that_is_left_is_found(monkeypatch):
+    """By its command, once it has had its time to end."""
+    monkeypatch.setattr(rehearsal, "_GRACE_S", 0.0)
+    with started.Popen(["sleep", "600"]) as child:
+        assert "sleep 600" in rehearsal._left()
+        child.kill()
+    assert "sleep 600" not in rehearsal._left()
+
+
+def test_what_was_logged_last_is_no_leaf():
+    """A time that is logged differs in every run."""
+    one, other = run_of({"metrics": {"s": 1}}, {}), run_of({"metrics": {"s": 2}}, {})
+    assert list(differing_leaves(one, other)) == []
