@@ -121,7 +121,7 @@ class Rehearsal:
             The file that has the notes.
         """
         file = self.root / f"{name.replace(' ', '_')}.jsonl"
-        self._traced = {traces.VARIABLE: " ".join([str(file), *map(str, steps)])}
+        self._traced = {traces.VARIABLE: f"{','.join(map(str, steps))} {file}"}
         try:
             self.run(name, planned)
         finally:

@@ -106,6 +106,7 @@ def test_of_a_script_that_thinks_in_epochs_what_it_forgets_is_named(rehearsed):
     assert "0 steps repeated after 1 stop; the longest save took " in rehearsed.output
     assert re.search(r"^new or changed in the working .*: log.csv$", rehearsed.output, re.M)
     assert "not exercised" not in rehearsed.output
+    assert "left behind" not in rehearsed.output
 
 
 def test_two_undisturbed_runs_that_differ_are_not_blamed_on_a_resume(rehearsed):

@@ -1,6 +1,6 @@
 """What a process holds at step boundaries, written down for `forge rehearse` to compare.
 
-    FORGE_TRACE="/tmp/…/trace.jsonl 97 98 99"
+    FORGE_TRACE="97,98,99 /tmp/…/trace.jsonl"
 
 Only where a rehearsal has found a difference: at the first boundaries of each process and at those
 of the steps named, a line with the fingerprint of each leaf of a checkpoint, of the batch before
@@ -44,8 +44,8 @@ def arrive(name: str, loops: Loops, contents: Contents) -> None:
     """
     if VARIABLE not in os.environ:
         return
-    file, *steps = os.environ[VARIABLE].split(" ")
-    if _num_written[0] >= NUM_FIRST and str(loops.step) not in steps:
+    steps, file = os.environ[VARIABLE].split(" ", 1)
+    if _num_written[0] >= NUM_FIRST and str(loops.step) not in steps.split(","):
         return
     _num_written[0] += 1
     state = {key: one for key, one in contents.capture().items() if key != "metrics"}
