@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -16,7 +15,6 @@ from forge.data.position import Position
 from forge.errors import ForgeError
 from forge.group.facts import Failed, FinishAsked, SaveAsked, StopAsked
 from forge.group.group import Group, Solo
-from forge.jobdir.job_files import REHEARSAL
 from forge.process.time_limit import TimeLimit
 from forge.resilience.signal_handler import ShutdownHandler
 from forge.state import rng
@@ -76,7 +74,6 @@ class Boundary:
         self._limit = limit
         self._leaving = leaving
         self._group: Group = Solo()
-        self._is_rehearsed = REHEARSAL in os.environ
         self._held: Held | None = None
         self._hold_s = 0.0
         """Seconds that the last hold took."""
@@ -106,9 +103,8 @@ class Boundary:
         """
         self._limit.arrive()
         self._arrive()
-        if self._is_rehearsed:
-            traces.arrive(self._directory.checkpoint_dir.name, self._loops, self._contents)
-            strikes.arrive()
+        traces.arrive(self._directory.checkpoint_dir.name, self._loops, self._contents)
+        strikes.arrive()
         if has_ended is None:
             has_ended = self._loops.step >= n
         while True:
@@ -204,8 +200,10 @@ class Boundary:
         self._loops.break_off()
         self._directory.ledger.progress(self._loops.step, self._loops.step)
 
-    def _metrics_of_last_step(self) -> None:
+    def _begin_evaluation(self) -> None:
         self._directory.metrics.begin(self._loops.step - 1)
+        if traces.is_rehearsed():
+            self._directory.ledger.write("evaluated", step=self._loops.step)
 
     def _hold(self) -> None:
         began = time.monotonic()
@@ -213,14 +211,9 @@ class Boundary:
             self._held = self._saver.hold(self._loops.step, self._contents.capture)
         self._hold_s = time.monotonic() - began
 
-    def _note_evaluation(self) -> None:
-        if self._is_rehearsed:
-            self._directory.ledger.write("evaluated", step=self._loops.step)
-
     def _evaluate(self, due: list[str]) -> None:
         """Run functions of `run.every`; what they log belongs to the last step done."""
-        self._metrics_of_last_step()
-        self._note_evaluation()
+        self._begin_evaluation()
         if self._evaluations.last_s(due) >= _COPIES * self._hold_s:
             self._hold()
             if self._held is None:
@@ -267,7 +260,7 @@ class Boundary:
             loops.due = self._evaluations.due_after_pass(epoch, loops.step, is_new=is_new)
             loops.place.phase = Phase.after
         if loops.due and not may_stop:
-            self._metrics_of_last_step()
+            self._begin_evaluation()
             self._evaluations.run(loops.due, loops.step)
             loops.due = []
         while loops.due:
@@ -277,8 +270,7 @@ class Boundary:
                 case Stop(asked=asked) | Finish(stop=StopAsked() as asked):
                     self._stop(asked)
             self._evaluate(loops.due)
-        self._metrics_of_last_step()
-        self._note_evaluation()
+        self._begin_evaluation()
         if may_stop and self._after_s >= _COPIES * self._hold_s:
             self._hold()
         if self._held is not None:

@@ -15,6 +15,7 @@ import sys
 from typing import Any
 
 from forge.checkpoint.format.leaves import leaves
+from forge.jobdir.job_files import REHEARSAL
 from forge.state.variables import fingerprint, variables
 from forge.training.contents import Contents
 from forge.training.loop.loops import Loops
@@ -26,6 +27,11 @@ NUM_FIRST = 3
 _batch: list[Any] = []
 """The last one, of this process."""
 _num_written = [0]
+
+
+def is_rehearsed() -> bool:
+    """Whether `forge rehearse` has started this process."""
+    return REHEARSAL in os.environ
 
 
 def took(batch: Any) -> None:
