@@ -89,3 +89,12 @@ def schedules_within(schedule: Any) -> list[Any] | None:
     """
     inner = getattr(schedule, SCHEDULES, None)
     return inner if isinstance(inner, list) else None
+
+
+def num_yielded(iterator: Any) -> int | None:
+    """Batches that an iterator of a DataLoader has yielded; None where it is of something else.
+
+    If it goes: `forge rehearse` no longer names an iterator that a loop keeps to itself; let it
+    count the batches instead.
+    """
+    return getattr(iterator, "_num_yielded", None)

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from forge.checkpoint.format import tensor_encoding
+from forge.compat import of_torch
 
 _DEPTH = 3
 """Attributes of attributes that are looked through."""
@@ -279,7 +280,7 @@ def _feed(add: Callable[[bytes], None], value: Any, above: set[int]) -> None:
 
 def _place_of(iterator: Any) -> Any:
     """How far an iterator is, as far as it can be known."""
-    count = getattr(iterator, "_num_yielded", None)  # a DataLoader's
+    count = of_torch.num_yielded(iterator)
     if count is not None:
         return count
     with warnings.catch_warnings():

@@ -121,3 +121,13 @@ def test_the_key_of_extra_state():
                 return 1
 
         assert list(nn.Sequential(Model()).state_dict()) == [f"0.{of_torch.EXTRA_STATE}"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_num_yielded(workers):
+    """Of DataLoaders with and without workers."""
+    with contract(of_torch.num_yielded):
+        iterator = iter(torch.utils.data.DataLoader(range(4), num_workers=workers))
+        next(iterator)
+        assert of_torch.num_yielded(iterator) == 1
+        assert of_torch.num_yielded(iter([1])) is None

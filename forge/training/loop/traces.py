@@ -9,9 +9,9 @@ it, and of each variable of the script.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
-import sys
 from typing import Any
 
 from forge.checkpoint.format.leaves import leaves
@@ -61,7 +61,7 @@ def arrive(name: str, loops: Loops, contents: Contents) -> None:
         "place": [name, loops.number, *epoch, loops.step],
         "leaves": {leaf.path: fingerprint(leaf.value) for leaf in leaves(state)},
         "batch": fingerprint(_batch[0]) if _batch else None,
-        "variables": list(variables(sys._getframe(1), contents.live.given.values())),
+        "variables": list(variables(inspect.currentframe(), contents.live.given.values())),
     }
     with open(file, "a") as out:
         out.write(json.dumps(line) + "\n")
