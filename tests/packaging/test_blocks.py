@@ -33,7 +33,7 @@ ELSEWHERE = {
     ("docs/how-to/submitit.md", "python", 0): "test_checkpointable_slurm.py::test_the_lines_of_the",
     ("docs/how-to/rehearse.md", "text", 0): "test_rehearse.py::test_a_script_that_keeps_state_out",
 }
-"""(page, language, which of its blocks of that language) -> the begin of the name of its test."""
+"""(page, language, which of its blocks of that language) -> how the name of its test begins."""
 
 
 def blocks_of(page):

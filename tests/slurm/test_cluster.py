@@ -25,7 +25,7 @@ def test_an_urgent_job_preempts_with_a_grace_time(cluster, tmp_path):
     """PreemptTime is set at once, and the requeue comes when the grace time is over."""
     script = "trap 'touch told' TERM; touch begun; while :; do sleep 0.2; done"
     job = submit(cluster, tmp_path, script, "--exclusive", "--nodes=2", "--requeue")
-    wait_for((tmp_path / "begun").exists, "begin of the job")
+    wait_for((tmp_path / "begun").exists, "start of the job")
     urgent = submit(cluster, tmp_path, "sleep 1", "--partition=urgent", "--exclusive", "--nodes=2")
     wait_for(lambda: cluster.show(job).get("PreemptTime", "None") != "None", "preemption")
     assert cluster.show(job)["Restarts"] == "0"

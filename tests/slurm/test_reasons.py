@@ -40,7 +40,7 @@ def start(cluster, folder, *options):
         "--requeue",
         *options,
     )
-    wait_for((folder / "begun").exists, "begin of the job")
+    wait_for((folder / "begun").exists, "start of the job")
     return job
 
 

@@ -97,7 +97,7 @@ def test_a_copied_sweep_does_not_take_the_original_s_jobs(app):
     """It would wait for them, and report them as its own."""
     (app.gates / "hold").touch()
     run_to_end(app, "kind=held", "hydra.launcher.wait=false")
-    wait_for((app.gates / "held began").exists, "begin of the job")  # which then writes no more
+    wait_for((app.gates / "held began").exists, "start of the job")  # which then writes no more
     original = app.sweep_dir
     app.sweep_dir = app.folder / "copy"
     shutil.copytree(original, app.sweep_dir)

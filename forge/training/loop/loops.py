@@ -70,7 +70,7 @@ class Loops:
         self._said: set[str] = set()
 
     def open(self, loader: Iterable[Any], epoch: int = 0) -> Position:
-        """At the begin of its data; what no resume can repeat exactly is logged once."""
+        """At the start of its data; what no resume can repeat exactly is logged once."""
         position = Position(loader, epoch)
         for sentence in position.inexact():
             if sentence not in self._said:

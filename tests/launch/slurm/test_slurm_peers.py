@@ -120,7 +120,7 @@ def test_submitit_slurm_waits_for_a_job_that_is_gone(cluster, start, places):
     launcher = start(
         HYDRA, "-m", "hydra/launcher=submitit_slurm", "+kind=killed", f"+places={places}"
     )
-    task = launcher.wait_for(lambda: told(places / "starts"), "begin of the task")
+    task = launcher.wait_for(lambda: told(places / "starts"), "start of the task")
     job = the_job(cluster)
     processes.send(int(task), signal.SIGKILL)
     wait_for(lambda: cluster.show(job)["JobState"] == "FAILED", "its end")
@@ -140,7 +140,7 @@ def test_submitit_slurm_never_calls_the_task_s_own_checkpoint(cluster, start, pl
         "+kind=asked",
         f"+places={places}",
     )
-    launcher.wait_for((places / "starts").exists, "begin of the task")
+    launcher.wait_for((places / "starts").exists, "start of the task")
     job = the_job(cluster)
     cluster.run("scancel", "--signal=USR2", job)
     wait_for(lambda: cluster.show(job)["Restarts"] == "1", "requeue")
@@ -153,7 +153,7 @@ def test_submitit_bypasses_the_notice_of_a_preemption(cluster, start, places, tm
     launcher = start(SUBMITIT, places)
     assert launcher.wait() == 0
     job = launcher.output.split()[-1]
-    wait_for((places / "starts").exists, "begin of the task")
+    wait_for((places / "starts").exists, "start of the task")
     submit(cluster, tmp_path, "sleep 1", "--partition=urgent", "--exclusive", "--nodes=2")
     wait_for(lambda: cluster.show(job)["Restarts"] == "1", "requeue")
     assert not (places / "checkpoint").exists()
@@ -167,7 +167,7 @@ def test_a_job_that_saves_and_exits_with_0_is_done_for_slurm(cluster, start, pla
     script.write_text("\n".join(line[4:] for line in SAVES_AND_EXITS.splitlines()))
     command = f"cd {places} && exec srun --ntasks=1 --nodes=1 {sys.executable} {script}"
     job = submit(cluster, tmp_path, command, "--requeue", "--exclusive", "--nodes=2")
-    wait_for((places / "begun").exists, "begin of the task")
+    wait_for((places / "begun").exists, "start of the task")
     submit(cluster, tmp_path, "sleep 1", "--partition=urgent", "--exclusive", "--nodes=2")
     wait_for(lambda: cluster.show(job)["JobState"] == "COMPLETED", "its end")
     assert (places / "saved").exists()
