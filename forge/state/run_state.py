@@ -22,15 +22,30 @@ class RunState(MutableMapping[str, Any]):
         best = run.state.setdefault("best", math.inf)
 
     Entering the Run restores what the last checkpoint holds. A value that is there already (or when
-    a rollback restores) is changed in place where it can be, so that names for it stay good.
+    a rollback restores) is changed in place where it can be, so that names for it stay good. What is
+    assigned from there to the first loop is the first attempt's: at a resume, what was restored
+    takes its place as the loop begins.
 
     Raises:
+        AttributeError: For `run.state.best`: values are items.
         CheckpointError: Naming a value that cannot be saved, as it is assigned.
         TypeError: For a name that is no string.
     """
 
+    __slots__ = ("_restored", "_values")
+
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
+        self._restored: dict[str, Any] | None = {}
+        """Until the first loop begins."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"run.state.{name}: values are items: run.state[{name!r}]")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in RunState.__slots__:
+            raise AttributeError(f"run.state.{name} = …: values are items: run.state[{name!r}] = …")
+        super().__setattr__(name, value)
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
@@ -73,6 +88,15 @@ class RunState(MutableMapping[str, Any]):
                 holder = holder[key]
             holder[last] = generators.made(one)
         self._values = _put_back(self._values, values)
+        if self._restored is not None:
+            self._restored = dict(self._values)
+
+    def begin_loop(self) -> None:
+        """What was assigned instead of a restored value was a beginning: it is put back."""
+        for name, value in (self._restored or {}).items():
+            if self._values.get(name) is not value:
+                self._values[name] = _put_back(self._values.get(name), value)
+        self._restored = None
 
 
 def _without_generators(value: Any, path: list[Any], found: list[dict[str, Any]]) -> Any:

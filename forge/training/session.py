@@ -66,6 +66,7 @@ class Session:
         self._evaluations = evaluations
         self.loops = Loops()
         """Where the attempt is."""
+        self._own = own
         self._contents = Contents(live, own, self.loops, nan, updater)
         self.resumed_from: str | None = None
         self.callbacks: list[Any] = []
@@ -196,6 +197,7 @@ class Session:
     def _begin_loop(self) -> None:
         """By now everything is there that the script builds."""
         self._forget_hooks()
+        self._own.begin_loop()
         if not self.loops.positions:
             with preflight.exits():
                 if problems := overlooked.problems(self._live.given):

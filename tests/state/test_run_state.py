@@ -100,6 +100,41 @@ def test_what_is_there_already_is_changed_in_place(tmp_path):
     assert state["name"] == "première"
 
 
+def test_what_is_assigned_before_the_loop_is_how_the_first_attempt_begins(tmp_path):
+    """At a resume what was restored takes its place; in it, where the script holds it, too."""
+    kept = saved(filled(), tmp_path)
+    state = RunState()
+    state.restore(kept)
+    state["best"], state["new"] = 0.0, 1
+    state["buffer"] = buffer = []
+    del state["name"]
+    state.begin_loop()
+    assert state["best"] == math.inf
+    assert state["new"] == 1
+    assert state["buffer"] is buffer
+    assert len(buffer) == 2
+    assert state["name"] == "première"
+
+
+def test_after_that_an_assignment_counts(tmp_path):
+    """A later loop, or one after a rollback, begins with what is there."""
+    state = filled()
+    state.begin_loop()
+    state.restore(saved(filled(), tmp_path))
+    state["best"] = 0.0
+    state.begin_loop()
+    assert state["best"] == 0.0
+
+
+def test_a_value_is_no_attribute():
+    """It would be forgotten in silence."""
+    state = RunState()
+    with pytest.raises(AttributeError, match=r"run\.state\['best'\] = "):
+        state.best = 1
+    with pytest.raises(AttributeError, match=r"run\.state\['best'\]$"):
+        _ = state.best
+
+
 @pytest.mark.parametrize(
     ("value", "path"),
     [
@@ -132,6 +167,25 @@ def a_run(directory, loop, steps=12, **policy):
             run.update(loss, optimizer)
             loop(run, step)
         return dict(run.state)
+
+
+def test_a_loop_that_begins_with_its_own_values_goes_on_with_the_saved_ones(tmp_path):
+    """`run.state["best"] = inf` before the loop, as people write it."""
+
+    def part(directory, stop_at):
+        model = torch.nn.Linear(1, 1)
+        policy = {"checkpoint": {"dir": str(directory), "every_steps": 1}}
+        with forge.Run(policy, model=model) as run:
+            run.state["seen"] = seen = []
+            for step in run.steps(6):
+                if step == stop_at:
+                    raise RuntimeError("stopped here")
+                seen.append(step)
+        return seen
+
+    with pytest.raises(RuntimeError, match="stopped here"):
+        part(tmp_path / "job", 4)
+    assert part(tmp_path / "job", None) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_rollback_takes_it_back(tmp_path):
