@@ -38,24 +38,33 @@ IN_PARALLEL := -n $(JOBS) --maxprocesses 10 --dist loadscope
 test: $(VENV)/.dev-installed
 	$(PYTEST) $(IN_PARALLEL) -m 'not proofs'
 
-# Each of them whatever the others end with; the second line is `make test` with all of torch.
+# Each by itself, AT_ONCE of them at a time, whatever the others end with; the longest first. The
+# second one is `make test` with all of torch.
+AT_ONCE ?= 3
 SUPPORT := $(IN_VENV) tests/support
-proofs: $(VENV)/.dev-installed $(VENV)/.demo-installed $(VENV)/.hydras-installed $(VENV)/.lightning-installed \
-  $(VENV)/.frameworks-installed
-	@failed=; prove() { echo "== $$*"; "$$@" || failed="$$failed\n  $$*"; }; \
-	prove env FORGE_REQUIRE_HYDRAS=1 $(PYTEST) $(IN_PARALLEL) -m proofs; \
-	prove env FORGE_TESTS_QUICK=no $(PYTEST) $(IN_PARALLEL) -m 'not proofs'; \
-	prove $(SUPPORT)/chaos.py 200 --seed 1; \
-	prove $(SUPPORT)/chaos_sweeps.py 100 --seed 1; \
-	prove $(SUPPORT)/torture/all_points.py; \
-	prove $(SUPPORT)/rehearse_all.py; \
-	prove $(SUPPORT)/frameworks.py --times 20 --seed 1; \
-	prove $(SUPPORT)/all_attacks.py; \
-	prove $(SUPPORT)/early_signals.py 50; \
-	prove $(SUPPORT)/lost_jobs.py; \
-	prove $(SUPPORT)/showcase.py; \
-	prove $(MAKE) docs; \
-	[ -z "$$failed" ] || { printf "failed:$$failed\n"; exit 1; }
+torture = $(SUPPORT)/torture/all_points.py
+suite = env FORGE_TESTS_QUICK=no $(PYTEST) $(IN_PARALLEL) -m 'not proofs'
+chaos = $(SUPPORT)/chaos.py 200 --seed 1
+rehearse = $(SUPPORT)/rehearse_all.py
+sweeps = $(SUPPORT)/chaos_sweeps.py 50 --seed 1
+marked = env FORGE_REQUIRE_HYDRAS=1 $(PYTEST) $(IN_PARALLEL) -m proofs
+frameworks = $(SUPPORT)/frameworks.py --times 20 --seed 1
+lost_jobs = $(SUPPORT)/lost_jobs.py
+early_signals = $(SUPPORT)/early_signals.py 50
+showcase = $(SUPPORT)/showcase.py
+attacks = $(SUPPORT)/all_attacks.py
+pages = $(MAKE) docs
+PROOFS := torture suite chaos rehearse sweeps marked frameworks lost_jobs early_signals showcase attacks pages
+
+proofs: $(VENV)/.dev-installed $(VENV)/.demo-installed $(VENV)/.docs-installed $(VENV)/.hydras-installed \
+  $(VENV)/.lightning-installed $(VENV)/.frameworks-installed
+	@rm -rf build/proofs && mkdir -p build/proofs
+	@$(MAKE) --no-print-directory --keep-going --jobs $(AT_ONCE) $(PROOFS:%=proof-%)
+
+.PHONY: $(PROOFS:%=proof-%)
+$(PROOFS:%=proof-%): proof-%:
+	@began=$$(date +%s); $($*) > build/proofs/$*.txt 2>&1; code=$$?; \
+	{ echo "== $*: exit code $$code after $$(($$(date +%s) - began)) s"; tail -n 4 build/proofs/$*.txt; }; exit $$code
 
 check: $(VENV)/.dev-installed
 	$(IN_VENV) -m ruff format --check .
