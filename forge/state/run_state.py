@@ -22,9 +22,9 @@ class RunState(MutableMapping[str, Any]):
         best = run.state.setdefault("best", math.inf)
 
     Entering the Run restores what the last checkpoint holds. A value that is there already (or when
-    a rollback restores) is changed in place where it can be, so that names for it stay good. What is
-    assigned from there to the first loop is the first attempt's: at a resume, what was restored
-    takes its place as the loop begins.
+    a rollback restores) is changed in place where it can be, so that names for it stay good. What
+    is assigned between there and the first loop is how the first attempt begins: at a resume, what
+    was restored takes its place as the loop begins.
 
     Raises:
         AttributeError: For `run.state.best`: values are items.
