@@ -25,6 +25,7 @@ from forge.data.workers import shielded_iter
 from forge.errors import StateMismatch
 from forge.state import rng
 from forge.state.registry import asked
+from forge.state.variables import fingerprint
 
 
 class Position:
@@ -220,11 +221,18 @@ class Position:
         else:
             self._iterator = self._iter_without(state["taken"])
         self.taken = state["taken"]
-        # One that the loop draws from as well has moved on since the epoch began.
-        generators = loaders.generators(self._loader)
-        for name, part in state["parts"].items():
-            if name in generators:
-                generators[name].set_state(part)
+        self._restore_present(state["parts"])
+
+    def _restore_present(self, parts: dict[str, Any]) -> None:
+        """What the loop itself has changed since the epoch began: weights of a sampler, say."""
+        owners = {**loaders.samplers(self._loader), **loaders.generators(self._loader)}
+        for name, one in self._countable().items():
+            loaders.restore_counters(one, parts.get("counters", {}).get(name, {}))
+        for name, one in owners.items():
+            if isinstance(one, torch.Generator):
+                one.set_state(parts[name])
+            elif name in parts and fingerprint(one.state_dict()) != fingerprint(parts[name]):
+                one.load_state_dict(copy.deepcopy(parts[name]))
 
     def _restore_start(self) -> None:
         assert self._start is not None

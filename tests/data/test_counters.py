@@ -86,3 +86,43 @@ def test_each_pass_of_an_epoch_has_the_number_it_had(tmp_path, monkeypatch):
         with pytest.raises(RuntimeError, match="as a kill"):
             train(name, stop)
         assert train(name) == whole[stop - 1 :]
+
+
+class Hard:
+    """Draws what the loop finds hard more often: the loop changes it in mid-epoch."""
+
+    def __init__(self):
+        self.weights = torch.ones(12)
+
+    def __len__(self):
+        return 12
+
+    def __iter__(self):
+        return iter(torch.multinomial(self.weights, 12, replacement=True).tolist())
+
+    def state_dict(self):
+        return {"weights": self.weights.clone()}
+
+    def load_state_dict(self, state):
+        self.weights = state["weights"].clone()
+
+
+def test_what_the_loop_has_changed_in_the_sampler_since_the_epoch_began_is_kept(tmp_path):
+    """The order of the epoch is drawn again from what it was; the next one from what is now."""
+
+    def part(directory, stop_at):
+        torch.manual_seed(0)
+        sampler, seen = Hard(), []
+        policy = {"checkpoint": {"dir": str(directory), "every_steps": 1}}
+        with forge.Run(policy, model=torch.nn.Linear(1, 1)) as run:
+            for step, batch in run.steps(12, DataLoader(range(12), 3, sampler=sampler)):
+                if step == stop_at:
+                    raise RuntimeError("stopped here")
+                sampler.weights[batch] *= 1.5
+                seen.append((batch.tolist(), sampler.weights.tolist()))
+        return seen
+
+    undisturbed = part(tmp_path / "undisturbed", None)
+    with pytest.raises(RuntimeError, match="stopped here"):
+        part(tmp_path / "job", 6)
+    assert part(tmp_path / "job", None) == undisturbed[6:]
