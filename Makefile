@@ -45,8 +45,8 @@ SUPPORT := $(IN_VENV) tests/support
 torture = $(SUPPORT)/torture/all_points.py
 suite = env FORGE_TESTS_QUICK=no $(PYTEST) $(IN_PARALLEL) -m 'not proofs'
 chaos = $(SUPPORT)/chaos.py 200 --seed 1
-rehearse = $(SUPPORT)/rehearse_all.py
-sweeps = $(SUPPORT)/chaos_sweeps.py 50 --seed 1
+rehearse = $(SUPPORT)/rehearse_all.py --times 1
+sweeps = $(SUPPORT)/chaos_sweeps.py 40 --seed 1
 marked = env FORGE_REQUIRE_HYDRAS=1 $(PYTEST) $(IN_PARALLEL) -m proofs
 frameworks = $(SUPPORT)/frameworks.py --times 20 --seed 1
 lost_jobs = $(SUPPORT)/lost_jobs.py

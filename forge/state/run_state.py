@@ -19,7 +19,7 @@ class RunState(MutableMapping[str, Any]):
     (`torch.Generator`, `random.Random`, `Generator` and `RandomState` of numpy), and dicts and
     lists of them.
 
-        best = run.state.setdefault("best", math.inf)
+        run.state["best"] = min(run.state.get("best", math.inf), value)
 
     Entering the Run restores what the last checkpoint holds. A value that is there already (or when
     a rollback restores) is changed in place where it can be, so that names for it stay good. What

@@ -35,7 +35,7 @@ OLDER: list[Op] = [
     ("commit", 4, "x", False),
     ("retain",),
 ]
-WAKES_PER_SLEEP = 12
+WAKES_PER_SLEEP = 6
 """Calls of the newer attempt at which the older one wakes up, of each call where it sleeps."""
 
 
