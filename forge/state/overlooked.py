@@ -43,8 +43,8 @@ def _sentences(objects: Mapping[str, Any]) -> Iterator[str]:
                 " forge.Run: forge.Run(…, ema=ema)"
             )
     names = {id(one): name for name, one in optimizers.items()}
-    dicts = [one for one in holders if type(one) is dict and id(one.get("optimizer")) in names]
-    owners = gc.get_referrers(*dicts) if dicts else []  # of an object's dict, the object
+    dicts = [one for one in holders if type(one) is dict and "last_epoch" in one]
+    owners = gc.get_referrers(*dicts) if dicts else []  # of a schedule's dict, the schedule
     for one in [*holders, *owners]:
         if isinstance(one, LRScheduler) and id(one) not in held and id(one.optimizer) in names:
             yield (
