@@ -45,6 +45,7 @@ def test_a_script_that_registers_all_its_state_is_identical(rehearsed, name):
     assert not [path for path in rehearsed.folder.iterdir() if path.name in ("outputs", "multirun")]
 
 
+@pytest.mark.proofs
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE_S + 30)
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_a_script_that_registers_all_its_state_is_identical(rehearsed, name):
     [
         ("numpy_batches.py", r"live\.states\.model"),
         # The iterator over the unlabelled data is made anew, and draws.
-        pytest.param("semi_supervised.py", r"positions\[0\]\.start", marks=pytest.mark.proofs),
+        ("semi_supervised.py", r"positions\[0\]\.start"),
     ],
 )
 def test_a_script_that_keeps_state_outside_is_caught(rehearsed, name, leaf):

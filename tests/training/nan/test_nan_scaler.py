@@ -298,7 +298,7 @@ def test_a_resume_judges_bad_gradients_as_the_run_would_have(tmp_path, action, s
 
 
 @pytest.mark.slow
-def test_a_scaler_that_probes_its_scale_for_20000_healthy_steps_has_no_nan():
+def test_a_scaler_that_probes_its_scale_for_4000_healthy_steps_has_no_nan():
     """Losses grow and shrink, and now and then one batch is far from the others."""
     generator = random.Random(4)
     live = StateRegistry({})
@@ -308,7 +308,7 @@ def test_a_scaler_that_probes_its_scale_for_20000_healthy_steps_has_no_nan():
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=20)
     live.objects.update(optimizer=optimizer, scaler=scaler)
     loss, drift = torch.tensor(1.0), 0.0
-    for _ in range(20_000):
+    for _ in range(4_000):
         drift = min(max(drift + generator.gauss(0, 0.1), -6), 6)
         size = 2.0 ** (drift + abs(generator.gauss(0, 1)))
         is_overflow = float(scaler.scale(loss)) * size > 65504  # the largest float16
@@ -316,7 +316,7 @@ def test_a_scaler_that_probes_its_scale_for_20000_healthy_steps_has_no_nan():
         updater.update(loss, optimizer, None, scaler, None)
         updater.settle()
     assert updater._nan.total == 0
-    assert updater.overflows.total > 300
+    assert updater.overflows.total > 60
 
 
 def test_an_overflow_in_a_streak_neither_ends_nor_lengthens_it(tmp_path):
