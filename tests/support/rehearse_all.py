@@ -1,14 +1,20 @@
-"""Every script of tests/support/scripts through `forge rehearse`: is what it says right?
+"""Every script of tests/scripts through `forge rehearse`: is what it says right?
 
-    python tests/support/rehearse_all.py [--times 2] [--seed 0] [--parallel 2] [name …]
+    python tests/support/rehearse_all.py [--times 2] [--seed 0] [--parallel 2] [word …]
 
-Prints a table; exits with 1 where a verdict is not the expected one.
+    flat/      right scripts, and some that forget one thing; `omits.py` has many kinds of it
+    planted/   one omission each, which `--fixed` repairs
+    <style>/   `written.py` as such a loop is converted in a hurry, and `fixed.py`; some `plain.py`
+
+Prints a table, and how many lines the conversion of a plain loop adds; exits with 1 where a verdict
+is not the expected one.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -16,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 @dataclass(frozen=True)
@@ -24,39 +30,42 @@ class Case:
     """One script, perhaps with arguments."""
 
     command: str
-    differs: str = ""
-    """Words of the first leaf or value that differs; empty: identical."""
-    why: str = ""
-    """What it keeps outside of `forge.Run`."""
     variable: str = ""
-    """Where it has that: what the hints are to name."""
+    """What it keeps outside of forge: the hints are to name it. Empty: it is exact."""
+    error: str = ""
+    """A word of the error with which forge refuses it."""
 
     @property
     def argv(self) -> list[str]:
         script, *arguments = self.command.split()
         return [sys.executable, str(SCRIPTS / script), *arguments]
 
+    @property
+    def expected(self) -> str:
+        return "refused" if self.error else "differs" if self.variable else "identical"
 
-CASES = (
-    Case("plain.py"),
-    Case("gpt.py"),
-    Case("augmented.py"),
-    Case("gan.py"),
-    Case("dqn.py"),
-    Case("dqn.py --forget-buffer", "loss", "the replay buffer", "buffer"),
-    Case("diffusion.py"),
-    Case("diffusion.py --forget-average", "average_error", "the average of the weights", "average"),
-    Case("lbfgs.py"),
-    Case("amp.py"),
-    Case("plateau.py"),
-    Case("plateau.py --forget-best", "best", "the best loss so far, in a local variable", "best"),
-    Case("numpy_batches.py", "loss", "a generator of numpy, for batches", "rng"),
-    Case("curriculum.py"),
-    Case("semi_supervised.py", "loss", "an iterator over a second loader", "others"),
-    Case("swa.py"),
-    Case("lora.py"),
-    Case("kfold.py"),
-)
+
+FLAT = {
+    "regression.py": "",
+    "gpt.py": "",
+    "augmented.py": "",
+    "gan.py": "",
+    "dqn.py": "",
+    "dqn.py --forget-buffer": "buffer",
+    "diffusion.py": "",
+    "diffusion.py --forget-average": "average",
+    "lbfgs.py": "",
+    "amp.py": "",
+    "plateau.py": "",
+    "plateau.py --forget-best": "best",
+    "numpy_batches.py": "rng",
+    "curriculum.py": "",
+    "semi_supervised.py": "others",
+    "swa.py": "",
+    "lora.py": "",
+    "kfold.py": "",
+}
+"""Command → the variable that it keeps to itself."""
 
 OMITTED = {
     "sampler": "order",
@@ -75,8 +84,69 @@ OMITTED = {
     "dataset-attribute": "data.level",
 }
 """What `omits.py` keeps to itself → the variable that has it."""
-CASES += tuple(Case(f"omits.py {kind}", "step", kind, name) for kind, name in OMITTED.items())
-CASES += tuple(Case(f"omits.py {kind} --fixed") for kind in OMITTED)
+
+PLANTED = {
+    "annealed": "temperatures",
+    "augmented": "augment.rng",
+    "averaged": "ema",
+    "bandit": "baseline",
+    "critic": "critic.optimizer",
+    "crops": "scales",
+    "curriculum": "dataset.level",
+    "denoiser": "rng",
+    "drop_path": "DropPath.seen",
+    "early_stopping": "stopping.num_bad",
+    "frozen_features": "extractor.training",
+    "half_precision": "scale.value",
+    "hard_examples": "hard",
+    "lookahead": "ahead",
+    "loss_clip": "history",
+    "negatives": "generator",
+    "normalised": "moments.mean",
+    "plateau": "trainer.best",
+    "pseudo_labels": "soft_label",
+    "recent_losses": "recent",
+    "recommender": "agent.memory",
+    "reshuffled": "sampler.order",
+    "stream": "hidden",
+    "warmup": "schedule.num_updates",
+}
+"""The same of each script of `planted`."""
+
+WRITTEN = {
+    "active_learning": "labelled",
+    "contrastive": "bank",
+    "distillation": "teacher",
+    "early_stopping": "stopper",
+    "graphs": "rng",
+    "huggingface_like": "tr_loss",
+    "maml": "rng",
+    "prefetcher": "prefetcher",
+    "several_optimizers": "",
+    "timm_like": "num_updates",
+    "two_datasets": "targets",
+    "until_break": "smoothed",
+    "vae_annealed": "beta",
+}
+"""The same of each `written.py`."""
+
+REFUSED = {
+    "metrics_window": "deque",
+    "nested_epochs": "run.epochs",
+    "reward_model": "zip",
+}
+"""Each `written.py` that ends with an error → a word of it."""
+
+CASES = (
+    *(Case(f"flat/{command}", name) for command, name in FLAT.items()),
+    *(Case(f"flat/omits.py {kind}", name) for kind, name in OMITTED.items()),
+    *(Case(f"flat/omits.py {kind} --fixed") for kind in OMITTED),
+    *(Case(f"planted/{one}.py", name) for one, name in PLANTED.items()),
+    *(Case(f"planted/{one}.py --fixed") for one in PLANTED),
+    *(Case(f"{style}/written.py", name) for style, name in WRITTEN.items()),
+    *(Case(f"{style}/written.py", error=word) for style, word in REFUSED.items()),
+    *(Case(f"{style}/fixed.py") for style in [*WRITTEN, *REFUSED]),
+)
 
 
 def verdict(case: Case, times: int, seed: int) -> tuple[bool, str, float, str]:
@@ -87,40 +157,59 @@ def verdict(case: Case, times: int, seed: int) -> tuple[bool, str, float, str]:
     env = os.environ | {"OMP_NUM_THREADS": "1"}  # several run beside each other
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
-    found = [line.strip() for line in lines if line.startswith(("  step ", "  leaf "))]
-    named = [line for line in lines if line.startswith("    ") and f"`{case.variable}`" in line]
-    said = {0: "identical", 1: "differs"}.get(done.returncode, f"exit code {done.returncode}")
-    is_right = said == ("differs" if case.differs else "identical")
-    is_right &= not case.differs or any(case.differs in line for line in found)
-    is_right &= not case.variable or bool(named)
-    first = next((line for line in found if line.startswith("step")), "")
-    words = "; ".join([said, *([first] if first else []), *(line.strip() for line in named)])
+    named = [line.strip() for line in lines if f"`{case.variable}" in line]
+    refused = [line.strip("| ") for line in lines if case.error and case.error in line]
+    said = {0: "identical", 1: "differs", 2: "refused"}.get(done.returncode, str(done.returncode))
+    is_right = said == case.expected and bool(named or not case.variable)
+    is_right &= bool(refused or not case.error)
+    words = "; ".join([said, *(named if case.variable else refused[-1:])])
     return is_right, words, time.monotonic() - began, done.stdout + done.stderr
+
+
+def added(style: Path) -> int:
+    """Lines of a conversion that its plain loop does not have, wherever they are indented to."""
+    plain, fixed = (
+        [line.strip() for line in (style / name).read_text().splitlines()]
+        for name in ("plain.py", "fixed.py")
+    )
+    for line in plain:
+        if line in fixed:
+            fixed.remove(line)
+    return len([line for line in fixed if line])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="words of the commands wanted; all by default")
+    parser.add_argument("words", nargs="*", help="of the commands wanted; all by default")
     parser.add_argument("--times", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--parallel", type=int, default=2)
     options = parser.parse_args()
     cases = [
-        case for case in CASES if not options.names or any(n in case.command for n in options.names)
+        case for case in CASES if not options.words or any(w in case.command for w in options.words)
     ]
-    print("| script | kept outside | forge rehearse says | right | s |")
+    print("| script | expected | forge rehearse says | right | s |")
     print("| --- | --- | --- | --- | --- |")
-    wrong, num_named = [], 0
+    wrong, right = [], []
     with ThreadPoolExecutor(options.parallel) as pool:
         found = pool.map(lambda case: verdict(case, options.times, options.seed), cases)
         for case, (is_right, words, took_s, output) in zip(cases, found, strict=True):
-            cells = [f"`{case.command}`", case.why or "nothing", words]
-            cells += ["yes" if is_right else "NO", f"{took_s:.0f}"]
-            print(f"| {' | '.join(cells)} |", flush=True)
-            wrong += [] if is_right else [output]
-            num_named += bool(case.variable) and is_right
-    num_planted = sum(bool(case.variable) for case in cases)
-    print(f"\n{num_named} of {num_planted} omissions named; {len(wrong)} verdicts are wrong")
+            expected = f"{case.expected} {case.variable or case.error}".strip()
+            cells = [f"`{case.command}`", expected, words, "yes" if is_right else "NO"]
+            print(f"| {' | '.join(cells)} | {took_s:.0f} |", flush=True)
+            if is_right:
+                right.append(case)
+            else:
+                wrong.append(output)
+    for kind in ("identical", "differs", "refused"):
+        num_right, num_all = (sum(c.expected == kind for c in some) for some in (right, cases))
+        print(
+            f"{kind}: {num_right} of {num_all} are said to be so, and what was forgotten is named"
+        )
+    lines = [added(path.parent) for path in SCRIPTS.glob("*/plain.py")]
+    print(
+        f"lines added to {len(lines)} plain loops: {statistics.median(lines)}, worst {max(lines)}"
+    )
     print("".join(f"\n{output}" for output in wrong), end="")
     return 1 if wrong else 0
 
