@@ -38,6 +38,7 @@ import warm
 sys.path.insert(1, TREE := str(Path(__file__).parents[2]))
 for name in (
     "cli.shown",
+    "config.loading",
     "hydra_app.callbacks",
     "job.local",
     "launch.local.launcher",
@@ -48,6 +49,7 @@ for name in (
 ):
     importlib.import_module(f"forge.{name}")
 Updater = sys.modules["forge.training.nan.update"].Updater
+loading = sys.modules["forge.config.loading"]
 sys.path.remove(TREE)
 BASE = sys.path[1:]
 CLONE_PARENT = 0x8000
@@ -108,6 +110,7 @@ def main():
     torch.set_num_threads(1)
     # The first optimizer of a process makes torch import a thousand modules.
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
+    loading.load(None)  # the schema is read once, for all
     gc.collect()
     gc.freeze()  # else each one, at its end, looks at all of torch's objects, and so copies them
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C: pytest's end is ours
