@@ -76,6 +76,9 @@ def _keep(optimizer: torch.optim.Optimizer, state: Any, param_groups: Any) -> No
     if isinstance(param_groups, list) and isinstance(found.get("param_groups"), list):
         for group, loaded in zip(param_groups, found["param_groups"], strict=True):
             _fill(group, loaded)
+        for one in found.values():  # inside this one: its groups are these, or were until now
+            if isinstance(one, torch.optim.Optimizer) and one.param_groups is found["param_groups"]:
+                one.param_groups = param_groups
         found["param_groups"] = param_groups
 
 

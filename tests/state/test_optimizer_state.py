@@ -261,3 +261,30 @@ def test_groups_and_states_stay_the_very_dicts_that_they_were():
     assert inner.param_groups[0] is outer.param_groups[0] is group
     assert group["lr"] == 0.1
     assert state[layer.weight]["momentum_buffer"] is not None
+
+
+class Sharpness(torch.optim.Optimizer):
+    """As SAM is commonly published: another optimizer steps its groups, also once it was loaded."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+        self.param_groups = self.base.param_groups
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.base.param_groups = self.param_groups
+
+
+@pytest.mark.parametrize("order", [["outer", "inner"], ["inner", "outer"]])
+def test_an_optimizer_inside_another_keeps_the_groups_of_both(order):
+    """A schedule of the outer one set the rate of nobody after a resume, in silence."""
+    outer = Sharpness(torch.nn.Linear(2, 1).parameters())
+    both = {"outer": outer, "inner": outer.base}
+    registry = StateRegistry({name: both[name] for name in order})
+    saved = registry.capture()
+    outer.param_groups[0]["lr"] = 0.5
+    registry.load(saved)
+    assert outer.base.param_groups is outer.param_groups
+    outer.param_groups[0]["lr"] = 0.01
+    assert outer.base.param_groups[0]["lr"] == 0.01
