@@ -56,7 +56,7 @@ def convert(policy: Any) -> tuple[Policy, list[str]]:
 
 
 @functools.cache
-def _defaults() -> DictConfig:
+def _defaults() -> Any:
     """To be copied: OmegaConf takes 20 ms to read the schema."""
     return OmegaConf.structured(Policy)
 

@@ -122,6 +122,11 @@ class Position:
         self.epoch += 1
         self.taken = 0
 
+    def cut(self) -> None:
+        """Begin the next epoch with the next batch, where the loader can be begun again."""
+        if not (self._is_stateful or isinstance(self._loader, Iterator)):
+            self._end_epoch()
+
     def _begin_epoch(self) -> None:
         # Of devices, too: an order may be drawn there, and is where that is torch's default device.
         self._start = {"rng": rng.capture(), "parts": self._parts_state()}

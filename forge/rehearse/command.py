@@ -13,7 +13,7 @@ from typing import Any
 from forge.errors import ExitCode
 from forge.process import processes
 from forge.rehearse import verdicts
-from forge.rehearse.plan import SIGNALS, STOPS, seconds_of, signals_of
+from forge.rehearse.plan import SIGNALS, STEPS, STOPS, seconds_of, signals_of
 from forge.rehearse.rehearsal import Rehearsal
 
 _USAGE = "forge rehearse [--times N] [--seed S] [--signals TERM,KILL] [--within 20m] … -- COMMAND"
@@ -34,6 +34,13 @@ def _parser() -> argparse.ArgumentParser:
         "--within",
         type=_of(seconds_of, "expected a time like 90s, 20m or 1h"),
         help="time for it all, like 20m: fewer disturbed runs where it is short, but one",
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=STEPS,
+        help="to which each loop is shortened, its passes to a third of them; 0: to none"
+        f" (default: {STEPS})",
     )
     parser.add_argument(
         "--tolerance",
@@ -65,6 +72,8 @@ def main(arguments: list[str]) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command or options.times < 1:
         parser.error("expected a command, and --times of at least 1")
+    if options.steps < 0 or options.steps in (1, 2):
+        parser.error(f"--steps {options.steps}: expected at least 3, or 0 for the whole training")
     if not 0 <= options.tolerance < 1:
         parser.error(f"--tolerance {options.tolerance:g}: expected at least 0, and less than 1")
     if options.directory is not None:
@@ -79,11 +88,12 @@ def main(arguments: list[str]) -> int:
         signals=options.signals,
         within_s=options.within,
         tolerance=options.tolerance,
+        steps=options.steps,
     )
     processes.adopt_orphans()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # which ends the script, too
     try:
-        rehearsal = Rehearsal(command, root.absolute(), options.timeout_s)
+        rehearsal = Rehearsal(command, root.absolute(), options.timeout_s, options.steps)
         code = verdicts.rehearse(rehearsal, wanted)
     except KeyboardInterrupt:
         code = int(ExitCode.INTERRUPTED)

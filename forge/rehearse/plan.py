@@ -9,6 +9,8 @@ from forge.rehearse.rehearsal import Strike
 
 STOPS = ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP")
 """Signals that a script may save at."""
+STEPS = 60
+"""To which a training is shortened unless more are wanted."""
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGKILL")
 """Those that are drawn unless others are wanted."""
 

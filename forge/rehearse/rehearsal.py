@@ -20,7 +20,7 @@ from forge.errors import CheckpointError, ExitCode, RehearsalFailed
 from forge.jobdir import ledger
 from forge.jobdir.job_files import REHEARSAL
 from forge.process import processes
-from forge.training.loop import strikes, traces
+from forge.training.loop import shortened, strikes, traces
 
 _GRACE_S = 5.0
 """In which what a script has started is to end, once that has ended."""
@@ -108,11 +108,14 @@ class Run:
 class Rehearsal:
     """Runs of one command, in directories below `root`."""
 
-    def __init__(self, command: list[str], root: Path, timeout_s: float | None = None) -> None:
+    def __init__(
+        self, command: list[str], root: Path, timeout_s: float | None = None, steps: int = 0
+    ) -> None:
         self.command = command
         self.root = root
         self._timeout_s = timeout_s
         self._traced: dict[str, str] = {}
+        self._shortened = {shortened.VARIABLE: str(steps)}
 
     def trace(self, name: str, planned: list[Strike], steps: list[int]) -> Path:
         """Run it as `run` does, noting what it holds at the boundaries of these steps.
@@ -149,7 +152,8 @@ class Rehearsal:
     def _attempt(self, run: Run, strike: Strike | None) -> bool:
         """Start the script once; returns whether it ended by itself."""
         output = run.directory / "output.log"
-        env = os.environ | _OFFLINE | self._traced | {REHEARSAL: str(run.directory)}
+        own = {REHEARSAL: str(run.directory), **self._shortened}
+        env = os.environ | _OFFLINE | self._traced | own
         if strike is not None:
             env[strikes.VARIABLE] = f"{strike.name} {strike.count} {strike.fraction}"
         with output.open("ab") as file:

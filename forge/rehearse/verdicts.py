@@ -17,9 +17,10 @@ from itertools import islice
 from pathlib import Path
 
 from forge.errors import RehearsalFailed
+from forge.jobdir import ledger
 from forge.rehearse import hints, report
 from forge.rehearse.comparing import differing_leaves, differing_values
-from forge.rehearse.plan import SIGNALS, plan
+from forge.rehearse.plan import SIGNALS, STEPS, plan
 from forge.rehearse.rehearsal import Rehearsal, Run, Strike
 from forge.rehearse.surroundings import Surroundings
 
@@ -45,11 +46,15 @@ class Wanted:
     tolerance: float = 0.0
     """By which numbers may differ, relative to the largest of their tensor."""
 
+    steps: int = STEPS
+    """To which each loop is shortened; 0: to none."""
+
     def options(self, seed: int) -> list[str]:
         """Of the command that repeats one disturbed run."""
         names = ",".join(one.removeprefix("SIG") for one in self.signals)
         found = ["--times", "1", "--seed", str(seed)]
         found += ["--signals", names] if list(self.signals) != list(SIGNALS) else []
+        found += ["--steps", str(self.steps)] if self.steps != STEPS else []
         return found + (["--tolerance", f"{self.tolerance:g}"] if self.tolerance else [])
 
 
@@ -74,6 +79,9 @@ class Verdict:
             second = self._rehearsal.run("undisturbed 2", [])
         except RehearsalFailed as error:
             say(f"The undisturbed script {error}")
+            has_begun = ledger.read_progress(self._rehearsal.root / "undisturbed_1") is not None
+            if has_begun and self._wanted.steps:
+                say("Its loops are shortened: --steps 0 rehearses the whole training.")
             return 2
         if not self._agree(first, second):
             return 1
@@ -81,6 +89,11 @@ class Verdict:
             say("Its forge.Run took no step: there is nowhere to hit it.")
             return 2
         disturbed, num_bad = self._disturb(first)
+        if 0 < self._wanted.steps <= first.num_steps:
+            say(
+                f"shortened: loops to {self._wanted.steps} steps, their passes to a third of them;"
+                " --steps 0 rehearses the whole training"
+            )
         for line in report.lines(first, disturbed, surroundings.written()):
             say(line)
         if num_bad:

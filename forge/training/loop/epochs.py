@@ -21,6 +21,7 @@ from forge.data.position import Position
 from forge.errors import ForgeError
 from forge.state import rng
 from forge.training.boundary import Boundary
+from forge.training.loop import shortened
 from forge.training.loop.loops import Loops, Phase, Place
 from forge.training.loop.steps import Steps
 from forge.training.metrics import Metrics
@@ -110,6 +111,8 @@ class Epochs:
         loaded = self._loops.loaded
         if self._loops.is_over(math.inf) or self._place.epoch >= count:
             return False
+        if shortened.is_over(self._place.epoch, self._loops.step):
+            return False
         if self._is_resumed:
             self._loops.step = self._place.step
             self._loops.loaders.load(self._place.loaders)
@@ -167,6 +170,9 @@ class Epochs:
         self._enter(position, loader)
         while self._place.phase is Phase.within:
             if self._boundary.pass_through(position, math.inf):
+                break
+            if shortened.is_pass_over(position.taken):
+                position.end_pass(is_left=True)
                 break
             batch = position.next_of_pass()
             if position.is_over:

@@ -12,7 +12,7 @@ from forge.errors import ConfigError, ForgeError
 from forge.state import rng
 from forge.training.boundary import Boundary
 from forge.training.leaving import Leaving
-from forge.training.loop import traces
+from forge.training.loop import shortened, traces
 from forge.training.loop.loops import Loops
 from forge.training.metrics import Metrics
 from forge.training.nan.update import Updater
@@ -73,6 +73,7 @@ class Steps:
     def _loop(self, n: float, loader: Iterable[Any] | None) -> Generator[Any, None, None]:
         loops = self._loops
         loops.positions.append(None)
+        n = shortened.loop(n, loops.number)
         if loops.number and loops.step >= n and not (loops.is_known or loops.is_complete):
             raise ForgeError(again(n, loops.step))
         saved, is_over = loops.saved_position, loops.is_over(n)
@@ -91,6 +92,8 @@ class Steps:
         self._go_to(position, saved)
         self._boundary.begin()
         while not self._boundary.pass_through(position, loops.step if is_over else n):
+            if position is not None and shortened.is_pass_over(position.taken):
+                position.cut()
             try:
                 batch = position.next() if position is not None else None
                 yield from self.step(position, batch)

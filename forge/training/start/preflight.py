@@ -27,6 +27,7 @@ from forge.jobdir import job_dir, spawned, verdict
 from forge.jobdir.job_files import RANKS
 from forge.jobdir.verdict import Verdict
 from forge.resilience.health import bounded, check_gpu_health, own_devices
+from forge.training.loop import shortened
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.=+,@-]{0,99}", re.ASCII)
 
@@ -67,6 +68,7 @@ def checked_policy(policy: Any) -> Policy:
         )
     with exits():
         checked = loading.load(policy)
+        shortened.adapt(checked)
         ranks = int(os.environ.get(RANKS) or 1)
         if checked.enabled and ranks > 1:
             problem = (
