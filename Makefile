@@ -40,12 +40,12 @@ test: $(VENV)/.dev-installed
 
 # Each by itself, AT_ONCE of them at a time, whatever the others end with; the longest first. The
 # second one is `make test` with all of torch.
-AT_ONCE ?= 3
+AT_ONCE ?= 2
 SUPPORT := $(IN_VENV) tests/support
 torture = $(SUPPORT)/torture/all_points.py
 suite = env FORGE_TESTS_QUICK=no $(PYTEST) $(IN_PARALLEL) -m 'not proofs'
 chaos = $(SUPPORT)/chaos.py 200 --seed 1
-rehearse = $(SUPPORT)/rehearse_all.py --times 1
+rehearse = $(SUPPORT)/rehearse_all.py
 sweeps = $(SUPPORT)/chaos_sweeps.py 40 --seed 1
 marked = env FORGE_REQUIRE_HYDRAS=1 $(PYTEST) $(IN_PARALLEL) -m proofs
 frameworks = $(SUPPORT)/frameworks.py --times 20 --seed 1

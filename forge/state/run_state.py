@@ -44,7 +44,10 @@ class RunState(MutableMapping[str, Any]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in RunState.__slots__:
-            raise AttributeError(f"run.state.{name} = …: values are items: run.state[{name!r}] = …")
+            way = f"values are items: run.state[{name!r}] = …"
+            if hasattr(value, "state_dict"):
+                way = f"what has a state_dict is given to forge.Run(…, {name}={name})"
+            raise AttributeError(f"run.state.{name} = …: {way}")
         super().__setattr__(name, value)
 
     def __getitem__(self, name: str) -> Any:

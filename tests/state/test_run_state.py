@@ -131,6 +131,8 @@ def test_a_value_is_no_attribute():
     state = RunState()
     with pytest.raises(AttributeError, match=r"run\.state\['best'\] = "):
         state.best = 1
+    with pytest.raises(AttributeError, match=r"run\.state\.ema = .*forge\.Run\(…, ema=ema\)$"):
+        state.ema = torch.nn.Linear(1, 1)
     with pytest.raises(AttributeError, match=r"run\.state\['best'\]$"):
         _ = state.best
 

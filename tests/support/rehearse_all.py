@@ -123,6 +123,7 @@ WRITTEN = {
     "maml": "rng",
     "prefetcher": "prefetcher",
     "several_optimizers": "",
+    "streams": "",
     "timm_like": "num_updates",
     "two_datasets": "targets",
     "until_break": "smoothed",
@@ -131,9 +132,18 @@ WRITTEN = {
 """The same of each `written.py`."""
 
 REFUSED = {
+    "bucketing": "run.state.generator",
+    "gradient_accumulation": "run.state.ema",
     "metrics_window": "deque",
+    "moco": "run.state.queue",
+    "multitask": "cannot unpack",
     "nested_epochs": "run.epochs",
+    "ppo": "run.update",
+    "reinforce_with_baseline": "run.state.rng",
     "reward_model": "zip",
+    "sam": "optimizer.base",
+    "tbptt": "run.state.hidden",
+    "unfreezing": "run.state.best",
 }
 """Each `written.py` that ends with an error → a word of it."""
 

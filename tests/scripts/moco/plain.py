@@ -1,0 +1,51 @@
+"""Train a small encoder by momentum contrast on noisy views of synthetic vectors."""
+
+import copy
+from itertools import islice
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+STEPS, BATCH, QUEUE, MOMENTUM, TEMPERATURE = 80, 32, 256, 0.99, 0.2
+
+
+def endless(loader):
+    while True:
+        yield from loader
+
+
+def view(x):
+    return x + 0.3 * torch.randn_like(x)
+
+
+def main():
+    torch.manual_seed(0)
+    data = torch.randn(16, 32).repeat(32, 1) + 0.2 * torch.randn(512, 32)
+    loader = DataLoader(TensorDataset(data), batch_size=BATCH, shuffle=True, drop_last=True)
+    query = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16))
+    key = copy.deepcopy(query).requires_grad_(False)
+    queue = F.normalize(torch.randn(QUEUE, 16), dim=1)
+    pointer = 0
+    optimizer = torch.optim.SGD(query.parameters(), lr=0.05, momentum=0.9)
+    for step, (x,) in enumerate(islice(endless(loader), STEPS)):
+        with torch.no_grad():
+            for slow, fast in zip(key.parameters(), query.parameters()):
+                slow.mul_(MOMENTUM).add_(fast, alpha=1 - MOMENTUM)
+            k = F.normalize(key(view(x)), dim=1)
+        q = F.normalize(query(view(x)), dim=1)
+        logits = torch.cat([(q * k).sum(1, keepdim=True), q @ queue.T], dim=1)
+        loss = F.cross_entropy(logits / TEMPERATURE, torch.zeros(len(x), dtype=torch.long))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        queue[pointer : pointer + BATCH] = k
+        pointer = (pointer + BATCH) % QUEUE
+        print(f"step {step + 1} loss {loss.item():.4f}")
+    with torch.no_grad():
+        print(f"spread of the embeddings {F.normalize(query(data), dim=1).std(0).mean():.4f}")
+
+
+if __name__ == "__main__":
+    main()
