@@ -127,6 +127,8 @@ class _Reader:
         if id(value) not in self._known and (_is_one(value) or _asked(value) is not None):
             yield path, value
         if isinstance(value, types.FunctionType):
+            for name, one in _defaults(value).items():
+                yield from self._parts(f"{path}.{name}", one, depth - 1)
             inner = dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=True))
             for name, cell in inner.items():
                 try:
@@ -136,6 +138,16 @@ class _Reader:
         elif depth > 0:
             for name, one in _attributes(value).items():
                 yield from self._parts(f"{path}.{name}", one, depth - 1)
+
+
+def _defaults(function: types.FunctionType) -> dict[str, Any]:
+    """Of its arguments, those that it may change: of a function of the script."""
+    code, values = function.__code__, function.__defaults__ or ()
+    if not is_of_script(code.co_filename):
+        return {}
+    names = code.co_varnames[: code.co_argcount][code.co_argcount - len(values) :]
+    found = dict(zip(names, values, strict=True)) | (function.__kwdefaults__ or {})
+    return {name: one for name, one in found.items() if not isinstance(one, _PLAIN)}
 
 
 def _is_one(value: Any) -> bool:

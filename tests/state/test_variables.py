@@ -46,6 +46,14 @@ def counter():
     return step
 
 
+def remembering():
+    def typical(value, history=[], *, best=[]):  # noqa: B006 - as people write it
+        history.append(value)
+        return history[-1], best
+
+    return typical
+
+
 def numbers():
     yield from range(100)
 
@@ -77,6 +85,8 @@ CHANGES = {
     "an attribute": (Thing, lambda one: vars(one).update(x=1)),
     "a generator in an object": (Thing, lambda one: one.rng.random()),
     "a closure": (counter, lambda one: one()),
+    "a default argument": (remembering, lambda one: one(1)),
+    "one of a keyword": (remembering, lambda one: one.__kwdefaults__["best"].append(1)),
     "an iterator": (lambda: iter([1, 2, 3]), next),
     "an iterator over pairs": (lambda: zip([1, 2], [3, 4], strict=False), next),
     "a cycle": (lambda: itertools.cycle([1, 2]), next),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -167,7 +168,8 @@ def verdict(case: Case, times: int, seed: int) -> tuple[bool, str, float, str]:
     env = os.environ | {"OMP_NUM_THREADS": "1"}  # several run beside each other
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
-    named = [line.strip() for line in lines if f"`{case.variable}" in line]
+    name = rf"`(\w+\.)*{re.escape(case.variable)}\b"
+    named = [line.strip() for line in lines if re.search(name, line)]
     refused = [line.strip("| ") for line in lines if case.error and case.error in line]
     said = {0: "identical", 1: "differs", 2: "refused"}.get(done.returncode, str(done.returncode))
     is_right = said == case.expected and bool(named or not case.variable)
