@@ -75,7 +75,7 @@ def test_what_forge_has_not_written_is_refused_or_read_soon_and_in_little_memory
 
 def test_an_older_attempt_that_wakes_up_at_any_call_changes_nothing(tmp_path):
     """The check of the token alone would leave an instant between it and the rename."""
-    numbers = torture("zombies", 0.015, tmp_path)
+    numbers = torture("zombies", 0.03, tmp_path)
     assert numbers["survived"] == numbers["interleavings"] > 20
 
 
