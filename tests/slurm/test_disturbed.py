@@ -363,8 +363,7 @@ def test_a_job_that_no_node_is_left_for_is_reported(sweeps, ended):
 
 @pytest.fixture
 def limited(sweeps, request) -> SlurmJob:
-    until(lambda: sweeps.limited.popen.poll() is not None, "end of the limited sweep")
-    assert sweeps.limited.wait() == 0, sweeps.limited.output
+    assert sweeps.limited.wait(timeout_s=280) == 0, sweeps.limited.output
     return sweeps.limits.jobs()[request.param]
 
 
