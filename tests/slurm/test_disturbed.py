@@ -9,7 +9,7 @@ import signal
 
 import pytest
 from cluster import submit, wait_for
-from harness import made_once, until
+from harness import made_once
 from slurm_apps import HOLD, SlurmApp, SlurmJob, table, urgent
 from sweeps import App, SweptJob, assert_same_job
 
