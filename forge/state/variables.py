@@ -153,7 +153,7 @@ def _defaults(function: types.FunctionType) -> dict[str, Any]:
 def _is_one(value: Any) -> bool:
     """Whether its content is looked at as a whole."""
     kinds = (torch.Tensor, np.ndarray, np.generic, dict, list, tuple, set, frozenset)
-    if isinstance(value, kinds) or _generator_state(value) is not None:
+    if isinstance(value, (*kinds, _CACHE)) or _generator_state(value) is not None:
         return True
     return _kind(value) == "iterator" or _is_row(value)
 
@@ -179,11 +179,14 @@ def _attributes(value: Any) -> dict[str, Any]:
         return own if is_of_script(file) else {}
     if not is_read or type(value).__module__ in sys.stdlib_module_names - {"__main__", "argparse"}:
         return {}
-    own = dict(getattr(value, "__dict__", {}))
+    slots = (name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ()))
+    own = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    own |= getattr(value, "__dict__", {})
     is_torch = kind.startswith("torch.")  # the iterator of its workers, say
     return {key: x for key, x in own.items() if not (is_torch and key.startswith("_"))}
 
 
+_CACHE = type(functools.cache(len))
 _CALLABLE = (types.FunctionType, types.MethodType, torch.nn.Module)
 
 
@@ -234,6 +237,8 @@ def _shown(value: Any) -> str:
     if isinstance(value, _PLAIN):
         return repr(value) if len(repr(value)) < 40 else f"{repr(value)[:36]} …"
     kind = type(value).__name__
+    if isinstance(value, _CACHE):
+        return f"cache of {value.cache_info().currsize}"
     if _generator_state(value) is not None:
         kind = f"{type(value).__module__.partition('.')[0]}'s {kind}"
     return f"{kind} of {len(value)}" if hasattr(type(value), "__len__") else kind
@@ -266,6 +271,8 @@ def _feed(add: Callable[[bytes], None], value: Any, above: set[int]) -> None:
             _feed_array(add, flat, np.shape(value))
     elif (state := _generator_state(value)) is not None:
         _feed(add, state, above)
+    elif isinstance(value, _CACHE):  # its content is in C
+        add(str(value.cache_info().currsize).encode())
     elif isinstance(value, Mapping):
         for key, one in list(value.items()):
             add(repr(key).encode(errors="replace"))

@@ -1,5 +1,6 @@
 """What a script holds besides what it gave to `forge.Run`, as fingerprints."""
 
+import functools
 import itertools
 import random
 import sys
@@ -27,6 +28,13 @@ class Thing:
     def __init__(self):
         self.x = 0
         self.rng = random.Random(1)
+
+
+class Slotted:
+    __slots__ = ("unset", "x")
+
+    def __init__(self):
+        self.x = 0
 
 
 class Hidden(torch.nn.Module):
@@ -85,6 +93,8 @@ CHANGES = {
     "an attribute": (Thing, lambda one: vars(one).update(x=1)),
     "a generator in an object": (Thing, lambda one: one.rng.random()),
     "a closure": (counter, lambda one: one()),
+    "a cache": (lambda: functools.cache(abs), lambda one: one(1)),
+    "a slot": (Slotted, lambda one: setattr(one, "x", 1)),
     "a default argument": (remembering, lambda one: one(1)),
     "one of a keyword": (remembering, lambda one: one.__kwdefaults__["best"].append(1)),
     "an iterator": (lambda: iter([1, 2, 3]), next),
