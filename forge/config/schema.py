@@ -167,7 +167,8 @@ class RollbackConfig:
     steps_back: int = 0
     """Go back at least this many steps before the first bad one."""
     skip_data: bool = True
-    """Skip the batches that led there, through the last bad one."""
+    """Skip the batches that led there, through the last bad one; a rollback into an earlier epoch
+    of `run.epochs` reads them again."""
     lr_scale: float = 1.0
     """Multiplies the learning rate at each rollback."""
     max_rollbacks: int = 3

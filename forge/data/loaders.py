@@ -132,7 +132,8 @@ def _inexact(loader: Any) -> Iterator[str]:
     if not (is_stateful or is_dataloader or isinstance(loader, Sequence)):
         yield (
             "has no state_dict, so a resume iterates it again from the start of the epoch, which"
-            " repeats it only if it yields the same each time."
+            " repeats it only if it yields the same each time. Else give it state_dict and"
+            " load_state_dict."
         )
 
 

@@ -360,7 +360,8 @@ class Boundary:
         self._saver.save(step, lambda: state, SaveCause.requested)
         self._saver.wait()
         self._directory.ledger.write("rollback", step=step, first_bad=first_bad, from_step=bad_step)
-        self._leaving.restart(f"rollback to step {step}, in an earlier epoch")
+        again = ", whose batches are read again" if self._policy.nan.rollback.skip_data else ""
+        self._leaving.restart(f"rollback to step {step}, in an earlier epoch{again}")
 
     def _roll_back(self, position: Position | None, first_bad: int) -> None:
         """To the newest good checkpoint far enough before the first bad step."""

@@ -110,6 +110,7 @@ def test_the_readme_app_runs_is_stopped_and_resumes_from_the_wheel(
     assert [start["step"] > 0 for start in starts] == [False, True]
 
 
+@pytest.mark.proofs
 def test_the_readme_sweep_runs_is_killed_and_goes_on_from_the_wheel(
     with_wheel, undisturbed, tmp_path
 ):

@@ -74,7 +74,7 @@ class Loops:
         position = Position(loader, epoch)
         for sentence in position.inexact():
             if sentence not in self._said:
-                messages.warn(f"A resume is not exact here: {sentence}")
+                messages.warn(f"A resume may not be exact here: {sentence}")
                 self._said.add(sentence)
         return position
 

@@ -181,7 +181,7 @@ class RunDirectory:
         self.ledger.write("error", reason=Reason.failed.name, text=error, step=step)
         text = f"{error} (in step {step})."
         if not self._is_supervised:
-            text += f" To resume from the last checkpoint:\n  {self.command}"
+            text += f" To resume:\n  {self.command}"
         messages.say(text, logging.ERROR)
 
     def _judge(self, reason: Reason, text: str, step: int, code: int) -> None:
