@@ -129,7 +129,6 @@ def main(kind, is_fixed):
         "ema": lambda: ema,
         "module-mode": lambda: noise,
         "inner-optimizer": lambda: inner,
-        "sampler": lambda: order,
     }
     if is_fixed and kind in given:
         objects["other"] = given[kind]()
@@ -144,7 +143,8 @@ def main(kind, is_fixed):
         if kind == "dataset-attribute" and is_fixed:
             data.level = run.state.get("level", 1.0)
         x = y = None
-        indices = iter(order)
+        ordered = DataLoader(range(40), batch_size=None, sampler=order)
+        indices = run.loader(ordered) if is_fixed and kind == "sampler" else iter(order)
         for step in run.steps(40):
             if kind == "sampler":
                 chosen = []
