@@ -11,6 +11,8 @@ ForgeError                   what was asked for cannot be done
 │   ├── DamagedCheckpoint            its bytes are not the ones that were committed
 │   └── StateMismatch                its state does not fit the live objects
 ├── DirectoryInUse               another live job, or a newer attempt, owns the directory
+├── RankLost                     another rank of the job is gone, or does not answer
+├── RankFailed                   another rank of the job cannot go on
 ├── SlurmError                   Slurm does not do what was asked of it
 │   ├── SlurmRefused                 a command failed; the text is what it said
 │   │   └── NotRequeueable               the controller will not requeue this job
@@ -181,6 +183,23 @@ class DirectoryInUse(ForgeError):
     """Another live job, or a newer attempt of this one, owns the checkpoint directory."""
 
     exit_code = ExitCode.IN_USE
+
+
+class RankLost(ForgeError):
+    """Another rank of the job is gone, or does not answer."""
+
+    exit_code = ExitCode.FORCED
+
+
+class RankFailed(ForgeError):
+    """Another rank of the job cannot go on; its exit code is this one's, too."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.exit_code = ExitCode(code)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RankFailed, (str(self), int(self.exit_code))
 
 
 class SlurmError(ForgeError):

@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -33,12 +33,17 @@ from forge.checkpoint.retention import pins
 from forge.checkpoint.retention.in_use import reading_lock
 from forge.checkpoint.retention.removal import Remover
 from forge.checkpoint.retention.retention import Retention, Seen
+from forge.checkpoint.save import together
 from forge.checkpoint.save.copies import Copies, Snapshot
-from forge.checkpoint.save.staging import Part, merged, stage
+from forge.checkpoint.save.staging import Part, merged
+from forge.checkpoint.save.together import Alone, Exchange, Together
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError
 from forge.filesystem import durable
 from forge.filesystem.steps import step_dirs, step_of
+
+_ALONE = Alone()
+_Made = TypeVar("_Made")
 
 
 class Store:
@@ -52,14 +57,19 @@ class Store:
         attempt: int = 0,
         keep_back_steps: int | None = None,
         keep_back_every: int = 1,
+        ranks: Together = _ALONE,
     ) -> None:
         """Claim `directory`, creating it, and remove what a killed save left.
+
+        Of many ranks the first does that alone, before the others make theirs; it alone publishes
+        and removes.
 
         Args:
             directory: Where the `step_<N>` lie.
             config: Retention and verification.
             attempt: Number of this attempt, for the manifest.
             keep_back_steps: Always keep one checkpoint at least this many steps old.
+            ranks: Those that save here together.
         Raises:
             DirectoryInUse: Where a live job holds it.
         """
@@ -76,6 +86,13 @@ class Store:
         """Tells what was logged last, for the manifest."""
         self.passed_over: list[str] = []
         """Why the last `newest` did not take the newer checkpoints."""
+        self._ranks = ranks
+        self._exchange = Exchange(ranks, "store")
+        self._is_owner = ranks.rank == 0
+        if self._is_owner:
+            self._claim(directory)
+
+    def _claim(self, directory: Path) -> None:
         try:
             durable.make_directory(directory, self._trust.directory_mode)
             self._trust.check(directory)
@@ -94,6 +111,8 @@ class Store:
     def close(self) -> None:
         """Give the directory up."""
         self._copies.close()
+        if not self._is_owner:
+            return
         self._remover.close()
         self._workspace.close()
         self._fence.release()
@@ -114,17 +133,14 @@ class Store:
         Raises:
             CheckpointError: Where there are checkpoints but none of them verifies.
         """
-        try:
-            candidates = step_dirs(self.directory)
-        except OSError as error:  # not the same as a directory in which there are none
-            raise CheckpointError(f"{self.directory} cannot be read: {error}") from error
-        steps = {path: step_of(path) or 0 for path in candidates}
+        names = self._exchange.first("the list of checkpoints", self._names)
+        steps = {self.directory / name: step_of(self.directory / name) or 0 for name in names}
         wanted = [
             path
             for path, step in steps.items()
             if step % every == 0 and (at_most is None or step <= at_most)
         ]
-        found, damaged = reading.first_good(wanted, lambda path: self.read(path, place))
+        found, damaged = reading.first_good(wanted, lambda path: self._read_by_all(path, place))
         self._seen.damaged.update(path.name for path in damaged)
         self.passed_over = [f"{path.name}: {error}" for path, error in damaged.items()]
         if found is not None or not damaged or at_most is not None:
@@ -134,6 +150,16 @@ class Store:
             f"No checkpoint in {self.directory} can be used:{reasons}\nTo start from the first"
             f" step, move these directories away; nothing was changed or removed."
         )
+
+    def _names(self) -> list[str]:
+        try:
+            return [path.name for path in step_dirs(self.directory)]
+        except OSError as error:  # not the same as a directory in which there are none
+            raise CheckpointError(f"{self.directory} cannot be read: {error}") from error
+
+    def _read_by_all(self, path: Path, place: Place | None) -> Checkpoint:
+        """Each rank its part; whatever is wrong on one is wrong for all."""
+        return self.on_all(f"the reading of {path.name}", lambda: self.read(path, place))
 
     def read(self, path: Path, place: Place | None = None) -> Checkpoint:
         """Read one checkpoint, verified as `checkpoint.verify` says.
@@ -148,7 +174,8 @@ class Store:
         """
         self._trust.check_step(path)
         with reading_lock(path):
-            return reading.read(path, place, self._config.verify)
+            ranks = self._ranks
+            return reading.read(path, place, self._config.verify, rank=ranks.rank, size=ranks.size)
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -203,19 +230,41 @@ class Store:
         assert not snapshot.is_spent, "its copy may be that of another step by now"
         name = f"step_{snapshot.step}"
         final = self.directory / name
-        with self._workspace.entered() as work:
-            temporary = work / name
-            shutil.rmtree(temporary, ignore_errors=True)
-            try:
-                temporary.mkdir(self._trust.directory_mode)
-                self.publish(temporary, final, [stage(temporary, snapshot)], snapshot)
-            except BaseException:
+        with contextlib.ExitStack() as stack:
+
+            def begin() -> Path:
+                temporary = stack.enter_context(self._workspace.entered()) / name
                 shutil.rmtree(temporary, ignore_errors=True)
-                raise  # the snapshot is not spent: it may be tried again
-            snapshot.is_spent = snapshot.is_independent
-            durable.replace_link(self.directory / LATEST, name, work)
+                temporary.mkdir(self._trust.directory_mode)
+                # Where this fails the snapshot is not spent: it may be tried again.
+                stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+                return temporary
+
+            def publish(temporary: Path, parts: Sequence[Part]) -> None:
+                self.publish(temporary, final, parts, snapshot)
+                snapshot.is_spent = snapshot.is_independent
+                durable.replace_link(self.directory / LATEST, name, temporary.parent)
+
+            together.save(self._exchange, snapshot, begin, self._check, publish)
+        snapshot.is_spent = snapshot.is_independent
         self._seen.forget(name)
         return final
+
+    def _check(self) -> None:
+        self._workspace.check()
+
+    def on_all(self, what: str, make: Callable[[], _Made]) -> _Made:
+        """Call something on every rank; where it raises on one it raises on all.
+
+        Args:
+            what: For people, where a rank does not come to it.
+            make: What is called.
+        Returns:
+            What it returned on this rank.
+        """
+        made: list[_Made] = []
+        self._exchange.give(what, lambda: made.append(make()))
+        return made[0]
 
     def publish(self, folder: Path, final: Path, parts: Sequence[Part], snapshot: Snapshot) -> None:
         """Make one checkpoint of what all ranks have staged in `folder`: manifest, then rename.
@@ -258,8 +307,12 @@ class Store:
             Whether a good checkpoint of this step is there already.
         """
         path = self.directory / f"step_{step}"
-        described = self._seen.good(path)
-        return described is not None and (described.is_complete or not is_complete)
+
+        def is_there() -> bool:
+            described = self._seen.good(path)
+            return described is not None and (described.is_complete or not is_complete)
+
+        return bool(self._exchange.first("the look for a checkpoint", is_there))
 
     # -- removing ------------------------------------------------------------------------------
 
@@ -277,6 +330,8 @@ class Store:
             OSError: Where the directory cannot be read.
             DirectoryInUse: Where a newer attempt has taken over.
         """
+        if not self._is_owner:
+            return []
         self._workspace.check()
         self._remover.retry()
         names = os.listdir(self.directory)
@@ -303,6 +358,8 @@ class Store:
         Raises:
             CheckpointError: Where they are still in place: a resume would load them.
         """
+        if not self._is_owner:
+            return
         try:
             with self._workspace.entered() as work:
                 durable.replace_link(self.directory / LATEST, f"step_{step}", work)
@@ -325,7 +382,8 @@ class Store:
         Raises:
             OSError: Where the pin cannot be written.
         """
-        pins.place(self.directory / f"step_{step}")
+        if self._is_owner:
+            pins.place(self.directory / f"step_{step}")
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until what was removed is deleted.
@@ -333,4 +391,5 @@ class Store:
         Args:
             timeout_s: Seconds to wait at most; None: no limit.
         """
-        self._remover.wait(timeout_s)
+        if self._is_owner:
+            self._remover.wait(timeout_s)

@@ -98,3 +98,37 @@ def num_yielded(iterator: Any) -> int | None:
     count the batches instead.
     """
     return getattr(iterator, "_num_yielded", None)
+
+
+def bucket_order(ddp: torch.nn.parallel.DistributedDataParallel) -> list[int]:
+    """The numbers of a DDP module's parameters, in the order of the buckets it has made anew.
+
+    None of them before its first backward, and where it never makes any (unused parameters are
+    looked for). Collective: what the next forward would do first is done now.
+
+    If it goes: without it a resume with more than two ranks may differ in the last bits. See what
+    `DistributedDataParallel.forward` does before the module is called.
+    """
+    ddp.reducer._rebuild_buckets()
+    inner: Any = ddp
+    inner.logger.set_runtime_stats_and_log()
+    data = inner._get_ddp_logging_data()
+    text = str(data.get("rebuilt_per_bucket_param_indices") or "")
+    return [int(number) for number in text.replace(",", " ").split()]
+
+
+def rebuild_buckets(
+    ddp: torch.nn.parallel.DistributedDataParallel, order: list[torch.nn.Parameter]
+) -> None:
+    """Let a DDP module make its buckets by this order; leaves gradients of zeros.
+
+    If it goes: as for `bucket_order`.
+    """
+    import torch
+
+    ddp.reducer.prepare_for_forward()
+    ddp.reducer.prepare_for_backward([])
+    for parameter in order:
+        parameter.grad = None
+        parameter.backward(torch.zeros_like(parameter))  # type: ignore[no-untyped-call]
+    ddp.reducer._rebuild_buckets()

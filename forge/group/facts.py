@@ -8,7 +8,9 @@ follows from the step, never from who has read it first.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from typing import Any
 
 from forge.errors import Reason
 
@@ -34,6 +36,8 @@ class SaveAsked:
     """Whether by the clock."""
     rollbacks: int = 0
     """How many there had been: what is asked for after one counts more than what was before."""
+    is_pinned: bool = False
+    """Whether to keep the checkpoint permanently."""
 
 
 @dataclass(frozen=True)
@@ -87,5 +91,28 @@ class Agreed:
             case SaveAsked():
                 # At one step: by the clock it may be left out, by a call it may not.
                 saves = (self.save or fact, fact)
-                last = max(saves, key=lambda s: (s.rollbacks, s.step, not s.is_periodic))
+                last = max(
+                    saves, key=lambda s: (s.rollbacks, s.step, not s.is_periodic, s.is_pinned)
+                )
                 return replace(self, save=last)
+
+
+_KINDS: dict[str, Any] = {one.__name__: one for one in (StopAsked, SaveAsked, FinishAsked, Failed)}
+
+
+def to_text(fact: Fact) -> str:
+    """A fact as one rank tells it to the others; equal ones have equal texts."""
+    values = vars(fact)
+    if isinstance(fact, StopAsked):
+        values = values | {"reason": fact.reason.name}
+    return json.dumps({"kind": type(fact).__name__, **values}, sort_keys=True)
+
+
+def from_text(text: str) -> Fact:
+    """What `to_text` was given."""
+    values = json.loads(text)
+    kind = _KINDS[values.pop("kind")]
+    if kind is StopAsked:
+        values["reason"] = Reason[values["reason"]]
+    fact: Fact = kind(**values)
+    return fact

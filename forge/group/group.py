@@ -15,20 +15,42 @@ class Group(Protocol):
     and no rank may wait for another that stands in a collective.
     """
 
-    rank: int
-    size: int
+    @property
+    def rank(self) -> int:
+        """This process's number, from 0."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
 
     def propose(self, fact: Fact) -> None:
         """Let all ranks know. From any thread, or a signal handler; never blocks."""
 
-    def agreed(self, step: int) -> Agreed:
-        """What all ranks know at the boundary after so many steps; the same on each of them.
+    def agreed(self, boundary: int) -> Agreed:
+        """What all ranks know at a boundary; the same on each of them.
 
         Main thread, at each boundary: costs a comparison, and waits only while a round is open.
+
+        Args:
+            boundary: How many the run has come to before it, rolled back or not.
+        Raises:
+            RankLost: Where another rank does not answer.
         """
 
     def gather(self, key: str, value: bytes, timeout_s: float) -> list[bytes]:
-        """What each rank has given under this key, by rank; at the start and at a commit alone."""
+        """What each rank has given under this key, by rank; a key serves once.
+
+        At the start, at a commit and after functions of `run.every`; in any thread.
+
+        Raises:
+            RankLost: Where a rank has not given anything in time.
+        """
+
+    def forget(self, key: str) -> None:
+        """Give up what this rank has given under a key that every rank has gathered."""
+
+    def close(self, timeout_s: float) -> None:
+        """Leave the group, all ranks together where they come in time."""
 
 
 class Solo:
@@ -45,7 +67,7 @@ class Solo:
         """See `Group.propose`; `SimpleQueue.put` may interrupt itself, a lock may not."""
         self._proposed.put(fact)
 
-    def agreed(self, step: int) -> Agreed:
+    def agreed(self, boundary: int) -> Agreed:
         """See `Group.agreed`."""
         while not self._proposed.empty():
             self._agreed = self._agreed.including(self._proposed.get())
@@ -54,3 +76,9 @@ class Solo:
     def gather(self, key: str, value: bytes, timeout_s: float) -> list[bytes]:
         """See `Group.gather`."""
         return [value]
+
+    def forget(self, key: str) -> None:
+        """See `Group.forget`."""
+
+    def close(self, timeout_s: float) -> None:
+        """See `Group.close`."""

@@ -82,6 +82,7 @@ class TimeLimit:
         clock: Monotonic seconds.
         wall: Unix time.
         folder: Where a wrapper writes down that the end was moved.
+        num_steps: Steps that may follow once a stop is due, the one under way among them.
     """
 
     def __init__(
@@ -91,7 +92,9 @@ class TimeLimit:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         folder: Path | None = None,
+        num_steps: int = 1,
     ) -> None:
+        self._num_steps = num_steps
         self._clock = clock
         self._wall = wall
         self._moved = folder / MOVED if folder is not None and END_TIME in environment else None
@@ -124,7 +127,7 @@ class TimeLimit:
         Args:
             save_s: What a save takes.
         """
-        needed_s = self._ways.longest + save_s + self._margin_s
+        needed_s = self._num_steps * self._ways.longest + save_s + self._margin_s
         if not self._is_over and self.left_s <= needed_s:
             self._end = self._clock() + moved_left_s(self._moved, self.left_s, self._wall())
             self._is_over = self.left_s <= needed_s

@@ -154,15 +154,20 @@ class NaNDetector:
 
 def any_rank(*, flag: bool, device: torch.device | None = None) -> bool:
     """Whether `flag` is set on any rank, so that none steps alone."""
+    return bool(largest_of_ranks(int(flag), device))
+
+
+def largest_of_ranks(value: int, device: torch.device | None = None) -> int:
+    """The largest that any rank has; a collective where there are several."""
     if not (dist.is_available() and dist.is_initialized()):
-        return flag
+        return value
     if dist.get_backend() == "nccl" and (device is None or device.type != "cuda"):
         device = torch.device("cuda", torch.cuda.current_device())
     elif dist.get_backend() != "nccl":
         device = torch.device("cpu")
-    agreed = torch.tensor([int(flag)], dtype=torch.int32, device=device)
+    agreed = torch.tensor([value], dtype=torch.int32, device=device)
     dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
-    return bool(agreed.item())
+    return int(agreed.item())
 
 
 def widest(device: torch.device) -> torch.dtype:

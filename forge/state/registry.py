@@ -12,7 +12,7 @@ from torch import nn
 from forge import messages
 from forge.checkpoint import Store
 from forge.errors import ConfigError, StateMismatch
-from forge.state import adapters, module_state, optimizer_state, stray_parameters
+from forge.state import adapters, ddp_buckets, module_state, optimizer_state, stray_parameters
 from forge.state.adapters import Stateful
 from forge.state.optimizer_state import Copies
 from forge.state.transient_buffers import TransientBuffers
@@ -136,6 +136,7 @@ class StateRegistry:
             "evaluating": [name for name, one in self._modules() if not one.training],
             "dropout": {name: one.p for name, one in self._modules() if isinstance(one, _DROPOUTS)},
             "frozen": [name for name, p in self.parameters() if not p.requires_grad],
+            "buckets": ddp_buckets.capture(self.objects),
             "grads": {name: p.grad for name, p in self.parameters() if p.grad is not None},
         }
 
@@ -193,6 +194,10 @@ class StateRegistry:
             StateMismatch: Naming each leaf, what was expected and what was found.
         """
         refuse(self._differences(saved))
+
+    def prepare(self, saved: dict[str, Any]) -> None:
+        """What has to be done before any tensor of a captured state is read into a live one."""
+        ddp_buckets.restore(self.objects, saved.get("buckets", {}))
 
     def load(self, saved: dict[str, Any], owned: Collection[int] = frozenset()) -> None:
         """Put a captured state back; compares first, so that a misfit changes nothing.

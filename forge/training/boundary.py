@@ -9,15 +9,14 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from forge import messages
-from forge.checkpoint import Checkpoint
+from forge.checkpoint.save.together import Exchange
 from forge.config.schema import NanAction, Policy
 from forge.data.position import Position
-from forge.errors import ForgeError
+from forge.errors import ForgeError, RankLost
 from forge.group.facts import Failed, FinishAsked, SaveAsked, StopAsked
-from forge.group.group import Group, Solo
+from forge.group.group import Group
 from forge.process.time_limit import TimeLimit
 from forge.resilience.signal_handler import ShutdownHandler
-from forge.state import rng
 from forge.training.contents import Contents
 from forge.training.decide import Decision, Finish, Go, Halt, Known, RollBack, Save, Stop, decide
 from forge.training.leaving import ENDS, Leaving
@@ -25,7 +24,9 @@ from forge.training.loop import strikes, traces
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.held import Held
 from forge.training.loop.loops import Loops, Phase
+from forge.training.loop_end import LoopEnd
 from forge.training.nan.nan_policy import NanPolicy
+from forge.training.rollback import Rollback
 from forge.training.saver import SaveCause
 from forge.training.start import preflight
 from forge.training.start.run_directory import RunDirectory
@@ -49,6 +50,7 @@ class Boundary:
         handler: Hears the signals.
         limit: Says whether another step fits.
         leaving: The exits.
+        group: All ranks, which do the same at the same boundary.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Boundary:
         handler: ShutdownHandler,
         limit: TimeLimit,
         leaving: Leaving,
+        group: Group,
     ) -> None:
         self._policy = policy
         self._loops = loops
@@ -73,7 +76,12 @@ class Boundary:
         self._handler = handler
         self._limit = limit
         self._leaving = leaving
-        self._group: Group = Solo()
+        self._group = group
+        self._rollback = Rollback(policy.nan, loops, contents, directory, nan, leaving)
+        self._exchange = Exchange(group, "boundaries")
+        self._visits = 0
+        """Boundaries that the run has come to."""
+        self._end = LoopEnd(group, self._exchange, leaving)
         self._held: Held | None = None
         self._hold_s = 0.0
         """Seconds that the last hold took."""
@@ -101,6 +109,7 @@ class Boundary:
         Returns:
             Whether the loop ends.
         """
+        self._visits += 1
         self._limit.arrive()
         self._arrive()
         traces.arrive(self._directory.checkpoint_dir.name, self._loops, self._contents)
@@ -116,9 +125,7 @@ class Boundary:
                     self._leaving.log_wait()
                     self._stop(decision.asked)
                 case RollBack():
-                    with self._failing():
-                        self._roll_back(position, decision.first_bad)
-                        self._arrive()
+                    self._roll_back(position, decision.first_bad)
                     has_ended = self._loops.step >= n
                     continue
                 case Finish(asked=FinishAsked(text=text)):
@@ -144,6 +151,18 @@ class Boundary:
                     if self._limit.allows_step(self._saver.cost_s):
                         return False
                     self._group.propose(self._leaving.asked())
+                    if not self._is_alone:
+                        return False  # at the boundary that all of them agree on
+
+    def _roll_back(self, position: Position | None, first_bad: int) -> None:
+        """All ranks or none: what fails on one of them ends the job."""
+        try:
+            self._exchange.give("a rollback", lambda: self._rollback.do(position, first_bad))
+            self._arrive()
+        except ENDS as error:
+            if not self._is_alone:  # a fact would count at a later boundary, and there is none
+                self._leaving.give_up(error)
+            self._group.propose(Failed(int(error.exit_code), str(error)))
 
     def _arrive(self) -> None:
         """At this step: whether for the first time, or back from a later one."""
@@ -173,7 +192,15 @@ class Boundary:
             nan=self._nan.wants,
             rollbacks=self._nan.rollbacks,
         )
-        return decide(self._group.agreed(self._loops.step), self._loops.step, known)
+        try:
+            agreed = self._group.agreed(self._visits)
+        except RankLost as error:
+            self._leaving.give_up(error)
+        return decide(self._end.added_to(agreed), self._loops.step, known)
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._group.size == 1
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
@@ -192,7 +219,8 @@ class Boundary:
                 " end: call it in a step, in a function of run.every, or after an epoch's pass."
             )
         at = (self._loops.number, self._loops.next_boundary)
-        self._group.propose(FinishAsked(*at, text, self._nan.rollbacks))
+        asked = FinishAsked(*at, text, self._nan.rollbacks)
+        self._end.ask(asked, is_in_step=not is_here)
 
     def _end_loop(self, text: str) -> None:
         """As a break does, and with a word: a start from here on finds the loop ended."""
@@ -214,7 +242,7 @@ class Boundary:
     def _evaluate(self, due: list[str]) -> None:
         """Run functions of `run.every`; what they log belongs to the last step done."""
         self._begin_evaluation()
-        if self._evaluations.last_s(due) >= _COPIES * self._hold_s:
+        if self._is_alone and self._evaluations.last_s(due) >= _COPIES * self._hold_s:
             self._hold()
             if self._held is None:
                 return
@@ -230,6 +258,7 @@ class Boundary:
         if self._held is None:
             self._limit.arrive()  # a stop had to wait for them
         self._held, self._loops.due = None, []
+        self._end.share()
         self._saver.evaluated(self._loops.step)
 
     # -- the pass of an epoch ------------------------------------------------------------------
@@ -262,6 +291,7 @@ class Boundary:
         if loops.due and not may_stop:
             self._begin_evaluation()
             self._evaluations.run(loops.due, loops.step)
+            self._end.share()
             loops.due = []
         while loops.due:
             match self._decide(math.inf):
@@ -271,7 +301,7 @@ class Boundary:
                     self._stop(asked)
             self._evaluate(loops.due)
         self._begin_evaluation()
-        if may_stop and self._after_s >= _COPIES * self._hold_s:
+        if self._is_alone and may_stop and self._after_s >= _COPIES * self._hold_s:
             self._hold()
         if self._held is not None:
             self._watching.enter_context(self._watched())
@@ -286,6 +316,7 @@ class Boundary:
             self._limit.leave()
         self.forget_held()
         self._leaving.raise_again()
+        self._end.share()
 
     def forget_held(self) -> None:
         """Nothing of it may be saved any more."""
@@ -299,6 +330,8 @@ class Boundary:
 
     def _save(self, save: Save) -> None:
         cause = SaveCause.periodic if save.is_periodic else SaveCause.requested
+        if save.is_pinned:
+            self._directory.pin(self._loops.step)
         with self._failing():
             self._directory.metrics.flush()
             self._saver.save(self._loops.step, self._contents.capture, cause)
@@ -306,11 +339,12 @@ class Boundary:
     def request_save(self, *, pin: bool) -> None:
         """See `Run.save`."""
         step = self._loops.next_boundary
-        if pin:
-            self._directory.pin(step)
         loops = self._loops
+        if pin and (self._is_alone or loops.is_between):
+            self._directory.pin(step)
         if loops.is_in_step or self._evaluations.is_running or loops.is_in_epochs:
-            self._group.propose(SaveAsked(step, rollbacks=self._nan.rollbacks))
+            asked = SaveAsked(step, rollbacks=self._nan.rollbacks, is_pinned=pin)
+            self._group.propose(asked)
         else:
             self._save_now()
 
@@ -348,53 +382,3 @@ class Boundary:
 
     def _save_final(self) -> None:
         self._saver.save_final(self._loops.step, self._contents.capture, SaveCause.stop)
-
-    def _roll_back_by_restart(self, found: Checkpoint, first_bad: int) -> NoReturn:
-        """To an earlier pass: no `for` goes back, so the next attempt begins there."""
-        step, bad_step = found.manifest.step, self._loops.step
-        found.fill()  # its tensors are the live ones
-        self._nan.rolled_back()
-        self._directory.store.discard_after(step)
-        self._saver.evaluated(step)
-        state = found.state | {"nan": self._nan.state_dict()}
-        self._saver.save(step, lambda: state, SaveCause.requested)
-        self._saver.wait()
-        self._directory.ledger.write("rollback", step=step, first_bad=first_bad, from_step=bad_step)
-        again = ", whose batches are read again" if self._policy.nan.rollback.skip_data else ""
-        self._leaving.restart(f"rollback to step {step}, in an earlier epoch{again}")
-
-    def _roll_back(self, position: Position | None, first_bad: int) -> None:
-        """To the newest good checkpoint far enough before the first bad step."""
-        self._saver.wait()
-        at_most = first_bad - self._policy.nan.rollback.steps_back
-        found = self._directory.rollback_target(self._contents.live, at_most)
-        call = self._loops.number
-        if found is None or len(found.state["positions"]) != call + 1:
-            text = (
-                f"step {first_bad} is bad, but there is no good checkpoint of this loop at step"
-                f" {at_most} or before it to roll back to"
-            )
-            self._leaving.halt(Halt(text))
-        nan, bad_step = self._nan.state_dict(), self._loops.step
-        self._directory.metrics.flush()
-        if not self._loops.is_in_pass_of(found.state):
-            self._roll_back_by_restart(found, first_bad)
-        loaders = self._loops.loaders.capture()
-        self._contents.load(found)
-        if self._policy.nan.rollback.skip_data:
-            self._loops.loaders.load(loaders)
-        self._nan.load_state_dict(nan)  # budgets are not rolled back
-        self._nan.rolled_back()
-        if position is not None and not self._policy.nan.rollback.skip_data:
-            position.load(found.state["positions"][call])
-        rng.restore(found.state["rng"])
-        self._directory.store.discard_after(self._loops.step)
-        self._saver.begin(self._loops.step)
-        self._directory.ledger.write(
-            "rollback", step=self._loops.step, first_bad=first_bad, from_step=bad_step
-        )
-        messages.warn(
-            f"Rolled back from step {bad_step} to step {self._loops.step}"
-            f" ({self._nan.rollbacks} of {self._policy.nan.rollback.max_rollbacks}), learning rate"
-            f" times {self._nan.lr_scale:g}"
-        )

@@ -62,7 +62,9 @@ class Contents:
         Raises:
             StateMismatch: Where it does not fit the objects.
         """
-        state, owned = found.state, found.fill()
+        state = found.state
+        self.live.prepare(state["live"])
+        owned = found.fill()
         self._owner.adapt(state["live"]["states"], found.manifest.job, self._ledger)
         self.live.load(state["live"], owned)
         self._nan.load_state_dict(state["nan"])

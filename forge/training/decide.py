@@ -54,6 +54,7 @@ class Save:
     """Save and go on."""
 
     is_periodic: bool
+    is_pinned: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def _save(agreed: Agreed, step: int, known: Known) -> Save | None:
     asked = agreed.save
     is_open = asked is not None and step >= asked.step
     if asked is not None and is_open and (known.saved is None or known.saved < asked.step):
-        return Save(asked.is_periodic)
+        return Save(asked.is_periodic, asked.is_pinned)
     is_start = known.saved is None and step == 0  # what nothing was done for can be built again
     is_multiple = known.every_steps is not None and step % known.every_steps == 0
     return Save(is_periodic=True) if is_multiple and not is_start else None

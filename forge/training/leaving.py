@@ -15,6 +15,8 @@ from forge.errors import (
     Exit,
     ExitCode,
     ForgeError,
+    RankFailed,
+    RankLost,
     Reason,
 )
 from forge.group.facts import StopAsked
@@ -25,7 +27,7 @@ from forge.training.decide import Halt
 from forge.training.loop.loops import Loops
 from forge.training.start.run_directory import RunDirectory
 
-ENDS = (CheckpointError, ConfigError, DirectoryInUse)
+ENDS = (CheckpointError, ConfigError, DirectoryInUse, RankFailed, RankLost)
 """What ends the job: a checkpoint that cannot be written, a state that cannot be saved."""
 
 _LONG_WAIT_S = 5.0

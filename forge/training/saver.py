@@ -47,9 +47,16 @@ class Saver:
     """Saves in this thread or, with `checkpoint.async_save`, beside training."""
 
     def __init__(
-        self, store: Store, config: CheckpointConfig, ledger: Ledger, nan: NanPolicy
+        self,
+        store: Store,
+        config: CheckpointConfig,
+        ledger: Ledger,
+        nan: NanPolicy,
+        *,
+        is_alone: bool = True,
     ) -> None:
         self._store = store
+        self._is_alone = is_alone
         self._config = config
         self._ledger = ledger
         self._nan = nan
@@ -114,9 +121,7 @@ class Saver:
         if self._store.holds(step, is_complete=False) and not is_newer:
             return
         began = time.monotonic()
-        snapshot = self._store.snapshot(
-            step, state(), is_complete=False, copy=self._config.async_save
-        )
+        snapshot = self._snapshot(step, state, is_complete=False, copy=self._config.async_save)
         if snapshot.is_independent:
             self._thread = threading.Thread(
                 target=self._commit_beside,
@@ -131,10 +136,20 @@ class Saver:
         except OSError as error:
             self._count_failure(step, error)
 
+    def _snapshot(
+        self, step: int, state: Callable[[], Any], *, is_complete: bool, copy: bool
+    ) -> Snapshot:
+        """A state that cannot be saved on one rank cannot be saved."""
+        return self._store.on_all(
+            "the state to save",
+            lambda: self._store.snapshot(step, state(), is_complete=is_complete, copy=copy),
+        )
+
     def _is_skipped(self, step: int) -> bool:
         """Whether one that is under way takes the place of this one, and tell so."""
         is_busy = self._thread is not None and self._thread.is_alive()
-        if not is_busy or self._config.when_busy is not WhenBusy.skip:
+        is_skipping = self._config.when_busy is WhenBusy.skip and self._is_alone
+        if not is_busy or not is_skipping:  # of many ranks some would, and some would not
             return False
         messages.warn(
             f"The save at step {step} is skipped: the one of step {self._last_step} is still being"
@@ -157,7 +172,7 @@ class Saver:
         if self._store.holds(step, is_complete=is_complete):
             return
         began = time.monotonic()
-        snapshot = self._store.snapshot(step, state(), is_complete=is_complete, copy=False)
+        snapshot = self._snapshot(step, state, is_complete=is_complete, copy=False)
         self._commit_final(snapshot, cause, began)
 
     def hold(self, step: int, state: Callable[[], Any]) -> Held:
@@ -170,7 +185,7 @@ class Saver:
         """
         if self._store.holds(step, is_complete=False) and self._evaluated != step:
             return Held(None)
-        snapshot = self._store.snapshot(step, state(), is_complete=False, copy=True)
+        snapshot = self._snapshot(step, state, is_complete=False, copy=True)
 
         def commit(cause: SaveCause = SaveCause.stop) -> None:
             self._settle()
@@ -240,7 +255,7 @@ class Saver:
         self, snapshot: Snapshot, cause: SaveCause, began: float, *, tidies: bool = True
     ) -> None:
         begin = time.monotonic()
-        self._ledger.sync()
+        self._store.on_all("the ledger of a save", self._ledger.sync)
         path = self._store.commit(snapshot)
         self._failures = 0
         self.costs.add(time.monotonic() - began)

@@ -6,13 +6,17 @@ import math
 import os
 import signal
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from forge import messages
+from forge.checkpoint.save.together import Exchange
 from forge.config.schema import NanAction, Policy, Resume
 from forge.errors import ConfigError, Exit
+from forge.group import start
+from forge.group.ranks import MARGIN
 from forge.jobdir import job_dir, spawned
-from forge.jobdir.job_files import SAVE_WITHIN, forge_dir
+from forge.jobdir.job_files import RANK, SAVE_WITHIN, forge_dir
 from forge.process.time_limit import TimeLimit
 from forge.shutdown import stopping
 from forge.state import overlooked, rng
@@ -36,6 +40,12 @@ from forge.training.start.owner import Owner
 from forge.training.start.run_directory import RunDirectory
 
 _ACTION: Any = NanAction
+
+_START_S = 300.0
+"""Seconds that the ranks of a job may come after each other to its start."""
+
+_LEAVE_S = 10.0
+"""Seconds that they wait for each other as they leave."""
 
 _active: list[Session] = []
 
@@ -88,9 +98,11 @@ class Session:
         self._live.check_savable(states)
         self._was_installed = stopping.is_installed()
         with preflight.exits():
-            job, checkpoint_dir = job_dir.current(self._policy.checkpoint.dir, self._name)
+            self._group = start.group()
+            exchange = Exchange(self._group, "start", _START_S)
+            job, checkpoint_dir = map(Path, exchange.first("the job's directory", self._places))
         with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
-            self._directory = RunDirectory(self._policy, self._name, self._nan, job, checkpoint_dir)
+            self._claim(exchange, job, checkpoint_dir)
         self.metrics = self._directory.metrics
         try:
             self._handler = stopping.install(self._policy, forge_dir(job))
@@ -104,16 +116,40 @@ class Session:
                     is_change_wanted=self._policy.resume is Resume.changed,
                 )
                 preflight.check_code(job, self._policy.requeue.on_code_change)
-                preflight.check_health(self._policy.health, checkpoint_dir)
+                exchange.give(
+                    "the health checks",
+                    lambda: preflight.check_health(self._policy.health, checkpoint_dir),
+                )
                 self._resume(owner)
                 preflight.keep_threads(job, is_resumed=self.resumed_from is not None)
             self._live.fix_groups()
-            self._wire(TimeLimit(os.environ, self._stop_s, folder=forge_dir(job)))
+            num_steps = 1 if self._group.size == 1 else 2 + MARGIN
+            self._wire(
+                TimeLimit(os.environ, self._stop_s, folder=forge_dir(job), num_steps=num_steps)
+            )
         except BaseException:
             self._release(is_leaving=False)
             raise
         _active.append(self)
         spawned.once_parent_is_gone(self._stop_as_orphan)
+
+    def _places(self) -> list[str]:
+        """The directories of the job and of its checkpoints: where rank 0 finds them."""
+        return [str(one) for one in job_dir.current(self._policy.checkpoint.dir, self._name)]
+
+    def _claim(self, exchange: Exchange, job: Path, checkpoint_dir: Path) -> None:
+        """Rank 0 claims the directory; then the others have theirs in it."""
+        group = self._group
+        if group.size > 1:
+            os.environ[RANK] = str(group.rank)  # names the files of its own
+
+        def opened() -> None:
+            self._directory = RunDirectory(
+                self._policy, self._name, self._nan, job, checkpoint_dir, group
+            )
+
+        exchange.first("the claim", opened)
+        exchange.give("the directories", opened if group.rank else lambda: None)
 
     @property
     def _stop_s(self) -> float:
@@ -127,7 +163,8 @@ class Session:
             self._contents.load(found)
             self.loops.is_complete = found.manifest.is_complete
             self.resumed_from = found.path.name
-        owner.keep(directory.ledger)
+        if self._group.rank == 0:  # the others have read by now what it writes
+            owner.keep(directory.ledger)
         directory.store.job = owner.id
         directory.begin(self.loops.step, self.resumed_from, is_complete=self.loops.is_complete)
 
@@ -150,6 +187,7 @@ class Session:
             handler,
             limit,
             self._leaving,
+            self._group,
         )
         self._steps = Steps(
             self.loops, self.boundary, self._leaving, self._updater, directory.metrics
@@ -238,7 +276,8 @@ class Session:
             elif not isinstance(error, Exit):
                 self._directory.fail(f"{type(error).__name__}: {error}", self.loops.step)
         finally:
-            self._release(is_leaving=self._leaving.exit is not None)
+            is_leaving = self._leaving.exit is not None
+            self._release(is_leaving=is_leaving, is_together=is_leaving or error is None)
 
     def _finish(self) -> None:
         """The loop ended: by itself or by break."""
@@ -254,12 +293,15 @@ class Session:
             rng.restore(loops.loaded["rng"])  # what follows is to draw as it did at first
         directory.finish(loops.step, loops.finished_by)
 
-    def _release(self, *, is_leaving: bool) -> None:
+    def _release(self, *, is_leaving: bool, is_together: bool = False) -> None:
         if self in _active:
             _active.remove(self)
         self.loops.close()
+        if not is_together:  # the others hear of it, and nobody waits for a save of all
+            self._group.close(0)
         try:
             self._directory.release()
+            self._group.close(_LEAVE_S)
         finally:
             self._forget_hooks()
             for callback in self.callbacks:

@@ -131,3 +131,40 @@ def test_num_yielded(workers):
         next(iterator)
         assert of_torch.num_yielded(iterator) == 1
         assert of_torch.num_yielded(iter([1])) is None
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of this process."""
+    meeting = f"file://{tmp_path / 'meeting'}"
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def wrapped():
+    """Its layers are used in another order than they were built in."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+    layers.forward = lambda x: layers[0](layers[2](layers[1](x)))
+    return nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 12])
+def test_buckets(steps, alone):
+    """After any number of steps the order is known, and another process can be given it."""
+    with contract(of_torch.bucket_order), contract(of_torch.rebuild_buckets):
+        one, other = wrapped(), wrapped()
+        assert of_torch.bucket_order(one) == []
+        for _ in range(steps):
+            one(torch.ones(1, 4)).sum().backward()
+        order = of_torch.bucket_order(one)
+        assert sorted(order) == list(range(6))
+        assert order != sorted(order, reverse=True)
+        parameters = list(other.parameters())
+        of_torch.rebuild_buckets(other, [parameters[number] for number in order])
+        assert all(p.grad.count_nonzero() == 0 for p in parameters)
+        assert of_torch.bucket_order(other) == order
+        for _ in range(2):
+            other(torch.ones(1, 4)).sum().backward()
+        assert of_torch.bucket_order(other) == order

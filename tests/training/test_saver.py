@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import forge
-from forge.checkpoint import store as store_module
+from forge.checkpoint.save import together
 from forge.config.schema import CheckpointConfig, NanConfig
 from forge.errors import CheckpointError, DirectoryInUse
 from forge.jobdir.ledger import Ledger, read
@@ -162,7 +162,7 @@ def test_a_save_beside_training_is_the_state_of_its_own_step(make_saver, monkeyp
 def test_a_held_boundary_that_cannot_be_written_is_tried_again(make_saver, monkeypatch, failures):
     """From the same copy, by the next try or by whoever is next to commit it."""
     saver, store = make_saver()
-    stage, left = store_module.stage, [failures]
+    stage, left = together.stage, [failures]
 
     def staged(*args):
         left[0] -= 1
@@ -170,7 +170,7 @@ def test_a_held_boundary_that_cannot_be_written_is_tried_again(make_saver, monke
             raise OSError(errno.EIO, "Input/output error")
         return stage(*args)
 
-    monkeypatch.setattr(store_module, "stage", staged)
+    monkeypatch.setattr(together, "stage", staged)
     held = saver.hold(7, lambda: {"w": torch.ones(3)})
     if failures == FINAL_TRIES:
         with pytest.raises(CheckpointError, match="step 7 could not be saved"):

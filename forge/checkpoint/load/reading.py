@@ -23,10 +23,10 @@ import torch
 from forge.checkpoint.format import manifest
 from forge.checkpoint.format.codec import Outline, decode
 from forge.checkpoint.format.manifest import Manifest
-from forge.checkpoint.format.names import STATE, TENSORS
+from forge.checkpoint.format.names import TENSORS, files_of
 from forge.checkpoint.load.file_reading import CheckedFile
 from forge.checkpoint.load.in_place import targets
-from forge.checkpoint.load.tensor_reading import TensorFile
+from forge.checkpoint.load.tensor_reading import TensorFile, TensorFiles
 from forge.checkpoint.ownership.trust import check_state_size
 from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint
@@ -48,7 +48,7 @@ class Checkpoint:
     state: dict[str, Any]
     """With live tensors where `place` offered them: they have their values after `fill`."""
     _owned: frozenset[int] = field(default=frozenset(), compare=False, repr=False)
-    _tensors: TensorFile | None = field(default=None, compare=False, repr=False)
+    _tensors: TensorFiles | None = field(default=None, compare=False, repr=False)
     _pending: dict[str, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def fill(self) -> frozenset[int]:
@@ -73,7 +73,7 @@ class Checkpoint:
             ) from error
         finally:
             self._pending.clear()
-            self._tensors.file.close()
+            self._tensors.close()
         return self._owned
 
 
@@ -90,38 +90,54 @@ def first_good(
     return None, passed_over
 
 
-def read(path: Path, place: Place | None = None, verify: Verify = Verify.full) -> Checkpoint:
-    """Read the checkpoint in the directory `path`.
+def read(
+    path: Path,
+    place: Place | None = None,
+    verify: Verify = Verify.full,
+    *,
+    rank: int = 0,
+    size: int | None = None,
+) -> Checkpoint:
+    """Read one rank's part of the checkpoint in the directory `path`.
 
     Args:
         path: The directory.
         place: Offers live tensors, which `Checkpoint.fill` will overwrite; whatever it raises
             comes out of here, unless the checkpoint turns out to be damaged.
         verify: What is checked; its manifest and layout always are.
+        rank: Whose part.
+        size: Ranks that there are to be; None: any number.
     Raises:
         DamagedCheckpoint: Saying which file is wrong, what was expected and what was found.
+        CheckpointError: Where it was saved by another number of ranks.
     """
     described = manifest.read(path)
     if step_of(path) not in (None, described.step):  # None: a copy of another name
         raise DamagedCheckpoint(f"its manifest is that of step {described.step}")
     if verify is not Verify.none:
         manifest.check_sizes(path, described)
-    _check_ranks(described)
-    check_state_size(described)
-    is_full = verify is Verify.full
-    text = CheckedFile(path / STATE, described.files[STATE], is_checked=is_full).content()
+    _check_ranks(path, described, size)
+    state_file, tensor_file = files_of(rank)
+    check_state_size(described, state_file)
+
+    def opened(name: str) -> CheckedFile:
+        return CheckedFile(path / name, described.files[name], is_checked=verify is Verify.full)
+
+    text = opened(state_file).content()
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DamagedCheckpoint(f"{STATE} cannot be read: {error}") from error
-    file = CheckedFile(path / TENSORS, described.files[TENSORS], is_checked=is_full)
+        raise DamagedCheckpoint(f"{state_file} cannot be read: {error}") from error
+    # What a rank's own file lacks is what rank 0 has under the same name.
+    files = [opened(name) for name in dict.fromkeys((tensor_file, TENSORS))]
     try:
-        tensors = TensorFile(file)
+        tensors = TensorFiles([TensorFile(file) for file in files])
         outline = Outline(tensors.outline)
         shown = decode(tree, outline)
         offers = place(shown) if place is not None else None
     except CheckpointError:
-        file.read([], is_whole=True)  # damage, if there is any, is what explains the rest
+        for file in files:
+            file.read([], is_whole=True)  # damage, if there is any, is what explains the rest
         raise
     placed = targets(outline, offers or ())
     values = _fresh(outline, placed)
@@ -139,18 +155,22 @@ def _fresh(outline: Outline, placed: Container[str]) -> dict[str, torch.Tensor]:
         return {
             name: torch.empty_like(tensor, device=outline.devices.get(name, "cpu"))
             for name, tensor in outline.items()
-            if name not in placed
+            if name not in placed and name in outline.uses
         }
     except RuntimeError as error:  # or a header that asks for what nobody has
         raise DamagedCheckpoint(f"there is no memory to read it: {error}") from error
 
 
-def _check_ranks(described: Manifest) -> None:
-    """Refuse to load a part: the shards of several ranks make a state only together."""
-    if described.world_size != 1:
-        raise DamagedCheckpoint(f"saved by {described.world_size} ranks; this forge reads 1")
-    if described.files.keys() != {STATE, TENSORS}:
+def _check_ranks(path: Path, described: Manifest, size: int | None) -> None:
+    """Refuse what is no part of each rank, or of other ranks than there are."""
+    names = {name for rank in range(described.world_size) for name in files_of(rank)}
+    if described.files.keys() != names:
         raise DamagedCheckpoint(
-            f"expected the files {STATE} and {TENSORS} in its manifest, found"
-            f" {', '.join(sorted(described.files))}"
+            f"expected the files {', '.join(sorted(names)[:4])} in its manifest, found"
+            f" {', '.join(sorted(described.files)[:4])}"
+        )
+    if size not in (None, described.world_size):
+        raise CheckpointError(
+            f"{path} was saved by {described.world_size} ranks, and this job has {size}. Start it"
+            f" with {described.world_size}, or in a new directory."
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -88,6 +88,28 @@ class TensorFile:
         self.file.read(targets, is_whole=is_whole)
         if head != self._head:
             raise DamagedCheckpoint(f"{self.file.name}: its header has changed while it was read")
+
+
+class TensorFiles:
+    """The tensors of several files; of a name that two have it is the first file's."""
+
+    def __init__(self, files: Sequence[TensorFile]) -> None:
+        self._files = files
+        self._owner = {name: one for one in reversed(files) for name in one.outline}
+        self.outline = {name: one.outline[name] for name, one in self._owner.items()}
+        """The tensors without their data."""
+
+    def read(self, tensors: Mapping[str, torch.Tensor], *, is_whole: bool) -> None:
+        """See `TensorFile.read`."""
+        for file in self._files:
+            own = {name: t for name, t in tensors.items() if self._owner[name] is file}
+            if own or is_whole:
+                file.read(own, is_whole=is_whole)
+
+    def close(self) -> None:
+        """Close the files."""
+        for one in self._files:
+            one.file.close()
 
 
 def _parse(head: bytes, size: int) -> tuple[dict[str, Entry], set[str]]:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from forge import messages
 from forge.checkpoint.format.manifest import Manifest
-from forge.checkpoint.format.names import STATE
 from forge.config.schema import OnForeign
 from forge.errors import CheckpointError, DamagedCheckpoint
 from forge.filesystem.foreign import foreign
@@ -83,12 +82,12 @@ class Trust:
         return self._action is OnForeign.refuse
 
 
-def check_state_size(described: Manifest) -> None:
+def check_state_size(described: Manifest, name: str) -> None:
     """Raise DamagedCheckpoint where the JSON is too large to be parsed."""
-    size = described.files[STATE]["size"]
+    size = described.files[name]["size"]
     if size > MAX_STATE_BYTES:
         raise DamagedCheckpoint(
-            f"{STATE}: expected at most {MAX_STATE_BYTES} bytes of JSON, found {size}"
+            f"{name}: expected at most {MAX_STATE_BYTES} bytes of JSON, found {size}"
         )
 
 

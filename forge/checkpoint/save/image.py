@@ -97,10 +97,18 @@ class Image:
     @contextmanager
     def readers(self) -> Iterator[list[Reader]]:
         """One for each thread that writes."""
+        self._wait()
+        yield [self._chunk] * NUM_THREADS
+
+    def tensors(self) -> _Tensors:
+        """The copies, by name."""
+        self._wait()
+        return self._views
+
+    def _wait(self) -> None:
         for copied in self._copied:
             copied.synchronize()
         self._copied, self._sources = [], []
-        yield [self._chunk] * NUM_THREADS
 
     def _chunk(self, number: int) -> memoryview:
         return self._memory[number * CHUNK : (number + 1) * CHUNK]
@@ -132,6 +140,10 @@ class Stream:
                 buffers.append(buffer)
         yield [self._reader(buffer) for buffer in buffers]
         self._spare += buffers
+
+    def tensors(self) -> _Tensors:
+        """The tensors themselves, by name."""
+        return self._tensors
 
     def _reader(self, buffer: Arena) -> Reader:
         def read(number: int) -> memoryview:

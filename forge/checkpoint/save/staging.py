@@ -12,7 +12,7 @@ that away, an old rank has no name under which it could write.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,17 +35,22 @@ class Part:
     """As in the manifest: name -> size and checksums."""
 
 
-def stage(folder: Path, snapshot: Snapshot, rank: int = 0) -> Part:
+def stage(
+    folder: Path, snapshot: Snapshot, rank: int = 0, shared: Collection[str] = frozenset()
+) -> Part:
     """Write a rank's files, each synced; their names in `folder` are for `publish` to sync.
 
+    Args:
+        shared: Names of tensors that rank 0 writes with the very same values.
     Raises:
         OSError: From the disk; FileNotFoundError where a newer attempt has taken over.
     """
     state, tensors = files_of(rank)
     text = json.dumps(snapshot.tree).encode()
     check_writable_size(text)
-    with snapshot.content.readers() as readers:
-        written = write_file(folder / tensors, snapshot.num_bytes, readers)
+    content = snapshot.without(shared) if shared else snapshot.content
+    with content.readers() as readers:
+        written = write_file(folder / tensors, content.layout.size, readers)
     return Part(
         rank,
         snapshot.step,

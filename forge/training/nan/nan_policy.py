@@ -18,7 +18,7 @@ from forge.config.schema import NanAction, NanConfig
 from forge.resilience.health import (
     NaNDetector,
     NaNState,
-    any_rank,
+    largest_of_ranks,
     mean,
     non_finite,
     total_norm,
@@ -74,12 +74,28 @@ class NanPolicy:
     ) -> Checked:
         """Check one step's loss and gradients, with one host synchronisation.
 
+        With many ranks: what is bad on one is bad on all, whose optimizers and scalers do the same.
+
         Args:
             loss: Scalar.
             parameters: Those that have a gradient.
             names: What they are called, by `id`.
             needs_norm: Whether the caller clips by the norm.
         """
+        own = self._check(loss, parameters, names, needs_norm=needs_norm)
+        worst = largest_of_ranks(2 if own.is_loss_bad else int(bool(own.problem)))
+        if not worst:
+            return own
+        return Checked(own.norm, own.problem or "on another rank", is_loss_bad=worst == 2)
+
+    def _check(
+        self,
+        loss: torch.Tensor | float,
+        parameters: Sequence[torch.Tensor],
+        names: Mapping[int, str],
+        *,
+        needs_norm: bool,
+    ) -> Checked:
         value = alarm = mean(loss)
         norm = None
         if parameters and (needs_norm or self._config.check_gradients):
@@ -111,12 +127,12 @@ class NanPolicy:
         Returns:
             Whether to update, and what to log (empty: nothing).
         """
-        is_bad = any_rank(flag=bool(problem))
+        is_bad = bool(problem)
         self._detector.record(is_bad=is_bad, step=step, is_same_step=step == self._judged)
         self._judged = step
         if not is_bad:
             return True, ""
-        what = f"Step {step}: NaN or Inf: {problem or 'on another rank'}"
+        what = f"Step {step}: NaN or Inf: {problem}"
         count = self._detector.state.consecutive_nans
         streak = f"{count} of {self._config.max_consecutive} in a row"
         action = self._config.action

@@ -15,6 +15,7 @@ import torch
 from forge import messages
 from forge.checkpoint import Checkpoint, Store
 from forge.checkpoint.load.reading import Place
+from forge.checkpoint.save.together import Together
 from forge.config.rules import directory_problem
 from forge.config.schema import NanAction, Policy
 from forge.errors import ConfigError, ExitCode, Reason
@@ -40,9 +41,17 @@ class RunDirectory:
     """
 
     def __init__(
-        self, policy: Policy, name: str | None, nan: NanPolicy, job: Path, checkpoint_dir: Path
+        self,
+        policy: Policy,
+        name: str | None,
+        nan: NanPolicy,
+        job: Path,
+        checkpoint_dir: Path,
+        ranks: Together,
     ) -> None:
         self.job = job
+        self._is_first = ranks.rank == 0
+        """Whether it speaks for all ranks."""
         began = time.time()
         self._name = name
         self._training = f"Training of {name}" if name else "Training"
@@ -67,16 +76,20 @@ class RunDirectory:
             policy.checkpoint,
             keep_back_steps=policy.nan.rollback.steps_back if can_roll_back else None,
             keep_back_every=self._every,
+            ranks=ranks,
         )
         self.ledger = Ledger(job, checkpoint_dir)
         self.store.attempt = self.ledger.attempt
-        self.saver = Saver(self.store, policy.checkpoint, self.ledger, nan)
+        self.saver = Saver(
+            self.store, policy.checkpoint, self.ledger, nan, is_alone=ranks.size == 1
+        )
         self.metrics = Metrics(self.ledger)
         self.store.logged = self.metrics.latest
         verdict.clear(job, checkpoint_dir, began)
         self.command = job_dir.resume_command(job)
         """The shell line that resumes this job."""
-        job_dir.write_resume_script(job, self.command)
+        if self._is_first:
+            job_dir.write_resume_script(job, self.command)
         self._is_supervised = job_dir.is_supervised()
 
     def newest(self, live: StateRegistry) -> Checkpoint | None:
@@ -115,6 +128,8 @@ class RunDirectory:
         if resumed_from:
             self.saver.tidy()  # a stop leaves that to the next attempt
         self.metrics.begin(step)
+        if not self._is_first:
+            return
         begins = f"resumes at step {step}" if resumed_from else "starts at step 0"
         if is_complete and self._name is not None:
             messages.say(
@@ -165,13 +180,16 @@ class RunDirectory:
         text = f"{text} at step {step}, exit code {int(code)}."
         if not self._is_supervised:  # else whoever started it decides, and says so
             text += f" To resume:\n  {self.command}"
-        messages.say(text, level)
+        if self._is_first or level >= logging.ERROR:
+            messages.say(text, level)
 
     def finish(self, step: int, because: str = "") -> None:
         """Record and log that training is finished; `because`: what `run.finish` was given."""
         self.ledger.write("finish", step=step, text=because)
         text = f"finished: {because}" if because else "finished"
         self._judge(Reason.finished, text, step, ExitCode.FINISHED)
+        if not self._is_first:
+            return
         messages.say(f"{self._training} finished at step {step}{because and f': {because}'}")
 
     def fail(self, error: str, step: int) -> None:

@@ -25,13 +25,35 @@ class Later(ModuleType):
 
 
 class Dynamo(Later):
-    """Answers what an optimizer asks."""
+    """Answers what an optimizer asks, a process group, and DistributedDataParallel."""
+
+    def __getattr__(self, name):
+        is_sharded = "torch.distributed.fsdp" in sys.modules  # which needs all of it
+        if name in Answers.KNOWN and not is_sharded:
+            return Answers(name)
+        return super().__getattr__(name)
 
     def graph_break(self, msg=""):
         pass
 
     def disable(self, fn, recursive=True, *, wrapping=True):
         return fn
+
+
+class Answers:
+    """A module within it, as far as a process group and DistributedDataParallel ask."""
+
+    KNOWN = {  # noqa: RUF012 - typing would be imported for it
+        "trace_rules": {"clear_lru_cache": lambda: None},
+        "utils": {"get_optimize_ddp_mode": lambda: "ddp_optimizer"},
+    }
+
+    def __init__(self, name):
+        self.name = name
+
+    def __getattr__(self, asked):
+        known = self.KNOWN[self.name]
+        return known[asked] if asked in known else getattr(getattr(load(DYNAMO), self.name), asked)
 
 
 DYNAMO = "torch._dynamo"

@@ -14,13 +14,13 @@ from typing import Any
 
 from torture.calls import WRITES
 
-from forge.checkpoint import store as store_module
 from forge.checkpoint.format import codec
 from forge.checkpoint.load.file_reading import CheckedFile
 from forge.checkpoint.ownership.fence import Fence
 from forge.checkpoint.ownership.workspace import Workspace
 from forge.checkpoint.retention import removal
 from forge.checkpoint.retention.removal import Remover
+from forge.checkpoint.save import together
 from forge.checkpoint.save.copies import Snapshot
 from forge.checkpoint.save.staging import Part, stage
 from forge.checkpoint.store import Store
@@ -80,7 +80,7 @@ def _no_odd_errors() -> None:
 def _no_temporary() -> None:
     """The files of a save are written where they stay."""
 
-    def early(folder: Path, snapshot: Snapshot) -> Part:
+    def early(folder: Path, snapshot: Snapshot, *_: Any) -> Part:
         final = folder.parent.parent / folder.name
         shutil.rmtree(final, ignore_errors=True)
         final.mkdir()
@@ -90,7 +90,7 @@ def _no_temporary() -> None:
         describe(store, folder.parent.parent / folder.name, parts, snapshot)
 
     describe = Store._describe
-    store_module.stage = early  # type: ignore[assignment]
+    together.stage = early  # type: ignore[assignment]
     Store._describe = describe_early  # type: ignore[method-assign]
     Workspace.put_in_place = (  # type: ignore[method-assign]
         lambda workspace, temporary, final: shutil.rmtree(temporary)

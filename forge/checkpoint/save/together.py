@@ -1,0 +1,165 @@
+"""One checkpoint of many ranks: each stages its own files, and the one with the claim publishes.
+
+    begin      rank 0 makes the folder, and tells it, with a digest of each of its tensors
+    stage      each rank writes its state, and of its tensors those that are not rank 0's as well
+    commit     once all have said that theirs is on disk: the manifest of all files, one rename
+
+Whatever is equal on all ranks is so written once, whether DDP keeps it equal or the user's code.
+Each of the three is one exchange of values in the thread that saves, never a collective: ranks may
+train meanwhile. Where one fails all do, and what was there before has not changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from forge.checkpoint.save.copies import Snapshot
+from forge.checkpoint.save.staging import Part, stage
+from forge.errors import DamagedCheckpoint, Exit, ExitCode, ForgeError, RankFailed
+
+EXCHANGE_S = 1800.0
+"""Seconds that a rank may take to write its files; an end of the run ends the waiting, too."""
+
+
+_DAMAGE, _AGAIN, _END = 1, 2, 3
+"""What follows an error: an older checkpoint, another try, the end of the job."""
+
+
+class Together(Protocol):
+    """The ranks that save into one directory; see `forge/group/group.py`."""
+
+    @property
+    def rank(self) -> int:
+        """This one."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+
+    def gather(self, key: str, value: bytes, timeout_s: float) -> list[bytes]:
+        """What each has given under this key, by rank."""
+
+    def forget(self, key: str) -> None:
+        """Give up what this rank has given under a key that every rank has gathered."""
+
+
+class Alone:
+    """The only rank."""
+
+    rank, size = 0, 1
+
+    def gather(self, key: str, value: bytes, timeout_s: float) -> list[bytes]:
+        """What it has given."""
+        return [value]
+
+    def forget(self, key: str) -> None:
+        """There is nothing."""
+
+
+class Exchange:
+    """Values of all ranks, one exchange after the other, in the same order on each of them.
+
+    Args:
+        name: What tells it from another exchange of the same ranks, in another thread perhaps.
+    """
+
+    def __init__(self, ranks: Together, name: str, timeout_s: float = EXCHANGE_S) -> None:
+        self.ranks = ranks
+        self._name = name
+        self._timeout_s = timeout_s
+        self._count = 0
+        self._previous = ""
+
+    def give(self, what: str, make: Callable[[], Any]) -> list[Any]:
+        """What `make` returns on each rank, as JSON, by rank.
+
+        Raises:
+            OSError: Where it raised that, here or on another rank.
+            ForgeError: The same; where ranks raise different errors, what ends a job comes first.
+        """
+        if self.ranks.size == 1:
+            return [make()]
+        self._count += 1
+        error: BaseException | None = None
+        try:
+            value = {"value": make()}
+        except (Exception, Exit) as raised:  # noqa: BLE001 - raised again once all know
+            error, value = raised, _described(raised)
+        key = f"{what} ({self._name} {self._count})"
+        texts = self.ranks.gather(key, json.dumps(value).encode(), self._timeout_s)
+        if self._previous:  # all have gathered that one, or they would not be here
+            self.ranks.forget(self._previous)
+        self._previous = key
+        found = [json.loads(text) for text in texts]
+        worst = max((one.get("weight", 0), -rank) for rank, one in enumerate(found))
+        if worst[0]:
+            if error is not None and value["weight"] == worst[0]:
+                raise error
+            _raise_again(-worst[1], found[-worst[1]], error)
+        return [one["value"] for one in found]
+
+    def first(self, what: str, make: Callable[[], Any]) -> Any:
+        """What it returns on rank 0, which alone calls it."""
+        return self.give(what, make if self.ranks.rank == 0 else lambda: None)[0]
+
+
+def _described(error: BaseException) -> dict[str, Any]:
+    """With the weight of its kind: all ranks go on by the heaviest, so that they do the same."""
+    if isinstance(error, OSError):
+        return {"error": str(error), "errno": error.errno or errno.EIO, "weight": _AGAIN}
+    if isinstance(error, DamagedCheckpoint):
+        return {"error": str(error), "weight": _DAMAGE}
+    if isinstance(error, Exit):
+        return {"error": error.text, "code": int(error.code or 0), "weight": _END}
+    code = error.exit_code if isinstance(error, ForgeError) else ExitCode.FORCED
+    return {"error": f"{type(error).__name__}: {error}", "code": int(code), "weight": _END}
+
+
+def _raise_again(rank: int, said: dict[str, Any], own: BaseException | None) -> NoReturn:
+    text = f"rank {rank}: {said['error']}"
+    if said["weight"] == _AGAIN:
+        raise OSError(said["errno"], text) from own
+    if said["weight"] == _DAMAGE:
+        raise DamagedCheckpoint(text) from own
+    raise RankFailed(text, said["code"]) from own
+
+
+def save(
+    exchange: Exchange,
+    snapshot: Snapshot,
+    begin: Callable[[], Path],
+    check: Callable[[], None],
+    publish: Callable[[Path, list[Part]], None],
+) -> None:
+    """Save what all ranks have of one boundary; what follows it is called on rank 0.
+
+    Args:
+        begin: Makes the folder, in which `publish` finds the files of all ranks.
+        check: Raises where a newer attempt has taken it away.
+    Raises:
+        OSError: From the disk of any rank.
+        ForgeError: Of any rank.
+    """
+    rank, is_shared = exchange.ranks.rank, exchange.ranks.size > 1
+
+    def begun() -> Any:
+        return [str(begin()), snapshot.digests() if is_shared else {}]
+
+    def staged() -> Any:
+        own = {} if rank == 0 else snapshot.digests()
+        shared = {name for name, digest in own.items() if known.get(name) == digest}
+        try:
+            part = stage(Path(folder), snapshot, rank, shared)
+        except FileNotFoundError:
+            if rank == 0:
+                check()
+            raise
+        return [part.rank, part.step, part.files]
+
+    folder, known = exchange.first("the begin of save", begun)
+    parts = [Part(*one) for one in exchange.give("the files of save", staged)]
+    exchange.first("the commit of save", lambda: publish(Path(folder), parts))

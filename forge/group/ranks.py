@@ -1,0 +1,259 @@
+"""Many ranks as one: they agree by published limits, beside training and without a collective.
+
+    rank i       proposes a fact: round/<n> in a store that rank 0 hosts
+    each rank r  a thread, woken by that: limit/<n>/<r> = the boundary before which r does not wait
+                 once all limits are there, the fact counts from the largest of them on
+    main of r    at boundary k: below its limit it goes on; else it waits for its own thread
+
+Nobody is asked to act in its past: after it has published a limit, a rank passes no boundary from
+there on before the decision, which is never below the limit of any. All read the same numbers. It
+ends, because a main thread waits only for threads, which answer while their main thread stands in a
+collective. In a quiet step nothing is sent: the threads sleep in the store.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import math
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from forge.errors import RankLost
+from forge.group import facts
+from forge.group.facts import Agreed, Fact, SaveAsked
+
+ANSWER_S = 120.0
+"""Seconds that a rank may take to answer a proposal: its thread does nothing else."""
+
+MARGIN = 1
+"""Boundaries that a rank may pass while a round is open: it saves waiting, no more."""
+
+_LOOPBACK = "127.0.0.1"
+
+_CONNECT_S = 30.0
+"""Seconds to reach the store of rank 0."""
+
+_END = "end"
+"""Instead of a fact: there is none any more."""
+
+_GONE = "gone"
+"""Set by a rank that leaves without the others."""
+
+_LINGER_S = 3.0
+"""Seconds that rank 0, which hosts the store, waits for those."""
+
+_PAUSE_S = 0.05
+"""Seconds at most until whoever gathers looks again."""
+
+_STORE_S = 10**9
+"""Seconds that a thread sleeps in the store: until there is a proposal, or the store is gone."""
+
+
+class Ranks:
+    """The ranks of an initialised `torch.distributed`, until `close`.
+
+    Collective: all ranks make one at the same time.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        here = socket.gethostname()
+        found: list[Any] = [None]
+        self._server: Any = None
+        if self.rank == 0:
+            self._server = _store(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
+            found = [(here, os.environ.get("MASTER_ADDR") or here, self._server.port)]
+        dist.broadcast_object_list(found, src=0)
+        there, address, port = found[0]
+        self._address = _LOOPBACK if there == here else address, port
+        self._own = threading.local()
+        self._connection()  # now: one to a store that is gone would be tried for long
+        self._changed = threading.Condition()
+        self._begun = -1
+        """The boundary that was passed last."""
+        self._limit = math.inf
+        """From there on a boundary waits for the round that is open."""
+        self._rounds: collections.deque[tuple[int, Fact]] = collections.deque()
+        """Facts that do not count yet, and from which boundary on; it never falls."""
+        self._agreed = Agreed()
+        self._seen: set[str] = set()
+        self._clock: SaveAsked | None = None
+        """The save by the clock that was proposed, until it counts."""
+        self._lost = ""
+        self._is_closed = False
+        self._to_propose: queue.SimpleQueue[Fact | None] = queue.SimpleQueue()
+        send, answer = (self._send,), (self._answer,)
+        self._threads = [
+            threading.Thread(target=self._guarded, args=send, name="forge-propose", daemon=True),
+            threading.Thread(target=self._guarded, args=answer, name="forge-agree", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _client(self) -> Any:
+        """A connection of its own: whoever waits in the store holds his."""
+        return _store(
+            *self._address,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=_CONNECT_S),
+        )
+
+    def _connection(self) -> Any:
+        """That of this thread."""
+        if not hasattr(self._own, "client"):
+            self._own.client = self._client()
+        return self._own.client
+
+    # -- facts -----------------------------------------------------------------------------------
+
+    def propose(self, fact: Fact) -> None:
+        """See `Group.propose`."""
+        self._to_propose.put(fact)
+
+    def agreed(self, boundary: int) -> Agreed:
+        """See `Group.agreed`."""
+        with self._changed:
+            if boundary >= self._limit and not self._lost:
+                self._changed.wait_for(lambda: boundary < self._limit or self._lost, ANSWER_S)
+            if self._lost or boundary >= self._limit:
+                raise RankLost(self._lost or f"A rank has not answered within {ANSWER_S:g} s")
+            self._begun = boundary
+            while self._rounds and self._rounds[0][0] <= boundary:
+                _, fact = self._rounds.popleft()
+                self._agreed = self._agreed.including(fact)
+                if fact == self._clock:
+                    self._clock = None
+            return self._agreed
+
+    def _guarded(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except Exception as error:  # noqa: BLE001 - the main thread raises it
+            with self._changed:
+                if not self._is_closed:
+                    text = str(error).partition("\n")[0]  # torch adds its C++ stack
+                    self._lost = f"The ranks can no longer agree: {text}"
+                self._changed.notify_all()
+
+    def _send(self) -> None:
+        client, number = self._client(), 0
+        text = ""
+        while text != _END:
+            fact = self._to_propose.get()
+            text = facts.to_text(fact) if fact is not None else _END
+            if text in self._seen or (fact is not None and not self._is_news(fact)):
+                continue
+            while client.compare_set(f"round/{number}", "", text).decode() != text:
+                number += 1
+
+    def _is_news(self, fact: Fact) -> bool:
+        """Whether it is no save by the clock: rank 0 asks for those, one at a time."""
+        if not (isinstance(fact, SaveAsked) and fact.is_periodic):
+            return True
+        with self._changed:
+            if self.rank != 0 or self._clock is not None:
+                return False
+            self._clock = fact
+        return True
+
+    def _answer(self) -> None:
+        client, number = self._client(), 0
+        client.set_timeout(timedelta(seconds=_STORE_S))
+        while True:
+            text = client.get(f"round/{number}").decode()
+            if text == _END:
+                return
+            with self._changed:
+                self._limit = limit = self._begun + 1 + MARGIN
+            client.set(f"limit/{number}/{self.rank}", str(limit))
+            keys = [f"limit/{number}/{rank}" for rank in range(self.size)]
+            client.wait(keys, timedelta(seconds=ANSWER_S))
+            since = max(int(one) for one in client.multi_get(keys))
+            with self._changed:
+                self._seen.add(text)
+                self._rounds.append((since, facts.from_text(text)))
+                self._limit = math.inf
+                self._changed.notify_all()
+            number += 1
+
+    # -- values ----------------------------------------------------------------------------------
+
+    def gather(self, key: str, value: bytes, timeout_s: float) -> list[bytes]:
+        """See `Group.gather`."""
+        deadline = time.monotonic() + timeout_s
+        keys = [f"given/{key}/{rank}" for rank in range(self.size)]
+        if self._lost:
+            raise RankLost(self._lost)
+        with self._failing(key):
+            client = self._give(key, value)
+            pause_s = 0.0005
+            while not client.check(keys):  # torch warns of each wait that ends without an answer
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_S)
+                if (self._lost or client.check([_GONE])) and not client.check(keys):
+                    raise RankLost(self._lost or f"Another rank has left before {key}")
+                if self._is_closed or time.monotonic() >= deadline:
+                    missing = [rank for rank, one in enumerate(keys) if not client.check([one])]
+                    raise RankLost(
+                        f"Rank {', '.join(map(str, missing))} of {self.size} has not come to"
+                        f" {key} within {timeout_s:g} s"
+                    )
+            return [bytes(one[1:]) for one in client.multi_get(keys)]
+
+    def forget(self, key: str) -> None:
+        """See `Group.forget`."""
+        with self._failing(key):
+            self._connection().delete_key(f"given/{key}/{self.rank}")
+
+    def _give(self, key: str, value: bytes) -> Any:
+        client = self._connection()
+        client.set(f"given/{key}/{self.rank}", b"=" + value)  # the store has no empty values
+        return client
+
+    @contextlib.contextmanager
+    def _failing(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except (dist.DistNetworkError, dist.DistStoreError) as error:
+            text = str(error).partition("\n")[0]
+            raise RankLost(f"Rank 0 is gone, before {key} of all ranks: {text}") from error
+
+    def _leave_alone(self) -> None:
+        """Tell the others; those that leave for the same reason still have to read it."""
+        client, until = self._connection(), time.monotonic() + _LINGER_S
+        client.set(_GONE, "1")
+        client.set(f"{_GONE}/{self.rank}", "1")
+        everybody = [f"{_GONE}/{rank}" for rank in range(self.size)]
+        while self.rank == 0 and not client.check(everybody) and time.monotonic() < until:
+            time.sleep(_PAUSE_S)
+
+    def close(self, timeout_s: float) -> None:
+        """See `Group.close`; rank 0, which hosts the store, leaves last."""
+        with contextlib.suppress(RankLost), self._failing("the end"):
+            if not timeout_s and not self._lost:
+                self._leave_alone()
+            if timeout_s and not (self._lost or self._is_closed):
+                self.gather("the end", b"", timeout_s)
+                self._to_propose.put(None)
+                for thread in self._threads:
+                    thread.join(timeout_s)
+                self._give("nothing more", b"")
+                if self.rank == 0:
+                    self.gather("nothing more", b"", timeout_s)
+        self._is_closed = True
+        self._server = None
+
+
+def _store(*args: Any, **options: Any) -> Any:
+    """A TCPStore; torch may be built without."""
+    return vars(dist)["TCPStore"](*args, **options)

@@ -1,0 +1,65 @@
+"""`run.finish`: the end of a loop before its `n`, after the same step on every rank."""
+
+from __future__ import annotations
+
+from forge.checkpoint.save.together import Exchange
+from forge.errors import ForgeError
+from forge.group import facts
+from forge.group.facts import Agreed, FinishAsked
+from forge.group.group import Group
+from forge.training.leaving import ENDS, Leaving
+
+
+class LoopEnd:
+    """What was asked for, and what all ranks know of it.
+
+    A fact that one rank proposes counts from a boundary on that depends on the clock, and how many
+    steps a training has must not. So ranks exchange it where all of them are: after functions of
+    `run.every`, and after what follows a pass.
+
+    Args:
+        group: The ranks.
+        exchange: Of values, at a boundary.
+        leaving: For a rank that is gone.
+    """
+
+    def __init__(self, group: Group, exchange: Exchange, leaving: Leaving) -> None:
+        self._group = group
+        self._exchange = exchange
+        self._leaving = leaving
+        self._own: FinishAsked | None = None
+        self._known: FinishAsked | None = None
+
+    def ask(self, asked: FinishAsked, *, is_in_step: bool) -> None:
+        """`run.finish` was called.
+
+        Raises:
+            ForgeError: In a step of one of several ranks.
+        """
+        if self._group.size == 1:
+            self._group.propose(asked)
+        elif is_in_step:
+            raise ForgeError(
+                "run.finish() was called inside a step, and this is one of"
+                f" {self._group.size} ranks, which have to end after the same step in every run:"
+                " call it in a function of run.every, or after an epoch's pass."
+            )
+        else:
+            self._own = asked
+
+    def share(self) -> None:
+        """One rank may have asked: from this boundary on all know it."""
+        if self._group.size == 1:
+            return
+        own, self._own = self._own, None
+        text = None if own is None else facts.to_text(own)
+        try:
+            texts = self._exchange.give("the end of a function", lambda: text)
+        except ENDS as error:
+            self._leaving.give_up(error)
+        for fact in (facts.from_text(one) for one in texts if one is not None):
+            self._known = Agreed(finish=self._known).including(fact).finish
+
+    def added_to(self, agreed: Agreed) -> Agreed:
+        """What is agreed on, with that."""
+        return agreed if self._known is None else agreed.including(self._known)

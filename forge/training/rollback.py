@@ -1,0 +1,98 @@
+"""A rollback: back to a checkpoint from before the first bad step, in this attempt or the next."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from forge import messages
+from forge.checkpoint import Checkpoint
+from forge.config.schema import NanConfig
+from forge.data.position import Position
+from forge.state import rng
+from forge.training.contents import Contents
+from forge.training.decide import Halt
+from forge.training.leaving import Leaving
+from forge.training.loop.loops import Loops
+from forge.training.nan.nan_policy import NanPolicy
+from forge.training.saver import SaveCause
+from forge.training.start.run_directory import RunDirectory
+
+
+class Rollback:
+    """Goes back as `nan.rollback` says.
+
+    Args:
+        config: Of the NaN policy.
+        loops: Where the run is.
+        contents: What is loaded.
+        directory: Where it is loaded from.
+        nan: Counts the rollbacks.
+        leaving: The exits.
+    """
+
+    def __init__(
+        self,
+        config: NanConfig,
+        loops: Loops,
+        contents: Contents,
+        directory: RunDirectory,
+        nan: NanPolicy,
+        leaving: Leaving,
+    ) -> None:
+        self._config = config.rollback
+        self._loops = loops
+        self._contents = contents
+        self._directory = directory
+        self._saver = directory.saver
+        self._nan = nan
+        self._leaving = leaving
+
+    def do(self, position: Position | None, first_bad: int) -> None:
+        """To the newest good checkpoint far enough before the first bad step."""
+        self._saver.wait()
+        at_most = first_bad - self._config.steps_back
+        found = self._directory.rollback_target(self._contents.live, at_most)
+        call = self._loops.number
+        if found is None or len(found.state["positions"]) != call + 1:
+            text = (
+                f"step {first_bad} is bad, but there is no good checkpoint of this loop at step"
+                f" {at_most} or before it to roll back to"
+            )
+            self._leaving.halt(Halt(text))
+        nan, bad_step = self._nan.state_dict(), self._loops.step
+        self._directory.metrics.flush()
+        if not self._loops.is_in_pass_of(found.state):
+            self._by_restart(found, first_bad)
+        loaders = self._loops.loaders.capture()
+        self._contents.load(found)
+        if self._config.skip_data:
+            self._loops.loaders.load(loaders)
+        self._nan.load_state_dict(nan)  # budgets are not rolled back
+        self._nan.rolled_back()
+        if position is not None and not self._config.skip_data:
+            position.load(found.state["positions"][call])
+        rng.restore(found.state["rng"])
+        self._directory.store.discard_after(self._loops.step)
+        self._saver.begin(self._loops.step)
+        self._directory.ledger.write(
+            "rollback", step=self._loops.step, first_bad=first_bad, from_step=bad_step
+        )
+        messages.warn(
+            f"Rolled back from step {bad_step} to step {self._loops.step}"
+            f" ({self._nan.rollbacks} of {self._config.max_rollbacks}), learning rate"
+            f" times {self._nan.lr_scale:g}"
+        )
+
+    def _by_restart(self, found: Checkpoint, first_bad: int) -> NoReturn:
+        """To an earlier pass: no `for` goes back, so the next attempt begins there."""
+        step, bad_step = found.manifest.step, self._loops.step
+        found.fill()  # its tensors are the live ones
+        self._nan.rolled_back()
+        self._directory.store.discard_after(step)
+        self._saver.evaluated(step)
+        state = found.state | {"nan": self._nan.state_dict()}
+        self._saver.save(step, lambda: state, SaveCause.requested)
+        self._saver.wait()
+        self._directory.ledger.write("rollback", step=step, first_bad=first_bad, from_step=bad_step)
+        again = ", whose batches are read again" if self._config.skip_data else ""
+        self._leaving.restart(f"rollback to step {step}, in an earlier epoch{again}")

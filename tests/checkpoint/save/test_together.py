@@ -1,0 +1,165 @@
+"""One checkpoint of several ranks, each a thread here: whole, or not there."""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from forge.checkpoint import Store
+from forge.checkpoint.format.names import files_of
+from forge.checkpoint.load import reading
+from forge.checkpoint.save import staging
+from forge.config.schema import CheckpointConfig
+from forge.errors import CheckpointError, DamagedCheckpoint, RankFailed
+
+SIZE = 3
+
+
+class Values:
+    """What the ranks have given each other, under each key."""
+
+    def __init__(self):
+        self.given = {}
+        self.changed = threading.Condition()
+
+    def of(self, rank):
+        values = self
+
+        class Rank:
+            size = SIZE
+
+            def gather(self, key, value, timeout_s):
+                with values.changed:
+                    values.given.setdefault(key, {})[rank] = value
+                    values.changed.notify_all()
+                    values.changed.wait_for(lambda: len(values.given[key]) == SIZE, 60)
+                    return [values.given[key][one] for one in range(SIZE)]
+
+            def forget(self, key):
+                del values.given[key][rank]
+
+        one = Rank()
+        one.rank = rank
+        return one
+
+
+def on_all(do):
+    """What `do(rank)` returns or raises on each rank, at the same time."""
+    with ThreadPoolExecutor(SIZE) as pool:
+        futures = [pool.submit(do, rank) for rank in range(SIZE)]
+        return [future.exception() or future.result() for future in futures]
+
+
+@pytest.fixture
+def stores(tmp_path):
+    values = Values()
+    made = [
+        Store(tmp_path / "checkpoints", CheckpointConfig(), ranks=values.of(rank))
+        for rank in range(SIZE)
+    ]
+    yield made
+    for one in made:
+        one.close()
+
+
+def state_of(rank, step=1):
+    shared = torch.arange(1000.0) * step
+    return {"shared": shared, "own": torch.full((10,), float(rank)), "rank": rank}
+
+
+def save(stores, step):
+    """Each rank saves its state of this step, in the same checkpoint."""
+
+    def one(rank):
+        state = state_of(rank, step)
+        snapshot = stores[rank].snapshot(step, state, is_complete=False, copy=rank == 1)
+        return stores[rank].commit(snapshot).name
+
+    return on_all(one)
+
+
+def test_each_rank_reads_what_it_has_saved(stores):
+    """What is equal on all ranks is on the disk once."""
+    assert save(stores, 1) == ["step_1"] * SIZE
+    folder = stores[0].directory / "step_1"
+    sizes = [(folder / files_of(rank)[1]).stat().st_size for rank in range(SIZE)]
+    assert sizes[0] > 4000 > max(sizes[1:])
+    for rank, found in enumerate(on_all(lambda rank: stores[rank].newest())):
+        assert torch.equal(found.state["shared"], torch.arange(1000.0))
+        assert torch.equal(found.state["own"], torch.full((10,), float(rank)))
+        assert found.state["rank"] == rank
+
+
+def test_equal_bytes_of_another_dtype_are_another_tensor(stores):
+    """A digest is of what a tensor is, too."""
+    dtypes = [torch.int32, torch.float32, torch.int32]
+
+    def one(rank):
+        state = {"value": torch.zeros(5, dtype=dtypes[rank])}
+        stores[rank].commit(stores[rank].snapshot(1, state, is_complete=False, copy=False))
+
+    on_all(one)
+    found = on_all(lambda rank: stores[rank].newest())
+    assert [one.state["value"].dtype for one in found] == dtypes
+
+
+@pytest.mark.parametrize("broken", range(SIZE))
+def test_a_disk_that_fails_on_one_rank_fails_the_save_of_all(broken, stores, monkeypatch):
+    """Half a checkpoint is none, the one before stays, and the next try succeeds."""
+    save(stores, 1)
+    write = staging.write_file
+    name = files_of(broken)[1]
+
+    def failing(path, size, readers):
+        if path.name == name:
+            raise OSError(28, "No space left on device")
+        return write(path, size, readers)
+
+    monkeypatch.setattr(staging, "write_file", failing)
+    errors = save(stores, 2)
+    assert [type(one) for one in errors] == [OSError] * SIZE
+    assert {one.errno for one in errors} == {28}
+    assert [path.name for path in stores[0].directory.glob("**/step_*")] == ["step_1"]
+    assert [one.state["rank"] for one in on_all(lambda r: stores[r].newest())] == [0, 1, 2]
+    monkeypatch.undo()
+    assert save(stores, 2) == ["step_2"] * SIZE
+    assert {one.path.name for one in on_all(lambda r: stores[r].newest())} == {"step_2"}
+
+
+@pytest.mark.parametrize("broken", range(SIZE))
+def test_what_is_damaged_for_one_rank_is_passed_over_by_all(broken, stores):
+    """Else they would go on from different steps."""
+    save(stores, 1)
+    save(stores, 2)
+    file = stores[0].directory / "step_2" / files_of(broken)[1]
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    found = on_all(lambda rank: stores[rank].newest())
+    assert {one.path.name for one in found} == {"step_1"}
+    for one in stores:
+        (reason,) = one.passed_over
+        assert "step_2" in reason
+        assert file.name in reason
+
+
+def test_a_newer_attempt_ends_all_ranks_of_the_old_one(stores):
+    """Rank 0 alone holds the claim; its refusal reaches the others with its exit code."""
+    save(stores, 1)
+    token = stores[0].directory / ".fence.json"
+    token.write_text(json.dumps(json.loads(token.read_text()) | {"token": "another"}))
+    errors = save(stores, 2)
+    assert {int(one.exit_code) for one in errors} == {73}
+    assert isinstance(errors[1], RankFailed)
+
+
+def test_another_number_of_ranks_is_refused_by_name(stores, tmp_path):
+    """A part of a state is no state; to look at it is another matter."""
+    save(stores, 1)
+    path = stores[0].directory / "step_1"
+    with pytest.raises(CheckpointError, match="was saved by 3 ranks, and this job has 1"):
+        reading.read(path, size=1)
+    assert reading.read(path, rank=2).state["rank"] == 2
+    assert not issubclass(CheckpointError, DamagedCheckpoint)

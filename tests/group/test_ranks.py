@@ -1,0 +1,42 @@
+"""Ranks stop at the same boundary, whichever of them is told, and whatever they are doing."""
+
+import json
+
+import pytest
+from ranked import RankedJob
+
+STOPS = {"one": [[1, 30]], "the first": [[0, 30]], "all": [[r, 30] for r in range(3)]}
+
+
+@pytest.mark.parametrize("has_collective", [True, False], ids=["in step", "apart"])
+@pytest.mark.parametrize("who", STOPS)
+def test_all_stop_at_the_same_boundary(who, has_collective, tmp_path):
+    """One that goes on alone would wait for the others for ever; nobody stops in its past."""
+    job = RankedJob(
+        tmp_path, 3, "agreeing.py", seed=1, stops=STOPS[who], has_collective=has_collective
+    )
+    assert job.run() == [0, 0, 0], job.output
+    for found in job.printed:
+        stopped = {boundary for boundary, _ in json.loads(found[0])}
+        assert len(stopped) == 1
+        assert stopped.pop() > 30
+
+
+def test_what_was_proposed_at_different_times_is_agreed_on_in_one_order(tmp_path):
+    """A save that only some ranks make is no checkpoint."""
+    saves = [[0, 9], [1, 10], [2, 11], [1, 40]]
+    spec = {"saves": saves, "stop_after_save": 40, "stops": []}
+    job = RankedJob(tmp_path, 3, "agreeing.py", seed=2, has_collective=True, **spec)
+    assert job.run() == [0, 0, 0], job.output
+    (found, *_), *others = job.printed
+    assert all(one[0] == found for one in others)
+    assert all(steps[-1] == 40 for _, steps in json.loads(found))
+
+
+def test_without_a_fact_nobody_stops(tmp_path):
+    """The end of the loop is no agreement: they leave together all the same."""
+    job = RankedJob(
+        tmp_path, 2, "agreeing.py", seed=3, stops=[], has_collective=False, boundaries=200
+    )
+    assert job.run() == [0, 0], job.output
+    assert json.loads(job.printed[0][0]) == [[199, []], [199, []]]

@@ -1,0 +1,91 @@
+"""A training on several ranks: a model in DDP whose buckets are many, data by a DistributedSampler.
+
+`python ranks.py <directory> <spec as JSON>`, with RANK, WORLD_SIZE and MASTER_ADDR in the
+environment; the ranks meet by a file.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import forge
+
+torch.set_num_threads(1)
+directory, spec = Path(sys.argv[1]), json.loads(sys.argv[2])
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group(
+    "gloo", init_method=f"file://{os.environ['MEETING']}", rank=rank, world_size=size
+)
+torch.manual_seed(7)
+WIDTH = 24
+
+
+class Net(torch.nn.Module):
+    """Used in another order than it was built in: its buckets are made anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = torch.nn.Linear(WIDTH, 1)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(6))
+        self.norm = torch.nn.BatchNorm1d(WIDTH)
+        self.dropout = torch.nn.Dropout(0.2)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return self.last(self.dropout(self.norm(x)))
+
+
+def marked(name, step):
+    """What the spec asks for at this step of this rank, once over all attempts."""
+    mark = directory / f"{name}_{rank}_{step}"
+    asked = [step, rank] in spec.get(name, []) or [step, -1] in spec.get(name, [])
+    if asked and not mark.exists():
+        mark.touch()
+        return True
+    return False
+
+
+model = DistributedDataParallel(Net(), bucket_cap_mb=0.002)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+x = torch.randn(96, WIDTH)
+data = TensorDataset(x, x.sum(1, keepdim=True).sin())
+torch.manual_seed(100 + rank)  # dropout is each rank's own
+loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, seed=3))
+policy = {"checkpoint": {"dir": str(directory / "checkpoints"), **spec.get("checkpoint", {})}}
+seen = torch.zeros(96)
+
+with forge.Run(policy | spec.get("policy", {}), model=model, optimizer=optimizer) as run:
+
+    @run.every(spec.get("eval_every", 5))
+    def held_out(step):
+        model.eval()
+        with torch.no_grad():
+            run.log(held_out=model.module(x).square().mean())
+        model.train()
+        if [step, rank] in spec.get("finish", []):
+            run.finish("enough")
+
+    for step, (inputs, targets) in run.steps(spec.get("n", 40), loader):
+        if marked("signal", step):
+            os.kill(os.getpid(), getattr(signal, spec.get("how", "SIGUSR1")))
+        if marked("exception", step):
+            raise RuntimeError("planted")
+        time.sleep(spec.get("pause_s", 0.0))
+        loss = (model(inputs) - targets).square().mean()
+        if [step, rank] in spec.get("nan", []):
+            loss = loss * float("nan")
+        loss.backward()
+        run.update(loss, optimizer, clip_norm=1.0)
+        run.log(loss=loss)
+    steps = run.step
+torch.save({**model.state_dict(), "steps": torch.tensor(steps)}, directory / f"weights_{rank}.pt")
+dist.destroy_process_group()
