@@ -5,10 +5,10 @@
                  once all limits are there, the fact counts from the largest of them on
     main of r    at boundary k: below its limit it goes on; else it waits for its own thread
 
-Nobody is asked to act in its past: after it has published a limit, a rank passes no boundary from
-there on before the decision, which is never below the limit of any. All read the same numbers. It
-ends, because a main thread waits only for threads, which answer while their main thread stands in a
-collective. In a quiet step nothing is sent: the threads sleep in the store.
+No rank is asked to act at a boundary that it has passed: after it has published a limit, it passes
+no boundary from there on before the decision, which is never below the limit of any. All read the
+same numbers. It ends, because a main thread waits only for threads, which answer while their main
+thread stands in a collective. In a quiet step nothing is sent: the threads sleep in the store.
 """
 
 from __future__ import annotations

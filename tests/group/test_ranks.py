@@ -1,4 +1,4 @@
-"""Ranks stop at the same boundary, whichever of them is told, and whatever they are doing."""
+"""Ranks stop at the same boundary, whichever of them is signalled, and whatever they are doing."""
 
 import json
 
@@ -11,7 +11,7 @@ STOPS = {"one": [[1, 30]], "the first": [[0, 30]], "all": [[r, 30] for r in rang
 @pytest.mark.parametrize("has_collective", [True, False], ids=["in step", "apart"])
 @pytest.mark.parametrize("who", STOPS)
 def test_all_stop_at_the_same_boundary(who, has_collective, tmp_path):
-    """One that goes on alone would wait for the others for ever; nobody stops in its past."""
+    """One that goes on alone would hang; none is asked to stop at a boundary it has passed."""
     job = RankedJob(
         tmp_path, 3, "agreeing.py", seed=1, stops=STOPS[who], has_collective=has_collective
     )

@@ -1,6 +1,6 @@
 """One checkpoint of many ranks: each stages its own files, and the one with the claim publishes.
 
-    begin      rank 0 makes the folder, and tells it, with a digest of each of its tensors
+    begin      rank 0 makes the folder, and sends its path and a digest of each of its tensors
     stage      each rank writes its state, and of its tensors those that are not rank 0's as well
     commit     once all have said that theirs is on disk: the manifest of all files, one rename
 
@@ -23,7 +23,6 @@ from forge.errors import DamagedCheckpoint, Exit, ExitCode, ForgeError, RankFail
 
 EXCHANGE_S = 1800.0
 """Seconds that a rank may take to write its files; an end of the run ends the waiting, too."""
-
 
 _DAMAGE, _AGAIN, _END = 1, 2, 3
 """What follows an error: an older checkpoint, another try, the end of the job."""
@@ -160,6 +159,6 @@ def save(
             raise
         return [part.rank, part.step, part.files]
 
-    folder, known = exchange.first("the begin of save", begun)
-    parts = [Part(*one) for one in exchange.give("the files of save", staged)]
-    exchange.first("the commit of save", lambda: publish(Path(folder), parts))
+    folder, known = exchange.first("the start of a save", begun)
+    parts = [Part(*one) for one in exchange.give("the files of a save", staged)]
+    exchange.first("the commit of a save", lambda: publish(Path(folder), parts))
