@@ -36,13 +36,14 @@ from forge.checkpoint.retention.retention import Retention, Seen
 from forge.checkpoint.save import together
 from forge.checkpoint.save.copies import Copies, Snapshot
 from forge.checkpoint.save.staging import Part, merged
-from forge.checkpoint.save.together import Alone, Exchange, Together
+from forge.checkpoint.save.together import Exchange
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError
 from forge.filesystem import durable
 from forge.filesystem.steps import step_dirs, step_of
+from forge.group.group import Group, Solo
 
-_ALONE = Alone()
+_ALONE = Solo()
 _Made = TypeVar("_Made")
 
 
@@ -57,7 +58,7 @@ class Store:
         attempt: int = 0,
         keep_back_steps: int | None = None,
         keep_back_every: int = 1,
-        ranks: Together = _ALONE,
+        ranks: Group = _ALONE,
     ) -> None:
         """Claim `directory`, creating it, and remove what a killed save left.
 

@@ -15,48 +15,18 @@ import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from forge.checkpoint.save.copies import Snapshot
 from forge.checkpoint.save.staging import Part, stage
 from forge.errors import DamagedCheckpoint, Exit, ExitCode, ForgeError, RankFailed
+from forge.group.group import Group
 
 EXCHANGE_S = 1800.0
 """Seconds that a rank may take to write its files; an end of the run ends the waiting, too."""
 
 _DAMAGE, _AGAIN, _END = 1, 2, 3
 """What follows an error: an older checkpoint, another try, the end of the job."""
-
-
-class Together(Protocol):
-    """The ranks that save into one directory; see `forge/group/group.py`."""
-
-    @property
-    def rank(self) -> int:
-        """This one."""
-
-    @property
-    def size(self) -> int:
-        """How many there are."""
-
-    def gather(self, key: str, value: bytes, timeout_s: float) -> list[bytes]:
-        """What each has given under this key, by rank."""
-
-    def forget(self, key: str) -> None:
-        """Give up what this rank has given under a key that every rank has gathered."""
-
-
-class Alone:
-    """The only rank."""
-
-    rank, size = 0, 1
-
-    def gather(self, key: str, value: bytes, timeout_s: float) -> list[bytes]:
-        """What it has given."""
-        return [value]
-
-    def forget(self, key: str) -> None:
-        """There is nothing."""
 
 
 class Exchange:
@@ -66,7 +36,7 @@ class Exchange:
         name: What tells it from another exchange of the same ranks, in another thread perhaps.
     """
 
-    def __init__(self, ranks: Together, name: str, timeout_s: float = EXCHANGE_S) -> None:
+    def __init__(self, ranks: Group, name: str, timeout_s: float = EXCHANGE_S) -> None:
         self.ranks = ranks
         self._name = name
         self._timeout_s = timeout_s

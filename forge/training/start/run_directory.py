@@ -15,11 +15,11 @@ import torch
 from forge import messages
 from forge.checkpoint import Checkpoint, Store
 from forge.checkpoint.load.reading import Place
-from forge.checkpoint.save.together import Together
 from forge.config.rules import directory_problem
 from forge.config.schema import NanAction, Policy
 from forge.errors import ConfigError, ExitCode, Reason
 from forge.filesystem.steps import step_dirs
+from forge.group.group import Group
 from forge.jobdir import job_dir, ledger, verdict
 from forge.jobdir.ledger import Ledger
 from forge.jobdir.verdict import Verdict
@@ -47,7 +47,7 @@ class RunDirectory:
         nan: NanPolicy,
         job: Path,
         checkpoint_dir: Path,
-        ranks: Together,
+        ranks: Group,
     ) -> None:
         self.job = job
         self._is_first = ranks.rank == 0
