@@ -100,6 +100,19 @@ def num_yielded(iterator: Any) -> int | None:
     return getattr(iterator, "_num_yielded", None)
 
 
+def set_timeout(timeout_s: float) -> None:
+    """How long a collective of the default group may take, from now on.
+
+    If it goes: `forge.distributed.init` keeps its `first_timeout_s`; see what torch's own trainers
+    call after their first step.
+    """
+    from datetime import timedelta
+
+    from torch.distributed import distributed_c10d
+
+    distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s))
+
+
 def bucket_order(ddp: torch.nn.parallel.DistributedDataParallel) -> list[int]:
     """The numbers of a DDP module's parameters, in the order of the buckets it has made anew.
 

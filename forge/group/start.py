@@ -9,6 +9,7 @@ import torch.distributed as dist
 from forge.errors import ConfigError
 from forge.group.group import Group, Solo
 from forge.group.ranks import Ranks
+from forge.process import world
 
 
 def group() -> Group:
@@ -21,12 +22,12 @@ def group() -> Group:
         if dist.get_world_size() == 1:
             return Solo()
         return Ranks()
-    size = os.environ.get("WORLD_SIZE", "")
-    if "RANK" in os.environ and size.isdecimal() and int(size) > 1:
+    found = world.of(os.environ)
+    if found.size > 1:
         problem = (
-            f"this process is rank {os.environ['RANK']} of {size} (RANK, WORLD_SIZE), and"
-            " torch.distributed is not initialised: call torch.distributed.init_process_group()"
-            " before forge.Run is entered, on every rank."
+            f"this process is rank {found.rank} of {found.size}, and torch.distributed is not"
+            " initialised: call forge.distributed.init() before forge.Run is entered, on every"
+            " rank, and give the Run the model in DistributedDataParallel."
         )
         raise ConfigError([problem], "This Run")
     return Solo()

@@ -165,24 +165,23 @@ def fork() -> int:
     return pid
 
 
-def reap(child: int) -> int | None:
-    """Collect every child that has ended; the status of this one, if it is among them.
+def reap() -> dict[int, int]:
+    """Collect every child that has ended: pid -> wait status.
 
     Raises:
         ChildProcessError: Where there are no children at all.
     """
-    found = None
+    found: dict[int, int] = {}
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            if found is None:
+            if not found:
                 raise
             return found
         if pid == 0:
             return found
-        if pid == child:
-            found = status
+        found[pid] = status
 
 
 def _status(pid: int) -> dict[str, str]:
