@@ -13,6 +13,7 @@ from forge.checkpoint.save.together import Exchange
 from forge.config.schema import NanAction, Policy
 from forge.data.position import Position
 from forge.errors import ForgeError, RankLost
+from forge.group import distributed
 from forge.group.facts import Failed, FinishAsked, SaveAsked, StopAsked
 from forge.group.group import Group
 from forge.process.time_limit import TimeLimit
@@ -110,6 +111,8 @@ class Boundary:
             Whether the loop ends.
         """
         self._visits += 1
+        if self._visits == 2 and not self._is_alone:
+            distributed.first_step_is_done()
         self._limit.arrive()
         self._arrive()
         traces.arrive(self._directory.checkpoint_dir.name, self._loops, self._contents)
