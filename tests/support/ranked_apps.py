@@ -42,7 +42,8 @@ TRAIN = """
         torch.set_num_threads(1)
         world = forge.distributed.init()
         torch.manual_seed(cfg.seed)
-        net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1))
+        nn = torch.nn
+        net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.Linear(8, 1))
         model = DistributedDataParallel(net)
         optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr)
         data = TensorDataset(torch.randn(96, 8), torch.randn(96, 1))
