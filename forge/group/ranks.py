@@ -155,6 +155,12 @@ class Ranks:
                 self._lost = self._lost or text
             self._changed.notify_all()
 
+    def lost(self, timeout_s: float) -> str:
+        """See `Group.lost`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lost, timeout_s)
+            return self._lost
+
     def _send(self) -> None:
         client, number = self._client(), 0
         text = ""

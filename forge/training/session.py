@@ -12,7 +12,7 @@ from typing import Any
 from forge import messages
 from forge.checkpoint.save.together import Exchange
 from forge.config.schema import NanAction, Policy, Resume
-from forge.errors import ConfigError, Exit
+from forge.errors import ConfigError, Exit, RankLost
 from forge.group import start
 from forge.group.ranks import MARGIN
 from forge.jobdir import job_dir, spawned
@@ -46,6 +46,9 @@ _START_S = 300.0
 
 _LEAVE_S = 10.0
 """Seconds that they wait for each other as they leave."""
+
+_LOST_S = 2.0
+"""Seconds until a rank that died is seen to have, where a collective has failed."""
 
 _active: list[Session] = []
 
@@ -273,6 +276,9 @@ class Session:
                 self._finish()
             elif self._handler.explains(error):
                 self._leaving.stop(self._leaving.asked(), save=None)
+            elif isinstance(error, RuntimeError) and (lost := self._group.lost(_LOST_S)):
+                first = str(error).partition("\n")[0]
+                self._leaving.give_up(RankLost(f"{lost}; here {type(error).__name__}: {first}"))
             elif not isinstance(error, Exit):
                 self._directory.fail(f"{type(error).__name__}: {error}", self.loops.step)
         finally:

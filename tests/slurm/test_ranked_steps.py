@@ -46,7 +46,11 @@ class RankedSlurmApp(SlurmApp):
     """The folder, and the sweep."""
 
     def __init__(self, cluster, folder):
-        conf = CONF.rstrip().replace("timeout_s: 20", "timeout_s: 12").replace("\n    resilience:", f"{MORE.rstrip()}\n    resilience:")
+        conf = (
+            CONF.rstrip()
+            .replace("timeout_s: 20", "timeout_s: 12")
+            .replace("\n    resilience:", f"{MORE.rstrip()}\n    resilience:")
+        )
         super().__init__(cluster, folder, TRAIN, conf + SLURM)
 
     def jobs(self):

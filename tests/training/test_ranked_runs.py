@@ -47,7 +47,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_job_goes_on(rank, undistu
     )
     codes = job.run()
     assert codes[rank] == -9
-    assert set(codes[:rank] + codes[rank + 1 :]) <= {1, 70}
+    assert codes[:rank] + codes[rank + 1 :] == [70] * (SIZE - 1), job.output
     job.run_to_end()
     job.assert_same_run(undisturbed)
 
@@ -57,8 +57,7 @@ def test_a_rank_that_fails_ends_the_others(undisturbed, tmp_path):
     """An error of the user's on one rank, in a step that the others are waiting in."""
     job = RankedJob(tmp_path, SIZE, n=STEPS, exception=[[9, 2]], checkpoint={"every_steps": 4})
     codes = job.run()
-    assert codes[2] == 1
-    assert set(codes[:2]) <= {1, 70}
+    assert codes == [70, 70, 1], job.output
     assert "RuntimeError: planted (in step 9)" in job.output
     job.run_to_end()
     job.assert_same_run(undisturbed)
@@ -110,8 +109,9 @@ def test_ranks_that_do_not_know_each_other_are_refused(tmp_path):
     """Two of them would save into one directory, each as if it were alone."""
     script = "import forge\nwith forge.Run({'checkpoint': {'dir': 'checkpoints'}}): pass"
     env = {"RANK": "1", "WORLD_SIZE": "2", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     found = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True
     )
     assert found.returncode == 78
-    assert "call torch.distributed.init_process_group()" in found.stderr
+    assert "call forge.distributed.init()" in found.stderr
