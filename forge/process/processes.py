@@ -28,9 +28,13 @@ def adopt_orphans() -> None:
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
-def die_with_parent() -> None:
-    """Have the kernel SIGKILL this process when its parent ends. Linux; elsewhere nothing."""
-    _prctl(_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(number: int | None = None) -> None:
+    """Have the kernel signal this process when its parent ends. Linux; elsewhere nothing.
+
+    Args:
+        number: The signal; None: SIGKILL.
+    """
+    _prctl(_SET_PDEATHSIG, signal.SIGKILL if number is None else number)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -109,16 +109,19 @@ def _of_slurm(environment: Mapping[str, str]) -> World | None:
     of_nodes = environment.get("SLURM_STEP_TASKS_PER_NODE") or str(size)
     node = int(environment.get("SLURM_NODEID") or 0)
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-    start = ".".join(environment.get(name) or "0" for name in names)
     return World(
         int(environment.get("SLURM_PROCID") or 0),
         size,
         int(environment.get("SLURM_LOCALID") or 0),
         _expanded(of_nodes)[node],
         _first_host(environment),
-        # Another one for each start, and for each job on a node: nobody has to be asked.
-        _PORTS[zlib.crc32(start.encode()) % len(_PORTS)],
+        port_of(*(environment.get(name) or "0" for name in names)),
     )
+
+
+def port_of(*names: str) -> int:
+    """A port that these name: another for each start and job, and nobody has to be asked."""
+    return _PORTS[zlib.crc32(".".join(names).encode()) % len(_PORTS)]
 
 
 def _expanded(counts: str) -> list[int]:

@@ -11,9 +11,9 @@ from typing import Any
 
 from forge import messages
 from forge.checkpoint.save.together import Exchange
-from forge.config.schema import NanAction, Policy, Resume
+from forge.config.schema import NanAction, Policy, Resume, SignalAction
 from forge.errors import ConfigError, Exit, RankLost
-from forge.group import start
+from forge.group import start, torchrun
 from forge.group.ranks import MARGIN
 from forge.jobdir import job_dir, spawned
 from forge.jobdir.job_files import RANK, SAVE_WITHIN, forge_dir
@@ -91,6 +91,16 @@ class Session:
 
     # -- opening -------------------------------------------------------------------------------
 
+    def _heed_torchrun(self) -> None:
+        if not torchrun.is_above(os.environ):
+            return
+        torchrun.stop_with_agent()
+        actions = self._policy.signal.actions.items()
+        signals = [name for name, action in actions if action is not SignalAction.ignore]
+        advice = torchrun.advice(os.environ, signals, self._policy.stop_s)
+        if advice and self._group.rank == 0:
+            messages.warn(advice)
+
     def open(self) -> None:
         """Claim, check, resume."""
         preflight.check_alone(is_inside=any(one._pid == os.getpid() for one in _active))
@@ -109,6 +119,7 @@ class Session:
         self.metrics = self._directory.metrics
         try:
             self._handler = stopping.install(self._policy, forge_dir(job))
+            self._heed_torchrun()
             stopping.hold_interrupts(is_held=True)
             with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
                 owner = Owner(
