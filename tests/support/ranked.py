@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -39,7 +40,7 @@ class RankedJob:
                 command,
                 self.directory / f"output_{rank}.txt",
                 cwd=self.directory,
-                popen=warm.Popen,
+                popen=functools.partial(warm.Popen, is_sharded=self.spec.get("wrap") == "fsdp2"),
                 RANK=str(rank),
                 LOCAL_RANK=str(rank),
                 **common,
