@@ -163,6 +163,7 @@ def unreduced_gradients(module: torch.nn.Module) -> bool:
     state = getattr(module, "_get_fsdp_state", lambda: None)()
     return any(
         parameter.unsharded_accumulated_grad is not None
+        or getattr(getattr(parameter, "_unsharded_param", None), "grad", None) is not None
         for group in getattr(state, "_fsdp_param_groups", ())
         for parameter in group.fsdp_params
     )

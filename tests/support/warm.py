@@ -48,11 +48,11 @@ class _Zygote:
     """The other end of a process that forks.
 
     Args:
-        module: What is imported in it besides.
+        modules: What is imported in it besides.
     """
 
-    def __init__(self, module: str = "") -> None:
-        self._module = module
+    def __init__(self, *modules: str) -> None:
+        self._modules = ",".join(modules)
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -89,7 +89,7 @@ class _Zygote:
             # Newer Pythons warn of forks beside threads; torch has some that do nothing.
             [
                 *(sys.executable, "-W", "ignore::DeprecationWarning"),
-                *(str(Path(__file__).with_name("zygote.py")), str(theirs.fileno()), self._module),
+                *(str(Path(__file__).with_name("zygote.py")), str(theirs.fileno()), self._modules),
             ],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
@@ -119,7 +119,7 @@ def _umask() -> int:
 
 
 _zygote = _Zygote()
-_sharding = _Zygote("torch.distributed.fsdp")  # seconds of imports, and twice the pages to copy
+_sharding = _Zygote("torch.distributed.fsdp", "torch._dynamo.utils")  # seconds, and many pages
 
 
 class Popen(started.Popen):

@@ -51,6 +51,17 @@ class Checkpoint:
     _tensors: Sources | None = field(default=None, compare=False, repr=False)
     _pending: dict[str, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
 
+    def differing(self, prefix: str) -> list[str]:
+        """Names of tensors that another rank than 0 had otherwise, shards left out.
+
+        To be asked before `fill`.
+
+        Args:
+            prefix: What they begin with.
+        """
+        assert self._tensors is not None
+        return [name for name in self._tensors.differing() if name.startswith(prefix)]
+
     def fill(self) -> frozenset[int]:
         """Read what belongs into live tensors, once.
 

@@ -36,6 +36,7 @@ class RankFiles:
 
     def __init__(self, described: Manifest, opened: Callable[[str], CheckedFile]) -> None:
         self._described = described
+        self.num_ranks = described.world_size
         self._opened = opened
         self._texts: dict[int, bytes] = {}
         self.tensors: dict[int, TensorFile] = {}
@@ -79,7 +80,7 @@ class RankFiles:
     def shards(self) -> dict[str, list[tuple[int, Shard]]]:
         """What each rank holds of each sharded tensor, by name."""
         found: dict[str, list[tuple[int, Shard]]] = {}
-        for rank in range(self._described.world_size):
+        for rank in range(self.num_ranks):
             try:
                 own = {name: Shard.from_json(one) for name, one in _shards(self.tree(rank))}
             except (LookupError, TypeError, ValueError) as error:
@@ -209,6 +210,12 @@ class Sources:
         file, entry = self._entries[name]
         whole = Box.whole(memory.shape)
         return [_Piece(file, entry, whole, whole)]
+
+    def differing(self) -> list[str]:
+        """Names of tensors that another rank than 0 has in its own file, shards left out."""
+        ranks = range(1, self._files.num_ranks)
+        names = dict.fromkeys(name for rank in ranks for name in self._files.file(rank).outline)
+        return [name for name in names if name not in self._files.shards]
 
     def close(self) -> None:
         """Close the files."""
