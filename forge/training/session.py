@@ -188,7 +188,7 @@ class Session:
         announcement = signal.Signals[f"SIG{policy.signal.name}"]
         due_s = min(self._stop_s, policy.signal.lead_s)
         handler.pass_over = lambda number: number == announcement and limit.is_too_soon(due_s)
-        num_bytes = sum(p.numel() * p.element_size() for _, p in self._live.parameters())
+        num_bytes = sum(p.numel() * p.element_size() for p in self._live.local_parameters())
         directory.saver.expect(num_bytes, float(os.environ.get(SAVE_WITHIN) or math.inf))
         self._leaving = Leaving(self.loops, directory, handler, limit)
         self.boundary = Boundary(
