@@ -76,7 +76,11 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Give the order of this epoch from now on."""
+        """Give the order of this epoch from now on.
+
+        Args:
+            epoch: Its number, from 0.
+        """
         self.epoch = epoch
 
     def __len__(self) -> int:
