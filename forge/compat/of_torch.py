@@ -117,6 +117,17 @@ def set_timeout(timeout_s: float) -> None:
     distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s))
 
 
+def makes_own_iterator(loader: torch.utils.data.DataLoader[Any]) -> bool:
+    """Whether a DataLoader's subclass makes its iterator in its own way.
+
+    If it goes: see what `DataLoader.__iter__` calls now. Until then return whether the loader is of
+    a subclass at all: its place is then not taken up by another number of ranks.
+    """
+    from torch.utils.data import DataLoader
+
+    return type(loader)._get_iterator is not DataLoader._get_iterator
+
+
 def bucket_order(ddp: torch.nn.parallel.DistributedDataParallel) -> list[int]:
     """The numbers of a DDP module's parameters, in the order of the buckets it has made anew.
 

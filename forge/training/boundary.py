@@ -25,6 +25,7 @@ from forge.training.loop import strikes, traces
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.held import Held
 from forge.training.loop.loops import Loops, Phase
+from forge.training.loop.pass_lengths import PassLengths
 from forge.training.loop_end import LoopEnd
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.rollback import Rollback
@@ -83,6 +84,7 @@ class Boundary:
         self._visits = 0
         """Boundaries that the run has come to."""
         self._end = LoopEnd(group, self._exchange, leaving)
+        self.lengths = PassLengths(self._exchange, leaving)
         self._held: Held | None = None
         self._hold_s = 0.0
         """Seconds that the last hold took."""
@@ -310,8 +312,13 @@ class Boundary:
             self._watching.enter_context(self._watched())
         self._after_began, self._evaluations.is_after_pass = time.monotonic(), True
 
-    def let_go(self) -> None:
-        """What follows a pass has run."""
+    def let_go(self, *, is_left: bool = False) -> None:
+        """What follows a pass has run.
+
+        Args:
+            is_left: Whether the loop over epochs is left with it, by an error perhaps, which the
+                other ranks do not know of: nothing waits for them.
+        """
         if self._after_began is None:
             return
         self._after_s, self._after_began = time.monotonic() - self._after_began, None
@@ -319,7 +326,8 @@ class Boundary:
             self._limit.leave()
         self.forget_held()
         self._leaving.raise_again()
-        self._end.share()
+        if not is_left:
+            self._end.share()
 
     def forget_held(self) -> None:
         """Nothing of it may be saved any more."""
