@@ -91,6 +91,8 @@ class Numbers(Dataset):
     def __getitem__(self, index):
         act("batch")
         x = torch.linspace(0, 1 + index, WIDTH).sin()
+        if index in spec.get("poison", []):
+            x = x * math.nan
         return x, x.sum().reshape(1)
 
 
