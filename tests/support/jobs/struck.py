@@ -125,7 +125,8 @@ def train(inputs, targets):
     if "nan gradient" in kinds:
         next(model.parameters()).grad[0, 0] = math.nan
     run.update(loss, optimizer, clip_norm=1.0)
-    run.log(loss=loss)
+    if rank == 0 or not spec.get("only_first_logs"):
+        run.log(loss=loss, first=inputs[0, -1])
 
 
 with forge.Run(policy, model=model, optimizer=optimizer, asked=Asked()) as run:
