@@ -93,7 +93,8 @@ class Ranks:
         self._clock: SaveAsked | None = None
         """The save by the clock that was proposed, until it counts."""
         self._to_propose: queue.SimpleQueue[Fact | None] = queue.SimpleQueue()
-        send, answer = (self._send,), (self._answer,)
+        # Connected now: a name server may take seconds over an address, and a signal waits then.
+        send, answer = (self._send, self._client()), (self._answer, self._client())
         self._threads = [
             threading.Thread(target=self._guarded, args=send, name="forge-propose", daemon=True),
             threading.Thread(target=self._guarded, args=answer, name="forge-agree", daemon=True),
@@ -139,9 +140,9 @@ class Ranks:
                     self._clock = None
             return self._agreed
 
-    def _guarded(self, run: Callable[[], None]) -> None:
+    def _guarded(self, run: Callable[[Any], None], client: Any) -> None:
         try:
-            run()
+            run(client)
         except Exception as error:  # noqa: BLE001 - the main thread raises it
             text = str(error).partition("\n")[0]  # torch adds its C++ stack
             self._cannot_agree(f"The ranks can no longer agree: {text}")
@@ -161,9 +162,8 @@ class Ranks:
             self._changed.wait_for(lambda: self._lost, timeout_s)
             return self._lost
 
-    def _send(self) -> None:
-        client, number = self._client(), 0
-        text = ""
+    def _send(self, client: Any) -> None:
+        number, text = 0, ""
         while text != _END:
             fact = self._to_propose.get()
             text = facts.to_text(fact) if fact is not None else _END
@@ -182,8 +182,8 @@ class Ranks:
             self._clock = fact
         return True
 
-    def _answer(self) -> None:
-        client, number = self._client(), 0
+    def _answer(self, client: Any) -> None:
+        number = 0
         client.set_timeout(timedelta(seconds=_STORE_S))
         while True:
             text = client.get(f"round/{number}").decode()

@@ -83,6 +83,8 @@ class Boundary:
         self._exchange = Exchange(group, "boundaries")
         self._visits = 0
         """Boundaries that the run has come to."""
+        self._pinned: int | None = None
+        """Where a checkpoint was pinned last."""
         self._end = LoopEnd(group, self._exchange, leaving)
         self.lengths = PassLengths(self._exchange, leaving)
         self._held: Held | None = None
@@ -128,6 +130,7 @@ class Boundary:
                     self._leaving.halt(decision)
                 case Stop():
                     self._leaving.log_wait()
+                    self._pin(decision)
                     self._stop(decision.asked)
                 case RollBack():
                     self._roll_back(position, decision.first_bad)
@@ -143,6 +146,7 @@ class Boundary:
                 has_ended = is_end
             if isinstance(decision, Finish) and decision.stop is not None:
                 self._leaving.log_wait()
+                self._pin(decision.save)
                 self._stop(decision.stop)
             if self._loops.due:
                 self._evaluate(self._loops.due)
@@ -163,6 +167,7 @@ class Boundary:
         """All ranks or none: what fails on one of them ends the job."""
         try:
             self._exchange.give("a rollback", lambda: self._rollback.do(position, first_bad))
+            self._pinned = None
             self._arrive()
         except ENDS as error:
             if not self._is_alone:  # a fact would count at a later boundary, and there is none
@@ -196,6 +201,7 @@ class Boundary:
             saved=saver.considered,
             nan=self._nan.wants,
             rollbacks=self._nan.rollbacks,
+            pinned=self._pinned,
         )
         try:
             agreed = self._group.agreed(self._visits)
@@ -341,11 +347,15 @@ class Boundary:
 
     def _save(self, save: Save) -> None:
         cause = SaveCause.periodic if save.is_periodic else SaveCause.requested
-        if save.is_pinned:
-            self._directory.pin(self._loops.step)
+        self._pin(save)
         with self._failing():
             self._directory.metrics.flush()
             self._saver.save(self._loops.step, self._contents.capture, cause)
+
+    def _pin(self, decision: Save | Stop | None) -> None:
+        if decision is not None and decision.is_pinned:
+            self._pinned = self._loops.step
+            self._directory.pin(self._loops.step)
 
     def request_save(self, *, pin: bool) -> None:
         """See `Run.save`."""

@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import forge
+from forge.checkpoint.ownership.fence import TOKEN_FILE
 
 torch.set_num_threads(1)
 directory, spec = Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -27,7 +29,6 @@ dist.init_process_group(
     "gloo", init_method=f"file://{os.environ['MEETING']}", rank=rank, world_size=size
 )
 WIDTH, N = 8, spec.get("n", 16)
-SMALL = 4096
 step = 0
 
 
@@ -54,11 +55,16 @@ def act(where):
             case "finish":
                 run.finish("enough")
             case "full":  # from here on no file gets longer, as on a full disk
-                limit(SMALL)
+                limit(8 << 10)
+            case "unhealthy":
+                limit(4000)
             case "room":
                 limit(resource.RLIM_INFINITY)
+            case "clock":  # its job is killed in five seconds, which is too few for a stop
+                os.environ["FORGE_END_TIME"] = str(time.time() + 5)
             case "taken":  # by a newer attempt
-                (directory / "checkpoints" / spec["claim"]).write_text(spec["claimed"])
+                token = directory / "checkpoints" / TOKEN_FILE
+                token.write_text(json.dumps(json.loads(token.read_text()) | {"token": "another"}))
             case _ if what.startswith("SIG"):
                 os.kill(os.getpid(), getattr(signal, what))
 
@@ -72,7 +78,7 @@ class Asked:
 
     def state_dict(self):
         act("state")
-        return {"padding": torch.full((SMALL,), float(rank))}  # each rank's own: longer than SMALL
+        return {"own": torch.full((4096,), float(rank))}  # a long file, for each rank
 
     def load_state_dict(self, state):
         act("load")
@@ -85,6 +91,8 @@ class Numbers(Dataset):
     def __getitem__(self, index):
         act("batch")
         x = torch.linspace(0, 1 + index, WIDTH).sin()
+        if index in spec.get("poison", []):
+            x = x * math.nan
         return x, x.sum().reshape(1)
 
 
@@ -99,12 +107,14 @@ loader = DataLoader(Numbers(), batch_size=4, sampler=DistributedSampler(Numbers(
 policy = {"checkpoint": {"dir": str(directory / "checkpoints"), **spec.get("checkpoint", {})}}
 policy |= spec.get("policy", {})
 evaluated = torch.zeros(1)
+act("start")
 
 
 def train(inputs, targets):
     global step
     step = run.step
     act("step")
+    time.sleep(spec.get("pause_s", 0.0))  # what one rank proposes takes a moment to be agreed on
     loss = (model(inputs) - targets).square().mean()
     kinds = list(happening("loss"))
     # Not once, but whenever this step is done.
@@ -115,7 +125,8 @@ def train(inputs, targets):
     if "nan gradient" in kinds:
         next(model.parameters()).grad[0, 0] = math.nan
     run.update(loss, optimizer, clip_norm=1.0)
-    run.log(loss=loss)
+    if rank == 0 or not spec.get("only_first_logs"):
+        run.log(loss=loss, first=inputs[0, -1])
 
 
 with forge.Run(policy, model=model, optimizer=optimizer, asked=Asked()) as run:
