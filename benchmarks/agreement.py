@@ -116,7 +116,8 @@ def loop(rank: int, kind: str, num_steps: int, folder: str) -> dict[str, int]:
         all_of(iter(range(count)))
         dist.barrier()
         return dict(after - before)
-    with forge.Run({"checkpoint": {"dir": folder}}, model=model, optimizer=optimizer) as run:
+    policy = {"checkpoint": {"dir": folder, "every_steps": None, "every_s": None}}
+    with forge.Run(policy, model=model, optimizer=optimizer) as run:
         if "run.update" in kind:
 
             def update(loss: torch.Tensor) -> None:
@@ -153,7 +154,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     options = parser.parse_args()
-    messages.say = messages.warn = lambda text: None
+    messages.say = messages.warn = lambda *_: None
     for size in options.ranks:
         found = several.on_ranks(size, turns, options.calls // options.rounds, options.rounds)
         rows = [row for rank in found for row in rank]
