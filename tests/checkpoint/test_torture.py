@@ -79,6 +79,14 @@ def test_an_older_attempt_that_wakes_up_at_any_call_changes_nothing(tmp_path):
     assert numbers["survived"] == numbers["interleavings"] > 20
 
 
+def test_a_rank_that_is_killed_at_any_call_of_a_save_of_all_loses_nothing(tmp_path):
+    """The others end, and a fresh group reads one checkpoint and saves the next."""
+    numbers = torture("ranks", 0.015, tmp_path)
+    assert numbers["points_of_disk"] > 200
+    assert numbers["points_of_group"] > 100
+    assert numbers["survived"] == numbers["killed"] > 2
+
+
 WAYS = {
     "kills": "no_clean_up",
     "power": "no_directory_sync",
@@ -86,6 +94,7 @@ WAYS = {
     "damage": "no_checksums",
     "fuzz": "no_odd_errors",
     "zombies": "no_fence",
+    "ranks": "no_wait_for_ranks",
 }
 
 

@@ -1,4 +1,4 @@
-"""Every kill, power cut, failing call, damage and zombie that the torture suite knows.
+"""Every kill, power cut, failing call, damage, zombie and dead rank that the torture suite knows.
 
     python tests/support/torture/all_points.py [--only kills,power] [--seed 1] [--share 0.1]
 
@@ -22,10 +22,15 @@ from pathlib import Path
 if __name__ == "__main__":
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = "1"  # the processes that fork here must have no threads
+    os.environ["TORCH_CPP_LOG_LEVEL"] = (
+        "FATAL"  # a stack in C++ for each rank that has lost another
+    )
+    # A TCPStore asks for the name of each address that connects; a lost answer is 5 s of waiting.
+    os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
     sys.path[0] = str(Path(__file__).parents[1])
 
 import torch
-from torture import broken, damage, errors, full, fuzz, kills, peers, power, zombies
+from torture import broken, damage, errors, full, fuzz, kills, peers, power, ranks, zombies
 from torture.children import UNDISTURBED, Counts, Plan
 
 from forge import messages
@@ -38,6 +43,7 @@ PARTS = {
     "damage": damage.run,
     "fuzz": fuzz.run,
     "zombies": zombies.run,
+    "ranks": ranks.run,
     "peers": peers.run,
 }
 

@@ -97,6 +97,29 @@ def _no_temporary() -> None:
     )
 
 
+def _no_wait_for_ranks() -> None:
+    """A rank says that its files are there before they are."""
+    late: dict[Path, bytes] = {}
+    commit = Store.commit
+
+    def early(folder: Path, snapshot: Snapshot, rank: int = 0, *shared: Any) -> Part:
+        part = stage(folder, snapshot, rank, *shared)
+        for path in (folder / name for name in part.files if rank):
+            late[folder.parent.parent / folder.name / path.name] = path.read_bytes()
+            path.unlink()
+        return part
+
+    def commit_late(store: Store, snapshot: Snapshot) -> Path:
+        final = commit(store, snapshot)
+        for path, content in late.items():
+            path.write_bytes(content)
+        late.clear()
+        return final
+
+    together.stage = early  # type: ignore[assignment]
+    Store.commit = commit_late  # type: ignore[method-assign]
+
+
 def _removed_before_replaced() -> None:
     def put_in_place(workspace: Workspace, temporary: Path, final: Path) -> None:
         shutil.rmtree(final, ignore_errors=True)
@@ -171,8 +194,8 @@ WAYS: dict[str, Callable[[], None]] = {
     if getattr(way, "__module__", "") == __name__ and name.startswith(("_no", "_removed"))
 }
 
-RARE = {"no_way_back": 6, "removed_before_replaced": 4}
-"""How much larger a share it takes: a kill has to fall between two renames."""
+RARE = {"no_way_back": 6, "removed_before_replaced": 4, "no_wait_for_ranks": 4}
+"""How much larger a share it takes: a kill has to fall between two calls."""
 
 FOUND_BY = {
     "no_put_back": "errors",
@@ -189,4 +212,5 @@ FOUND_BY = {
     "no_checksums": "damage",
     "no_write_errors": "full",
     "no_odd_errors": "fuzz",
+    "no_wait_for_ranks": "ranks",
 }

@@ -1,0 +1,125 @@
+"""What the check for NaN costs a training step, with 100 million parameters.
+
+    python benchmarks/nan_check.py [--millions N] [--rounds N] [--threads N] [--ranks N]
+
+The steps of one loop of forge.Run take turns, in another order in each round, at what they do with
+their gradients; the forward and backward passes are the same. CPU time and wall time of that part;
+printed are medians, and by how much of a whole step each lies above the update without a check:
+
+    no check          optimizer.step, zero_grad
+    clip              clip_grad_norm_ alone, then the same
+    isfinite          asks each gradient by itself whether it is finite, as many loops do
+    forge             run.update(loss, optimizer)
+    forge, clip       run.update(loss, optimizer, clip_norm=1.0)
+
+With `--ranks 2` the model is in DDP, and forge's check has its collective.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import several
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import forge
+from forge import messages
+
+NUM_LAYERS, BATCH = 24, 32
+WAYS = ("no check", "clip", "isfinite", "forge", "forge, clip")
+Row = tuple[str, float, float, float]
+"""Way; seconds of wall and of CPU that its part took; wall seconds of the whole step."""
+
+
+def trained(rank: int, size: int, millions: int, rounds: int, threads: int) -> list[Row]:
+    """A row for each step but those of the first round, in which the optimizer's state is made."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    width = int((millions * 1e6 / NUM_LAYERS) ** 0.5)
+    layers = [torch.nn.Linear(width, width, bias=False) for _ in range(NUM_LAYERS)]
+    model: Any = torch.nn.Sequential(*layers)
+    if size > 1:
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    batch = torch.randn(BATCH, width)
+    order = [way for n in range(rounds + 1) for way in random.Random(n).sample(WAYS, len(WAYS))]
+    found: list[Row] = []
+
+    def step_by_hand() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def clip() -> None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        step_by_hand()
+
+    def isfinite() -> None:
+        if all(torch.isfinite(p.grad).all().item() for p in model.parameters()):
+            step_by_hand()
+
+    with tempfile.TemporaryDirectory() as folder:
+        policy = {"checkpoint": {"dir": folder, "every_steps": None, "every_s": None}}
+        try:
+            with forge.Run(policy, model=model, optimizer=optimizer) as run:
+                do: dict[str, Callable[[torch.Tensor], Any]] = {
+                    "no check": lambda _: step_by_hand(),
+                    "clip": lambda _: clip(),
+                    "isfinite": lambda _: isfinite(),
+                    "forge": lambda loss: run.update(loss, optimizer),
+                    "forge, clip": lambda loss: run.update(loss, optimizer, clip_norm=1.0),
+                }
+                for step in run.steps(len(order)):
+                    began = time.perf_counter()
+                    loss = model(batch).square().mean()
+                    loss.backward()
+                    half, cpu = time.perf_counter(), time.process_time()
+                    do[order[step]](loss)
+                    now = time.perf_counter()
+                    found.append((order[step], now - half, time.process_time() - cpu, now - began))
+                raise KeyError("enough")  # or it would save
+        except KeyError:
+            pass
+    return found[len(WAYS) :]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--millions", type=int, default=100, help="of parameters")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--ranks", type=int, default=1)
+    options = parser.parse_args()
+    messages.say = messages.warn = lambda *_: None
+    arguments = (options.ranks, options.millions, options.rounds, options.threads)
+    rows = [row for rank in several.on_ranks(options.ranks, trained, *arguments) for row in rank]
+
+    def median(way: str, column: int) -> float:
+        return statistics.median(row[column] for row in rows if row[0] == way)
+
+    whole, whole_cpu = median("no check", 3), median("no check", 2)
+    print(
+        f"{options.millions} M parameters, {options.ranks} rank(s) of {options.threads} thread(s),"
+        f" medians of {options.rounds}; a step without a check takes {1000 * whole:.0f} ms"
+    )
+    print(f"  {'':14}{'wall, ms':>10}{'CPU, ms':>10}{'of a step':>12}{'by CPU':>10}")
+    for way in WAYS:
+        wall, cpu = median(way, 1), median(way, 2)
+        above, by_cpu = wall - median("no check", 1), cpu - whole_cpu
+        print(
+            f"  {way:14}{1000 * wall:10.1f}{1000 * cpu:10.1f}"
+            f"{above / whole:12.1%}{by_cpu / whole:10.1%}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,301 @@
+"""SIGKILL of one rank at every call of a save by several, to the disk or to the group.
+
+Three ranks save step 1, then step 2. One of them dies before, after or in the middle of a call of
+its own; the others end by themselves. A fresh group of as many then has to read one checkpoint,
+each its own part of it, no older than what any rank had seen committed; and to save the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.fx.experimental.symbolic_shapes  # else each fork imports it, as it reads
+from torture import children, scenario
+from torture.calls import CHANGES, WRITES, Call, Interception
+from torture.children import Child, Counts, Plan, Shared
+
+from forge.checkpoint import Store
+from forge.config.schema import CheckpointConfig
+from forge.errors import RankFailed, RankLost
+from forge.group import ranks as group_ranks
+from forge.group.facts import Agreed, Fact
+from forge.group.ranks import Ranks
+
+SIZE, STEPS = 3, (1, 2)
+TELLS = ("set", "multi_get", "delete_key")
+"""What a rank does to the store of the group, but for looks whether somebody has come: those wait,
+so their number is chance."""
+LANES = 4
+"""Groups at a time: most of it is waiting, for each other and for addresses to be looked up."""
+SLICE_S = 0.2
+"""Seconds after which a rank that waits looks whether another was killed."""
+
+Point = tuple[int, str, int, str]
+"""Rank; `disk` or `group`; number of the call; before, halfway or after."""
+Visit = Callable[[str, int, Any], Any]
+"""Given `disk` or `group`, the number of a call, and the call (of the group: what makes it)."""
+
+
+class Survivors:
+    """The group, in which a rank that was killed is noticed: `IS_DEAD` is set as it dies.
+
+    Until then nobody gives up, however slow the machine is.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self._ranks, self._shared = Ranks(), shared
+        self.rank, self.size = self._ranks.rank, self._ranks.size
+        self._meet(IS_HERE)  # who connects to a store that is gone tries it for long
+
+    def gather(self, key: str, value: bytes, timeout_s: float) -> list[bytes]:
+        while True:
+            until = time.monotonic() + SLICE_S
+            try:
+                return self._ranks.gather(key, value, SLICE_S)
+            except RankLost:
+                if self._shared[IS_DEAD] or time.monotonic() < until:  # rank 0 is gone
+                    raise
+
+    def forget(self, key: str) -> None:
+        self._ranks.forget(key)
+
+    def propose(self, fact: Fact) -> None:
+        raise NotImplementedError
+
+    def agreed(self, boundary: int) -> Agreed:
+        raise NotImplementedError
+
+    def close(self, timeout_s: float) -> None:
+        """All together, as rank 0 hosts the store."""
+        self._meet(HAS_LEFT)
+
+    def _meet(self, place: int) -> None:
+        self._shared[place + self.rank] = 1
+        while not self._shared[IS_DEAD]:
+            if all(self._shared[place + rank] for rank in range(SIZE)):
+                break
+            time.sleep(0.001)
+
+
+DONE, IS_HERE, HAS_LEFT, IS_DEAD = (number * SIZE for number in range(4))
+"""Places in what is shared: for each rank operations done, whether it has come, and has left; and
+whether one was killed."""
+
+
+def _state(rank: int, step: int) -> dict[str, Any]:
+    """Something that all ranks have, something of each, in tensors and outside of them."""
+    return {
+        "step": step,
+        "rank": rank,
+        "shared": torch.full((33, 70), float(step)),
+        "own": torch.arange(1200.0) + 1000 * step + rank,
+    }
+
+
+def _opened(directory: Path, ranks: Any, attempt: int) -> Store:
+    """As a session does: rank 0 claims, then the others have theirs."""
+    config = CheckpointConfig(keep_last=2)
+    if ranks.rank == 0:
+        store = Store(directory, config, attempt=attempt, ranks=ranks)
+    ranks.gather("the claim", b"", 0)
+    return store if ranks.rank == 0 else Store(directory, config, attempt=attempt, ranks=ranks)
+
+
+def _commit(store: Store, rank: int, step: int) -> None:
+    store.commit(store.snapshot(step, _state(rank, step), is_complete=False, copy=False))
+
+
+@contextlib.contextmanager
+def _visited(directory: Path, visit: Visit) -> Any:
+    """Each call of this rank's own thread to the group, and all of its calls to the disk."""
+    count = iter(range(1 << 30))
+
+    def told(name: str) -> Any:
+        def call(client: Any, *args: Any) -> Any:
+            def make() -> Any:
+                return getattr(super(Client, client), name)(*args)
+
+            return visit("group", next(count), make)
+
+        return call
+
+    plain = group_ranks._store
+    Client = type("Client", (vars(dist)["TCPStore"],), {name: told(name) for name in TELLS})
+
+    def disk(call: Call) -> Any:
+        return visit("disk", call.number, call)
+
+    group_ranks._store = lambda *args, **options: Client(*args, **options)
+    try:
+        with Interception(directory, disk, CHANGES):
+            yield
+    finally:
+        group_ranks._store = plain
+
+
+def _save_all(rank: int, directory: Path, meeting: str, shared: Shared, visit: Visit) -> str:
+    """What one rank does; returns why it has ended before its time."""
+    _meet(rank, meeting)
+    with _visited(directory, visit):
+        group = Survivors(shared)
+        try:
+            store = _opened(directory, group, attempt=1)
+            for done, step in enumerate(STEPS, 1):
+                _commit(store, rank, step)
+                shared[DONE + rank] = done
+            store.close()
+            return ""
+        except (OSError, RankLost, RankFailed) as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            group.close(0)
+
+
+def _meet(rank: int, meeting: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=SIZE)
+
+
+def _killing(point: Point, shared: Shared) -> Visit:
+    _, kind, number, when = point
+
+    def visit(found: str, count: int, call: Any) -> Any:
+        make = call.make if found == "disk" else call
+        if (found, count) != (kind, number):
+            return make()
+        if when == "after":
+            with contextlib.suppress(OSError):
+                make()
+        if when == "halfway" and call.is_halvable:
+            call.make_half()
+        shared[IS_DEAD] = 1
+        children.die()
+        return None
+
+    return visit
+
+
+def _count(rank: int, directory: Path, meeting: str, shared: Shared) -> list[tuple[str, int, str]]:
+    """Where an undisturbed rank can be killed."""
+    found: list[tuple[str, int, str]] = []
+
+    def visit(kind: str, number: int, call: Any) -> Any:
+        is_write = kind == "disk" and call.name in WRITES
+        whens = ("before", "halfway", "after") if is_write else ("before", "after")
+        found.extend((kind, number, when) for when in whens)
+        return call.make() if kind == "disk" else call()
+
+    problem = _save_all(rank, directory, meeting, shared, visit)
+    assert not problem, problem
+    return found
+
+
+def _resume(rank: int, directory: Path, meeting: str, shared: Shared) -> int:
+    """What a fresh rank resumes from, 0 for nothing; then it has saved the next step."""
+    _meet(rank, meeting)
+    group = Survivors(shared)
+    store = _opened(directory, group, attempt=2)
+    found = store.newest()
+    step = 0 if found is None else found.manifest.step
+    if found is not None:
+        expected = _state(rank, step)
+        assert scenario.same(found.state, expected), f"rank {rank} read other values than its own"
+    _commit(store, rank, step + 1)
+    found = store.newest()
+    assert found is not None
+    assert found.manifest.step == step + 1, "the next save is not there"
+    assert scenario.same(found.state, _state(rank, step + 1))
+    store.close()
+    group.close(0)
+    return step
+
+
+def _ended(root: Path, plan: Plan, do: Callable[..., Any], *args: Any) -> tuple[list[Any], Shared]:
+    """How each rank of a group has ended, and what they have shared."""
+    shared, meeting = Shared(), root / "meeting"
+    meeting.unlink(missing_ok=True)
+
+    def run(rank: int) -> Any:
+        plan.break_forge()
+        return do(rank, *args, str(meeting), shared)
+
+    ranks = [Child(run, rank) for rank in range(SIZE)]
+    return [one.result() for one in ranks], shared
+
+
+def _one(root: Path, plan: Plan, point: Point) -> tuple[bool, str]:
+    """Whether a rank was killed there, and what is wrong then."""
+    dead, directory = point[0], root / "checkpoints"
+
+    def doomed(rank: int, meeting: str, shared: Shared) -> str:
+        visit = _killing(point if rank == dead else (rank, "", -1, ""), shared)
+        return _save_all(rank, directory, meeting, shared, visit)
+
+    ends, shared = _ended(root, plan, doomed)
+    if ends[dead][0] == "returned":  # with threads a run may have fewer calls than another
+        return False, "" if not ends[dead][1] else f"undisturbed, it failed: {ends[dead][1]}"
+    for rank, (kind, value) in enumerate(ends):
+        if kind != ("killed" if rank == dead else "returned"):
+            return True, f"rank {rank} {kind}: {value}"
+    done = max(shared[DONE + rank] for rank in range(SIZE))
+    found, _ = _ended(root, plan, _resume, directory)
+    for rank, (kind, value) in enumerate(found):
+        if kind != "returned":
+            return True, f"fresh rank {rank} {kind}: {value}"
+    steps = [value for _, value in found]
+    if len(set(steps)) > 1:
+        return True, f"the ranks resume from different steps: {steps}"
+    if steps[0] not in (done, done + 1):
+        return True, f"they resume from {steps[0]}, and {done} had been committed"
+    left = [path.name for path in directory.glob(".work_*/*")]
+    return True, f"left behind: {left}" if left else ""
+
+
+def _several(plan: Plan, lane: int, points: list[Point]) -> list[tuple[Point, bool, str]]:
+    root = plan.root / f"lane_{lane}"
+    found = []
+    for point in points:
+        root.mkdir()
+        found.append((point, *_one(root, plan, point)))
+        shutil.rmtree(root)
+        if found[-1][2] and plan.is_over_at_failure:
+            break
+    return found
+
+
+@scenario.small_chunks()
+def run(plan: Plan) -> Counts:
+    """Kill each rank at each of its points."""
+    counts, rng = Counts(), random.Random(plan.seed)
+    ends, _ = _ended(plan.root, plan, _count, plan.root / "counted")
+    points: list[Point] = []
+    for rank, (kind, value) in enumerate(ends):
+        if kind != "returned":
+            counts.failures.append(f"{children.UNDISTURBED}: undisturbed, {rank} {kind}: {value}")
+            return counts
+        points += [(rank, *one) for one in value]
+    for place in ("disk", "group"):
+        counts.add(**{f"points_of_{place}": sum(one[1] == place for one in points)})
+    counts.add(killed=0, survived=0)
+    chosen = [one for one in points if not plan.skips(rng, counts)]
+    rng.shuffle(chosen)
+    lanes = [Child(_several, plan, lane, chosen[lane::LANES]) for lane in range(LANES)]
+    for lane in lanes:
+        kind, value = lane.result(timeout_s=3600.0)
+        if kind != "returned":
+            raise AssertionError(f"a child {kind}: {value}")
+        for (rank, place, number, when), is_hit, problem in value:
+            counts.hit(f"rank {rank}", is_hit)
+            counts.add(killed=is_hit, survived=is_hit and not problem)
+            if problem:
+                what = f"rank {rank} killed {when} call {number} of the {place}"
+                counts.failures.append(f"{what}: {problem}")
+    counts.check_hits()
+    return counts
