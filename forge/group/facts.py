@@ -24,6 +24,8 @@ class StopAsked:
     reason: Reason
     signal: str | None = None
     """`SIGTERM`; None where no signal came."""
+    boundary: int | None = None
+    """Where the rank holds a boundary, and could stop at that: which one."""
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable
 from typing import Protocol
 
-from forge.group.facts import Agreed, Fact
+from forge.group.facts import Agreed, Fact, StopAsked
 
 
 class Group(Protocol):
@@ -37,10 +38,26 @@ class Group(Protocol):
             RankLost: Where another rank does not answer.
         """
 
-    def gather(self, key: str, value: bytes, timeout_s: float) -> list[bytes]:
+    def hold(self, boundary: int) -> None:
+        """This rank stays at a boundary that it could stop at, until `let_go`; all do, or will."""
+
+    def held_stop(self) -> StopAsked | None:
+        """The stop that all ranks know of while they hold: each may act on it at once."""
+
+    def let_go(self) -> StopAsked | None:
+        """Go on, unless all are to stop where they hold.
+
+        Raises:
+            RankLost: Where another rank does not answer.
+        """
+
+    def gather(
+        self, key: str, value: bytes, timeout_s: float, unless: Callable[[], object] | None = None
+    ) -> list[bytes]:
         """What each rank has given under this key, by rank; a key serves once.
 
-        At the start, at a commit and after functions of `run.every`; in any thread.
+        At the start, at a commit and around functions of `run.every`; in any thread. Nothing where
+        `unless` comes true first.
 
         Raises:
             RankLost: Where a rank has not given anything in time.
@@ -76,7 +93,20 @@ class Solo:
             self._agreed = self._agreed.including(self._proposed.get())
         return self._agreed
 
-    def gather(self, key: str, value: bytes, timeout_s: float) -> list[bytes]:
+    def hold(self, boundary: int) -> None:
+        """See `Group.hold`."""
+
+    def held_stop(self) -> StopAsked | None:
+        """See `Group.held_stop`; who is alone need not ask."""
+        return None
+
+    def let_go(self) -> StopAsked | None:
+        """See `Group.let_go`."""
+        return None
+
+    def gather(
+        self, key: str, value: bytes, timeout_s: float, unless: Callable[[], object] | None = None
+    ) -> list[bytes]:
         """See `Group.gather`."""
         return [value]
 

@@ -2,7 +2,8 @@
 
     rank i       proposes a fact: round/<n> in a store that rank 0 hosts
     each rank r  a thread, woken by that: limit/<n>/<r> = the boundary before which r does not wait
-                 once all limits are there, the fact counts from the largest of them on
+                 once all limits are there, the fact counts from the largest of them on;
+                 a stop counts at once where all ranks hold the same boundary
     main of r    at boundary k: below its limit it goes on; else it waits for its own thread
 
 No rank is asked to act at a boundary that it has passed: after it has published a limit, it passes
@@ -30,7 +31,7 @@ import torch.distributed as dist
 
 from forge.errors import RankLost
 from forge.group import facts
-from forge.group.facts import Agreed, Fact, SaveAsked
+from forge.group.facts import Agreed, Fact, SaveAsked, StopAsked
 from forge.group.peers import Door, Peers
 
 ANSWER_S = 120.0
@@ -84,6 +85,10 @@ class Ranks:
         self._connection()  # now: one to a store that is gone would be tried for long
         self._begun = -1
         """The boundary that was passed last."""
+        self._held = -1
+        """The boundary that this rank holds."""
+        self._held_stop: StopAsked | None = None
+        """The stop of which all learned while they held one."""
         self._limit = math.inf
         """From there on a boundary waits for the round that is open."""
         self._rounds: collections.deque[tuple[int, Fact]] = collections.deque()
@@ -140,6 +145,25 @@ class Ranks:
                     self._clock = None
             return self._agreed
 
+    def hold(self, boundary: int) -> None:
+        """See `Group.hold`."""
+        with self._changed:
+            self._held = boundary
+
+    def held_stop(self) -> StopAsked | None:
+        """See `Group.held_stop`."""
+        return self._held_stop
+
+    def let_go(self) -> StopAsked | None:
+        """See `Group.let_go`."""
+        with self._changed:
+            # What this rank has published, it keeps to.
+            self._changed.wait_for(lambda: self._limit == math.inf or self._lost, ANSWER_S)
+            if self._lost or self._limit != math.inf:
+                raise RankLost(self._lost or f"A rank has not answered within {ANSWER_S:g} s")
+            self._held = -1
+            return self._held_stop
+
     def _guarded(self, run: Callable[[Any], None], client: Any) -> None:
         try:
             run(client)
@@ -191,20 +215,27 @@ class Ranks:
                 return
             with self._changed:
                 self._limit = limit = self._begun + 1 + MARGIN
-            client.set(f"limit/{number}/{self.rank}", str(limit))
+                held = self._held
+            client.set(f"limit/{number}/{self.rank}", f"{limit} {held}")
             keys = [f"limit/{number}/{rank}" for rank in range(self.size)]
             client.wait(keys, timedelta(seconds=ANSWER_S))
-            since = max(int(one) for one in client.multi_get(keys))
+            found = [tuple(map(int, one.split())) for one in client.multi_get(keys)]
+            fact = facts.from_text(text)
             with self._changed:
                 self._seen.add(text)
-                self._rounds.append((since, facts.from_text(text)))
+                if held >= 0 and isinstance(fact, StopAsked) and {h for _, h in found} == {held}:
+                    self._held_stop = self._held_stop or fact
+                else:
+                    self._rounds.append((max(since for since, _ in found), fact))
                 self._limit = math.inf
                 self._changed.notify_all()
             number += 1
 
     # -- values ----------------------------------------------------------------------------------
 
-    def gather(self, key: str, value: bytes, timeout_s: float) -> list[bytes]:
+    def gather(
+        self, key: str, value: bytes, timeout_s: float, unless: Callable[[], object] | None = None
+    ) -> list[bytes]:
         """See `Group.gather`."""
         deadline = time.monotonic() + timeout_s
         keys = [f"given/{key}/{rank}" for rank in range(self.size)]
@@ -212,6 +243,8 @@ class Ranks:
             client = self._give(key, value)
             pause_s = 0.0005
             while not client.check(keys):  # torch warns of each wait that ends without an answer
+                if unless is not None and unless():
+                    return []
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_S)
                 if self._lost and not client.check(keys):  # it may have left with all others

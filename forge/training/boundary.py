@@ -23,7 +23,7 @@ from forge.training.decide import Decision, Finish, Go, Halt, Known, RollBack, S
 from forge.training.leaving import ENDS, Leaving
 from forge.training.loop import strikes, traces
 from forge.training.loop.evaluations import Evaluations
-from forge.training.loop.held import Held
+from forge.training.loop.holding import Holding
 from forge.training.loop.loops import Loops, Phase
 from forge.training.loop.pass_lengths import PassLengths
 from forge.training.loop_end import LoopEnd
@@ -35,8 +35,8 @@ from forge.training.start.run_directory import RunDirectory
 
 _ACTION: Any = NanAction
 
-_COPIES = 10
-"""A boundary is held where its functions take as long as so many copies of its state."""
+_HEARD_S = 5.0
+"""Seconds until all ranks have heard of a stop that has broken a function on one of them."""
 
 
 class Boundary:
@@ -87,9 +87,8 @@ class Boundary:
         """Where a checkpoint was pinned last."""
         self._end = LoopEnd(group, self._exchange, leaving)
         self.lengths = PassLengths(self._exchange, leaving)
-        self._held: Held | None = None
-        self._hold_s = 0.0
-        """Seconds that the last hold took."""
+        parts = (group, self._exchange, self._saver, loops, contents, leaving)
+        self._holding = Holding(*parts, lambda: self.is_stopping)
         self._after_s = math.inf
         """Seconds that what follows a pass took last."""
         self._after_began: float | None = None
@@ -244,32 +243,31 @@ class Boundary:
         if traces.is_rehearsed():
             self._directory.ledger.write("evaluated", step=self._loops.step)
 
-    def _hold(self) -> None:
-        began = time.monotonic()
-        with self._failing():
-            self._held = self._saver.hold(self._loops.step, self._contents.capture)
-        self._hold_s = time.monotonic() - began
-
     def _evaluate(self, due: list[str]) -> None:
         """Run functions of `run.every`; what they log belongs to the last step done."""
         self._begin_evaluation()
-        if self._is_alone and self._evaluations.last_s(due) >= _COPIES * self._hold_s:
-            self._hold()
-            if self._held is None:
+        holding, last_s = self._holding, self._evaluations.last_s(due)
+        if not self._is_alone:
+            holding.hold_together(last_s, self._visits)
+        elif holding.is_worth(last_s):
+            with self._failing():
+                holding.hold()
+            if holding.held is None:
                 return
         try:
-            with self._watched():
+            with holding.watched():
                 self._evaluations.run(due, self._loops.step, before_each=self.poll)
                 self._leaving.raise_again()
         except Exception as error:
-            if self._held is not None and (self._handler.explains(error) or self.is_stopping):
+            if holding.is_explained(error, self._handler.explains):
                 messages.warn(f"{type(error).__name__}: {error}, after a stop was asked for")
-                self._stop(self._leaving.asked())
+                holding.stop_if_due(_HEARD_S)
             raise
-        if self._held is None:
+        if holding.held is None:
             self._limit.arrive()  # a stop had to wait for them
-        self._held, self._loops.due = None, []
-        self._end.share()
+        self._end.share(self._group.held_stop)
+        holding.let_go()
+        self._loops.due = []
         self._saver.evaluated(self._loops.step)
 
     # -- the pass of an epoch ------------------------------------------------------------------
@@ -312,10 +310,11 @@ class Boundary:
                     self._stop(asked)
             self._evaluate(loops.due)
         self._begin_evaluation()
-        if self._is_alone and may_stop and self._after_s >= _COPIES * self._hold_s:
-            self._hold()
-        if self._held is not None:
-            self._watching.enter_context(self._watched())
+        if self._is_alone and may_stop and self._holding.is_worth(self._after_s):
+            with self._failing():
+                self._holding.hold()
+        if self._holding.held is not None:
+            self._watching.enter_context(self._holding.watched())
         self._after_began, self._evaluations.is_after_pass = time.monotonic(), True
 
     def let_go(self, *, is_left: bool = False) -> None:
@@ -328,7 +327,7 @@ class Boundary:
         if self._after_began is None:
             return
         self._after_s, self._after_began = time.monotonic() - self._after_began, None
-        if self._held is not None:
+        if self._holding.held is not None:
             self._limit.leave()
         self.forget_held()
         self._leaving.raise_again()
@@ -339,11 +338,7 @@ class Boundary:
         """Nothing of it may be saved any more."""
         self._evaluations.is_after_pass = False
         self._watching.close()
-        self._held = None
-
-    def _watched(self) -> contextlib.AbstractContextManager[None]:
-        held = self._held
-        return contextlib.nullcontext() if held is None else held.watched(lambda: self.is_stopping)
+        self._holding.held = None
 
     def _save(self, save: Save) -> None:
         cause = SaveCause.periodic if save.is_periodic else SaveCause.requested
@@ -378,8 +373,8 @@ class Boundary:
 
     def checkpoint(self) -> None:
         """Save what can be, wherever the main thread was interrupted; log what there is."""
-        if self._held is not None:
-            self._held.commit()
+        if self._holding.held is not None:
+            self._holding.held.commit()
         elif self._loops.is_between:
             self._save_now()
             self._saver.wait()
@@ -394,11 +389,11 @@ class Boundary:
     def poll(self) -> None:
         """See `Run.poll`."""
         self._leaving.raise_again()
-        if self._held is not None and self.is_stopping:
-            self._stop(self._leaving.asked())
+        if self._holding.held is not None:
+            self._holding.stop_if_due()
 
     def _stop(self, asked: StopAsked) -> NoReturn:
-        held = self._held
+        held = self._holding.held
         self._leaving.stop(asked, held.commit if held is not None else self._save_final)
 
     def _save_final(self) -> None:

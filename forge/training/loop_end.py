@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from forge.checkpoint.save.together import Exchange
 from forge.errors import ForgeError
 from forge.group import facts
@@ -47,14 +49,14 @@ class LoopEnd:
         else:
             self._own = asked
 
-    def share(self) -> None:
-        """One rank may have asked: from this boundary on all know it."""
+    def share(self, unless: Callable[[], object] | None = None) -> None:
+        """One rank may have asked: from this boundary on all know it, unless they stop at it."""
         if self._group.size == 1:
             return
         own, self._own = self._own, None
         text = None if own is None else facts.to_text(own)
         try:
-            texts = self._exchange.give("the end of a function", lambda: text)
+            texts = self._exchange.give("the end of a function", lambda: text, unless)
         except ENDS as error:
             self._leaving.give_up(error)
         for fact in (facts.from_text(one) for one in texts if one is not None):

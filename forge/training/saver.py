@@ -175,11 +175,14 @@ class Saver:
         snapshot = self._snapshot(step, state, is_complete=is_complete, copy=False)
         self._commit_final(snapshot, cause, began)
 
-    def hold(self, step: int, state: Callable[[], Any]) -> Held:
+    def hold(self, step: int, state: Callable[[], Any], *, may_write: bool) -> Held | None:
         """Keep the state of this boundary, to be committed if a stop comes before its own save.
 
-        Where there is no memory for a copy it is written to disk here and now.
-
+        Args:
+            step: Of that many steps done.
+            state: Gives the state.
+            may_write: Whether it is written to disk here and now, where there is no memory for a
+                copy; else it is not kept.
         Raises:
             CheckpointError: Where it could not be written.
         """
@@ -192,6 +195,8 @@ class Saver:
             self._commit_final(snapshot, cause, time.monotonic())
 
         if not snapshot.is_independent:
+            if not may_write:
+                return None
             commit(SaveCause.held)
             return Held(None)
         return Held(commit)

@@ -43,8 +43,10 @@ class Exchange:
         self._count = 0
         self._previous = ""
 
-    def give(self, what: str, make: Callable[[], Any]) -> list[Any]:
-        """What `make` returns on each rank, as JSON, by rank.
+    def give(
+        self, what: str, make: Callable[[], Any], unless: Callable[[], object] | None = None
+    ) -> list[Any]:
+        """What `make` returns on each rank, as JSON, by rank; nothing once `unless` is true.
 
         Raises:
             OSError: Where it raised that, here or on another rank.
@@ -59,7 +61,9 @@ class Exchange:
         except (Exception, Exit) as raised:  # noqa: BLE001 - raised again once all know
             error, value = raised, _described(raised)
         key = f"{what} ({self._name} {self._count})"
-        texts = self.ranks.gather(key, json.dumps(value).encode(), self._timeout_s)
+        texts = self.ranks.gather(key, json.dumps(value).encode(), self._timeout_s, unless)
+        if not texts:
+            return []
         if self._previous:  # all have gathered that one, or they would not be here
             self.ranks.forget(self._previous)
         self._previous = key

@@ -30,7 +30,7 @@ class Values:
         class Rank:
             size = SIZE
 
-            def gather(self, key, value, timeout_s):
+            def gather(self, key, value, timeout_s, unless=None):
                 with values.changed:
                     values.given.setdefault(key, {})[rank] = value
                     values.changed.notify_all()

@@ -14,7 +14,7 @@ from bench import DATA, play, play_arguments
 from torch.utils.data import DataLoader
 
 from forge.checkpoint.io import memory
-from forge.training import boundary
+from forge.training.loop import holding
 
 AT = 9
 FORK = {"multiprocessing_context": "fork"}
@@ -134,7 +134,7 @@ def train(bench):
 
 
 def main(directory, spec):
-    boundary._COPIES = 0  # however short the evaluation is, its boundary is held
+    holding._COPIES = 0  # however short the evaluation is, its boundary is held
     play((train,), directory, {"loop": "train", **spec})
 
 

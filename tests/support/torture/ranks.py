@@ -55,7 +55,9 @@ class Survivors:
         self.rank, self.size = self._ranks.rank, self._ranks.size
         self._meet(IS_HERE)  # who connects to a store that is gone tries it for long
 
-    def gather(self, key: str, value: bytes, timeout_s: float) -> list[bytes]:
+    def gather(
+        self, key: str, value: bytes, timeout_s: float, unless: object = None
+    ) -> list[bytes]:
         while True:
             until = time.monotonic() + SLICE_S
             try:

@@ -14,7 +14,8 @@ from forge.checkpoint.format import manifest
 from forge.checkpoint.io import memory
 from forge.jobdir import ledger, spawned
 from forge.shutdown import stopping
-from forge.training import boundary, leaving
+from forge.training import leaving
+from forge.training.loop import holding
 from forge.training.saver import Saver
 
 SCRIPT = "evaluates.py"
@@ -232,8 +233,8 @@ def test_a_boundary_is_not_held_where_a_copy_would_cost_more_than_a_tenth(a_run,
     """The stop then waits; `poll` does not say so: what is cut short logs other values."""
     held, answers = [], []
     hold = Saver.hold
-    monkeypatch.setattr(Saver, "hold", lambda *args: held.append(args[1]) or hold(*args))
-    monkeypatch.setattr(boundary, "_COPIES", 1e9)  # from the second time on never
+    monkeypatch.setattr(Saver, "hold", lambda *a, **kw: held.append(a[1]) or hold(*a, **kw))
+    monkeypatch.setattr(holding, "_COPIES", 1e9)  # from the second time on never
     monkeypatch.setattr(stopping, "leave", lambda code, text, reason: forge.Exit(code, text))
 
     def register(run):

@@ -1,0 +1,141 @@
+"""A boundary that is held while functions of `run.every` run: where a stop can leave from.
+
+With many ranks all of them hold it, or none does. Each is somewhere in its functions then, and no
+two have to meet: once all have heard of a stop while they hold, a thread of each commits its part,
+and each leaves as soon as its function lets it, or the end of another breaks what it stands in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from forge.checkpoint.save.together import Exchange
+from forge.errors import RankLost
+from forge.group.facts import StopAsked
+from forge.group.group import Group
+from forge.training.contents import Contents
+from forge.training.leaving import ENDS, Leaving
+from forge.training.loop.held import Held
+from forge.training.loop.loops import Loops
+from forge.training.saver import Saver
+
+_COPIES = 10
+"""A boundary is held where its functions take as long as so many copies of its state."""
+
+_LOOK_S = 0.02
+"""Between two looks whether all ranks have heard of a stop."""
+
+
+class Holding:
+    """Holds boundaries of one run, one at a time.
+
+    Args:
+        group: The ranks.
+        exchange: Of values, at a boundary.
+        saver: Makes the copy.
+        loops: Where the run is.
+        contents: What is held.
+        leaving: How a stop leaves.
+        is_stopping: Whether this process knows of a stop.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        exchange: Exchange,
+        saver: Saver,
+        loops: Loops,
+        contents: Contents,
+        leaving: Leaving,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self._group = group
+        self._exchange = exchange
+        self._saver = saver
+        self._loops = loops
+        self._contents = contents
+        self._leaving = leaving
+        self._is_stopping = is_stopping
+        self._is_alone = group.size == 1
+        self._hold_s = 0.0
+        """Seconds that the last copy took."""
+        self._boundary = self._asked = 0
+        """The boundary that all ranks hold, and for which this one has asked to stop."""
+        self.held: Held | None = None
+
+    def is_worth(self, last_s: float) -> bool:
+        """Whether to hold a boundary for functions that took so many seconds."""
+        return last_s >= _COPIES * self._hold_s
+
+    def hold(self) -> None:
+        """Hold what is there now.
+
+        Raises:
+            CheckpointError: Where there was no memory for a copy, and it could not be written.
+        """
+        began = time.monotonic()
+        self.held = self._saver.hold(
+            self._loops.step, self._contents.capture, may_write=self._is_alone
+        )
+        self._hold_s = time.monotonic() - began
+
+    def hold_together(self, last_s: float, boundary: int) -> None:
+        """The same on all ranks or none, where it is worth it on one of them."""
+        give = self._exchange.give
+        try:
+            if any(give("an evaluation", lambda: self.is_worth(last_s))):
+                is_held = give("a held boundary", self._is_held)
+                if not all(is_held):
+                    self.held = None
+        except ENDS as error:
+            self._leaving.give_up(error)
+        if self.held is not None:
+            self._boundary = boundary
+            self._group.hold(boundary)
+
+    def _is_held(self) -> bool:
+        self.hold()
+        return self.held is not None
+
+    def let_go(self) -> None:
+        """The functions have returned on all ranks; or all have heard of a stop before that."""
+        try:
+            asked = self._group.let_go()
+        except RankLost as error:
+            self._leaving.give_up(error)
+        if asked is not None and self.held is not None:
+            self._leaving.stop(asked, self.held.commit)
+        self.held = None
+
+    def is_stop_due(self) -> bool:
+        """Whether what is held is to be committed; asks the other ranks for a stop, too."""
+        if self._is_alone:
+            return self._is_stopping()
+        if self._asked != self._boundary and self._is_stopping():
+            self._asked = self._boundary
+            self._group.propose(replace(self._leaving.asked(), boundary=self._boundary))
+        return self._group.held_stop() is not None
+
+    def stop_if_due(self, within_s: float = 0.0) -> None:
+        """Commit and leave, once that is due; else return."""
+        until = time.monotonic() + within_s
+        while not (is_due := self.is_stop_due()) and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        if is_due and self.held is not None:
+            self._leaving.stop(self._asked_of_all(), self.held.commit)
+
+    def _asked_of_all(self) -> StopAsked:
+        return self._group.held_stop() or self._leaving.asked()
+
+    def is_explained(self, error: Exception, explains: Callable[[Exception], bool]) -> bool:
+        """Whether an error in a function follows from a stop that leaves what is held."""
+        is_known = self._is_stopping() or self._group.held_stop() is not None
+        return self.held is not None and (is_known or explains(error))
+
+    def watched(self) -> contextlib.AbstractContextManager[None]:
+        """Meanwhile a thread commits it once that is due."""
+        held = self.held
+        return contextlib.nullcontext() if held is None else held.watched(self.is_stop_due)
