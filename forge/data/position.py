@@ -273,6 +273,10 @@ class Position:
         rng.restore(self._start["rng"])
         self._restore_parts(self._start["parts"])
 
+    def _begin_again(self) -> None:
+        self._restore_start()
+        self._announce_epoch()  # the counters that were restored are those of the epoch before
+
     def _restore_parts(self, parts: dict[str, Any]) -> None:
         owners = {**loaders.samplers(self._loader), **loaders.generators(self._loader)}
         saved = parts.get("counters", {})
@@ -296,7 +300,7 @@ class Position:
         if not (self._is_dataloader and self._redraws()):
             return without(shielded_iter(self._loader), count)
         # The order that persistent workers get is that of their epoch, whatever they draw in it.
-        with self._sampling(Skipping(self._sampler, 0, self._restore_start)):
+        with self._sampling(Skipping(self._sampler, 0, self._begin_again)):
             # An `__iter__` that is a generator asks for its sampler with its first batch only.
             return without(shielded_iter(self._loader), count)
 
@@ -314,7 +318,7 @@ class Position:
         return self._loader.persistent_workers and self.epoch > 0 and not is_iterable
 
     def _iter_skipping_indices(self, count: int) -> Iterator[Any]:
-        before = self._restore_start if self._redraws() else None
+        before = self._begin_again if self._redraws() else None
         skipping = Skipping(self._sampler, count, before)
         with self._sampling(skipping):
             iterator = shielded_iter(self._loader)

@@ -136,28 +136,54 @@ def test_the_same_number_of_ranks_keeps_the_place_of_each(kind, job):
     assert [one.next().tolist() for one in after] == expected
 
 
-def test_an_interruption_after_the_change_changes_nothing_more(job):
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_an_interruption_after_the_change_changes_nothing_more(is_persistent, job):
     """What is saved after it is a place of the new ranks, with workers of their own draws."""
+    options = {"num_workers": 1, "persistent_workers": is_persistent}
 
     def drawing(size, rank):
         generator = torch.Generator().manual_seed(2)
-        loader = dealt(size, rank, 24 // size, num_workers=1, generator=generator)
+        loader = dealt(size, rank, 12 // size, generator=generator, **options)
         loader.dataset.draws = True
         return loader
 
     before = job(drawing, 4)
-    for position in before:
-        position.next()
+    seen = [step(before) for _ in range(6)][4:]  # in the second epoch
     after = moved(before, job(drawing, 2))
     states = [copy.deepcopy(one.state()) for one in after]
     kept = rng.capture()
     expected = [one.next().tolist() for one in after]
     rng.restore(kept)
+    seen += [sorted(int(one) for one in expected[0] + expected[1]), step(after)]
+    assert sorted(itertools.chain(*seen)) == list(range(SAMPLES))
     assert expected[0][0] % 1 != expected[1][0] % 1, "the workers of both ranks drew the same"
     again = job(drawing, 2)
     for position, state in zip(again, states, strict=True):
         position.load(state)
     assert [one.next().tolist() for one in again] == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_seeded", [False, True])
+def test_a_later_epoch_of_persistent_workers_keeps_its_order(kind, is_seeded, job):
+    """Their seed is drawn in the first epoch, as which they are begun again on a resume."""
+
+    def persistent(size, rank):
+        loader = KINDS[kind](size, rank)
+        data = seeded(loader.dataset, 1) if is_seeded else loader.dataset
+        options = {"num_workers": 1, "persistent_workers": True}
+        if kind == "GlobalBatchSampler":
+            return DataLoader(data, batch_sampler=loader.batch_sampler, **options)
+        return DataLoader(data, batch_size=4, sampler=loader.sampler, **options)
+
+    (before,) = job(persistent, 1)
+    for _ in range(SAMPLES // 4 + 2):
+        before.next()
+    state = copy.deepcopy(before.state())
+    expected = [before.next().tolist() for _ in range(2)]
+    (after,) = job(persistent, 1)
+    after.load(state)
+    assert [after.next().tolist() for _ in range(2)] == expected
 
 
 def test_seeded_samples_are_the_same_on_any_number_of_ranks(job):

@@ -117,10 +117,10 @@ DEFECTS = [
     Defect(
         "position_taken",
         "data/position.py",
-        'self.taken = state["taken"]',
-        "self.taken = 0",
+        "self.taken = taken\n        self._restore_present(parts)",
+        "self.taken = 0\n        self._restore_present(parts)",
         "a job that is stopped twice in an epoch sees batches again",
-        "data/test_position.py",
+        "data/test_sharing.py data/test_position.py",
     ),
     Defect(
         "seeding_not_put_back",
