@@ -76,14 +76,16 @@ def loader_of(module: torch.nn.Module | type[torch.nn.Module]) -> Any:
 def has_load_hooks(module: torch.nn.Module) -> bool:
     """Whether hooks run as this module's own part of a state_dict is loaded.
 
-    Those of FSDP2 do not count: they change nothing but that each rank has its shards again.
+    Those of FSDP2 do not count: with them each rank has its shards again, and nothing changes.
 
     If it goes: see where `register_load_state_dict_pre_hook` keeps them now. Until then return
     True: nothing is checked before loading, and FSDP2 modules cannot be loaded.
     """
-    before = [getattr(one, "hook", one) for one in module._load_state_dict_pre_hooks.values()]
-    others = [one for one in before if not str(one.__module__).startswith("torch.distributed.fsdp")]
-    return bool(others or module._load_state_dict_post_hooks)
+    before, after = module._load_state_dict_pre_hooks, module._load_state_dict_post_hooks
+    return any(
+        not str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")
+        for hook in (*before.values(), *after.values())
+    )
 
 
 def schedules_within(schedule: Any) -> list[Any] | None:
