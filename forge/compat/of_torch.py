@@ -140,20 +140,24 @@ def rebuild_buckets(
     ddp.reducer._rebuild_buckets()
 
 
-def shard_offset(tensor: Any) -> tuple[int, ...]:
-    """Where in the whole tensor the part of this rank begins, of a DTensor of plain shards.
+def shard_offset(
+    whole: tuple[int, ...], part: tuple[int, ...], mesh: Any, placements: Any
+) -> tuple[int, ...] | None:
+    """Where in a whole tensor the part of this rank begins; None where it is no usual chunk.
+
+    Args:
+        whole: Its shape.
+        part: The shape of this rank's part.
+        mesh: A DeviceMesh that this rank is in.
+        placements: `Shard` and `Replicate`, one for each dimension of the mesh.
 
     If it goes: compute it from `placements` and `device_mesh.get_coordinate()`; chunks are those
     of `torch.chunk`, along one mesh dimension after the other.
     """
     from torch.distributed.tensor import _utils
 
-    mesh, shape = tensor.device_mesh, tuple(tensor.shape)
-    local, offset = _utils.compute_local_shape_and_global_offset(shape, mesh, tensor.placements)
-    if mesh.get_coordinate() is None:
-        return (0,) * len(shape)  # it holds nothing
-    assert tuple(local) == tuple(tensor.to_local().shape), "no shard of the usual chunks"
-    return tuple(offset)
+    found, offset = _utils.compute_local_shape_and_global_offset(whole, mesh, placements)
+    return tuple(offset) if tuple(found) == part else None
 
 
 def unreduced_gradients(module: torch.nn.Module) -> bool:

@@ -181,30 +181,22 @@ def fsdp(alone):
 
 def test_shard_offset(alone, monkeypatch):
     """The place of a part among chunks of any sizes, on a mesh of one dimension and of two."""
-    from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
+    from torch.distributed.tensor import DeviceMesh, Replicate, Shard, init_device_mesh
 
-    def offset_of(numel, shape, at, placements):
-        mesh = init_device_mesh("cpu", (1,) * len(shape))
-        monkeypatch.setattr(type(mesh), "shape", shape)
-        monkeypatch.setattr(type(mesh), "size", lambda self, i=0: shape[i])
-        monkeypatch.setattr(type(mesh), "get_coordinate", lambda self: list(at))
-        monkeypatch.setattr(type(mesh), "_sym_get_coordinate", lambda self, i: at[i])
-        part = torch.zeros(numel, 3)
-        whole = DTensor.from_local(
-            part, mesh, placements, run_check=False, shape=(7, 3), stride=(3, 1)
-        )
-        try:
-            return of_torch.shard_offset(whole)
-        finally:
-            monkeypatch.undo()
+    def offset_of(rows, shape, place, placements):
+        with monkeypatch.context() as patch:  # as if there were so many ranks
+            mesh = init_device_mesh("cpu", (1,) * len(shape))
+            patch.setattr(DeviceMesh, "shape", shape)
+            patch.setattr(DeviceMesh, "get_coordinate", lambda self: list(place))
+            patch.setattr(DeviceMesh, "_sym_get_coordinate", lambda self, i: place[i])
+            return of_torch.shard_offset((7, 3), (rows, 3), mesh, placements)
 
     with contract(of_torch.shard_offset):
-        assert [offset_of(2, (4,), (i,), [Shard(0)])[0] for i in range(3)] == [0, 2, 4]
-        assert offset_of(1, (4,), (3,), [Shard(0)]) == (6, 0)
-        assert offset_of(3, (2, 2), (1, 1), [Replicate(), Shard(0)]) == (4, 0)
-        assert offset_of(2, (2, 2), (0, 1), [Shard(0), Shard(0)]) == (2, 0)
-        with pytest.raises(AssertionError, match="usual chunks"):
-            offset_of(3, (4,), (0,), [Shard(0)])
+        assert [offset_of(2, (4,), (i,), (Shard(0),))[0] for i in range(3)] == [0, 2, 4]
+        assert offset_of(1, (4,), (3,), (Shard(0),)) == (6, 0)
+        assert offset_of(3, (2, 2), (1, 1), (Replicate(), Shard(0))) == (4, 0)
+        assert offset_of(2, (2, 2), (0, 1), (Shard(0), Shard(0))) == (2, 0)
+        assert offset_of(3, (4,), (0,), (Shard(0),)) is None
 
 
 def test_hooks_of_fsdp(fsdp):
