@@ -7,8 +7,13 @@ import json
 import shutil
 
 import pytest
+import readme
+import torch
+from forked import completed
 from ranked import RankedJob
+from repository import ROOT
 
+import forge
 from forge.checkpoint.format import manifest
 from forge.checkpoint.format.names import files_of
 
@@ -113,3 +118,37 @@ def test_shards_that_leave_a_gap_are_no_checkpoint(saved, tmp_path):
     job = RankedJob(directory, 2, script="shards.py", wrap="rows")
     assert job.run() == [1, 1]
     assert "the ranks hold" in job.output
+
+
+def test_two_checkpoints_are_compared_by_what_they_hold_together(saved, tmp_path):
+    """Whoever has saved it: names and shapes are those of the model, and so are differences."""
+    directory = copied(saved, tmp_path)
+    ranks(directory, 2, save=2)
+    ranks(directory, 3, steps=1, save=3)
+    done = completed(["-m", "forge", "diff", "checkpoints/step_1", "checkpoints/step_2"], directory)
+    assert (done.returncode, done.stdout) == (1, "step: int 1 → int 2\n")
+    done = completed(["-m", "forge", "diff", "checkpoints/step_2", "checkpoints/step_3"], directory)
+    assert done.returncode == 1
+    lines = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert "live.states.model.frozen.weight" not in lines
+    assert lines["live.states.model.tied.weight"].endswith(" of 49")
+    done = completed(["-m", "forge", "show", "checkpoints/step_3"], directory)
+    shown = dict(line.split()[:2] for line in done.stdout.splitlines() if " float32[" in line)
+    assert shown["live.states.model.inner.weight"] == "float32[7,"
+    assert shown["live.states.optimizer.state.1.exp_avg"] == "float32[7,"
+    assert shown["live.states.model.last.bias"] == "float32[1]"
+
+
+def test_the_lines_of_the_page_put_shards_together(saved, tmp_path, monkeypatch):
+    """Whoever has the weights must not need us, however many ranks have trained them."""
+    monkeypatch.chdir(copied(saved, tmp_path))
+    found = {}
+    for block in readme.blocks("python", ROOT / "docs/how-to/inspect.md"):
+        exec(block, found)
+    expected = forge.load("checkpoints").state["live"]["states"]["model"]
+    prefix = "live.states.model."
+    whole = {n.removeprefix(prefix): t for n, t in found["whole"].items() if n.startswith(prefix)}
+    assert whole.keys() | {"also_tied.weight"} == {n for n in expected if "running" not in n} - {
+        "norm.num_batches_tracked"
+    }
+    assert all(torch.equal(whole[name], expected[name]) for name in whole)

@@ -134,7 +134,7 @@ for _ in range(spec.get("steps", 0)):
     model(torch.randn(4, 5)).square().mean().backward()
     optimizer.step()
 if "save" in spec:
-    state = {"live": live.capture(), "own": torch.full((3,), float(rank))}
+    state = {"step": spec["save"], "live": live.capture(), "own": torch.full((3,), float(rank))}
     store.commit(store.snapshot(spec["save"], state, is_complete=False, copy=False))
 write_atomically(
     directory / f"loaded_{rank}.json", json.dumps(told | {"all": digests(model, optimizer)})
