@@ -59,6 +59,8 @@ class Checkpoint:
 
         Args:
             prefix: What they begin with.
+        Returns:
+            The names, each once.
         """
         assert self._tensors is not None
         with contextlib.suppress(DamagedCheckpoint):
