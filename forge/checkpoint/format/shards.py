@@ -163,6 +163,12 @@ def _shard_at(
     return Shard(whole, Box(offset, shape)) if offset is not None else None
 
 
+def part_of(whole: torch.Tensor, like: Any) -> torch.Tensor:
+    """This rank's part of a plain tensor that every rank has, sharded as another one."""
+    part = whole[shard_of(like).box.slices()].to(like.device, copy=True)
+    return wrapped(part.contiguous(), like)
+
+
 def wrapped(part: torch.Tensor, like: Any) -> torch.Tensor:
     """A DTensor of this rank's part, sharded as another one."""
     from torch.distributed.tensor import DTensor
