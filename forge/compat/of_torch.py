@@ -76,14 +76,16 @@ def loader_of(module: torch.nn.Module | type[torch.nn.Module]) -> Any:
 def has_load_hooks(module: torch.nn.Module) -> bool:
     """Whether hooks run as this module's own part of a state_dict is loaded.
 
-    Those of FSDP2 do not count: they change nothing but that each rank has its shards again.
+    Those of FSDP2 do not count: with them each rank has its shards again, and nothing changes.
 
     If it goes: see where `register_load_state_dict_pre_hook` keeps them now. Until then return
     True: nothing is checked before loading, and FSDP2 modules cannot be loaded.
     """
-    before = [getattr(one, "hook", one) for one in module._load_state_dict_pre_hooks.values()]
-    others = [one for one in before if not str(one.__module__).startswith("torch.distributed.fsdp")]
-    return bool(others or module._load_state_dict_post_hooks)
+    before, after = module._load_state_dict_pre_hooks, module._load_state_dict_post_hooks
+    return any(
+        not str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")
+        for hook in (*before.values(), *after.values())
+    )
 
 
 def schedules_within(schedule: Any) -> list[Any] | None:
@@ -162,20 +164,24 @@ def rebuild_buckets(
     ddp.reducer._rebuild_buckets()
 
 
-def shard_offset(tensor: Any) -> tuple[int, ...]:
-    """Where in the whole tensor the part of this rank begins, of a DTensor of plain shards.
+def shard_offset(
+    whole: tuple[int, ...], part: tuple[int, ...], mesh: Any, placements: Any
+) -> tuple[int, ...] | None:
+    """Where in a whole tensor the part of this rank begins; None where it is no usual chunk.
+
+    Args:
+        whole: Its shape.
+        part: The shape of this rank's part.
+        mesh: A DeviceMesh that this rank is in.
+        placements: `Shard` and `Replicate`, one for each dimension of the mesh.
 
     If it goes: compute it from `placements` and `device_mesh.get_coordinate()`; chunks are those
     of `torch.chunk`, along one mesh dimension after the other.
     """
     from torch.distributed.tensor import _utils
 
-    mesh, shape = tensor.device_mesh, tuple(tensor.shape)
-    local, offset = _utils.compute_local_shape_and_global_offset(shape, mesh, tensor.placements)
-    if mesh.get_coordinate() is None:
-        return (0,) * len(shape)  # it holds nothing
-    assert tuple(local) == tuple(tensor.to_local().shape), "no shard of the usual chunks"
-    return tuple(offset)
+    found, offset = _utils.compute_local_shape_and_global_offset(whole, mesh, placements)
+    return tuple(offset) if tuple(found) == part else None
 
 
 def unreduced_gradients(module: torch.nn.Module) -> bool:

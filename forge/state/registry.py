@@ -188,7 +188,7 @@ class StateRegistry:
             StateMismatch: As `load`.
         """
         self.check(saved)
-        found: list[tuple[Any, torch.Tensor | Like]] = list(self._shardings(saved))
+        found: list[tuple[Any, torch.Tensor | Like]] = list(self.shardings(saved))
         found += stray_parameters.in_place_targets(self.objects, saved["unregistered"])
         for name, one in self.objects.items():
             if isinstance(one, torch.nn.Module):
@@ -197,12 +197,14 @@ class StateRegistry:
                 found += optimizer_state.in_place_targets(one, saved["states"][name])
         return found
 
-    def _shardings(self, saved: dict[str, Any]) -> Iterator[tuple[Any, Like]]:
+    def shardings(self, saved: dict[str, Any]) -> Iterator[tuple[Any, Like]]:
         """Leaves of a captured state that are to be sharded, as live tensors are."""
         named = dict(self._named())
         if not any(map(shards.is_sharded, named.values())):
             return
-        for name, leaf in saved["grads"].items():
+        strays = stray_parameters.in_place_targets(self.objects, saved.get("unregistered", {}))
+        yield from ((leaf, Like(live)) for leaf, live in strays if shards.is_sharded(live))
+        for name, leaf in saved.get("grads", {}).items():
             if shards.is_sharded(named.get(name)):
                 yield leaf, Like(named[name])
         for name, one in self.objects.items():

@@ -85,7 +85,7 @@ def derived(state: dict[str, Any], number: int) -> dict[str, Any]:
     for kind in _DEVICES:
         if kind in state and getattr(torch, kind).is_available():
             devices = [torch.device(kind, index) for index in range(len(state[kind]))]
-            generators = [torch.Generator(device).manual_seed(seed) for device in devices]
+            generators = [torch.Generator(device=device).manual_seed(seed) for device in devices]
             made[kind] = [one.get_state() for one in generators]
     return made
 

@@ -7,7 +7,15 @@ import json
 import shutil
 
 import pytest
+import readme
+import torch
+from forked import completed
 from ranked import RankedJob
+from repository import ROOT
+
+import forge
+from forge.checkpoint.format import manifest
+from forge.checkpoint.format.names import files_of
 
 
 def ranks(directory, size, wrap="rows", **spec):
@@ -21,12 +29,11 @@ def ranks(directory, size, wrap="rows", **spec):
     return found
 
 
-@pytest.fixture(scope="module", params=["AdamW", "SGD"])
-def saved(request, tmp_path_factory):
-    """A checkpoint of four ranks, what it holds, and the optimizer."""
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A checkpoint of four ranks, and what it holds."""
     directory = tmp_path_factory.mktemp("saved")
-    found = ranks(directory, 4, steps=3, save=1, optimizer=request.param)
-    return directory, found[0]["all"], request.param
+    return directory, ranks(directory, 4, steps=3, save=1)[0]["all"]
 
 
 def copied(saved, tmp_path):
@@ -37,9 +44,111 @@ def copied(saved, tmp_path):
 @pytest.mark.parametrize("size", [4, 2, 1, 3])
 def test_any_number_of_ranks_has_the_same_whole(size, saved, tmp_path):
     """In place, with a fresh optimizer; and saved again by these, it is the same to four."""
-    _, whole, optimizer = saved
     directory = copied(saved, tmp_path)
-    for one in ranks(directory, size, seed=1, save=2, optimizer=optimizer):
-        assert one["all"] == whole
+    found = ranks(directory, size, seed=1, save=2)
+    for rank, one in enumerate(found):
+        assert one["all"] == saved[1]
         assert one["is_in_place"]
-    assert ranks(directory, 4, seed=2, optimizer=optimizer)[0]["all"] == whole
+        assert one["own"] == [float(rank)] * 3
+        assert one["buffers"] == found[0]["buffers"] or size == 4
+    again = ranks(directory, 4, seed=2)
+    assert again[0]["all"] == saved[1]
+    assert [one["own"][0] for one in again] == [*range(size), *[0] * (4 - size)]
+
+
+def test_an_optimizer_whose_state_is_of_another_kind_is_the_same_too(tmp_path):
+    """Momentum alone, without a counter of steps."""
+    whole = ranks(tmp_path, 3, steps=2, save=1, optimizer="SGD")[0]["all"]
+    assert ranks(tmp_path, 2, seed=1, optimizer="SGD")[0]["all"] == whole
+
+
+@pytest.mark.parametrize(
+    ("size", "wrap"), [(4, "replicas"), (2, "columns"), (3, "columns"), (1, "plain"), (2, "plain")]
+)
+def test_however_it_is_sharded_the_whole_is_the_same(size, wrap, saved, tmp_path):
+    """Rows become columns, shards become a plain model, and back: only boxes are compared."""
+    directory = copied(saved, tmp_path)
+    for one in ranks(directory, size, wrap, seed=1, save=2):
+        assert one["all"] == saved[1]
+    for one in ranks(directory, 2, seed=2):
+        assert one["all"] == saved[1]
+        assert one["is_in_place"]
+
+
+def test_a_rank_opens_the_files_that_it_needs(saved, tmp_path):
+    """Beside rank 0's, of which all have what is equal on all; else each would read everything."""
+    found = ranks(copied(saved, tmp_path), 4)
+    names = [files_of(rank)[1] for rank in range(4)]
+    assert [one["opened"] for one in found] == [sorted({names[0], name}) for name in names]
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut", "flipped"])
+@pytest.mark.parametrize("size", [1, 4])
+def test_one_damaged_shard_is_damage_for_all(harm, size, saved, tmp_path):
+    """They take the checkpoint before it, also where none of them was that rank."""
+    directory = copied(saved, tmp_path)
+    assert ranks(directory, 4, steps=1, save=2)[0]["step"] == 1
+    hurt = directory / "checkpoints" / "step_2" / files_of(3)[1]
+    content = bytearray(hurt.read_bytes())
+    if harm == "gone":
+        hurt.unlink()
+    elif harm == "cut":
+        hurt.write_bytes(content[:-1])
+    else:
+        content[-3] ^= 1
+        hurt.write_bytes(content)
+    for one in ranks(directory, size):
+        assert one["step"] == 1
+        assert one["all"] == saved[1]
+        assert "step_2" in one["passed_over"][0]
+        assert hurt.name in one["passed_over"][0]
+
+
+def test_shards_that_leave_a_gap_are_no_checkpoint(saved, tmp_path):
+    """A manifest that leaves ranks out, files and all, must not shrink or stretch a tensor."""
+    directory = copied(saved, tmp_path)
+    path = directory / "checkpoints" / "step_1"
+    content = json.loads((path / manifest.NAME).read_bytes())
+    for name in files_of(3):
+        (path / name).unlink()
+        del content["files"][name]
+    del content["checksum"]
+    described = manifest.Manifest(**content | {"world_size": 3})
+    (path / manifest.NAME).write_bytes(described.to_bytes())
+    job = RankedJob(directory, 2, script="shards.py", wrap="rows")
+    assert job.run() == [1, 1]
+    assert "the ranks hold" in job.output
+
+
+def test_two_checkpoints_are_compared_by_what_they_hold_together(saved, tmp_path):
+    """Whoever has saved it: names and shapes are those of the model, and so are differences."""
+    directory = copied(saved, tmp_path)
+    ranks(directory, 2, save=2)
+    ranks(directory, 3, steps=1, save=3)
+    done = completed(["-m", "forge", "diff", "checkpoints/step_1", "checkpoints/step_2"], directory)
+    assert (done.returncode, done.stdout) == (1, "step: int 1 → int 2\n")
+    done = completed(["-m", "forge", "diff", "checkpoints/step_2", "checkpoints/step_3"], directory)
+    assert done.returncode == 1
+    lines = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert "live.states.model.frozen.weight" not in lines
+    assert lines["live.states.model.tied.weight"].endswith(" of 49")
+    done = completed(["-m", "forge", "show", "checkpoints/step_3"], directory)
+    shown = dict(line.split()[:2] for line in done.stdout.splitlines() if " float32[" in line)
+    assert shown["live.states.model.inner.weight"] == "float32[7,"
+    assert shown["live.states.optimizer.state.1.exp_avg"] == "float32[7,"
+    assert shown["live.states.model.last.bias"] == "float32[1]"
+
+
+def test_the_lines_of_the_page_put_shards_together(saved, tmp_path, monkeypatch):
+    """Whoever has the weights must not need us, however many ranks have trained them."""
+    monkeypatch.chdir(copied(saved, tmp_path))
+    found = {}
+    for block in readme.blocks("python", ROOT / "docs/how-to/inspect.md"):
+        exec(block, found)
+    expected = forge.load("checkpoints").state["live"]["states"]["model"]
+    prefix = "live.states.model."
+    whole = {n.removeprefix(prefix): t for n, t in found["whole"].items() if n.startswith(prefix)}
+    assert whole.keys() | {"also_tied.weight"} == {n for n in expected if "running" not in n} - {
+        "norm.num_batches_tracked"
+    }
+    assert all(torch.equal(whole[name], expected[name]) for name in whole)

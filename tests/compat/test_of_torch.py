@@ -182,3 +182,59 @@ def test_buckets(steps, alone):
         for _ in range(2):
             other(torch.ones(1, 4)).sum().backward()
         assert of_torch.bucket_order(other) == order
+
+
+@pytest.fixture
+def fsdp(alone):
+    """FSDP2 on a mesh of this process."""
+    from torch.distributed import fsdp, tensor
+
+    mesh = tensor.init_device_mesh("cpu", (1,))
+    return lambda module: fsdp.fully_shard(module, mesh=mesh)
+
+
+def test_shard_offset(alone, monkeypatch):
+    """The place of a part among chunks of any sizes, on a mesh of one dimension and of two."""
+    from torch.distributed.tensor import DeviceMesh, Replicate, Shard, init_device_mesh
+
+    def offset_of(rows, shape, place, placements):
+        with monkeypatch.context() as patch:  # as if there were so many ranks
+            mesh = init_device_mesh("cpu", (1,) * len(shape))
+            patch.setattr(DeviceMesh, "shape", shape)
+            patch.setattr(DeviceMesh, "get_coordinate", lambda self: list(place))
+            patch.setattr(DeviceMesh, "_sym_get_coordinate", lambda self, i: place[i])
+            return of_torch.shard_offset((7, 3), (rows, 3), mesh, placements)
+
+    with contract(of_torch.shard_offset):
+        assert [offset_of(2, (4,), (i,), (Shard(0),))[0] for i in range(3)] == [0, 2, 4]
+        assert offset_of(1, (4,), (3,), (Shard(0),)) == (6, 0)
+        assert offset_of(3, (2, 2), (1, 1), (Replicate(), Shard(0))) == (4, 0)
+        assert offset_of(2, (2, 2), (0, 1), (Shard(0), Shard(0))) == (2, 0)
+        assert offset_of(3, (4,), (0,), (Shard(0),)) is None
+
+
+def test_hooks_of_fsdp(fsdp):
+    """They change nothing that is loaded; a user's hook on the same module may."""
+    model = fsdp(nn.Linear(2, 1))
+    with contract(of_torch.has_load_hooks):
+        model(torch.ones(1, 2)).sum().backward()
+        assert model._load_state_dict_pre_hooks
+        assert not of_torch.has_load_hooks(model)
+        model.register_load_state_dict_pre_hook(lambda *given: None)
+        assert of_torch.has_load_hooks(model)
+
+
+@pytest.mark.parametrize("reduce_dtype", [None, torch.float64])
+def test_unreduced_gradients(reduce_dtype, alone):
+    """Wherever FSDP2 keeps them until they are summed up."""
+    from torch.distributed import fsdp, tensor
+
+    mesh = tensor.init_device_mesh("cpu", (1,))
+    policy = fsdp.MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
+    model = fsdp.fully_shard(nn.Linear(2, 1), mesh=mesh, mp_policy=policy)
+    with contract(of_torch.unreduced_gradients):
+        assert not of_torch.unreduced_gradients(nn.Linear(2, 1))
+        for is_summed in (True, False, True):
+            model.set_requires_gradient_sync(is_summed)
+            model(torch.ones(1, 2)).sum().backward()
+            assert of_torch.unreduced_gradients(model) is not is_summed

@@ -30,6 +30,7 @@ ELSEWHERE = {
     ("docs/tutorial.md", "python", 0): "test_wheel.py::test_the_readme_app_runs",
     ("docs/tutorial.md", "yaml", 0): "test_wheel.py::test_the_readme_app_runs",
     ("docs/how-to/inspect.md", "python", 0): "test_inspection.py::test_a_checkpoint_can_be_read",
+    ("docs/how-to/inspect.md", "python", 1): "test_shards.py::test_the_lines_of_the_page",
     ("docs/how-to/submitit.md", "python", 0): "test_checkpointable_slurm.py::test_the_lines_of_the",
     ("docs/how-to/several-ranks.md", "python", 0): "test_torchrun.py::test_the_script_of_the_page",
     ("docs/how-to/rehearse.md", "text", 0): "test_rehearse.py::test_a_script_that_keeps_state_out",

@@ -51,6 +51,7 @@ for state in (
     {"tiles": of(_StridedShard(0, split_factor=1))},
     {"turned": of(Shard(0), ones.T)},
     {"odd": odd},
+    {"uneven": DTensor.from_local(ones, mesh, [Shard(0)], shape=(9, 2), stride=(2, 1))},
     {"good": [of(Shard(0)), of(Replicate()), torch.nn.Parameter(of(Shard(1)))]},
 ):
     tried(lambda: Store.check_savable(state))
@@ -80,6 +81,7 @@ FOUND = [
     "tiles: a DTensor placed as _StridedShard (only",
     "turned: a DTensor whose local tensor is not contiguous cannot be saved yet",
     "odd: a tensor of the subclass Odd cannot be saved yet",
+    "uneven: a DTensor whose local shape, [4, 2], is not that of a chunk cannot be saved yet",
     "accepted",
     "run.state.best[0]: a DTensor has to be in an object that is given to forge.Run",
     "model: holds gradients of a backward pass under set_requires_gradient_sync(False)",

@@ -1,6 +1,6 @@
-"""Chaos for many ranks: small DDP jobs, hit at random moments and started again until they finish.
+"""Chaos for many ranks: small jobs, hit at random moments and started again until they finish.
 
-    python tests/support/chaos_ranks.py 50 --seed 1 --ranks 4
+    python tests/support/chaos_ranks.py 50 --seed 1 --ranks 4 [--wrap fsdp2]
 
 Every job is hit by one to three of SIGTERM, SIGUSR1, SIGINT (one rank, or all of them) and SIGKILL
 (one rank): in a step, a save or an evaluation, as it ends. All must finish with the very bits and
@@ -77,7 +77,7 @@ def hit(job: RankedJob, rng: random.Random, outcome: Outcome) -> list[int]:
 def disturb(number: int, options: argparse.Namespace, root: Path, whole: RankedJob) -> Outcome:
     """One job, hit and restarted to its end, and compared."""
     rng, outcome = random.Random(f"{options.seed},{number}"), Outcome(number)
-    job = RankedJob(root / f"job_{number}", options.ranks, **SPEC)
+    job = RankedJob(root / f"job_{number}", options.ranks, **SPEC, wrap=options.wrap)
     try:
         for _ in range(rng.randint(1, 3)):
             outcome.codes.append(hit(job, rng, outcome))
@@ -101,11 +101,12 @@ def main() -> int:
     parser.add_argument("count", type=int, nargs="?", default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--wrap", choices=("ddp", "fsdp2"), default="ddp")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     root = Path(tempfile.mkdtemp(prefix="forge-chaos-ranks-"))
     began = time.monotonic()
-    whole = RankedJob(root / "undisturbed", options.ranks, **SPEC)
+    whole = RankedJob(root / "undisturbed", options.ranks, **SPEC, wrap=options.wrap)
     whole.run_to_end()
     bad, hits, attempts = 0, collections.Counter[str](), 0
     with ThreadPoolExecutor(1) as pool:  # four ranks keep two cores busy

@@ -27,7 +27,7 @@ class RankedJob:
     @property
     def is_sharded(self) -> bool:
         """Whether its ranks need torch's modules for that."""
-        return self.spec.get("wrap") == "fsdp2" or self.script.name == "shards.py"
+        return self.spec.get("wrap") == "fsdp2" or self.script.name in ("shards.py", "norms.py")
 
     @property
     def checkpoints(self) -> Path:

@@ -6,6 +6,7 @@ read to where it came from, or in pieces to whatever box of the whole another ra
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Sequence
@@ -106,8 +107,7 @@ class Like:
 
 def is_sharded(value: Any) -> bool:
     """Whether it is a DTensor; without importing what no program without ranks needs."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
+    return isinstance(value, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
 
 
 def local(value: Any) -> Any:
@@ -133,15 +133,40 @@ def problem(tensor: Any) -> str | None:
         )
     if not local(tensor).is_contiguous():
         return "a DTensor whose local tensor is not contiguous"
+    if _shard_of(tensor) is None:
+        return f"a DTensor whose local shape, {list(local(tensor).shape)}, is not that of a chunk"
     return None
 
 
 def shard_of(tensor: Any) -> Shard:
     """What this rank holds of a DTensor."""
+    shard = _shard_of(tensor)
+    assert shard is not None, "refused by `problem`"
+    return shard
+
+
+def _shard_of(tensor: Any) -> Shard | None:
     whole, shape = tuple(tensor.shape), tuple(local(tensor).shape)
-    if len(shape) != len(whole):  # of a rank that is not in its mesh
-        shape = (0,) * len(whole)
-    return Shard(whole, Box(of_torch.shard_offset(tensor), shape))
+    mesh = tensor.device_mesh
+    place = mesh.get_coordinate()
+    if place is None:  # a rank that is not in its mesh has nothing
+        return Shard(whole, Box((0,) * len(whole), (0,) * len(whole)))
+    return _shard_at(whole, shape, mesh, tensor.placements, tuple(place))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _shard_at(
+    whole: tuple[int, ...], shape: tuple[int, ...], mesh: Any, placements: Any, place: Any
+) -> Shard | None:
+    """At each save this would take longer than all else of a tensor."""
+    offset = of_torch.shard_offset(whole, shape, mesh, placements)
+    return Shard(whole, Box(offset, shape)) if offset is not None else None
+
+
+def part_of(whole: torch.Tensor, like: Any) -> torch.Tensor:
+    """This rank's part of a plain tensor that every rank has, sharded as another one."""
+    part = whole[shard_of(like).box.slices()].to(like.device, copy=True)
+    return wrapped(part.contiguous(), like)
 
 
 def wrapped(part: torch.Tensor, like: Any) -> torch.Tensor:

@@ -11,6 +11,7 @@ The steps of `read`, of which none changes anything that is live:
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -54,13 +55,17 @@ class Checkpoint:
     def differing(self, prefix: str) -> list[str]:
         """Names of tensors that another rank than 0 had otherwise, shards left out.
 
-        To be asked before `fill`.
+        To be asked before `fill`; none where the files that nobody reads are damaged.
 
         Args:
             prefix: What they begin with.
+        Returns:
+            The names, each once.
         """
         assert self._tensors is not None
-        return [name for name in self._tensors.differing() if name.startswith(prefix)]
+        with contextlib.suppress(DamagedCheckpoint):
+            return [name for name in self._tensors.differing() if name.startswith(prefix)]
+        return []
 
     def fill(self) -> frozenset[int]:
         """Read what belongs into live tensors, once.

@@ -11,6 +11,7 @@ starts from step 0.
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ import torch
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from forge import messages
+from forge.checkpoint.format import shards
 from forge.checkpoint.load import inspection
 from forge.checkpoint.ownership.trust import Trust
 from forge.config.schema import CheckpointConfig
@@ -189,10 +191,25 @@ def _put(found: _Found, live: StateRegistry) -> None:
     )
     part.check({"states": found.states, "kinds": found.kinds})
     refuse(stray_parameters.differences(live.objects, found.unregistered, is_whole=False))
+    given = {"states": found.states, "unregistered": found.unregistered}
+    likes = {id(leaf): like.tensor for leaf, like in part.shardings(given)}
     for name, state in found.states.items():
-        part.put(name, state, Copies())
+        part.put(name, _sharded(state, likes), Copies())
     refuse(s for name, one in part.objects.items() for s in compatibility.lacking(name, one))
-    stray_parameters.load(live.objects, found.unregistered)
+    stray_parameters.load(live.objects, _sharded(found.unregistered, likes))
+
+
+def _sharded(value: Any, likes: Mapping[int, torch.Tensor]) -> Any:
+    """The same, with this rank's part of each tensor that is sharded where it goes."""
+    if id(value) in likes:
+        return shards.part_of(value, likes[id(value)])
+    if isinstance(value, dict):
+        found = copy.copy(value)  # with the attributes of a module's
+        found.update((key, _sharded(one, likes)) for key, one in value.items())
+        return found
+    if type(value) in (list, tuple):
+        return type(value)(_sharded(one, likes) for one in value)
+    return value
 
 
 def _nothing_fits(content: Mapping[Any, Any], live: StateRegistry) -> str:

@@ -223,7 +223,7 @@ def test_loading_goes_on_while_the_job_removes_what_is_old(trained, open_store, 
 
 
 def snippet():
-    (found,) = readme.blocks("python", readme.DOCS / "how-to" / "inspect.md")
+    found, _ = readme.blocks("python", readme.DOCS / "how-to" / "inspect.md")
     return found
 
 

@@ -100,7 +100,7 @@ with forge.Run(policy | spec.get("policy", {}), model=model, optimizer=optimizer
             raise RuntimeError("planted")
         time.sleep(spec.get("pause_s", 0.0))
         loss = (model(inputs) - targets).square().mean()
-        if [step, rank] in spec.get("nan", []):
+        if [step, rank] in spec.get("nan", []) or marked("nan_once", step):
             loss = loss * float("nan")
         loss.backward()
         run.update(loss, optimizer, clip_norm=1.0)
