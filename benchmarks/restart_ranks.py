@@ -11,7 +11,8 @@ The same small DDP training, saved every so many steps, in three kinds of jobs t
 
 A rank, drawn by chance, kills itself after a step that is drawn, too. The clock runs from there to
 the end of the first step of the last of all ranks; steps between it and the one they resume at are
-repeated. All then have to finish. Printed are medians, and the extremes.
+repeated. All then have to finish. Printed are medians, and the extremes; and when the first script
+of the new ranks was started, which the old ones' ends have to come before.
 
 torch 2.13 keeps the store of an attempt for the next one, whose ranks may find each other's old
 addresses in it and give up: torchrun is started with the variable that turns this off.
@@ -37,6 +38,7 @@ _TRAINING = """
 import json, os, signal, sys, time
 from pathlib import Path
 
+began = time.time()
 folder, num_steps, every = Path(sys.argv[0]).parent, NUM_STEPS, EVERY
 
 def train(wrapped):
@@ -60,7 +62,7 @@ def train(wrapped):
         return loss
 
     def note(step):
-        line = {"pid": os.getpid(), "step": step, "time": time.time()}
+        line = {"pid": os.getpid(), "step": step, "time": time.time(), "began": began}
         notes.write(json.dumps(line) + "\\n")
         notes.flush()
         struck = folder / "struck"
@@ -163,8 +165,8 @@ KINDS: dict[str, tuple[str, Any]] = {
 }
 
 
-def restarted(kind: str, size: int, every: int, rng: random.Random) -> tuple[float, int]:
-    """Seconds from the kill until all train again, and steps that they repeat."""
+def restarted(kind: str, size: int, every: int, rng: random.Random) -> tuple[float, float, int]:
+    """Seconds from the kill until a script starts, and until all train; and steps repeated."""
     strike = (rng.randrange(size), rng.randrange(every + every // 4, 2 * every))
     source, command = KINDS[kind]
     values = {"NUM_STEPS": 3 * every, "EVERY": every, "STRIKE": strike}
@@ -199,9 +201,10 @@ def restarted(kind: str, size: int, every: int, rng: random.Random) -> tuple[flo
             raise SystemExit(f"{kind}: exit code {done.returncode}, steps {ends}; see {kept}")
         struck = float((folder / "struck").read_text())
     firsts = [next(one for one in rank if one["pid"] != rank[0]["pid"]) for rank in notes]
-    seconds = max(one["time"] for one in firsts) - struck
+    starts = min(one["began"] for one in firsts) - struck
+    trains = max(one["time"] for one in firsts) - struck
     last = max(one["step"] for rank in notes for one in rank if one["pid"] == rank[0]["pid"])
-    return seconds, last + 1 - firsts[0]["step"]
+    return starts, trains, last + 1 - firsts[0]["step"]
 
 
 def main() -> None:
@@ -216,18 +219,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     kinds = options.kinds.split(",")
-    found: dict[str, list[tuple[float, int]]] = {kind: [] for kind in kinds}
+    found: dict[str, list[tuple[float, float, int]]] = {kind: [] for kind in kinds}
     for number in range(options.rounds):
         for kind in random.Random(number).sample(kinds, len(kinds)):
             rng = random.Random(f"{options.seed} {number}")  # the same strike for each kind
             found[kind].append(restarted(kind, options.ranks, options.every, rng))
     print(f"{options.ranks} ranks, saved every {options.every} steps, {options.rounds} kills")
-    print(f"  {'':10}{'seconds until all train':>26}{'from':>8}{'to':>8}{'steps repeated':>18}")
+    print(
+        f"  {'':10}{'s until all train':>18}{'from':>8}{'to':>8}{'s until a start':>17}{'repeated':>10}"
+    )
     for kind, rows in found.items():
-        seconds, steps = zip(*rows, strict=True)
+        starts, trains, steps = zip(*rows, strict=True)
         print(
-            f"  {kind:10}{statistics.median(seconds):26.2f}{min(seconds):8.2f}{max(seconds):8.2f}"
-            f"{statistics.median(steps):18.0f}"
+            f"  {kind:10}{statistics.median(trains):18.2f}{min(trains):8.2f}{max(trains):8.2f}"
+            f"{statistics.median(starts):17.2f}{statistics.median(steps):10.0f}"
         )
 
 
