@@ -3,7 +3,8 @@
 Everything that `train.py` and `train_plain.py` share, in the order it happens: the source files
 of Python's own standard library are read, a vocabulary of short strings is learned from them, the
 text becomes tokens and the tokens become windows; then come the model, its loss, its optimizer,
-and what it writes. Nothing here knows of forge.
+and what it writes. Nothing here knows of forge. Where the environment says that this is one of
+several ranks (torchrun, forge's launchers), they train together, each on windows of its own.
 
 Dimensions: B windows in a batch, T tokens in a window, D width, V size of the vocabulary.
 """
@@ -11,6 +12,7 @@ Dimensions: B windows in a batch, T tokens in a window, D width, V size of the v
 from __future__ import annotations
 
 import math
+import os
 import re
 import sysconfig
 from collections import Counter
@@ -20,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 PACKAGES = [
     *(".", "asyncio", "collections", "concurrent/futures", "email", "html", "http", "importlib"),
@@ -203,13 +207,18 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
-def loss_fn(model: GPT, batch: Tensor) -> Tensor:
+def unwrapped(model: nn.Module) -> GPT:
+    """The model itself, without what makes it one of several ranks."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
     """Mean cross-entropy of the next token in nats, a scalar; `batch` is (B, T + 1)."""
-    batch = batch.to(model.angles.device, non_blocking=True)
+    batch = batch.to(unwrapped(model).angles.device, non_blocking=True)
     return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
 
-def build(cfg: Any) -> tuple[GPT, torch.optim.Optimizer, LambdaLR, DataLoader[Tensor], Data]:
+def build(cfg: Any) -> tuple[nn.Module, torch.optim.Optimizer, LambdaLR, DataLoader[Tensor], Data]:
     """Everything a training loop needs; the same numbers whenever the seed is the same."""
     torch.set_num_threads(cfg.threads)
     torch.manual_seed(cfg.seed)
@@ -225,7 +234,14 @@ def build(cfg: Any) -> tuple[GPT, torch.optim.Optimizer, LambdaLR, DataLoader[Te
         return min(warm_up, 0.05 + 0.95 * cosine)
 
     schedule = LambdaLR(optimizer, rate)
-    loader = DataLoader(data.train, batch_size=cfg.batch_size, shuffle=True, drop_last=True)
+    sampler = None
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        dist.init_process_group()
+        model = DistributedDataParallel(model)
+        sampler = DistributedSampler(data.train, seed=cfg.seed, drop_last=True)
+        torch.manual_seed(cfg.seed + dist.get_rank())  # each drops other features
+    is_shuffled = sampler is None
+    loader = DataLoader(data.train, cfg.batch_size, is_shuffled, sampler, drop_last=True)
     return model, optimizer, schedule, loader, data
 
 
@@ -237,7 +253,7 @@ def endless(loader: DataLoader[Tensor]) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def evaluate(
-    model: GPT, data: Data, max_batches: int = 8, poll: Callable[[], object] = lambda: None
+    model: nn.Module, data: Data, max_batches: int = 8, poll: Callable[[], object] = lambda: None
 ) -> float:
     """Mean loss on held-out files in nats per token; calls `poll` between batches."""
     model.eval()
@@ -257,10 +273,15 @@ def report(step: int, held_out: float) -> float:
 
 @torch.no_grad()
 def sample(
-    model: GPT, vocabulary: Vocabulary, prompt: str, num_tokens: int, temperature: float, seed: int
+    trained: nn.Module,
+    vocabulary: Vocabulary,
+    prompt: str,
+    num_tokens: int,
+    temperature: float,
+    seed: int,
 ) -> str:
     """What the model writes after `prompt`; its own generator leaves the training's alone."""
-    model.eval()
+    model = unwrapped(trained).eval()
     generator = torch.Generator(model.angles.device).manual_seed(seed)
     tokens = torch.tensor([vocabulary.encode(prompt)], device=model.angles.device)
     for _ in range(num_tokens):
@@ -269,3 +290,9 @@ def sample(
         tokens = torch.cat([tokens, candidates[chosen][None]], dim=1)
     model.train()
     return vocabulary.decode(tokens[0].tolist())
+
+
+def keep(model: nn.Module, path: Path) -> None:
+    """Write the weights, which are the same on all ranks, once."""
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        torch.save(unwrapped(model).state_dict(), path)

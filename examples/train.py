@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-import torch
-from gpt import build, evaluate, loss_fn, report, sample
+from gpt import build, evaluate, keep, loss_fn, report, sample
 from hydra.core.hydra_config import HydraConfig
 
 import forge
@@ -30,7 +29,7 @@ def main(cfg: Any) -> None:
             run.update(loss, optimizer, schedule, clip_norm=1.0)
             run.log(loss=loss)
     print(sample(model, data.vocabulary, **cfg.sample))
-    torch.save(model.state_dict(), Path(HydraConfig.get().runtime.output_dir, "weights.pt"))
+    keep(model, Path(HydraConfig.get().runtime.output_dir, "weights.pt"))
 
 
 if __name__ == "__main__":

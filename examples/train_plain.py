@@ -6,7 +6,7 @@ from typing import Any
 
 import hydra
 import torch
-from gpt import build, endless, evaluate, loss_fn, report, sample
+from gpt import build, endless, evaluate, keep, loss_fn, report, sample
 from hydra.core.hydra_config import HydraConfig
 
 # Hydra 1.3 asks for a version_base, and Hydra 1.4 warns of one.
@@ -27,7 +27,7 @@ def main(cfg: Any) -> None:
         if (step + 1) % cfg.eval_every == 0:
             report(step + 1, evaluate(model, data))
     print(sample(model, data.vocabulary, **cfg.sample))
-    torch.save(model.state_dict(), Path(HydraConfig.get().runtime.output_dir, "weights.pt"))
+    keep(model, Path(HydraConfig.get().runtime.output_dir, "weights.pt"))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ _MODULES = {
     "checkpoint": "forge.checkpoint",
     "config": "forge.config",
     "data": "forge.data",
+    "distributed": "forge.group.distributed",
     "errors": "forge.errors",
     "ledger": "forge.jobdir.ledger",
     "resilience": "forge.resilience",
@@ -53,6 +54,7 @@ __all__ = [
     "checkpoint",
     "config",
     "data",
+    "distributed",
     "errors",
     "ledger",
     "load",
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
         ForgeError,
         StateMismatch,
     )
+    from forge.group import distributed
     from forge.jobdir import ledger
     from forge.shutdown.stopping import on_stop, shielded
     from forge.submitit.checkpointable import Checkpointable

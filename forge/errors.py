@@ -85,6 +85,7 @@ class Reason(Enum):
     bad_config = "bad configuration"
     forced = "forced exit"
     crashed = "crashed"
+    rank_lost = "another rank was lost"
     failed = "failed"
     unanswered = "could not be requeued"
 
@@ -114,6 +115,11 @@ class ForgeError(Exception):
     """Base of every error that forge raises for its users: what was asked for cannot be done."""
 
     exit_code = ExitCode.BAD_CONFIG
+
+    @property
+    def reason(self) -> Reason:
+        """Why the job ends, where this ends it."""
+        return Reason.of_code(self.exit_code)
 
 
 class ConfigError(ForgeError):
@@ -189,6 +195,7 @@ class RankLost(ForgeError):
     """Another rank of the job is gone, or does not answer."""
 
     exit_code = ExitCode.FORCED
+    reason = Reason.rank_lost
 
 
 class RankFailed(ForgeError):

@@ -9,11 +9,12 @@ tells why it passed over the others.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,6 +60,7 @@ class Store:
         keep_back_steps: int | None = None,
         keep_back_every: int = 1,
         ranks: Group = _ALONE,
+        personal: Collection[str] = (),
     ) -> None:
         """Claim `directory`, creating it, and remove what a killed save left.
 
@@ -71,6 +73,7 @@ class Store:
             attempt: Number of this attempt, for the manifest.
             keep_back_steps: Always keep one checkpoint at least this many steps old.
             ranks: Those that save here together.
+            personal: Keys of the state that remain each rank's own where their number changes.
         Raises:
             DirectoryInUse: Where a live job holds it.
         """
@@ -87,7 +90,9 @@ class Store:
         """Tells what was logged last, for the manifest."""
         self.passed_over: list[str] = []
         """Why the last `newest` did not take the newer checkpoints."""
-        self._ranks = ranks
+        self._read = functools.partial(
+            reading.read, verify=config.verify, rank=ranks.rank, size=ranks.size, personal=personal
+        )
         self._exchange = Exchange(ranks, "store")
         self._is_owner = ranks.rank == 0
         if self._is_owner:
@@ -175,8 +180,7 @@ class Store:
         """
         self._trust.check_step(path)
         with reading_lock(path):
-            ranks = self._ranks
-            return reading.read(path, place, self._config.verify, rank=ranks.rank, size=ranks.size)
+            return self._read(path, place)
 
     # -- writing -------------------------------------------------------------------------------
 

@@ -76,10 +76,14 @@ def loader_of(module: torch.nn.Module | type[torch.nn.Module]) -> Any:
 def has_load_hooks(module: torch.nn.Module) -> bool:
     """Whether hooks run as this module's own part of a state_dict is loaded.
 
+    Those of FSDP2 do not count: they change nothing but that each rank has its shards again.
+
     If it goes: see where `register_load_state_dict_pre_hook` keeps them now. Until then return
-    True: nothing is checked before loading.
+    True: nothing is checked before loading, and FSDP2 modules cannot be loaded.
     """
-    return bool(module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks)
+    before = [getattr(one, "hook", one) for one in module._load_state_dict_pre_hooks.values()]
+    others = [one for one in before if not str(one.__module__).startswith("torch.distributed.fsdp")]
+    return bool(others or module._load_state_dict_post_hooks)
 
 
 def schedules_within(schedule: Any) -> list[Any] | None:
@@ -98,6 +102,30 @@ def num_yielded(iterator: Any) -> int | None:
     count the batches instead.
     """
     return getattr(iterator, "_num_yielded", None)
+
+
+def set_timeout(timeout_s: float) -> None:
+    """How long a collective of the default group may take, from now on.
+
+    If it goes: `forge.distributed.init` keeps its `first_timeout_s`; see what torch's own trainers
+    call after their first step.
+    """
+    from datetime import timedelta
+
+    from torch.distributed import distributed_c10d
+
+    distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s))
+
+
+def makes_own_iterator(loader: torch.utils.data.DataLoader[Any]) -> bool:
+    """Whether a DataLoader's subclass makes its iterator in its own way.
+
+    If it goes: see what `DataLoader.__iter__` calls now. Until then return whether the loader is of
+    a subclass at all: its place is then not taken up by another number of ranks.
+    """
+    from torch.utils.data import DataLoader
+
+    return type(loader)._get_iterator is not DataLoader._get_iterator
 
 
 def bucket_order(ddp: torch.nn.parallel.DistributedDataParallel) -> list[int]:
@@ -132,3 +160,34 @@ def rebuild_buckets(
         parameter.grad = None
         parameter.backward(torch.zeros_like(parameter))  # type: ignore[no-untyped-call]
     ddp.reducer._rebuild_buckets()
+
+
+def shard_offset(tensor: Any) -> tuple[int, ...]:
+    """Where in the whole tensor the part of this rank begins, of a DTensor of plain shards.
+
+    If it goes: compute it from `placements` and `device_mesh.get_coordinate()`; chunks are those
+    of `torch.chunk`, along one mesh dimension after the other.
+    """
+    from torch.distributed.tensor import _utils
+
+    mesh, shape = tensor.device_mesh, tuple(tensor.shape)
+    local, offset = _utils.compute_local_shape_and_global_offset(shape, mesh, tensor.placements)
+    if mesh.get_coordinate() is None:
+        return (0,) * len(shape)  # it holds nothing
+    assert tuple(local) == tuple(tensor.to_local().shape), "no shard of the usual chunks"
+    return tuple(offset)
+
+
+def unreduced_gradients(module: torch.nn.Module) -> bool:
+    """Whether FSDP2 holds gradients that no rank has summed up yet, where no state shows them.
+
+    If it goes: see where `set_requires_gradient_sync(False)` lets it keep them. Until then return
+    False: a stop between such a backward and the next loses them.
+    """
+    state = getattr(module, "_get_fsdp_state", lambda: None)()
+    return any(
+        parameter.unsharded_accumulated_grad is not None
+        or getattr(getattr(parameter, "_unsharded_param", None), "grad", None) is not None
+        for group in getattr(state, "_fsdp_param_groups", ())
+        for parameter in group.fsdp_params
+    )

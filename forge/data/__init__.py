@@ -1,5 +1,6 @@
 """Where in its data a run is, for every kind of loader; random augmentation by index."""
 
+from forge.data.global_batches import GlobalBatchSampler
 from forge.data.seeding import seeded
 
-__all__ = ["seeded"]
+__all__ = ["GlobalBatchSampler", "seeded"]

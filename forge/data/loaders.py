@@ -80,6 +80,19 @@ def has_own_iter(loader: DataLoader[Any]) -> bool:
     return type(loader).__iter__ is not DataLoader.__iter__
 
 
+def num_batches(loader: Any) -> int | None:
+    """How many batches it has in an epoch, where it says so.
+
+    An iterable dataset is not asked: torch warns if it then has more, and its length is a guess.
+    """
+    if isinstance(getattr(loader, "dataset", None), IterableDataset):
+        return None
+    try:
+        return len(loader)
+    except Exception:  # noqa: BLE001 - whatever it raises, it does not say
+        return None
+
+
 def is_seeded(loader: Any) -> bool:
     """Whether all that workers draw for a batch is a function of its indices."""
     collate = getattr(loader, "collate_fn", None)

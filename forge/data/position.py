@@ -8,6 +8,8 @@ state back, makes the iterator, and takes the same number of batches away:
     DataLoader                 by indices where that is exact: without workers, or `seeded`
     DataLoader with workers    by loading again: the workers' own draws come out the same
     any other iterable         by iterating again, a DataLoader with an `__iter__` of its own too
+
+On another number of ranks the number of batches is another, too: see `sharing`.
 """
 
 from __future__ import annotations
@@ -20,9 +22,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from forge.data import loaders, seeding
+from forge.data import loaders, seeding, sharing
+from forge.data.sharing import Sharing
+from forge.data.skipping import Skipping, without
 from forge.data.workers import shielded_iter
 from forge.errors import StateMismatch
+from forge.group import start
 from forge.state import rng
 from forge.state.registry import asked
 from forge.state.variables import fingerprint
@@ -51,6 +56,7 @@ class Position:
         for one in self._countable().values():
             loaders.counters(one)
         self._is_dataloader = isinstance(loader, DataLoader) and not self._is_stateful
+        self._rank, self._num_ranks = start.place()
 
     # -- taking --------------------------------------------------------------------------------
 
@@ -173,15 +179,21 @@ class Position:
             "start": self._start if self._iterator is not None else None,
             "parts": self._parts_state(),
             "is_left": self._iterator is not None or self._is_left,
+            "sharing": vars(self._sharing()),
         }
         if self._is_stateful and (self._iterator is not None or self.taken or self._was_read):
             state["loader"] = self._loader.state_dict()
         return state
 
     def load_finished(self, state: dict[str, Any]) -> None:
-        """Leave the loader as a loop or a pass left it that has ended: another may continue."""
+        """Leave the loader as a loop or a pass left it that has ended: another may continue.
+
+        Raises:
+            StateMismatch: Where it keeps what was another rank's.
+        """
         if state["kind"] != self._kind:
             return
+        self._sharing().check_between_epochs(self._sharing(state), state)
         kept = rng.capture()
         if "loader" in state:
             self._loader.load_state_dict(copy.deepcopy(state["loader"]))
@@ -208,6 +220,11 @@ class Position:
                 f"data: expected a loader that is {state['kind']}, found"
                 f" {type(self._loader).__name__}, which is {self._kind}"
             )
+        now, before = self._sharing(), self._sharing(state)
+        now.check_between_epochs(before, state)
+        taken, parts = state["taken"], state["parts"]
+        if state["start"] is not None:
+            taken = now.moved(taken, before)
         self._iterator = None
         if getattr(self._loader, "persistent_workers", False):
             self._loader._iterator = None  # or it would continue the epoch it is in
@@ -216,17 +233,27 @@ class Position:
         self._start = state["start"]
         if self._start is None:
             self.load_finished(state)
-            self.taken = state["taken"]
+            self.taken = taken
             return
         self._restore_start()
+        if now.num_ranks != before.num_ranks:  # the state is that of rank 0
+            sharing.draw_apart(self._loader, self._rank)
+            self._start = {"rng": rng.capture(), "parts": self._parts_state()}
+            parts = {"counters": parts.get("counters", {})}
         self._announce_epoch()
         if self._is_stateful:
             self._loader.load_state_dict(state["loader"])
             self._iterator = shielded_iter(self._loader)
         else:
-            self._iterator = self._iter_without(state["taken"])
-        self.taken = state["taken"]
-        self._restore_present(state["parts"])
+            self._iterator = self._iter_without(taken)
+        self.taken = taken
+        self._restore_present(parts)
+
+    def _sharing(self, state: dict[str, Any] | None = None) -> Sharing:
+        """How the loader is shared between the ranks; in a saved state, how it was."""
+        if state is not None and "sharing" in state:
+            return Sharing(**state["sharing"])
+        return sharing.of(self._loader, self._num_ranks)
 
     def _restore_present(self, parts: dict[str, Any]) -> None:
         """What the loop itself has changed since the epoch began: weights of a sampler, say."""
@@ -234,9 +261,11 @@ class Position:
         for name, one in self._countable().items():
             loaders.restore_counters(one, parts.get("counters", {}).get(name, {}))
         for name, one in owners.items():
+            if name not in parts:
+                continue
             if isinstance(one, torch.Generator):
                 one.set_state(parts[name])
-            elif name in parts and fingerprint(one.state_dict()) != fingerprint(parts[name]):
+            elif fingerprint(one.state_dict()) != fingerprint(parts[name]):
                 one.load_state_dict(copy.deepcopy(parts[name]))
 
     def _restore_start(self) -> None:
@@ -265,11 +294,11 @@ class Position:
         if self._can_skip_indices():
             return self._iter_skipping_indices(count)
         if not (self._is_dataloader and self._redraws()):
-            return _without(shielded_iter(self._loader), count)
+            return without(shielded_iter(self._loader), count)
         # The order that persistent workers get is that of their epoch, whatever they draw in it.
-        with self._sampling(_Skipping(self._sampler, 0, self._restore_start)):
+        with self._sampling(Skipping(self._sampler, 0, self._restore_start)):
             # An `__iter__` that is a generator asks for its sampler with its first batch only.
-            return _without(shielded_iter(self._loader), count)
+            return without(shielded_iter(self._loader), count)
 
     def _can_skip_indices(self) -> bool:
         return (
@@ -286,11 +315,11 @@ class Position:
 
     def _iter_skipping_indices(self, count: int) -> Iterator[Any]:
         before = self._restore_start if self._redraws() else None
-        skipping = _Skipping(self._sampler, count, before)
+        skipping = Skipping(self._sampler, count, before)
         with self._sampling(skipping):
             iterator = shielded_iter(self._loader)
         if not skipping.is_begun:  # by a `_get_iterator` that is a generator: too late now
-            return _without(iterator, count)
+            return without(iterator, count)
         if count:
             skipping.skip()
         return iterator
@@ -305,7 +334,7 @@ class Position:
         return getattr(self._loader, self._sampler_name)
 
     @contextmanager
-    def _sampling(self, skipping: _Skipping) -> Iterator[None]:
+    def _sampling(self, skipping: Skipping) -> Iterator[None]:
         """Within, the loader's indices come from there."""
         name, inner = self._sampler_name, self._sampler
         self._loader.__dict__[name] = skipping  # DataLoader refuses the assignment after __init__
@@ -336,51 +365,3 @@ class Position:
                 # A copy: the sampler may keep using the very list that it gave.
                 parts[name] = copy.deepcopy(sampler.state_dict())
         return parts
-
-
-class _Skipping:
-    """A sampler that leaves out its first indices, the first time it is iterated."""
-
-    def __init__(self, inner: Any, count: int, before: Any) -> None:
-        self._inner = inner
-        self._count = count
-        self._before = before
-        self._iterator: Iterator[Any] = iter(())
-        self._is_skipped = False
-        self.is_begun = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def __iter__(self) -> Iterator[Any]:
-        self._iterator, self.is_begun = iter(self._inner), True
-        return self if not self._is_skipped else self._iterator
-
-    def __next__(self) -> Any:
-        self.skip()
-        return next(self._iterator)
-
-    def skip(self) -> None:
-        """Leave the indices out: not before the loader drew its own seed, as in a first epoch."""
-        if self._is_skipped:
-            return
-        self._is_skipped = True
-        if self._before is not None:
-            self._before()
-        _without(self._iterator, self._count)
-
-
-def _without(iterator: Iterator[Any], count: int) -> Iterator[Any]:
-    """The iterator, its first batches taken away."""
-    for taken in range(count):
-        try:
-            next(iterator)
-        except StopIteration:
-            raise StateMismatch(
-                f"data: the saved position is {count} batches into an epoch, but the loader now"
-                f" ends after {taken}. Was the dataset, the batch size or drop_last changed?"
-            ) from None
-    return iterator

@@ -49,6 +49,9 @@ class Group(Protocol):
     def forget(self, key: str) -> None:
         """Give up what this rank has given under a key that every rank has gathered."""
 
+    def lost(self, timeout_s: float) -> str:
+        """Why the ranks can no longer agree, once they cannot; empty where that does not come."""
+
     def close(self, timeout_s: float) -> None:
         """Leave the group, all ranks together where they come in time."""
 
@@ -79,6 +82,10 @@ class Solo:
 
     def forget(self, key: str) -> None:
         """See `Group.forget`."""
+
+    def lost(self, timeout_s: float) -> str:
+        """See `Group.lost`."""
+        return ""
 
     def close(self, timeout_s: float) -> None:
         """See `Group.close`."""

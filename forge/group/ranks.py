@@ -8,7 +8,8 @@
 No rank is asked to act at a boundary that it has passed: after it has published a limit, it passes
 no boundary from there on before the decision, which is never below the limit of any. All read the
 same numbers. It ends, because a main thread waits only for threads, which answer while their main
-thread stands in a collective. In a quiet step nothing is sent: the threads sleep in the store.
+thread stands in a collective, and because a rank that is gone is seen (`peers.py`). In a quiet step
+nothing is sent: the threads sleep in the store.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import torch.distributed as dist
 from forge.errors import RankLost
 from forge.group import facts
 from forge.group.facts import Agreed, Fact, SaveAsked
+from forge.group.peers import Door, Peers
 
 ANSWER_S = 120.0
 """Seconds that a rank may take to answer a proposal: its thread does nothing else."""
@@ -45,11 +47,8 @@ _CONNECT_S = 30.0
 _END = "end"
 """Instead of a fact: there is none any more."""
 
-_GONE = "gone"
-"""Set by a rank that leaves without the others."""
-
 _LINGER_S = 3.0
-"""Seconds that rank 0, which hosts the store, waits for those."""
+"""Seconds that rank 0, which hosts the store, waits for others that leave for the same reason."""
 
 _PAUSE_S = 0.05
 """Seconds at most until whoever gathers looks again."""
@@ -66,18 +65,23 @@ class Ranks:
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._changed = threading.Condition()
+        self._lost = ""
+        """Why they can no longer agree."""
+        self._is_closed = False
         here = socket.gethostname()
         found: list[Any] = [None]
         self._server: Any = None
+        self._peers = Peers(self.size, self._lose)
         if self.rank == 0:
             self._server = _store(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
-            found = [(here, os.environ.get("MASTER_ADDR") or here, self._server.port)]
+            address = os.environ.get("MASTER_ADDR") or here
+            found = [(here, address, self._server.port, *self._peers.listen())]
         dist.broadcast_object_list(found, src=0)
-        there, address, port = found[0]
+        there, address, port, *door = found[0]
         self._address = _LOOPBACK if there == here else address, port
         self._own = threading.local()
         self._connection()  # now: one to a store that is gone would be tried for long
-        self._changed = threading.Condition()
         self._begun = -1
         """The boundary that was passed last."""
         self._limit = math.inf
@@ -88,16 +92,17 @@ class Ranks:
         self._seen: set[str] = set()
         self._clock: SaveAsked | None = None
         """The save by the clock that was proposed, until it counts."""
-        self._lost = ""
-        self._is_closed = False
         self._to_propose: queue.SimpleQueue[Fact | None] = queue.SimpleQueue()
-        send, answer = (self._send,), (self._answer,)
+        # Connected now: a name server may take seconds over an address, and a signal waits then.
+        send, answer = (self._send, self._client()), (self._answer, self._client())
         self._threads = [
             threading.Thread(target=self._guarded, args=send, name="forge-propose", daemon=True),
             threading.Thread(target=self._guarded, args=answer, name="forge-agree", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
+        if self.rank:
+            self._peers.join(self.rank, self._address[0], Door(*door), _CONNECT_S)
 
     def _client(self) -> Any:
         """A connection of its own: whoever waits in the store holds his."""
@@ -105,7 +110,7 @@ class Ranks:
             *self._address,
             is_master=False,
             wait_for_workers=False,
-            timeout=timedelta(seconds=_CONNECT_S),
+            timeout=timedelta(seconds=_LINGER_S if self._lost else _CONNECT_S),
         )
 
     def _connection(self) -> Any:
@@ -135,19 +140,30 @@ class Ranks:
                     self._clock = None
             return self._agreed
 
-    def _guarded(self, run: Callable[[], None]) -> None:
+    def _guarded(self, run: Callable[[Any], None], client: Any) -> None:
         try:
-            run()
+            run(client)
         except Exception as error:  # noqa: BLE001 - the main thread raises it
-            with self._changed:
-                if not self._is_closed:
-                    text = str(error).partition("\n")[0]  # torch adds its C++ stack
-                    self._lost = f"The ranks can no longer agree: {text}"
-                self._changed.notify_all()
+            text = str(error).partition("\n")[0]  # torch adds its C++ stack
+            self._cannot_agree(f"The ranks can no longer agree: {text}")
 
-    def _send(self) -> None:
-        client, number = self._client(), 0
-        text = ""
+    def _lose(self, rank: int) -> None:
+        self._cannot_agree(f"Rank {rank} of {self.size} is gone")
+
+    def _cannot_agree(self, text: str) -> None:
+        with self._changed:
+            if not self._is_closed:
+                self._lost = self._lost or text
+            self._changed.notify_all()
+
+    def lost(self, timeout_s: float) -> str:
+        """See `Group.lost`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lost, timeout_s)
+            return self._lost
+
+    def _send(self, client: Any) -> None:
+        number, text = 0, ""
         while text != _END:
             fact = self._to_propose.get()
             text = facts.to_text(fact) if fact is not None else _END
@@ -166,8 +182,8 @@ class Ranks:
             self._clock = fact
         return True
 
-    def _answer(self) -> None:
-        client, number = self._client(), 0
+    def _answer(self, client: Any) -> None:
+        number = 0
         client.set_timeout(timedelta(seconds=_STORE_S))
         while True:
             text = client.get(f"round/{number}").decode()
@@ -192,16 +208,14 @@ class Ranks:
         """See `Group.gather`."""
         deadline = time.monotonic() + timeout_s
         keys = [f"given/{key}/{rank}" for rank in range(self.size)]
-        if self._lost:
-            raise RankLost(self._lost)
         with self._failing(key):
             client = self._give(key, value)
             pause_s = 0.0005
             while not client.check(keys):  # torch warns of each wait that ends without an answer
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_S)
-                if (self._lost or client.check([_GONE])) and not client.check(keys):
-                    raise RankLost(self._lost or f"Another rank has left before {key}")
+                if self._lost and not client.check(keys):  # it may have left with all others
+                    raise RankLost(f"{self._lost}, before {key} of all ranks")
                 if self._is_closed or time.monotonic() >= deadline:
                     missing = [rank for rank, one in enumerate(keys) if not client.check([one])]
                     raise RankLost(
@@ -228,22 +242,16 @@ class Ranks:
             text = str(error).partition("\n")[0]
             raise RankLost(f"Rank 0 is gone, before {key} of all ranks: {text}") from error
 
-    def _leave_alone(self) -> None:
-        """Tell the others; those that leave for the same reason still have to read it."""
-        client, until = self._connection(), time.monotonic() + _LINGER_S
-        client.set(_GONE, "1")
-        client.set(f"{_GONE}/{self.rank}", "1")
-        everybody = [f"{_GONE}/{rank}" for rank in range(self.size)]
-        while self.rank == 0 and not client.check(everybody) and time.monotonic() < until:
-            time.sleep(_PAUSE_S)
-
     def close(self, timeout_s: float) -> None:
         """See `Group.close`; rank 0, which hosts the store, leaves last."""
+        if self._is_closed:
+            return
         with contextlib.suppress(RankLost), self._failing("the end"):
-            if not timeout_s and not self._lost:
-                self._leave_alone()
-            if timeout_s and not (self._lost or self._is_closed):
+            if not timeout_s or self._lost:
+                self._peers.leave(linger_s=0.0 if self.rank else _LINGER_S)
+            else:
                 self.gather("the end", b"", timeout_s)
+                self._peers.say_goodbye()
                 self._to_propose.put(None)
                 for thread in self._threads:
                     thread.join(timeout_s)
@@ -251,6 +259,7 @@ class Ranks:
                 if self.rank == 0:
                     self.gather("nothing more", b"", timeout_s)
         self._is_closed = True
+        self._peers.close()
         self._server = None
 
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from forge.errors import ConfigError
 from forge.group.group import Group, Solo
 from forge.group.ranks import Ranks
+from forge.process import world
 
 
 def group() -> Group:
@@ -17,16 +18,32 @@ def group() -> Group:
     Raises:
         ConfigError: Where this process is one of many, and they do not know each other yet.
     """
+    check_met("before forge.Run is entered, on every rank", "This Run")
+    return Ranks() if place()[1] > 1 else Solo()
+
+
+def place() -> tuple[int, int]:
+    """The rank of this process and their number, as torch.distributed says; else it is alone."""
     if dist.is_available() and dist.is_initialized():
-        if dist.get_world_size() == 1:
-            return Solo()
-        return Ranks()
-    size = os.environ.get("WORLD_SIZE", "")
-    if "RANK" in os.environ and size.isdecimal() and int(size) > 1:
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def check_met(when: str, what: str) -> None:
+    """That this process knows the others, where its environment says that there are some.
+
+    Args:
+        when: To call `forge.distributed.init`.
+        what: Needs to know.
+    Raises:
+        ConfigError: Where it does not.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return
+    found = world.of(os.environ)
+    if found.size > 1:
         problem = (
-            f"this process is rank {os.environ['RANK']} of {size} (RANK, WORLD_SIZE), and"
-            " torch.distributed is not initialised: call torch.distributed.init_process_group()"
-            " before forge.Run is entered, on every rank."
+            f"this process is rank {found.rank} of {found.size}, and torch.distributed is not"
+            f" initialised: call forge.distributed.init() {when}."
         )
-        raise ConfigError([problem], "This Run")
-    return Solo()
+        raise ConfigError([problem], what)

@@ -18,10 +18,20 @@ from pathlib import Path
 from forge.errors import ExitCode, Reason
 from forge.filesystem.files import exit_on_error
 from forge.job.requeue import Counts, Outcome
-from forge.job.supervisor import Supervisor
+from forge.job.supervisor import DUMP_SIGNAL, Supervisor
 from forge.job.wrapper import Job
-from forge.jobdir.job_files import REPORT, STATE, TOKEN, read_json
-from forge.process import processes, time_limit
+from forge.jobdir.job_files import (
+    RANK,
+    RANKS,
+    REPORT,
+    STATE,
+    TOKEN,
+    output_of,
+    read_json,
+    suffix,
+)
+from forge.process import processes, time_limit, world
+from forge.process.world import World
 
 _TICK_S = 0.5
 """Between two looks whether whoever started us is there."""
@@ -35,6 +45,10 @@ class LocalJob(Job):
         self._is_continued = is_continued
         # Given by whoever starts us: who was killed before we look is no longer our parent.
         self._parent = os.getppid() if parent is None else parent
+        self._ranks: list[int] = []
+        """pid of each rank's supervisor."""
+        self._statuses: dict[int, int] = {}
+        """pid -> wait status of those that have ended."""
 
     def _look_while_waiting(self) -> None:
         self._drain_signals()
@@ -49,22 +63,41 @@ class LocalJob(Job):
         """
         self._end_strays()
         state = read_json(self.forge / STATE)  # the launcher has removed that of earlier sweeps
-        report = read_json(self.forge / REPORT) or {}
         if state is not None and (state["state"] == "finished" or self._is_continued):
             self.counts = Counts(**state["counts"])
-            has_ended = bool(report) and self._as_said(report).code == ExitCode.FINISHED
-            is_finished = state["state"] == "finished" or has_ended
+            is_finished = state["state"] == "finished" or self._has_finished()
             return Outcome(ExitCode.FINISHED if is_finished else -signal.SIGKILL)
         self.counts.best_step = self._saved_step()
         return None
 
+    def _has_finished(self) -> bool:
+        """Whether every rank of the last attempt has."""
+        for rank in range(self.plan.tasks):
+            report = read_json(self.forge / f"{REPORT}{suffix(rank)}")
+            if report is None or self._as_said(report, rank).code != ExitCode.FINISHED:
+                return False
+        return True
+
     # -- an attempt ----------------------------------------------------------------------------
 
     def _start(self, output: int) -> int:
-        """Fork the supervisor, which starts the task."""
-        parent = os.getpid()
+        """Fork the supervisor of each rank, which starts its task."""
         environment = self._environment()
         environment |= time_limit.env_for_child(self.plan.time_limit_s, self.plan, environment)
+        size = self.plan.tasks
+        self._ranks, self._statuses = [], {}
+        port = world.free_port() if size > 1 else 0
+        for rank in range(size):
+            place = World(rank, size, rank, size, "127.0.0.1", port)
+            own = {RANK: str(rank), RANKS: str(size), **place.variables()} if size > 1 else {}
+            log = output_of(self.directory, rank) if rank else output
+            self._ranks.append(self._fork(rank, environment | own, log))
+            if rank:
+                os.close(log)
+        return self._ranks[0]
+
+    def _fork(self, rank: int, environment: dict[str, str], output: int) -> int:
+        parent = os.getpid()
         pid = processes.fork()
         if pid:
             return pid
@@ -76,7 +109,7 @@ class LocalJob(Job):
                 output,
                 self.plan.actions,
                 self.plan.timeout_s,
-                self.forge / REPORT,
+                self.forge / f"{REPORT}{suffix(rank)}",
                 parent,
                 self.plan.cwd,
                 self.plan.signal,
@@ -87,10 +120,17 @@ class LocalJob(Job):
             os._exit(code)
 
     def _wait(self, child: int, began: float) -> int:
-        """The supervisor's status once it has ended; meanwhile the time limit, and signals."""
+        """The supervisor's status once all have ended; meanwhile the time limit, and signals."""
         limit_s = math.inf if self.plan.time_limit_s is None else self.plan.time_limit_s
         self._is_limit_near = False
-        while (status := processes.reap(child)) is None:
+        leave_by = math.inf
+        while not self._statuses.keys() >= set(self._ranks):
+            self._statuses |= processes.reap()
+            if leave_by == math.inf and self._has_failed():
+                leave_by = time.monotonic() + self._patience_s()
+            if time.monotonic() > leave_by:
+                self._end_the_others()
+                leave_by = math.inf
             left_s = limit_s - (time.monotonic() - began)
             if left_s <= self.plan.lead_s and not self._is_limit_near:
                 self._is_limit_near = True
@@ -105,18 +145,39 @@ class LocalJob(Job):
             select.select([self._reader], [], [], min(max(next_s, 0.001), _TICK_S))
             self._drain_signals()
             self._look_for_parent()
-        return status
+        return self._statuses[child]
+
+    def _has_failed(self) -> bool:
+        """Whether a rank has, and others are there."""
+        return any(self._statuses.get(pid, 0) for pid in self._ranks)
+
+    def _end_the_others(self) -> None:
+        """Those that have not followed the rank that failed."""
+        self._print("ranks are still there after another has failed: their stacks, then SIGKILL")
+        if DUMP_SIGNAL is not None:
+            for pid in processes.descendants():
+                if processes.catches(pid, DUMP_SIGNAL):
+                    processes.send(pid, DUMP_SIGNAL)
+            select.select([self._reader], [], [], 1.0)  # they write
+        processes.kill_descendants()
 
     def _outcome(self, status: int) -> Outcome:
-        """How the attempt ended; `status` is the supervisor's, for where it could not report."""
-        report = read_json(self.forge / REPORT)
+        """How the attempt ended."""
+        statuses = [self._statuses.get(pid, status) for pid in self._ranks]
+        return self._of_all([self._of_rank(rank, one) for rank, one in enumerate(statuses)])
+
+    def _of_rank(self, rank: int, status: int) -> tuple[float, Outcome]:
+        """When and how it ended; `status` is its supervisor's, for where it could not report."""
+        report = read_json(self.forge / f"{REPORT}{suffix(rank)}")
         if report is None:
             code = os.waitstatus_to_exitcode(status)
             if code < 0:
-                return Outcome(-9, self._asked_for(-9), is_supervisor_lost=True)
-            report = {"code": code if code < 128 else 128 - code, "is_held": False}
-        outcome = self._as_said(report)
-        return replace(outcome, asked=self._asked_for(outcome.code), is_held=report["is_held"])
+                return math.inf, Outcome(-9, self._asked_for(-9), is_supervisor_lost=True)
+            known = code if code < 128 else 128 - code
+            report = {"code": known, "is_held": False, "time": math.inf}
+        outcome = self._as_said(report, rank)
+        asked = self._asked_for(outcome.code)
+        return report["time"], replace(outcome, asked=asked, is_held=report["is_held"])
 
     def _asked_for(self, code: int) -> Reason | None:
         if self._asked is not None:

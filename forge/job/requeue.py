@@ -45,6 +45,8 @@ class Outcome:
             return Reason.crashed
         if self.code == ExitCode.REQUEUE and self.said is Reason.time_limit:
             return Reason.time_limit  # it saw the limit come by itself, before we did
+        if self.code == ExitCode.FORCED and self.said is Reason.rank_lost:
+            return Reason.rank_lost
         return Reason.of_code(self.code)
 
     def __str__(self) -> str:
@@ -113,6 +115,7 @@ _BUDGETS = {
     Reason.time_limit: ("timeouts", "requeue.max_timeouts"),
     Reason.forced: ("failures", "requeue.max_failures"),
     Reason.crashed: ("failures", "requeue.max_failures"),
+    Reason.rank_lost: ("failures", "requeue.max_failures"),
     Reason.disk_full: ("failures", "requeue.max_failures"),
 }
 _ELSEWHERE = {Reason.unhealthy: ("excluded", "health.max_excluded_nodes")}

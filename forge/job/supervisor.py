@@ -84,6 +84,7 @@ class Supervisor:
             if number == signal.SIGINT:  # which is not passed on: it comes to the task by itself
                 self._pass_on(number, [self._task])
         status = self._wait()
+        ended = time.time()  # before its children have: which rank was the first is told by it
         save_s = self.timeout_s or ORPHANED_S if self._deadline is None else self._deadline
         processes.end_descendants(self.environment.get(TOKEN), max(save_s, 0.0))
         code = os.waitstatus_to_exitcode(status)
@@ -93,7 +94,7 @@ class Supervisor:
                 {
                     "code": code,
                     "is_held": self.is_held,
-                    "time": time.time(),
+                    "time": ended,
                     "node": os.environ.get("SLURMD_NODENAME", ""),
                 },
             )
@@ -135,7 +136,7 @@ class Supervisor:
         parent = processes.open_pidfd(self.parent)
         events = [self._reader] if parent is None else [self._reader, parent]
         is_orphaned = False
-        while (status := processes.reap(self._task)) is None:
+        while (status := processes.reap().get(self._task)) is None:
             before = time.monotonic()
             select.select(events, [], [], _TICK_S)
             self._drain_signals()

@@ -23,6 +23,7 @@ import signal
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ from forge.jobdir import ledger, plan, verdict
 from forge.jobdir.job_files import (
     LOCK,
     OUTPUT,
+    RANK,
+    RANKS,
     REPORT,
     RESULT,
     SAVE_WITHIN,
@@ -47,6 +50,7 @@ from forge.jobdir.job_files import (
 )
 from forge.jobdir.verdict import Verdict
 from forge.process import processes
+from forge.process.world import World
 
 _STATE_BYTES = 2048
 _LOOK_S = 1.0
@@ -59,6 +63,7 @@ class Job(ABC):
     """The wrapper's state, and the life of a job."""
 
     def __init__(self, directory: Path) -> None:
+        os.environ.pop(RANK, None)  # of a job that this one runs in
         self.directory = directory
         self.forge = forge_dir(directory)
         self.plan = plan.read(directory)
@@ -281,7 +286,8 @@ class Job(ABC):
     def _environment(self) -> dict[str, str]:
         """Of the task."""
         environment: dict[str, str] = os.environ | self.plan.environment
-        environment.pop(SAVE_WITHIN, None)  # of a job that this one runs in
+        for name in (SAVE_WITHIN, RANK, RANKS, *World().variables()):
+            environment.pop(name, None)  # of a job that this one runs in
         if self.counts.unsaved_s:
             environment[SAVE_WITHIN] = f"{self.counts.unsaved_s / 2:.3f}"
         return environment | {
@@ -302,6 +308,27 @@ class Job(ABC):
         if said is None or said.exit_code != code:
             return Outcome(code)
         return Outcome(code, said=said.reason, text=said.text)
+
+    def _of_all(self, ended: Sequence[tuple[float, Outcome]]) -> Outcome:
+        """That of the rank which ended first with an error, by when each of them ended.
+
+        One that has lost another rank is not what has ended the job, whenever it came to its end.
+        """
+
+        def place(rank: int) -> tuple[bool, float, int]:
+            at, outcome = ended[rank]
+            return outcome.said is Reason.rank_lost, at, outcome.code
+
+        bad = [rank for rank, one in enumerate(ended) if one[1].code != ExitCode.FINISHED]
+        first = min(bad, key=place, default=0)
+        if first:  # what rank 0 has printed is no explanation
+            what = f"rank {first} of {len(ended)}: {ended[first][1]}"
+            self._print(f"{what}; what it printed is in {OUTPUT}{suffix(first)}")
+        return ended[first][1]
+
+    def _patience_s(self) -> float:
+        """Seconds for the other ranks to leave, once one of them has failed."""
+        return float((self.plan.timeout_s or ORPHANED_S) + 2 * MARGIN_S)
 
     def _has_returned(self, said: Verdict | None, rank: int) -> bool:
         """Whether the task's main came to its end, or its training did."""

@@ -10,7 +10,8 @@
 <job dir>/.forge/verdict.json   why the training process says it ended
 <job dir>/.forge/result.pkl     what main returned, or raised
 
-Where a job has several tasks, the last three are there for each: `report.json.1` is rank 1's.
+Where a job has several tasks, the last three and the output are there for each: `report.json.1`
+is rank 1's.
 """
 
 from __future__ import annotations
@@ -56,6 +57,16 @@ def suffix(rank: int | None = None) -> str:
     """
     number = int(os.environ.get(RANK) or 0) if rank is None else rank
     return f".{number}" if number else ""
+
+
+def output_of(job_dir: Path, rank: int | None = None) -> int:
+    """A descriptor that appends to what a rank prints.
+
+    Raises:
+        OSError: Where it cannot be opened.
+    """
+    path = Path(job_dir) / f"{OUTPUT}{suffix(rank)}"
+    return open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 
 def forge_dir(job_dir: Path | str) -> Path:

@@ -94,6 +94,8 @@ class JobPlan:
     requeue: RequeueLimits
     written: dict[str, Any] | None = None
     """The config as it was written, for the job's identity; None: without a policy."""
+    tasks: int = 1
+    """Ranks, where it is not on a cluster."""
     slurm: SlurmPlan | None = None
     """None: not on a cluster."""
     launch: str = ""

@@ -35,6 +35,7 @@ def make(
     program: str,
     composed: str,
     written: dict[str, Any],
+    tasks: int = 1,
 ) -> JobPlan:
     """The plan of a job in its directory; what must not change is taken from an earlier one.
 
@@ -49,6 +50,7 @@ def make(
         program: What the overrides are overrides of.
         composed: sha256 of the config as it was composed.
         written: `identity.as_written` of it.
+        tasks: Ranks of a job on one machine.
     """
     before = read_earlier(directory)
     place = _place(directory)
@@ -93,6 +95,7 @@ def make(
         else {},
         requeue=requeue,
         written=written if is_active else None,
+        tasks=tasks,
     )
 
 

@@ -62,6 +62,8 @@ def _run(directory: Path) -> int:
     if plan.main is not None:
         payload.import_main(plan.main)
     function, context, config = payload.load(read_trusted(forge_dir(directory) / TASK))
+    if suffix():
+        _leave_files_to_rank_0(config)
     setup_globals()
     gc.freeze()
     gc.enable()
@@ -83,6 +85,18 @@ def _run(directory: Path) -> int:
     if is_failed:
         _log_error(of_hydra.outcome(result), directory)
     return 1 if is_failed else int(ExitCode.FINISHED)
+
+
+def _leave_files_to_rank_0(config: Any) -> None:
+    """`.hydra` is written by one rank; what each logs goes into a file of its own."""
+    from omegaconf import open_dict, read_write
+
+    own = config.hydra
+    with read_write(own), open_dict(own):
+        own.output_subdir = None
+        for handler in (own.job_logging.get("handlers") or {}).values():
+            if handler.get("filename"):
+                handler.filename = f"{handler.filename}{suffix()}"
 
 
 def _at_exit() -> None:

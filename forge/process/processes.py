@@ -28,9 +28,13 @@ def adopt_orphans() -> None:
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
-def die_with_parent() -> None:
-    """Have the kernel SIGKILL this process when its parent ends. Linux; elsewhere nothing."""
-    _prctl(_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(number: int | None = None) -> None:
+    """Have the kernel signal this process when its parent ends. Linux; elsewhere nothing.
+
+    Args:
+        number: The signal; None: SIGKILL.
+    """
+    _prctl(_SET_PDEATHSIG, signal.SIGKILL if number is None else number)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -165,24 +169,23 @@ def fork() -> int:
     return pid
 
 
-def reap(child: int) -> int | None:
-    """Collect every child that has ended; the status of this one, if it is among them.
+def reap() -> dict[int, int]:
+    """Collect every child that has ended: pid -> wait status.
 
     Raises:
         ChildProcessError: Where there are no children at all.
     """
-    found = None
+    found: dict[int, int] = {}
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            if found is None:
+            if not found:
                 raise
             return found
         if pid == 0:
             return found
-        if pid == child:
-            found = status
+        found[pid] = status
 
 
 def _status(pid: int) -> dict[str, str]:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from forge.filesystem.files import exit_on_error
 from forge.job.supervisor import Supervisor
-from forge.jobdir.job_files import RANK, RANKS, REPORT, forge_dir, suffix
+from forge.jobdir.job_files import RANK, RANKS, REPORT, forge_dir, output_of, suffix
 from forge.jobdir.plan import read
+from forge.process import world
 
 EARLY = "early"
 """`<job dir>/.forge/early<rank>`: names of the signals that the shell has heard."""
@@ -64,12 +65,14 @@ def main(directory: Path) -> int:
     assert plan.slurm is not None
     os.environ[RANK] = os.environ.get("SLURM_PROCID", "0")
     os.environ[RANKS] = str(plan.slurm.ranks)
+    if plan.slurm.ranks > 1:  # for whatever knows torch's names, and not Slurm's
+        os.environ.update(world.of(os.environ).variables())
     # The interpreter of this very process: in a container it is another than the launcher's.
     task = [sys.executable, *plan.command[1:]]
     return Supervisor(
         task,
         dict(os.environ),
-        os.dup(1),
+        output_of(directory) if suffix() else os.dup(1),
         plan.actions,
         plan.timeout_s,
         forge_dir(directory) / f"{REPORT}{suffix()}",

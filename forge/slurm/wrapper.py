@@ -40,7 +40,6 @@ from forge.errors import (
 )
 from forge.filesystem.files import exit_on_error
 from forge.job.requeue import Counts, Decision, Outcome, decide, signal_name
-from forge.job.supervisor import MARGIN_S, ORPHANED_S
 from forge.job.wrapper import Job
 from forge.jobdir import ledger
 from forge.jobdir.job_files import REPORT, STATE, read_json, suffix, write_atomically
@@ -65,7 +64,7 @@ _END_S = 15.0
 """Seconds of the allocation that are left for its end: until then a silent controller is asked."""
 _SRUN_S = 15.0
 """Seconds for srun to end after its tasks have."""
-_HERE = (Reason.signalled, Reason.crashed, Reason.forced, Reason.failed)
+_HERE = (Reason.signalled, Reason.crashed, Reason.rank_lost, Reason.forced, Reason.failed)
 """Reasons to start the task again on the same nodes."""
 
 
@@ -243,7 +242,7 @@ class SlurmJob(Job):
         poll.register(self._reader, select.POLLIN)
         deadline, is_killed = math.inf, False
         self._look_next()
-        while (status := processes.reap(child)) is None:
+        while (status := processes.reap().get(child)) is None:
             poll.poll(_TICK_S * 1000)
             was_ending = self._is_ending
             self._look_at_limit()
@@ -279,7 +278,7 @@ class SlurmJob(Job):
         if self._is_ending:  # after KillWait nobody is left who could requeue
             kill_wait_s = self.slurm.kill_wait_s
             return float(max(kill_wait_s * 0.6, kill_wait_s - 5.0))
-        return float((self.plan.timeout_s or ORPHANED_S) + 2 * MARGIN_S)
+        return super()._patience_s()
 
     def _reports(self) -> list[dict[str, Any] | None]:
         """What the supervisor of each rank says; None where it has not said anything."""
@@ -323,8 +322,7 @@ class SlurmJob(Job):
             ended.append((report["time"], one))
             if one.code == ExitCode.UNHEALTHY and report["node"] not in ("", *self._sick):
                 self._sick = sorted([*self._sick, report["node"]])
-        bad = [one for one in ended if one[1].code != ExitCode.FINISHED]
-        _, found = min(bad or ended, key=lambda one: (one[0], one[1].code))
+        found = self._of_all(ended)
         code, text = found.code, found.text
         asked = self._reason(code, is_held=found.is_held) if code != ExitCode.FINISHED else None
         if asked is None and code == _SRUN_FAILED and not self._has_begun:
@@ -423,9 +421,6 @@ class SlurmJob(Job):
     def _end(self, outcome: Outcome, decision: Decision) -> int:
         if outcome.reason is Reason.cancelled:
             decision = Decision(starts_again=False, because="cancelled")
-        if outcome.code == ExitCode.BAD_CONFIG and self.slurm.ranks > 1:
-            said = f"{decision.because}: see `hydra.launcher.tasks_per_node` in its output"
-            decision = Decision(starts_again=False, because=said)
         return super()._end(outcome, decision)
 
     # -- starting again ------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from forge.checkpoint.format.codec import UNKNOWN
+from forge.checkpoint.format.outline import UNKNOWN
 from forge.compat import of_torch
 from forge.errors import CheckpointError
 
@@ -56,6 +56,20 @@ def check_loadable(name: str, state: Mapping[str, Any]) -> None:
                     " one. Expand it where it is used, or register a .clone() of it; a buffer that"
                     " the script makes anyhow can have persistent=False."
                 )
+
+
+def check_reduced(path: str, module: torch.nn.Module) -> None:
+    """Refuse gradients that FSDP2 has not summed up over the ranks: no state shows them.
+
+    Raises:
+        CheckpointError: Naming the module.
+    """
+    if of_torch.unreduced_gradients(module):
+        raise CheckpointError(
+            f"{path}: holds gradients of a backward pass under set_requires_gradient_sync(False),"
+            " which no state_dict has. Let each step of run.steps end with a backward pass that"
+            " sums them up: take the micro-batches of one update in one step."
+        )
 
 
 def differences(

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from forge.checkpoint.format import shards
+from forge.checkpoint.format.shards import Like
 from forge.state.module_state import loads_as
 
 
@@ -157,19 +159,39 @@ def in_place_targets(
     if loads_as(optimizer, torch.optim.Optimizer) and is_usual(saved):
         for parameter, number in _numbered(optimizer, saved):
             if parameter in optimizer.state and number in saved["state"]:
-                yield from _pairs(saved["state"][number], optimizer.state[parameter])
+                yield from pairs(saved["state"][number], optimizer.state[parameter])
 
 
-def _pairs(saved: Any, live: Any) -> Iterator[tuple[Any, torch.Tensor]]:
+def shardings(
+    optimizer: torch.optim.Optimizer, saved: dict[str, Any]
+) -> Iterator[tuple[Any, Like]]:
+    """Leaves of what was saved that are to be sharded as their parameters are."""
+    for parameter, number in _numbered(optimizer, saved) if is_usual(saved) else ():
+        if shards.is_sharded(parameter):
+            for leaf in _tensors(saved["state"].get(number)):
+                if leaf.shape == parameter.shape and leaf.dim():
+                    yield leaf, Like(parameter)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(one)
+
+
+def pairs(saved: Any, live: Any) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Live tensors, and what stands in their places in a saved tree."""
     if isinstance(live, torch.Tensor):
         yield saved, live
     elif isinstance(live, dict) and isinstance(saved, dict):
         for key, one in live.items():
             if key in saved:
-                yield from _pairs(saved[key], one)
+                yield from pairs(saved[key], one)
     elif isinstance(live, list | tuple) and isinstance(saved, list | tuple):
         for old, new in zip(saved, live, strict=False):
-            yield from _pairs(old, new)
+            yield from pairs(old, new)
 
 
 def differences(name: str, live: torch.optim.Optimizer, saved: dict[str, Any]) -> Iterator[str]:

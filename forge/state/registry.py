@@ -11,6 +11,8 @@ from torch import nn
 
 from forge import messages
 from forge.checkpoint import Store
+from forge.checkpoint.format import shards
+from forge.checkpoint.format.shards import Like
 from forge.errors import ConfigError, StateMismatch
 from forge.state import adapters, ddp_buckets, module_state, optimizer_state, stray_parameters
 from forge.state.adapters import Stateful
@@ -83,6 +85,10 @@ class StateRegistry:
                 seen.add(id(parameter))
                 yield name, parameter
 
+    def local_parameters(self) -> Iterator[torch.Tensor]:
+        """What this rank holds of them."""
+        return (shards.local(parameter) for _, parameter in self.parameters())
+
     def _order(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
         """By group, the names of an optimizer's parameters: its state has nothing but numbers."""
         names: dict[int, str] = {}
@@ -126,6 +132,8 @@ class StateRegistry:
     def capture(self, states: dict[str, Any] | None = None) -> dict[str, Any]:
         """Everything, gradients that are being accumulated included."""
         self._transient_buffers.check()
+        for path, one in self._modules():
+            module_state.check_reduced(path, one)
         if states is None:
             states = {name: one.state_dict() for name, one in self.objects.items()}
         return {
@@ -168,10 +176,11 @@ class StateRegistry:
                 " forge.Run, too."
             )
 
-    def in_place_targets(self, saved: dict[str, Any]) -> list[tuple[Any, torch.Tensor]]:
+    def in_place_targets(self, saved: dict[str, Any]) -> list[tuple[Any, torch.Tensor | Like]]:
         """For leaves of a captured state, the live tensors that loading it would copy them to.
 
-        Only where torch itself loads: another class may do anything with what it is given.
+        Only where torch itself loads: another class may do anything with what it is given. What is
+        to be sharded comes with a live tensor that is sharded so.
 
         Args:
             saved: May hold tensors without data, and `UNKNOWN`.
@@ -179,13 +188,32 @@ class StateRegistry:
             StateMismatch: As `load`.
         """
         self.check(saved)
-        found = list(stray_parameters.in_place_targets(self.objects, saved["unregistered"]))
+        found: list[tuple[Any, torch.Tensor | Like]] = list(self._shardings(saved))
+        found += stray_parameters.in_place_targets(self.objects, saved["unregistered"])
         for name, one in self.objects.items():
             if isinstance(one, torch.nn.Module):
                 found += module_state.in_place_targets(one, saved["states"][name])
             elif isinstance(one, torch.optim.Optimizer):
                 found += optimizer_state.in_place_targets(one, saved["states"][name])
         return found
+
+    def _shardings(self, saved: dict[str, Any]) -> Iterator[tuple[Any, Like]]:
+        """Leaves of a captured state that are to be sharded, as live tensors are."""
+        named = dict(self._named())
+        if not any(map(shards.is_sharded, named.values())):
+            return
+        for name, leaf in saved["grads"].items():
+            if shards.is_sharded(named.get(name)):
+                yield leaf, Like(named[name])
+        for name, one in self.objects.items():
+            if isinstance(one, torch.optim.Optimizer):
+                yield from optimizer_state.shardings(one, saved["states"][name])
+            else:
+                live = one.state_dict()
+                for leaf, tensor in optimizer_state.pairs(saved["states"][name], live):
+                    is_alike = getattr(leaf, "shape", None) == tensor.shape
+                    if shards.is_sharded(tensor) and is_alike:
+                        yield leaf, Like(tensor)
 
     def check(self, saved: dict[str, Any]) -> None:
         """Compare a captured state with the objects, as far as that is known beforehand.

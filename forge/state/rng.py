@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import sys
 from typing import Any
@@ -64,6 +65,29 @@ def seed_cpu(seed: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed & 0xFFFFFFFF)
+
+
+def derived(state: dict[str, Any], number: int) -> dict[str, Any]:
+    """Another random state, the same one for the same state and number.
+
+    Args:
+        state: As captured.
+        number: Of a rank that has none of its own.
+    """
+    words = bytes(state["torch"].cpu().tolist()) + number.to_bytes(8, "little")
+    seed = int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
+    kept = capture_cpu()
+    try:
+        seed_cpu(seed)
+        made = {**state, **capture_cpu()}
+    finally:
+        restore(kept)
+    for kind in _DEVICES:
+        if kind in state and getattr(torch, kind).is_available():
+            devices = [torch.device(kind, index) for index in range(len(state[kind]))]
+            generators = [torch.Generator(device).manual_seed(seed) for device in devices]
+            made[kind] = [one.get_state() for one in generators]
+    return made
 
 
 def restore(state: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from forge.checkpoint.format.codec import Encoder
+from forge.errors import CheckpointError
 from forge.state import generators
 
 
@@ -56,7 +57,14 @@ class RunState(MutableMapping[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         if not isinstance(name, str):
             raise TypeError(f"run.state[{name!r}]: expected a string, found {type(name).__name__}")
-        Encoder().encode(_without_generators(value, [], []), f"run.state.{name}")
+        encoder = Encoder()
+        encoder.encode(_without_generators(value, [], []), f"run.state.{name}")
+        if encoder.sharded:
+            raise CheckpointError(
+                f"{encoder.sharded[0]}: a DTensor has to be in an object that is given to"
+                " forge.Run: of a value nothing tells, at a resume, how it is to be sharded. Keep"
+                " its full_tensor() here, or its to_local() for this rank alone."
+            )
         self._values[name] = value
 
     def __delitem__(self, name: str) -> None:

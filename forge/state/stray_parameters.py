@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from forge.checkpoint.format import shards
 from forge.checkpoint.format.tensor_encoding import PLAIN_TYPES
 from forge.state import module_state
 
@@ -69,10 +70,12 @@ def capture(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Values:
 
 
 def _is_plain(value: Any) -> bool:
+    value = shards.local(value)
     return type(value) in PLAIN_TYPES and value.layout is torch.strided and not value.is_nested
 
 
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    tensor = shards.local(tensor)
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
 
 

@@ -10,20 +10,26 @@ import os
 import shlex
 import signal
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from forge.compat import of_submitit
-from forge.errors import AlreadyRequeued, ExitCode, ForgeError, NoAnswer, NotRequeueable, Reason
+from forge.errors import AlreadyRequeued, ExitCode, NoAnswer, NotRequeueable, Reason
 from forge.jobdir.job_files import write_atomically
+from forge.process import world
+from forge.process.world import World
 from forge.shutdown import stopping
 from forge.slurm import client
 from forge.slurm.client import Why
 
 ASK_S = 20.0
 """One question to Slurm's controller, repeated while it is busy, may take so long."""
+
+
+_LOOK_S = 0.05
 
 
 class Backend(ABC):
@@ -36,15 +42,30 @@ class Backend(ABC):
     """What a process that is to be started again ends with."""
 
     def __init__(self, environment: Any) -> None:
-        if environment.num_tasks > 1:
-            raise ForgeError(
-                "forge.Checkpointable runs one task a job, and this job has"
-                f" {environment.num_tasks}. Set tasks_per_node=1 and nodes=1."
-            )
+        self.rank, self.size = environment.global_rank, environment.num_tasks
         self.folder: Path = environment.paths.folder
         self.result: Path = environment.paths.result_pickle
         self.submitted: Path = environment.paths.submitted_pickle
+        self._id = environment.job_id
         self.own_signal: signal.Signals = signal.Signals[f"SIG{environment.USR_SIG}"]
+
+    def world(self) -> World:
+        """This task among those of the job."""
+        return world.of(os.environ)
+
+    def raised_elsewhere(self, within_s: float) -> int | None:
+        """Another rank that has stored an error, if one does in time."""
+        from submitit.core.utils import JobPaths
+
+        until = time.monotonic() + within_s
+        while True:
+            for rank in set(range(self.size)) - {self.rank}:
+                path = JobPaths(self.folder, self._id, rank).result_pickle
+                if path.exists():
+                    return rank
+            if time.monotonic() > until:
+                return None
+            time.sleep(_LOOK_S)
 
     @abstractmethod
     def why(self, received: signal.Signals | None, code: int) -> Reason:
@@ -111,6 +132,11 @@ class _Local(Backend):
         line = ["env", "SUBMITIT_EXECUTOR=local", f"SUBMITIT_LOCAL_JOB_ID={self.job}"]
         line += [sys.executable, "-m", of_submitit.SUBMIT_MODULE, os.environ["SUBMITIT_FOLDER"]]
         self.command = f"cd {shlex.quote(os.getcwd())} && {shlex.join(line)}"
+
+    def world(self) -> World:
+        """submitit starts all of them on this machine, by one process that is their parent."""
+        port = world.port_of("submitit", self.job)
+        return World(self.rank, self.size, self.rank, self.size, "127.0.0.1", port)
 
     def why(self, received: signal.Signals | None, code: int) -> Reason:
         """As the policy's action for the signal says, which the exit code tells."""

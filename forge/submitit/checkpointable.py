@@ -39,7 +39,7 @@ from forge.filesystem.files import make_directory
 from forge.filesystem.foreign import foreign
 from forge.job.requeue import Counts, Decision, Outcome, decide
 from forge.jobdir import job_dir, ledger
-from forge.jobdir.job_files import STATE, forge_dir, read_json, write_json
+from forge.jobdir.job_files import RANK, RANKS, STATE, forge_dir, read_json, write_json
 from forge.jobdir.plan import RequeueLimits
 from forge.process import processes
 from forge.shutdown import stopping
@@ -49,6 +49,8 @@ from forge.submitit.backends import ASK_S, Backend
 MARGIN_S = 10.0
 """Before the forced exit, to requeue a job whose main thread does not come out of its task."""
 _LOOK_S = 0.2
+_RAISED_S = 5.0
+"""For another rank to store what it has raised."""
 
 
 class Checkpointable:
@@ -63,6 +65,9 @@ class Checkpointable:
     that reaches none (a collective that hangs, a loop without `run.steps`) cannot save: the job is
     requeued from its last good checkpoint, `MARGIN_S` before the forced exit, and that counts as a
     failure. Without any checkpoint it fails then.
+
+    A job may have several tasks, the ranks of one training: each calls the task,
+    with torchrun's variables in its environment, and rank 0 decides what follows.
 
     Args:
         task: What to call in the job, with the arguments given to `submit`.
@@ -95,7 +100,11 @@ class Checkpointable:
         directory = Path(self.directory.replace("%j", backend.job))
         if self._is_in_folder:
             directory = backend.folder / directory
-        return _Attempt(self.policy, directory.absolute(), backend).run(self.task, args, kwargs)
+        if backend.size > 1:
+            names = {RANK: str(backend.rank), RANKS: str(backend.size)}
+            os.environ.update(names | backend.world().variables())
+        attempt = _Attempt(self.policy, directory.absolute(), backend)
+        return (attempt.follow if backend.rank else attempt.run)(self.task, args, kwargs)
 
     def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
         """Save what an open `forge.Run` can save here and now, and resubmit this.
@@ -163,6 +172,11 @@ class _Attempt:
         if following is ending:
             raise ending
         raise following from None
+
+    def follow(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The task of another rank than 0, which decides for all: this one only leaves."""
+        self._backend.result.unlink(missing_ok=True)
+        return task(*args, **kwargs)
 
     def _call(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         threading.Thread(target=self._watch, name="forge-deadline", daemon=True).start()
@@ -248,6 +262,8 @@ class _Attempt:
             code = self._handler.exit_code if is_stop else 1
             text, said = f"{type(ending).__name__}: {ending}", None
         outcome, is_back = Outcome(int(code), said=said, text=text), False
+        if said is Reason.rank_lost and (rank := self._backend.raised_elsewhere(_RAISED_S)):
+            outcome = Outcome(1, text=f"rank {rank} has raised an error: see its log, and result")
         try:
             if is_stop:
                 outcome = replace(outcome, asked=self._backend.why(received, outcome.code))
@@ -276,7 +292,7 @@ class _Attempt:
 
     def _start_again(self, decision: Decision, *, must_ask: bool) -> Exit:
         """Requeue; the job's record says so before Slurm can end this process."""
-        if must_ask and self._backend.why(None, self._backend.restart_code) is Reason.cancelled:
+        if must_ask and self._backend.why(None, int(ExitCode.REQUEUE)) is Reason.cancelled:
             raise NoSuchJob("it was cancelled")
         leaving = stopping.leave(self._backend.restart_code, f"requeued: {decision.because}")
         self._write("requeued", decision.because)

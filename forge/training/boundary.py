@@ -13,6 +13,7 @@ from forge.checkpoint.save.together import Exchange
 from forge.config.schema import NanAction, Policy
 from forge.data.position import Position
 from forge.errors import ForgeError, RankLost
+from forge.group import distributed
 from forge.group.facts import Failed, FinishAsked, SaveAsked, StopAsked
 from forge.group.group import Group
 from forge.process.time_limit import TimeLimit
@@ -24,6 +25,7 @@ from forge.training.loop import strikes, traces
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.held import Held
 from forge.training.loop.loops import Loops, Phase
+from forge.training.loop.pass_lengths import PassLengths
 from forge.training.loop_end import LoopEnd
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.rollback import Rollback
@@ -81,7 +83,10 @@ class Boundary:
         self._exchange = Exchange(group, "boundaries")
         self._visits = 0
         """Boundaries that the run has come to."""
+        self._pinned: int | None = None
+        """Where a checkpoint was pinned last."""
         self._end = LoopEnd(group, self._exchange, leaving)
+        self.lengths = PassLengths(self._exchange, leaving)
         self._held: Held | None = None
         self._hold_s = 0.0
         """Seconds that the last hold took."""
@@ -110,6 +115,8 @@ class Boundary:
             Whether the loop ends.
         """
         self._visits += 1
+        if self._visits == 2 and not self._is_alone:
+            distributed.first_step_is_done()
         self._limit.arrive()
         self._arrive()
         traces.arrive(self._directory.checkpoint_dir.name, self._loops, self._contents)
@@ -123,6 +130,7 @@ class Boundary:
                     self._leaving.halt(decision)
                 case Stop():
                     self._leaving.log_wait()
+                    self._pin(decision)
                     self._stop(decision.asked)
                 case RollBack():
                     self._roll_back(position, decision.first_bad)
@@ -138,6 +146,7 @@ class Boundary:
                 has_ended = is_end
             if isinstance(decision, Finish) and decision.stop is not None:
                 self._leaving.log_wait()
+                self._pin(decision.save)
                 self._stop(decision.stop)
             if self._loops.due:
                 self._evaluate(self._loops.due)
@@ -158,6 +167,7 @@ class Boundary:
         """All ranks or none: what fails on one of them ends the job."""
         try:
             self._exchange.give("a rollback", lambda: self._rollback.do(position, first_bad))
+            self._pinned = None
             self._arrive()
         except ENDS as error:
             if not self._is_alone:  # a fact would count at a later boundary, and there is none
@@ -191,6 +201,7 @@ class Boundary:
             saved=saver.considered,
             nan=self._nan.wants,
             rollbacks=self._nan.rollbacks,
+            pinned=self._pinned,
         )
         try:
             agreed = self._group.agreed(self._visits)
@@ -307,8 +318,13 @@ class Boundary:
             self._watching.enter_context(self._watched())
         self._after_began, self._evaluations.is_after_pass = time.monotonic(), True
 
-    def let_go(self) -> None:
-        """What follows a pass has run."""
+    def let_go(self, *, is_left: bool = False) -> None:
+        """What follows a pass has run.
+
+        Args:
+            is_left: Whether the loop over epochs is left with it, by an error perhaps, which the
+                other ranks do not know of: nothing waits for them.
+        """
         if self._after_began is None:
             return
         self._after_s, self._after_began = time.monotonic() - self._after_began, None
@@ -316,7 +332,8 @@ class Boundary:
             self._limit.leave()
         self.forget_held()
         self._leaving.raise_again()
-        self._end.share()
+        if not is_left:
+            self._end.share()
 
     def forget_held(self) -> None:
         """Nothing of it may be saved any more."""
@@ -330,11 +347,15 @@ class Boundary:
 
     def _save(self, save: Save) -> None:
         cause = SaveCause.periodic if save.is_periodic else SaveCause.requested
-        if save.is_pinned:
-            self._directory.pin(self._loops.step)
+        self._pin(save)
         with self._failing():
             self._directory.metrics.flush()
             self._saver.save(self._loops.step, self._contents.capture, cause)
+
+    def _pin(self, decision: Save | Stop | None) -> None:
+        if decision is not None and decision.is_pinned:
+            self._pinned = self._loops.step
+            self._directory.pin(self._loops.step)
 
     def request_save(self, *, pin: bool) -> None:
         """See `Run.save`."""

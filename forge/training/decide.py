@@ -47,6 +47,8 @@ class Stop:
     """Save and leave."""
 
     asked: StopAsked
+    is_pinned: bool = False
+    """Whether to keep what is saved permanently."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Save:
 
     is_periodic: bool
     is_pinned: bool = False
+    """Whether to keep it permanently, and what is saved of this step already."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,8 @@ class Known(NamedTuple):
     """What the NaN policy wants, which judges by reduced values."""
     rollbacks: int = 0
     """How many there have been."""
+    pinned: int | None = None
+    """Where a checkpoint was pinned last."""
 
 
 def decide(agreed: Agreed, step: int, known: Known) -> Decision:
@@ -102,17 +107,22 @@ def decide(agreed: Agreed, step: int, known: Known) -> Decision:
     if known.n is not None and step >= known.n:
         return Finish(None, save, agreed.stop)
     if agreed.stop is not None:
-        return Stop(agreed.stop)
+        return Stop(agreed.stop, is_pinned=save is not None and save.is_pinned)
     return save or Go()
 
 
 def _save(agreed: Agreed, step: int, known: Known) -> Save | None:
-    if step == known.saved:
-        return None
     asked = agreed.save
     is_open = asked is not None and step >= asked.step
+    if asked is not None and is_open and asked.is_pinned:
+        # What was saved meanwhile would do, but for the pin.
+        is_pinned = known.pinned is not None and known.pinned >= asked.step
+        if not is_pinned:
+            return Save(is_periodic=False, is_pinned=True)
+    if step == known.saved:
+        return None
     if asked is not None and is_open and (known.saved is None or known.saved < asked.step):
-        return Save(asked.is_periodic, asked.is_pinned)
+        return Save(asked.is_periodic)
     is_start = known.saved is None and step == 0  # what nothing was done for can be built again
     is_multiple = known.every_steps is not None and step % known.every_steps == 0
     return Save(is_periodic=True) if is_multiple and not is_start else None

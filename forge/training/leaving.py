@@ -94,7 +94,7 @@ class Leaving:
 
     def give_up(self, error: ForgeError, text: str | None = None) -> NoReturn:
         """Leave for an error that no later step could mend."""
-        self._leave(error.exit_code, text or str(error), "error", logging.ERROR)
+        self._leave(error.exit_code, text or str(error), "error", logging.ERROR, error.reason)
 
     def raise_again(self) -> None:
         """Something has swallowed the exit: a stop still is a stop."""

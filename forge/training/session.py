@@ -11,9 +11,9 @@ from typing import Any
 
 from forge import messages
 from forge.checkpoint.save.together import Exchange
-from forge.config.schema import NanAction, Policy, Resume
-from forge.errors import ConfigError, Exit
-from forge.group import start
+from forge.config.schema import NanAction, Policy, Resume, SignalAction
+from forge.errors import ConfigError, Exit, RankLost
+from forge.group import start, torchrun
 from forge.group.ranks import MARGIN
 from forge.jobdir import job_dir, spawned
 from forge.jobdir.job_files import RANK, SAVE_WITHIN, forge_dir
@@ -46,6 +46,9 @@ _START_S = 300.0
 
 _LEAVE_S = 10.0
 """Seconds that they wait for each other as they leave."""
+
+_LOST_S = 2.0
+"""Seconds until a rank that died is seen to have, where a collective has failed."""
 
 _active: list[Session] = []
 
@@ -88,6 +91,16 @@ class Session:
 
     # -- opening -------------------------------------------------------------------------------
 
+    def _heed_torchrun(self) -> None:
+        if not torchrun.is_above(os.environ):
+            return
+        torchrun.stop_with_agent()
+        actions = self._policy.signal.actions.items()
+        signals = [name for name, action in actions if action is not SignalAction.ignore]
+        advice = torchrun.advice(os.environ, signals, self._policy.stop_s)
+        if advice and self._group.rank == 0:
+            messages.warn(advice)
+
     def open(self) -> None:
         """Claim, check, resume."""
         preflight.check_alone(is_inside=any(one._pid == os.getpid() for one in _active))
@@ -106,6 +119,7 @@ class Session:
         self.metrics = self._directory.metrics
         try:
             self._handler = stopping.install(self._policy, forge_dir(job))
+            self._heed_torchrun()
             stopping.hold_interrupts(is_held=True)
             with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
                 owner = Owner(
@@ -174,7 +188,7 @@ class Session:
         announcement = signal.Signals[f"SIG{policy.signal.name}"]
         due_s = min(self._stop_s, policy.signal.lead_s)
         handler.pass_over = lambda number: number == announcement and limit.is_too_soon(due_s)
-        num_bytes = sum(p.numel() * p.element_size() for _, p in self._live.parameters())
+        num_bytes = sum(p.numel() * p.element_size() for p in self._live.local_parameters())
         directory.saver.expect(num_bytes, float(os.environ.get(SAVE_WITHIN) or math.inf))
         self._leaving = Leaving(self.loops, directory, handler, limit)
         self.boundary = Boundary(
@@ -273,6 +287,9 @@ class Session:
                 self._finish()
             elif self._handler.explains(error):
                 self._leaving.stop(self._leaving.asked(), save=None)
+            elif isinstance(error, RuntimeError) and (lost := self._group.lost(_LOST_S)):
+                first = str(error).partition("\n")[0]
+                self._leaving.give_up(RankLost(f"{lost}; here {type(error).__name__}: {first}"))
             elif not isinstance(error, Exit):
                 self._directory.fail(f"{type(error).__name__}: {error}", self.loops.step)
         finally:

@@ -133,6 +133,20 @@ def test_num_yielded(workers):
         assert of_torch.num_yielded(iter([1])) is None
 
 
+def test_makes_own_iterator():
+    """A loader whose batches are not those of its sampler."""
+
+    class Pairs(torch.utils.data.DataLoader):
+        def _get_iterator(self):
+            batches = super()._get_iterator()
+            return zip(batches, batches, strict=True)
+
+    with contract(of_torch.makes_own_iterator):
+        assert len(list(Pairs(range(4)))) == 2
+        assert of_torch.makes_own_iterator(Pairs(range(4)))
+        assert not of_torch.makes_own_iterator(torch.utils.data.DataLoader(range(4)))
+
+
 @pytest.fixture
 def alone(tmp_path):
     """A process group of this process."""

@@ -21,6 +21,7 @@ FREE = {"n_jobs", "gpus_per_job", "timeout_min"}
         ("n_jobs", [0, -1], "expected at least 1"),
         ("n_jobs", [1.5, True, [1], "two"], "could not be converted to Integer"),
         ("cpus_per_job", [0, -1], "expected at least 1"),
+        ("tasks_per_job", [0, -1], "expected at least 1"),
         ("cpus_per_job", [None], "field 'cpus_per_job' is not Optional"),
         ("gpus_per_job", [-1], "expected at least 0"),
         ("gpus_per_job", [0.5, "GPU-1", False, {"a": 1}], "could not be converted to Integer"),
@@ -49,7 +50,7 @@ def test_all_problems_are_told_together_with_the_keys_there_are():
         options({"njobs": 3, "n_jobs": 0, "progress": "bar", "hours": 1})
     text = str(caught.value)
     assert text.startswith("The launcher's configuration has 4 problems:")
-    known = "n_jobs, cpus_per_job, gpus_per_job, timeout_min, progress"
+    known = "n_jobs, tasks_per_job, cpus_per_job, gpus_per_job, timeout_min, progress"
     assert "`hydra.launcher.njobs=3`: there is no such key. Did you mean `n_jobs`?" in text
     assert f"`hydra.launcher.hours=1`: there is no such key. There are {known}." in text
 
@@ -149,6 +150,9 @@ def test_nvidia_smi_is_asked_where_nothing_is_set(tmp_path, monkeypatch, script,
         ({"gpus_per_job": 2}, 5, 8, [["0", "1"], ["2", "3"]]),
         ({"gpus_per_job": 2, "n_jobs": 1}, 4, 8, [["0", "1"]]),
         ({"gpus_per_job": 0}, 4, 3, [[]] * 3),
+        ({"tasks_per_job": 2}, 0, 5, [[]] * 2),
+        ({"tasks_per_job": 2, "cpus_per_job": 4}, 0, 8, [[]] * 2),
+        ({"tasks_per_job": 2}, 5, 8, [["0", "1"], ["2", "3"]]),
     ],
 )
 def test_the_machine_is_shared_out(monkeypatch, given, devices, cores, expected):
@@ -170,6 +174,13 @@ def test_the_machine_is_shared_out(monkeypatch, given, devices, cores, expected)
             "0,1,2,3",
             "n_jobs=3`: with `hydra.launcher.gpus_per_job=2` the 4 GPUs carry 2 jobs at a time."
             " Lower one of the two.",
+        ),
+        ({"tasks_per_job": 3}, "0,1", "gpus_per_job=3`: 2 can be seen here (0, 1)."),
+        (
+            {"tasks_per_job": 4, "gpus_per_job": 2},
+            "0,1",
+            "gpus_per_job=2`: with `hydra.launcher.tasks_per_job=4` ranks would share a GPU. Set it"
+            " to 4, or to 0 for none.",
         ),
     ],
 )

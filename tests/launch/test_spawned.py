@@ -223,7 +223,7 @@ def test_several_children_with_a_run_are_refused(make):
     app = make()
     process, _ = alone(app, "lr=0.1", "by=torch", "nprocs=2", "step_s=0.1")
     assert process.wait() == 73, process.output
-    assert "call torch.distributed.init_process_group" in process.output.replace("\n", " ")
+    assert "call torch.distributed.init_process_group()" in process.output.replace("\n", " ")
 
 
 def test_another_program_that_a_job_starts_is_no_part_of_it(make):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -24,6 +25,11 @@ class RankedJob:
         directory.mkdir(parents=True, exist_ok=True)
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether its ranks need torch's modules for that."""
+        return self.spec.get("wrap") == "fsdp2" or self.script.name == "shards.py"
+
+    @property
     def checkpoints(self) -> Path:
         return self.directory / "checkpoints"
 
@@ -39,7 +45,7 @@ class RankedJob:
                 command,
                 self.directory / f"output_{rank}.txt",
                 cwd=self.directory,
-                popen=warm.Popen,
+                popen=functools.partial(warm.Popen, is_sharded=self.is_sharded),
                 RANK=str(rank),
                 LOCAL_RANK=str(rank),
                 **common,

@@ -45,9 +45,14 @@ def arguments(command: list[str], environment: dict[str, str]) -> tuple[str, lis
 
 
 class _Zygote:
-    """The other end of a process that forks."""
+    """The other end of a process that forks.
 
-    def __init__(self) -> None:
+    Args:
+        modules: What is imported in it besides.
+    """
+
+    def __init__(self, *modules: str) -> None:
+        self._modules = ",".join(modules)
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -84,7 +89,7 @@ class _Zygote:
             # Newer Pythons warn of forks beside threads; torch has some that do nothing.
             [
                 *(sys.executable, "-W", "ignore::DeprecationWarning"),
-                *(str(Path(__file__).with_name("zygote.py")), str(theirs.fileno())),
+                *(str(Path(__file__).with_name("zygote.py")), str(theirs.fileno()), self._modules),
             ],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
@@ -95,6 +100,7 @@ class _Zygote:
                 "ROOM": ROOM,
                 "PYTHONPATH": QUICK if IS_QUICK else "",
                 "OMP_NUM_THREADS": "1",
+                "RES_OPTIONS": "timeout:1 attempts:1",  # torch asks for the names of addresses
             },
         )
         theirs.close()
@@ -114,12 +120,14 @@ def _umask() -> int:
 
 
 _zygote = _Zygote()
+_sharding = _Zygote("torch.distributed.fsdp", "torch._dynamo.utils")  # seconds, and many pages
 
 
 class Popen(started.Popen):
     """As started.Popen; a command line of Python is forked, where nothing else is asked for."""
 
-    def __init__(self, args, *, kills=None, is_parent=False, **options):
+    def __init__(self, args, *, kills=None, is_parent=False, is_sharded=False, **options):
+        self._zygote = _sharding if is_sharded and not _zygote.is_inherited else _zygote
         self._kills, self._is_parent = kills or {}, is_parent
         special = ("preexec_fn", "pass_fds", "shell", "executable")
         self._is_plain = not any(options.get(one) for one in special)
@@ -132,7 +140,7 @@ class Popen(started.Popen):
         has_session = given[20]
         if (
             not self._is_plain
-            or not _zygote.is_own
+            or not self._zygote.is_own
             or not isinstance(args, list)
             or (_zygote.is_inherited and not has_session and _OF_ANY_SESSION not in args)
             or (self._is_parent and not IS_QUICK)
@@ -150,7 +158,7 @@ class Popen(started.Popen):
             "umask": _umask(),
         }
         try:
-            self.pid = _zygote.start(request, fds)
+            self.pid = self._zygote.start(request, fds)
             self._child_created = True
         finally:
             self._close_pipe_fds(*given[9:15])

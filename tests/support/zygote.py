@@ -110,6 +110,8 @@ def main():
     torch.set_num_threads(1)
     # The first optimizer of a process makes torch import a thousand modules.
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
+    for name in filter(None, sys.argv[2].split(",")):
+        importlib.import_module(name)
     loading.load(None)  # the schema is read once, for all
     gc.collect()
     gc.freeze()  # else each one, at its end, looks at all of torch's objects, and so copies them

@@ -21,7 +21,9 @@ from typing import Any
 
 import torch
 
-from forge.checkpoint.format import arrays, tensor_encoding
+from forge.checkpoint.format import arrays, shards, tensor_encoding
+from forge.checkpoint.format.outline import UNKNOWN, Outline
+from forge.checkpoint.format.shards import Shard
 from forge.compat import of_torch
 from forge.errors import CheckpointError, DamagedCheckpoint
 
@@ -36,6 +38,8 @@ class Encoder:
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
+        self.sharded: list[str] = []
+        """Paths of what other ranks hold parts of."""
         self._names: dict[tuple[Any, ...], str] = {}
         self._depth = 0
 
@@ -134,19 +138,35 @@ class Encoder:
             raise CheckpointError(f"{path}<key>: a tensor as a key cannot be saved")
         return self.encode(key, f"{path}<key>")
 
-    def _tensor(self, tensor: torch.Tensor, path: str) -> dict[str, Any]:
+    def _shard(self, tensor: torch.Tensor, path: str) -> dict[str, Any]:
+        problem = shards.problem(tensor)
+        if problem:
+            raise CheckpointError(f"{path}: {problem} cannot be saved yet")
+        shard = shards.shard_of(tensor)
+        self.sharded.append(path)
+        part = shards.local(tensor).reshape(shard.box.shape)
+        return {"!shard": shard.to_json(), "part": self._tensor(part, path, shard)}
+
+    def _tensor(
+        self, tensor: torch.Tensor, path: str, shard: Shard | None = None
+    ) -> dict[str, Any]:
+        if shards.is_sharded(tensor):
+            return self._shard(tensor, path)
         problem = tensor_encoding.problem(tensor)
         if problem:
             raise CheckpointError(f"{path}: {problem} cannot be saved yet")
         tensor = tensor.detach()
         if tensor.layout is not torch.strided:
+            if shard is not None:
+                raise CheckpointError(f"{path}: a sparse DTensor cannot be saved yet")
             described, parts = tensor_encoding.sparse_parts(tensor)
             references = {k: self._tensor(part, _join(path, k)) for k, part in parts.items()}
             return {"!sparse": described, "parts": references}
         shape, stride, device = tensor.shape, tensor.stride(), tensor.device
         # Conjugates and negatives: the same memory, but not the same values.
         views = (tensor.is_conj(), tensor.is_neg())
-        same = (tensor.data_ptr(), tensor.dtype, shape, stride, views, device)
+        # The memory of a shard, given as a tensor of its own as well, is two leaves.
+        same = (tensor.data_ptr(), tensor.dtype, shape, stride, views, device, shard)
         name = self._names.get(same) if tensor.numel() else None
         if name is None:
             name = self._new_name(path)
@@ -212,33 +232,6 @@ def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
-class Outline(dict[str, torch.Tensor]):
-    """Tensors without data: with them, `decode` tells what a state looks like.
-
-    What takes data to decode becomes `UNKNOWN`.
-    """
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        super().__init__(tensors)
-        self.uses: collections.Counter[str] = collections.Counter()
-        """How often the state refers to each tensor."""
-        self.strides: dict[str, list[int]] = {}
-        """Those of tensors whose elements are not in the usual order."""
-        self.devices: dict[str, torch.device] = {}
-
-    def note(self, name: str, value: dict[str, Any]) -> torch.Tensor:
-        """A reference to the tensor `name` was decoded."""
-        self.uses[name] += 1
-        self.devices[name] = _device_of(value)
-        if "stride" in value:
-            self.strides[name] = value["stride"]
-        return self[name]
-
-
-UNKNOWN = object()
-"""In an outline: a leaf that is not known without data."""
-
-
 def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """The tree that `Encoder.encode` was given.
 
@@ -279,16 +272,6 @@ _WRONG = (
 """What comes of a value that no encoder writes."""
 
 
-_CPU = torch.device("cpu")
-
-
-def _is_here(device: torch.device) -> bool:
-    module = getattr(torch, device.type, None)
-    if device.type == "cpu" or module is None or not getattr(module, "is_available", bool)():
-        return device.type == "cpu"
-    return (device.index or 0) < int(module.device_count())
-
-
 def _decode_tensor(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
     name = value["!tensor"]
     tensor = tensors[name]
@@ -299,17 +282,17 @@ def _decode_tensor(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
     if isinstance(tensors, Outline):
         tensor = tensors.note(name, value)
     else:
-        if stride and tensor.stride() != stride:
+        if stride and tensor.stride() != stride and not shards.is_sharded(tensor):
             tensor = tensor_encoding.in_order(tensor, stride)
         tensors[name] = tensor  # so that what was tied is tied again
     return tensor
 
 
-def _device_of(value: dict[str, Any]) -> torch.device:
-    if "device" not in value:
-        return _CPU
-    device = torch.device(value["device"])
-    return device if _is_here(device) else _CPU  # whoever loads it moves it to its parameters
+def _decode_shard(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
+    name = value["part"]["!tensor"]
+    if isinstance(tensors, Outline):
+        return tensors.note(name, value["part"], Shard.from_json(value["!shard"]))
+    return tensors[name]
 
 
 def _decode_ordered(value: dict[str, Any], tensors: _Tensors) -> Any:
@@ -348,6 +331,7 @@ def _decode_ndarray(value: dict[str, Any], tensors: _Tensors) -> Any:
 
 _DECODERS: dict[str, Callable[[dict[str, Any], _Tensors], Any]] = {
     "!tensor": _decode_tensor,
+    "!shard": _decode_shard,
     "!sparse": _decode_sparse,
     "!OrderedDict": _decode_ordered,
     "!Counter": lambda v, t: collections.Counter(dict(_decode_pairs(v["!Counter"], t))),

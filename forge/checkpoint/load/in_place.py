@@ -7,20 +7,45 @@ from typing import Any
 
 import torch
 
-from forge.checkpoint.format.codec import Outline
+from forge.checkpoint.format import shards
+from forge.checkpoint.format.outline import Outline
+from forge.checkpoint.format.shards import Like
 from forge.checkpoint.format.tensor_encoding import PLAIN_TYPES
+from forge.errors import StateMismatch
+
+Offers = Iterable[tuple[Any, "torch.Tensor | Like"]]
+"""Leaves of an outline, each with a live tensor for what belongs there, or one that it is like."""
 
 
-def targets(outline: Outline, pairs: Iterable[tuple[Any, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def shardings(outline: Outline, pairs: Offers) -> dict[str, torch.Tensor]:
+    """For what is to be sharded, by name, a live tensor that is sharded so.
+
+    Raises:
+        StateMismatch: Where one tensor was saved, and several are there that do not share it.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for leaf, offered in pairs:
+        live = offered.tensor if isinstance(offered, Like) else offered
+        name = outline.names.get(id(leaf))
+        if name is None or not shards.is_sharded(live):
+            continue
+        if shards.shard_of(found.setdefault(name, live)) != shards.shard_of(live):
+            raise StateMismatch(
+                f"{name}: was one tensor when it was saved, and is sharded in two ways here. Tie"
+                " the parameters before fully_shard, as they were then"
+            )
+    return found
+
+
+def targets(outline: Outline, pairs: Offers) -> dict[str, torch.Tensor]:
     """The live tensors that can be read into, by the names of what belongs there.
 
     Not where something else in the state refers to the same data, and would see it change.
     """
-    names = {id(tensor): name for name, tensor in outline.items()}
     offers: dict[str, list[torch.Tensor]] = {}
     for leaf, live in pairs:
-        if id(leaf) in names:
-            offers.setdefault(names[id(leaf)], []).append(live)
+        if id(leaf) in outline.names and not isinstance(live, Like):
+            offers.setdefault(outline.names[id(leaf)], []).append(live)
     refused = _shared(offers)
     return {
         name: lives[0]
@@ -28,7 +53,7 @@ def targets(outline: Outline, pairs: Iterable[tuple[Any, torch.Tensor]]) -> dict
         if name not in refused
         and len(lives) == outline.uses[name]
         and name not in outline.strides
-        and all(_can_take(live, outline[name]) for live in lives)
+        and all(_can_take(shards.local(live), outline[name]) for live in lives)
     }
 
 
@@ -55,7 +80,7 @@ def _shared(offers: dict[str, list[torch.Tensor]]) -> set[str]:
     """Names whose live tensors share a storage with those of others: there, the order matters."""
     names_in: dict[tuple[torch.device, int], set[str]] = {}
     for name, lives in offers.items():
-        for live in filter(_has_memory, lives):
+        for live in filter(_has_memory, map(shards.local, lives)):
             place = live.device, live.untyped_storage().data_ptr()
             names_in.setdefault(place, set()).add(name)
     return {name for names in names_in.values() if len(names) > 1 for name in names}

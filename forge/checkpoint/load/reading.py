@@ -11,28 +11,28 @@ The steps of `read`, of which none changes anything that is live:
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from forge.checkpoint.format import manifest
-from forge.checkpoint.format.codec import Outline, decode
+from forge.checkpoint.format import manifest, shards
+from forge.checkpoint.format.codec import decode
 from forge.checkpoint.format.manifest import Manifest
-from forge.checkpoint.format.names import TENSORS, files_of
+from forge.checkpoint.format.names import files_of
+from forge.checkpoint.format.outline import Outline
+from forge.checkpoint.format.shards import Box
 from forge.checkpoint.load.file_reading import CheckedFile
-from forge.checkpoint.load.in_place import targets
-from forge.checkpoint.load.tensor_reading import TensorFile, TensorFiles
-from forge.checkpoint.ownership.trust import check_state_size
+from forge.checkpoint.load.in_place import Offers, shardings, targets
+from forge.checkpoint.load.sources import RankFiles, Sources
 from forge.config.schema import Verify
 from forge.errors import CheckpointError, DamagedCheckpoint
 from forge.filesystem.steps import step_of
 
-Place = Callable[[dict[str, Any]], Iterable[tuple[Any, torch.Tensor]] | None]
+Place = Callable[[dict[str, Any]], Offers | None]
 """Takes a state whose tensors have no data; gives pairs of such a tensor and a live one for it.
 
 None says that the state has to stay as it was read, because it will be loaded more than once.
@@ -48,8 +48,19 @@ class Checkpoint:
     state: dict[str, Any]
     """With live tensors where `place` offered them: they have their values after `fill`."""
     _owned: frozenset[int] = field(default=frozenset(), compare=False, repr=False)
-    _tensors: TensorFiles | None = field(default=None, compare=False, repr=False)
+    _tensors: Sources | None = field(default=None, compare=False, repr=False)
     _pending: dict[str, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    def differing(self, prefix: str) -> list[str]:
+        """Names of tensors that another rank than 0 had otherwise, shards left out.
+
+        To be asked before `fill`.
+
+        Args:
+            prefix: What they begin with.
+        """
+        assert self._tensors is not None
+        return [name for name in self._tensors.differing() if name.startswith(prefix)]
 
     def fill(self) -> frozenset[int]:
         """Read what belongs into live tensors, once.
@@ -97,8 +108,12 @@ def read(
     *,
     rank: int = 0,
     size: int | None = None,
+    personal: Collection[str] = (),
 ) -> Checkpoint:
     """Read one rank's part of the checkpoint in the directory `path`.
+
+    Where another number of ranks has saved it, each gets what rank 0 had, and of what was sharded
+    the part that it is to hold now.
 
     Args:
         path: The directory.
@@ -106,54 +121,66 @@ def read(
             comes out of here, unless the checkpoint turns out to be damaged.
         verify: What is checked; its manifest and layout always are.
         rank: Whose part.
-        size: Ranks that there are to be; None: any number.
+        size: Ranks that there are to be; None: as many as saved it.
+        personal: Keys of the state that remain each rank's own where it was there already.
     Raises:
         DamagedCheckpoint: Saying which file is wrong, what was expected and what was found.
-        CheckpointError: Where it was saved by another number of ranks.
     """
     described = manifest.read(path)
     if step_of(path) not in (None, described.step):  # None: a copy of another name
         raise DamagedCheckpoint(f"its manifest is that of step {described.step}")
     if verify is not Verify.none:
         manifest.check_sizes(path, described)
-    _check_ranks(path, described, size)
-    state_file, tensor_file = files_of(rank)
-    check_state_size(described, state_file)
+    _check_ranks(described)
 
     def opened(name: str) -> CheckedFile:
         return CheckedFile(path / name, described.files[name], is_checked=verify is Verify.full)
 
-    text = opened(state_file).content()
+    is_resized = size not in (None, described.world_size)
+    files = RankFiles(described, opened)
+    tree = files.tree(0 if is_resized else rank)
+    sources = Sources(files, 0 if is_resized else rank)
+    if is_resized and 0 < rank < described.world_size:
+        prefix = f"rank {rank}: "
+        own = files.tree(rank, prefix)
+        tree |= {key: own[key] for key in personal if key in own}
+        sources.include(rank, prefix)
     try:
-        tree = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DamagedCheckpoint(f"{state_file} cannot be read: {error}") from error
-    # What a rank's own file lacks is what rank 0 has under the same name.
-    files = [opened(name) for name in dict.fromkeys((tensor_file, TENSORS))]
-    try:
-        tensors = TensorFiles([TensorFile(file) for file in files])
-        outline = Outline(tensors.outline)
+        outline = Outline(sources.outline)
         shown = decode(tree, outline)
-        offers = place(shown) if place is not None else None
+        offered = place(shown) if place is not None else None
+        offers = list(offered or ())
+        sharded = shardings(outline, offers)
+        for name in {**outline.shards, **sharded}:
+            shard = outline.shards.get(name)
+            whole = Box.whole(shard.of if shard is not None else outline[name].shape)
+            wanted = shards.shard_of(sharded[name]).box if name in sharded else whole
+            outline[name] = sources.want(name, wanted, shard)
     except CheckpointError:
-        for file in files:
-            file.read([], is_whole=True)  # damage, if there is any, is what explains the rest
+        for file in files.tensors.values():
+            file.read_parts([], is_whole=True)  # damage, if there is any, explains the rest
         raise
-    placed = targets(outline, offers or ())
-    values = _fresh(outline, placed)
-    tensors.read(values, is_whole=True)
+    placed = targets(outline, offers)
+    values = _fresh(outline, placed, sharded)
+    sources.read(values, is_whole=True)
+    for name in sharded.keys() & values.keys():
+        values[name] = shards.wrapped(values[name], sharded[name])
     values |= placed
     state = decode(tree, values)
-    uses = outline.uses if offers is not None else Counter()
+    uses = outline.uses if offered is not None else Counter()
     owned = frozenset(id(value) for name, value in values.items() if uses[name] == 1)
-    return Checkpoint(path, described, state, owned, tensors, placed)
+    pending = {name: shards.local(live) for name, live in placed.items()}
+    return Checkpoint(path, described, state, owned, sources, pending)
 
 
-def _fresh(outline: Outline, placed: Container[str]) -> dict[str, torch.Tensor]:
+def _fresh(
+    outline: Outline, placed: Container[str], sharded: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     """Memory for the tensors that are not placed, where they were when they were saved."""
+    devices = {**outline.devices, **{name: one.device for name, one in sharded.items()}}
     try:
         return {
-            name: torch.empty_like(tensor, device=outline.devices.get(name, "cpu"))
+            name: torch.empty_like(tensor, device=devices.get(name, "cpu"))
             for name, tensor in outline.items()
             if name not in placed and name in outline.uses
         }
@@ -161,16 +188,11 @@ def _fresh(outline: Outline, placed: Container[str]) -> dict[str, torch.Tensor]:
         raise DamagedCheckpoint(f"there is no memory to read it: {error}") from error
 
 
-def _check_ranks(path: Path, described: Manifest, size: int | None) -> None:
-    """Refuse what is no part of each rank, or of other ranks than there are."""
+def _check_ranks(described: Manifest) -> None:
+    """Refuse what is not the files of each rank."""
     names = {name for rank in range(described.world_size) for name in files_of(rank)}
     if described.files.keys() != names:
         raise DamagedCheckpoint(
             f"expected the files {', '.join(sorted(names)[:4])} in its manifest, found"
             f" {', '.join(sorted(described.files)[:4])}"
-        )
-    if size not in (None, described.world_size):
-        raise CheckpointError(
-            f"{path} was saved by {described.world_size} ranks, and this job has {size}. Start it"
-            f" with {described.world_size}, or in a new directory."
         )

@@ -41,6 +41,17 @@ class Entry:
     end: int
 
 
+@dataclass(frozen=True)
+class Part:
+    """Bytes of a tensor, and where they go."""
+
+    name: str
+    begin: int
+    """The first of them."""
+    memory: torch.Tensor
+    """uint8, shape [bytes]."""
+
+
 class TensorFile:
     """The tensors of one file.
 
@@ -80,36 +91,31 @@ class TensorFile:
         Raises:
             DamagedCheckpoint: Where that failed; what the tensors hold is then undefined.
         """
+        parts = [Part(n, 0, flat(one)) for n, one in tensors.items() if n in self.entries]
+        self.read_parts(parts, is_whole=is_whole)
+
+    def read_parts(self, parts: Sequence[Part], *, is_whole: bool) -> None:
+        """The same of parts of tensors; several may be of one.
+
+        Raises:
+            DamagedCheckpoint: Where that failed.
+        """
         head = bytearray(self._head)
-        targets = [Target(0, torch.frombuffer(head, dtype=torch.uint8))]
-        for name, entry in self.entries.items():
-            if name in tensors:
-                targets.append(Target(entry.begin, flat(tensors[name])))
-        self.file.read(targets, is_whole=is_whole)
+        begun = sorted(
+            (Target(self.entries[one.name].begin + one.begin, one.memory) for one in parts),
+            key=lambda target: (target.begin, target.end),
+        )
+        passes = [[Target(0, torch.frombuffer(head, dtype=torch.uint8))]]
+        for target in begun:  # what lies in the file once may be wanted in two places
+            free = next((one for one in passes if one[-1].end <= target.begin), None)
+            if free is None:
+                passes.append([target])
+            else:
+                free.append(target)
+        for number, targets in enumerate(passes):
+            self.file.read(targets, is_whole=is_whole and not number)
         if head != self._head:
             raise DamagedCheckpoint(f"{self.file.name}: its header has changed while it was read")
-
-
-class TensorFiles:
-    """The tensors of several files; of a name that two have it is the first file's."""
-
-    def __init__(self, files: Sequence[TensorFile]) -> None:
-        self._files = files
-        self._owner = {name: one for one in reversed(files) for name in one.outline}
-        self.outline = {name: one.outline[name] for name, one in self._owner.items()}
-        """The tensors without their data."""
-
-    def read(self, tensors: Mapping[str, torch.Tensor], *, is_whole: bool) -> None:
-        """See `TensorFile.read`."""
-        for file in self._files:
-            own = {name: t for name, t in tensors.items() if self._owner[name] is file}
-            if own or is_whole:
-                file.read(own, is_whole=is_whole)
-
-    def close(self) -> None:
-        """Close the files."""
-        for one in self._files:
-            one.file.close()
 
 
 def _parse(head: bytes, size: int) -> tuple[dict[str, Entry], set[str]]:

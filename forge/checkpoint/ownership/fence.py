@@ -26,7 +26,7 @@ TOKEN_FILE = ".fence.json"
 
 _RANKS = (
     " Where a script trains in several processes (`torch.multiprocessing.spawn` with nprocs above"
-    " 1), call torch.distributed.init_process_group in each of them before forge.Run."
+    " 1), call torch.distributed.init_process_group() in each of them before forge.Run."
 )
 _claimed_here: set[Path] = set()
 """POSIX locks do not keep two Runs of one process apart; this does."""

@@ -88,11 +88,12 @@ def _freeze(
                 job.policy,
                 main,
                 options.time_limit_s,
-                options.cpus_per_job,
+                max(options.cpus_per_job // options.tasks_per_job, 1),
                 dict(os.environ),
                 job.program,
                 job.composed,
                 job.written,
+                options.tasks_per_job,
             ).write(job.directory)
         finally:
             HydraConfig.instance().cfg = outer

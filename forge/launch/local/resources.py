@@ -19,6 +19,7 @@ class LocalOptions:
     """What conf/hydra/launcher/local.yaml sets."""
 
     n_jobs: int | None = None
+    tasks_per_job: int = 1
     cpus_per_job: int = 1
     gpus_per_job: int | None = None
     timeout_min: float | None = None
@@ -89,7 +90,7 @@ def options(given: dict[str, Any]) -> LocalOptions:
     Raises:
         ConfigError: With every problem found.
     """
-    least = {"n_jobs": 1, "cpus_per_job": 1, "gpus_per_job": 0}
+    least = {"n_jobs": 1, "tasks_per_job": 1, "cpus_per_job": 1, "gpus_per_job": 0}
     found, problems = option_check.read(LocalOptions, given, least)
     if problems:
         raise ConfigError(option_check.sentences(given, problems), "The launcher's configuration")
@@ -103,16 +104,23 @@ def slots(chosen: LocalOptions) -> Slots:
         ConfigError: Where a job asks for more GPUs than there are.
     """
     devices = gpus()
-    each = chosen.gpus_per_job if chosen.gpus_per_job is not None else min(len(devices), 1)
+    tasks = chosen.tasks_per_job
+    each = chosen.gpus_per_job if chosen.gpus_per_job is not None else tasks * bool(devices)
     if each > len(devices):
         seen = f"{len(devices)} can be seen here ({', '.join(devices) or 'nvidia-smi shows none'})"
         raise ConfigError(
             [f"`hydra.launcher.gpus_per_job={each}`: {seen}."], "The launcher's configuration"
         )
+    if 0 < each < tasks:
+        problem = (
+            f"`hydra.launcher.gpus_per_job={each}`: with `hydra.launcher.tasks_per_job={tasks}`"
+            f" ranks would share a GPU. Set it to {tasks}, or to 0 for none."
+        )
+        raise ConfigError([problem], "The launcher's configuration")
     by_gpus = len(devices) // each if each else None
     count = chosen.n_jobs
     if count is None:
-        by_cores = max(cores() // chosen.cpus_per_job, 1)
+        by_cores = max(cores() // max(chosen.cpus_per_job, tasks), 1)
         count = by_cores if by_gpus is None else min(by_cores, by_gpus)
     elif by_gpus is not None and count > by_gpus:
         raise ConfigError(

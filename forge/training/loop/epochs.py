@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
+from forge.data import loaders
 from forge.data.position import Position
 from forge.errors import ForgeError
 from forge.state import rng
@@ -144,7 +145,7 @@ class Epochs:
         place.epoch, place.phase = place.epoch + 1, Phase.before
 
     def _leave(self) -> None:
-        self._boundary.let_go()
+        self._boundary.let_go(is_left=True)
         self._metrics.begin(self._loops.step)
         self._updater.begin(self._loops.step)
         self._loops.leave()
@@ -168,6 +169,8 @@ class Epochs:
         self._is_pass_due = False
         position = self._loops.open(loader, self._place.epoch)
         self._enter(position, loader)
+        if self._place.phase is Phase.within:
+            self._boundary.lengths.compare(loaders.num_batches(loader))
         while self._place.phase is Phase.within:
             if self._boundary.pass_through(position, math.inf):
                 break
@@ -176,6 +179,7 @@ class Epochs:
                 break
             batch = position.next_of_pass()
             if position.is_over:
+                self._boundary.lengths.ended(position.taken)
                 break
             try:
                 yield from self._steps.step(position, batch)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
@@ -18,11 +19,11 @@ from forge.config.schema import NanAction, NanConfig
 from forge.resilience.health import (
     NaNDetector,
     NaNState,
+    exact_norm,
     largest_of_ranks,
     mean,
     non_finite,
     total_norm,
-    widest,
 )
 from forge.training.decide import Halt, RollBack
 
@@ -37,6 +38,16 @@ class Checked(NamedTuple):
     problem: str = ""
     """What is wrong, in words; empty if nothing is."""
     is_loss_bad: bool = False
+
+
+class _Badness(Enum):
+    """What is wrong on a rank; the worst of any is what is wrong on all."""
+
+    none = 0
+    overflow = 1
+    """Squares of huge gradients, or another rank's shards."""
+    gradient = 2
+    loss = 3
 
 
 class NanPolicy:
@@ -82,44 +93,44 @@ class NanPolicy:
             names: What they are called, by `id`.
             needs_norm: Whether the caller clips by the norm.
         """
-        own = self._check(loss, parameters, names, needs_norm=needs_norm)
-        worst = largest_of_ranks(2 if own.is_loss_bad else int(bool(own.problem)))
-        if not worst:
-            return own
-        return Checked(own.norm, own.problem or "on another rank", is_loss_bad=worst == 2)
+        grads = [p.grad for p in parameters if p.grad is not None]
+        norm = None
+        if grads and (needs_norm or self._config.check_gradients):
+            norm = total_norm(grads)
+        badness, problem = self._look(loss, norm, parameters, names)
+        worst = _Badness(largest_of_ranks(badness.value))
+        if worst is _Badness.overflow and norm is not None:
+            return Checked(exact_norm(grads))  # all ranks do: it may be a collective
+        if worst in (_Badness.none, _Badness.overflow):
+            return Checked(norm)
+        is_loss_bad = worst is _Badness.loss
+        return Checked(norm, problem or "on another rank", is_loss_bad=is_loss_bad)
 
-    def _check(
+    def _look(
         self,
         loss: torch.Tensor | float,
+        norm: torch.Tensor | None,
         parameters: Sequence[torch.Tensor],
         names: Mapping[int, str],
-        *,
-        needs_norm: bool,
-    ) -> Checked:
+    ) -> tuple[_Badness, str]:
+        """What is bad on this rank, and in words."""
         value = alarm = mean(loss)
-        norm = None
-        if parameters and (needs_norm or self._config.check_gradients):
-            norm = total_norm([p.grad for p in parameters if p.grad is not None])
-            if self._config.check_gradients:
-                alarm = value + norm.to(value.device)
+        if norm is not None and self._config.check_gradients:
+            alarm = value + norm.to(value.device)
         if math.isfinite(alarm.item()):
-            return Checked(norm)
+            return _Badness.none, ""
         host_loss = value.item()
         if not math.isfinite(host_loss):
-            return Checked(norm, f"the loss is {host_loss}", is_loss_bad=True)
+            return _Badness.loss, f"the loss is {host_loss}"
         if norm is None or math.isfinite(norm.item()):
-            return Checked(norm)
-        named = [
-            (names.get(id(p), "a parameter"), p.grad) for p in parameters if p.grad is not None
-        ]
-        culprits = non_finite(named)
+            return _Badness.none, ""
+        culprits = non_finite(
+            [(names.get(id(p), "a parameter"), p.grad) for p in parameters if p.grad is not None]
+        )
         if not culprits:
-            # Huge but finite: squares overflow in float32 and below, not in float64.
-            norms = [torch.linalg.vector_norm(g, dtype=widest(g.device)) for _, g in named]
-            norms = [n.to(norms[0].device) for n in norms]
-            return Checked(torch.linalg.vector_norm(torch.stack(norms)))
+            return _Badness.overflow, ""
         more = f" and {len(culprits) - 3} more" if len(culprits) > 3 else ""
-        return Checked(norm, f"the gradient of {', '.join(culprits[:3])}{more}")
+        return _Badness.gradient, f"the gradient of {', '.join(culprits[:3])}{more}"
 
     def judge(self, step: int, problem: str) -> tuple[bool, str]:
         """Decide about a step that was looked at; once for each of its updates.

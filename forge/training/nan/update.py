@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from forge import messages
+from forge.checkpoint.format import shards
 from forge.errors import ForgeError
+from forge.resilience.health import by_mesh, total_norm
 from forge.state.registry import StateRegistry
 from forge.training.nan.nan_policy import Checked, NanPolicy
 from forge.training.nan.scaling import Overflows, Scaling
@@ -154,6 +156,13 @@ class Updater:
                     " Call optimizer.step(closure) yourself where run.guard(loss) is true, and give"
                     " it to forge.Run(policy, …, optimizer=optimizer)."
                 )
+        groups = [group for one in optimizers for group in one.param_groups]
+        is_scaled = scaler is not None and scaler.is_enabled()
+        if is_scaled and any(shards.is_sharded(p) for group in groups for p in group["params"]):
+            raise ForgeError(
+                "Run.update(scaler=…): a GradScaler does not know of sharded parameters: each rank"
+                " would look at its own gradients alone. Train in bfloat16, which needs none."
+            )
         if not optimizers:
             raise ForgeError("Run.update(optimizer=[]): name the optimizers that are to step.")
         named = [("optimizer", one) for one in optimizers] + [("schedule", s) for s in schedules]
@@ -180,6 +189,6 @@ def _with_gradients(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.T
 
 def _clip(parameters: list[torch.Tensor], max_norm: float, norm: torch.Tensor | None) -> None:
     if norm is None:
-        torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-    else:
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        norm = total_norm([p.grad for p in parameters if p.grad is not None])
+    for group in by_mesh(parameters):
+        torch.nn.utils.clip_grads_with_norm_(group, max_norm, norm)

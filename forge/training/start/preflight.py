@@ -24,7 +24,6 @@ from forge.config.schema import CodeChange, HealthAction, HealthCheck, HealthCon
 from forge.errors import ConfigError, DiskFull, Exit, ExitCode, ForgeError, is_disk_full, unwritable
 from forge.filesystem.steps import step_of
 from forge.jobdir import job_dir, spawned, verdict
-from forge.jobdir.job_files import RANKS
 from forge.jobdir.verdict import Verdict
 from forge.resilience.health import bounded, check_gpu_health, own_devices
 from forge.training.loop import shortened
@@ -39,7 +38,7 @@ def exits() -> Iterator[None]:
         yield
     except ForgeError as error:
         messages.say(str(error), logging.ERROR)
-        raise Exit(error.exit_code, str(error)) from error
+        raise Exit(error.exit_code, str(error), error.reason) from error
     except OSError as error:
         text = f"The job's directory cannot be used: {error}"
         messages.say(text, logging.ERROR)
@@ -69,14 +68,6 @@ def checked_policy(policy: Any) -> Policy:
     with exits():
         checked = loading.load(policy)
         shortened.adapt(checked)
-        ranks = int(os.environ.get(RANKS) or 1)
-        if checked.enabled and ranks > 1:
-            problem = (
-                f"`hydra.launcher.tasks_per_node` and `hydra.launcher.nodes` start {ranks} tasks,"
-                " and forge.Run can be used in one alone: they would save into one directory. Set"
-                " both to 1, or `resilience.enabled` to false."
-            )
-            raise ConfigError([problem], "The job")
         return checked
 
 

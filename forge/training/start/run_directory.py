@@ -27,7 +27,7 @@ from forge.state.registry import StateRegistry
 from forge.training.metrics import Metrics
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import Saver
-from forge.training.start import init_from
+from forge.training.start import init_from, resizing
 
 _ACTION: Any = NanAction
 
@@ -50,6 +50,7 @@ class RunDirectory:
         ranks: Group,
     ) -> None:
         self.job = job
+        self._ranks = ranks
         self._is_first = ranks.rank == 0
         """Whether it speaks for all ranks."""
         began = time.time()
@@ -77,6 +78,7 @@ class RunDirectory:
             keep_back_steps=policy.nan.rollback.steps_back if can_roll_back else None,
             keep_back_every=self._every,
             ranks=ranks,
+            personal=resizing.PERSONAL,
         )
         self.ledger = Ledger(job, checkpoint_dir)
         self.store.attempt = self.ledger.attempt
@@ -102,13 +104,25 @@ class RunDirectory:
             messages.warn(f"Passed over {reason}")
         if found is not None:
             self._newest = found.path
+            resizing.adapt(found, self._ranks)
+            self._note_size(found)
         elif self._config.init_from is not None:
             self.ledger.write("import", **init_from.load(self._config, live))
         return found
 
+    def _note_size(self, found: Checkpoint) -> None:
+        """Record and log that the number of ranks has changed."""
+        before, now = found.manifest.world_size, self._ranks.size
+        if before != now:
+            self.ledger.write("resized", step=found.manifest.step, before=before, now=now)
+            if self._is_first:
+                messages.warn(resizing.described(found, now))
+
     def begun_with(self, live: StateRegistry) -> Checkpoint:
         """The checkpoint that `newest` gave, once more."""
-        return self.store.read(self._newest, _places(live))
+        found = self.store.read(self._newest, _places(live))
+        resizing.adapt(found, self._ranks)
+        return found
 
     def begin(self, step: int, resumed_from: str | None, *, is_complete: bool) -> None:
         """Record and log where this attempt starts."""
@@ -155,6 +169,8 @@ class RunDirectory:
         found = newest(at_most, every, place) or newest(at_most, place=place)
         for reason in self.store.passed_over:
             messages.warn(f"Passed over {reason}")
+        if found is not None:
+            resizing.adapt(found, self._ranks)
         return found
 
     def pin(self, step: int) -> None:

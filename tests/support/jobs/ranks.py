@@ -54,7 +54,26 @@ def marked(name, step):
     return False
 
 
-model = DistributedDataParallel(Net(), bucket_cap_mb=0.002)
+def wrapped(net):
+    """As the spec says: by DDP, sharded by FSDP2, or as it is."""
+    if spec.get("wrap") == "plain":
+        return net
+    if spec.get("wrap") != "fsdp2":
+        return DistributedDataParallel(net, bucket_cap_mb=0.002)
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = dist.device_mesh.init_device_mesh("cpu", (size,))
+    for layer in net.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
+def whole(value):
+    """Of a sharded tensor all of it, on each rank."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+model = wrapped(Net())
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 x = torch.randn(96, WIDTH)
 data = TensorDataset(x, x.sum(1, keepdim=True).sin())
@@ -69,7 +88,7 @@ with forge.Run(policy | spec.get("policy", {}), model=model, optimizer=optimizer
     def held_out(step):
         model.eval()
         with torch.no_grad():
-            run.log(held_out=model.module(x).square().mean())
+            run.log(held_out=getattr(model, "module", model)(x).square().mean())
         model.train()
         if [step, rank] in spec.get("finish", []):
             run.finish("enough")
@@ -87,5 +106,6 @@ with forge.Run(policy | spec.get("policy", {}), model=model, optimizer=optimizer
         run.update(loss, optimizer, clip_norm=1.0)
         run.log(loss=loss)
     steps = run.step
-torch.save({**model.state_dict(), "steps": torch.tensor(steps)}, directory / f"weights_{rank}.pt")
+weights = {name: whole(value) for name, value in model.state_dict().items()}
+torch.save({**weights, "steps": torch.tensor(steps)}, directory / f"weights_{rank}.pt")
 dist.destroy_process_group()

@@ -1,0 +1,72 @@
+"""What a state looks like before any of its tensors is read: their dtypes, shapes and uses."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from forge.checkpoint.format.shards import Shard
+from forge.errors import DamagedCheckpoint
+
+UNKNOWN = object()
+"""In an outline: a leaf that is not known without data."""
+
+_CPU = torch.device("cpu")
+
+
+def _is_here(device: torch.device) -> bool:
+    module = getattr(torch, device.type, None)
+    if device.type == "cpu" or module is None or not getattr(module, "is_available", bool)():
+        return device.type == "cpu"
+    return (device.index or 0) < int(module.device_count())
+
+
+def _device_of(value: dict[str, Any]) -> torch.device:
+    if "device" not in value:
+        return _CPU
+    device = torch.device(value["device"])
+    return device if _is_here(device) else _CPU  # whoever loads it moves it to its parameters
+
+
+class Outline(dict[str, torch.Tensor]):
+    """Tensors without data: with them, `decode` tells what a state looks like.
+
+    What takes data to decode becomes `UNKNOWN`.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(tensors)
+        self.uses: collections.Counter[str] = collections.Counter()
+        """How often the state refers to each tensor."""
+        self.strides: dict[str, list[int]] = {}
+        """Those of tensors whose elements are not in the usual order."""
+        self.devices: dict[str, torch.device] = {}
+        self.shards: dict[str, Shard] = {}
+        """Of what is part of a larger tensor, which part."""
+        self.names: dict[int, str] = {}
+        """By the `id` of a leaf, the name of what belongs there."""
+        self._leaves: dict[str, torch.Tensor] = {}
+
+    def note(self, name: str, value: dict[str, Any], shard: Shard | None = None) -> torch.Tensor:
+        """A reference to the tensor `name` was decoded; returns a leaf for it.
+
+        That of a shard has the shape of the whole.
+        """
+        self.uses[name] += 1
+        self.devices[name] = _device_of(value)
+        if "stride" in value:
+            self.strides[name] = value["stride"]
+        if shard is not None:
+            if tuple(self[name].shape) != shard.box.shape or shard != self.shards.get(name, shard):
+                raise DamagedCheckpoint(f"{name} is not the part {shard} that it is said to be")
+            self.shards[name] = shard
+        if name not in self._leaves:
+            leaf = self[name]
+            if shard is not None:
+                leaf = torch.empty(shard.of, dtype=leaf.dtype, device="meta")
+            self._leaves[name] = leaf
+            self.names[id(leaf)] = name
+        return self._leaves[name]

@@ -1,0 +1,159 @@
+"""Sharded tensors: which box of the whole a rank holds, and how boxes lie in each other.
+
+A shard is saved as any tensor, and beside its name stands which part of what it is. So it can be
+read to where it came from, or in pieces to whatever box of the whole another rank has.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forge.compat import of_torch
+
+
+@dataclass(frozen=True)
+class Box:
+    """A part of a tensor: `shape[i]` indices of each dimension, from `offset[i]` on."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @staticmethod
+    def whole(shape: Sequence[int]) -> Box:
+        """All of a tensor of that shape."""
+        return Box((0,) * len(shape), tuple(shape))
+
+    @property
+    def numel(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+    def common(self, other: Box) -> Box | None:
+        """What lies in both; None where nothing does."""
+        ends = [
+            (max(a, b), min(a + m, b + n))
+            for a, m, b, n in zip(self.offset, self.shape, other.offset, other.shape, strict=True)
+        ]
+        if any(end <= begin for begin, end in ends):
+            return None
+        return Box(tuple(a for a, _ in ends), tuple(b - a for a, b in ends))
+
+    def seen_from(self, other: Box) -> Box:
+        """The same, where `other` begins at 0."""
+        offset = tuple(a - b for a, b in zip(self.offset, other.offset, strict=True))
+        return Box(offset, self.shape)
+
+    def slices(self) -> tuple[slice, ...]:
+        """To index a tensor with."""
+        pairs = zip(self.offset, self.shape, strict=True)
+        return tuple(slice(begin, begin + count) for begin, count in pairs)
+
+    def begin_in(self, shape: Sequence[int]) -> int | None:
+        """Its first element in the memory of a contiguous tensor of that shape.
+
+        None where its elements do not follow each other there.
+        """
+        cut = [i for i, size in enumerate(shape) if size != self.shape[i]]
+        if cut and any(count != 1 for count in self.shape[: cut[-1]]):
+            return None
+        begin = 0
+        for offset, size in zip(self.offset, shape, strict=True):
+            begin = begin * size + offset
+        return begin
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one rank holds of a whole tensor."""
+
+    of: tuple[int, ...]
+    """The shape of the whole."""
+    box: Box
+
+    def to_json(self) -> dict[str, list[int]]:
+        """For the state's JSON."""
+        return {"of": list(self.of), "at": list(self.box.offset), "shape": list(self.box.shape)}
+
+    @staticmethod
+    def from_json(described: dict[str, Any]) -> Shard:
+        """What `to_json` returned.
+
+        Raises:
+            ValueError: Where that is no part of a tensor.
+        """
+        of, at, shape = (tuple(described[key]) for key in ("of", "at", "shape"))
+        is_inside = len(of) == len(at) == len(shape) and all(
+            type(n) is type(a) is type(b) is int and min(a, b) >= 0 and a + b <= n
+            for n, a, b in zip(of, at, shape, strict=True)
+        )
+        if not is_inside:
+            raise ValueError(f"{shape} at {at} is no part of {of}")
+        return Shard(of, Box(at, shape))
+
+
+@dataclass(frozen=True)
+class Like:
+    """In the place of a live tensor that is not there yet: it is to be sharded as this one."""
+
+    tensor: torch.Tensor
+
+
+def is_sharded(value: Any) -> bool:
+    """Whether it is a DTensor; without importing what no program without ranks needs."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def local(value: Any) -> Any:
+    """The tensor of a DTensor that this rank holds, its very memory; anything else as it is."""
+    if not is_sharded(value):
+        return value
+    with torch.no_grad():
+        return value.to_local()
+
+
+def problem(tensor: Any) -> str | None:
+    """Why a DTensor cannot be saved, or None."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor import Shard as Sharded
+
+    if type(tensor).__name__ != "DTensor":
+        return f"a tensor of the subclass {type(tensor).__qualname__}"
+    odd = [one for one in tensor.placements if type(one) not in (Sharded, Replicate)]
+    if odd:
+        return (
+            f"a DTensor placed as {type(odd[0]).__name__} (only Shard and Replicate are; FSDP2 over"
+            " tensor parallelism is not)"
+        )
+    if not local(tensor).is_contiguous():
+        return "a DTensor whose local tensor is not contiguous"
+    return None
+
+
+def shard_of(tensor: Any) -> Shard:
+    """What this rank holds of a DTensor."""
+    whole, shape = tuple(tensor.shape), tuple(local(tensor).shape)
+    if len(shape) != len(whole):  # of a rank that is not in its mesh
+        shape = (0,) * len(whole)
+    return Shard(whole, Box(of_torch.shard_offset(tensor), shape))
+
+
+def wrapped(part: torch.Tensor, like: Any) -> torch.Tensor:
+    """A DTensor of this rank's part, sharded as another one."""
+    from torch.distributed.tensor import DTensor
+
+    made: torch.Tensor = DTensor.from_local(
+        part,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+    return made

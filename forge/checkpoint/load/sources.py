@@ -1,0 +1,223 @@
+"""Where the values of a state's tensors lie: in one rank's files, or in parts in those of many.
+
+Each rank's file has what it alone has; what that lacks is what rank 0 has under the same name. A
+shard that another rank holds now, or a larger or smaller part of the whole, is put together from
+the shards of all ranks that it overlaps with. Only those files are opened, and each that is opened
+is verified.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forge.checkpoint.format.manifest import Manifest
+from forge.checkpoint.format.names import files_of
+from forge.checkpoint.format.shards import Box, Shard
+from forge.checkpoint.io.copying import flat
+from forge.checkpoint.load.file_reading import CheckedFile
+from forge.checkpoint.load.tensor_reading import Part, TensorFile
+from forge.checkpoint.ownership.trust import check_state_size
+from forge.errors import DamagedCheckpoint
+
+
+class RankFiles:
+    """The files of all ranks of a checkpoint, each opened once it is asked for.
+
+    Args:
+        described: What it consists of.
+        opened: Opens one by its name.
+    """
+
+    def __init__(self, described: Manifest, opened: Callable[[str], CheckedFile]) -> None:
+        self._described = described
+        self.num_ranks = described.world_size
+        self._opened = opened
+        self._texts: dict[int, bytes] = {}
+        self.tensors: dict[int, TensorFile] = {}
+        """Those that were opened, by rank."""
+
+    def tree(self, rank: int, prefix: str = "") -> Any:
+        """A rank's state as JSON.
+
+        Args:
+            prefix: Stands before the names of its tensors.
+        """
+        name, _ = files_of(rank)
+        if rank not in self._texts:
+            check_state_size(self._described, name)
+            self._texts[rank] = self._opened(name).content()
+
+        def hook(value: dict[str, Any]) -> dict[str, Any]:
+            if prefix and isinstance(value.get("!tensor"), str):
+                value["!tensor"] = prefix + value["!tensor"]
+            return value
+
+        try:
+            return json.loads(self._texts[rank], object_hook=hook if prefix else None)
+        except (ValueError, RecursionError) as error:
+            raise DamagedCheckpoint(f"{name} cannot be read: {error}") from error
+
+    def file(self, rank: int) -> TensorFile:
+        """A rank's tensors."""
+        if rank not in self.tensors:
+            self.tensors[rank] = TensorFile(self._opened(files_of(rank)[1]))
+        return self.tensors[rank]
+
+    def holder(self, rank: int, name: str) -> TensorFile:
+        """Where a rank's tensor of this name lies: in its own file, or in that of rank 0."""
+        for one in (rank, 0):
+            if name in self.file(one).outline:
+                return self.file(one)
+        raise DamagedCheckpoint(f"{files_of(rank)[1]} has no tensor {name!r}")
+
+    @functools.cached_property
+    def shards(self) -> dict[str, list[tuple[int, Shard]]]:
+        """What each rank holds of each sharded tensor, by name."""
+        found: dict[str, list[tuple[int, Shard]]] = {}
+        for rank in range(self.num_ranks):
+            try:
+                own = {name: Shard.from_json(one) for name, one in _shards(self.tree(rank))}
+            except (LookupError, TypeError, ValueError) as error:
+                raise DamagedCheckpoint(f"{files_of(rank)[0]} cannot be read: {error!r}") from error
+            for name, shard in own.items():
+                found.setdefault(name, []).append((rank, shard))
+        return found
+
+
+def _shards(tree: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(tree, dict):
+        if "!shard" in tree:
+            yield tree["part"]["!tensor"], tree["!shard"]
+        for one in tree.values():
+            yield from _shards(one)
+    elif isinstance(tree, list):
+        for one in tree:
+            yield from _shards(one)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A box of a tensor that an entry of a file has."""
+
+    file: TensorFile
+    name: str
+    box: Box
+    """What the entry holds of the whole."""
+    common: Box
+    """What of that is wanted."""
+
+
+class Sources:
+    """The tensors of a state by name.
+
+    Args:
+        files: Of all ranks.
+        rank: Whose names they are.
+    """
+
+    def __init__(self, files: RankFiles, rank: int) -> None:
+        self._files = files
+        self._rank = rank
+        self._entries: dict[str, tuple[TensorFile, str]] = {}
+        self._wanted: dict[str, tuple[Box, list[_Piece]]] = {}
+        self.include(rank)
+
+    def include(self, rank: int, prefix: str = "") -> None:
+        """Know a rank's tensors, by their names with `prefix` before them."""
+        for one in (0, rank):
+            file = self._files.file(one)
+            self._entries |= {prefix + name: (file, name) for name in file.outline}
+
+    @property
+    def outline(self) -> dict[str, torch.Tensor]:
+        """The tensors without their data."""
+        return {name: file.outline[entry] for name, (file, entry) in self._entries.items()}
+
+    def want(self, name: str, box: Box, shard: Shard | None) -> torch.Tensor:
+        """Let a tensor be this box of the whole.
+
+        Args:
+            shard: What this rank's file has of it; None: all.
+        Returns:
+            The box without its data.
+        Raises:
+            DamagedCheckpoint: Where the ranks' files do not hold all of it.
+        """
+        file, entry = self._entries[name]
+        outlined = file.outline[entry]
+        own = Box.whole(outlined.shape) if shard is None else shard.box
+        common = own.common(box)
+        if common == box or not box.numel:
+            pieces = [_Piece(file, entry, own, common)] if common is not None else []
+        else:
+            pieces = list(self._pieces(name, box, shard))
+        found = sum(piece.common.numel for piece in pieces)
+        if found != box.numel:
+            raise DamagedCheckpoint(f"the ranks hold {found} of {box.numel} elements of {name}")
+        self._wanted[name] = box, pieces
+        return torch.empty(box.shape, dtype=outlined.dtype, device="meta")
+
+    def _pieces(self, name: str, box: Box, shard: Shard | None) -> Iterator[_Piece]:
+        seen: set[Box] = set()  # replicas are taken once
+        for rank, held in self._files.shards.get(name, []):
+            common = held.box.common(box)
+            if shard is None or held.of != shard.of or (common and common in seen):
+                continue
+            if common is not None:
+                seen.add(common)
+                file = self._files.holder(rank, name)
+                if tuple(file.outline[name].shape) != held.box.shape:
+                    raise DamagedCheckpoint(f"{file.file.name}: {name} is not of its shape")
+                yield _Piece(file, name, held.box, common)
+
+    def read(self, tensors: Mapping[str, torch.Tensor], *, is_whole: bool) -> None:
+        """Put the data of these names into `tensors`, contiguous ones, where they are.
+
+        Args:
+            is_whole: Whether to check all other bytes of the files that are open, too.
+        Raises:
+            DamagedCheckpoint: Where that failed; what the tensors hold is then undefined.
+        """
+        parts: dict[int, list[Part]] = {}
+        scattered: dict[int, list[tuple[torch.Tensor, torch.Tensor, Box]]] = {}
+        for name, memory in tensors.items():
+            for piece in self._of(name, memory):
+                box, _ = self._wanted.get(name, (piece.box, None))
+                begin = piece.common.seen_from(piece.box).begin_in(piece.box.shape)
+                target = memory[piece.common.seen_from(box).slices()]
+                if begin is None or not target.is_contiguous():
+                    whole = torch.empty(piece.box.shape, dtype=memory.dtype, device="cpu")
+                    copied = (target, whole, piece.common.seen_from(piece.box))
+                    scattered.setdefault(id(piece.file), []).append(copied)
+                    begin, target = 0, whole
+                part = Part(piece.name, begin * memory.element_size(), flat(target))
+                parts.setdefault(id(piece.file), []).append(part)
+        for file in self._files.tensors.values():
+            if is_whole or id(file) in parts:
+                file.read_parts(parts.get(id(file), []), is_whole=is_whole)
+            for target, whole, box in scattered.pop(id(file), []):
+                target.copy_(whole[box.slices()])
+
+    def _of(self, name: str, memory: torch.Tensor) -> list[_Piece]:
+        if name in self._wanted:
+            return self._wanted[name][1]
+        file, entry = self._entries[name]
+        whole = Box.whole(memory.shape)
+        return [_Piece(file, entry, whole, whole)]
+
+    def differing(self) -> list[str]:
+        """Names of tensors that another rank than 0 has in its own file, shards left out."""
+        ranks = range(1, self._files.num_ranks)
+        names = dict.fromkeys(name for rank in ranks for name in self._files.file(rank).outline)
+        return [name for name in names if name not in self._files.shards]
+
+    def close(self) -> None:
+        """Close the files."""
+        for one in self._files.tensors.values():
+            one.file.close()

@@ -1,0 +1,179 @@
+"""How the ranks of a job share an epoch, and where another number of them continues.
+
+The order of a `DistributedSampler`, or of forge's own, follows from (seed, epoch), and after k
+batches the ranks together have had its first k * global_batch_size samples, whatever their number.
+That count is the place that another number of ranks, or another batch size, continues at. Where it
+lies in the padding, the epoch is over: all padding is in its last batch.
+
+Of other loaders nothing like that is known; between two epochs nothing needs to be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+
+from forge import messages
+from forge.compat import of_torch
+from forge.data import loaders
+from forge.data.global_batches import GlobalBatchSampler
+from forge.errors import StateMismatch
+from forge.state import rng
+
+_ORDER = {
+    "sampler": "the sampler",
+    "length": "the length of its dataset",
+    "shuffle": "the sampler's shuffle",
+    "seed": "the sampler's seed",
+}
+"""What an order follows from, beside the epoch."""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How a loader is shared, as it goes into a checkpoint."""
+
+    num_ranks: int
+    num_batches: int | None
+    """That each of them has in an epoch; None: the loader does not say."""
+    global_batch_size: int
+    """Samples in a batch of all ranks together; 0: that is not known."""
+    order: dict[str, Any]
+    unknown: str
+    """Why the order is not known; empty: it is."""
+
+    def moved(self, taken: int, before: Sharing) -> int:
+        """The batches to leave out for those that were taken as the loader was shared before.
+
+        Raises:
+            StateMismatch: Where samples would be seen twice, or never.
+        """
+        is_unknown = bool(self.unknown and before.unknown)
+        if self == before or (is_unknown and self.num_ranks == before.num_ranks):
+            return taken
+        if taken == before.num_batches and self.num_batches is not None:
+            return self.num_batches
+        if self.unknown or before.unknown:
+            raise StateMismatch(self._refusal(before))
+        for name, words in _ORDER.items():
+            if before.order[name] != self.order[name]:
+                raise StateMismatch(
+                    f"data: expected {words} to be {before.order[name]!r}, as it was when the"
+                    f" checkpoint was saved inside an epoch, found {self.order[name]!r}: the rest"
+                    " of the epoch would have other samples. Set it back, or start in a new"
+                    " directory"
+                )
+        num_samples = taken * before.global_batch_size
+        if num_samples % self.global_batch_size:
+            raise StateMismatch(
+                f"data: the checkpoint was saved after {num_samples} samples of an epoch, in"
+                f" batches of {before.global_batch_size} of all ranks together; expected a size"
+                f" that divides {num_samples}, found {self.global_batch_size}. Choose the number"
+                " of ranks and their batch size so that their product does"
+            )
+        return num_samples // self.global_batch_size
+
+    def check_between_epochs(self, before: Sharing, state: dict[str, Any]) -> None:
+        """That nothing which one rank has kept is taken for the others'.
+
+        Raises:
+            StateMismatch: Where a loader of unknown order has kept something.
+        """
+        has_kept = "loader" in state or state["parts"].keys() - {"counters"}
+        if self.num_ranks != before.num_ranks and self.unknown and has_kept:
+            raise StateMismatch(self._refusal(before))
+
+    def _refusal(self, before: Sharing) -> str:
+        expected, found = (one.unknown or one.order["sampler"] for one in (before, self))
+        return (
+            f"data: the checkpoint was saved by {_ranks(before.num_ranks)} ({expected}), and this"
+            f" job has {_ranks(self.num_ranks)} ({found}): which samples each of them still has to"
+            " see is known only with a DataLoader whose sampler is a"
+            " torch.utils.data.DistributedSampler, or whose batch_sampler is a"
+            " forge.data.GlobalBatchSampler. Start the job with the number of ranks and the loader"
+            " that it had, or in a new directory with one of those"
+        )
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' if count > 1 else ''}"
+
+
+def of(loader: Any, num_ranks: int) -> Sharing:
+    """How so many ranks share a loader."""
+    num_batches = loaders.num_batches(loader)
+    unknown = _unknown(loader)
+    if unknown:
+        return Sharing(num_ranks, num_batches, 0, {}, unknown)
+    sampler, batch_size = _shared(loader)
+    kind = DistributedSampler if isinstance(sampler, DistributedSampler) else GlobalBatchSampler
+    order = {
+        "sampler": kind.__name__,
+        "length": len(sampler.dataset),
+        "shuffle": bool(sampler.shuffle),
+        "seed": int(sampler.seed),
+    }
+    return Sharing(num_ranks, num_batches, batch_size * sampler.num_replicas, order, "")
+
+
+def _unknown(loader: Any) -> str:
+    """Why the batches of a loader do not follow from its samplers."""
+    name = type(loader).__name__
+    if loaders.has_state(loader):
+        return f"a {name}, which keeps its own place"
+    if not isinstance(loader, DataLoader):
+        return f"a {name}, which is no DataLoader"
+    if isinstance(loader.dataset, IterableDataset):
+        return f"samples of an iterable dataset, {type(loader.dataset).__name__}"
+    if loaders.has_own_iter(loader) or of_torch.makes_own_iterator(loader):
+        return f"a {name}, which is iterated in its own way"
+    batches: Any = loader.batch_sampler
+    if batches is not None and not (_is(batches, GlobalBatchSampler) or _is(batches, BatchSampler)):
+        return f"batches of a {type(batches).__name__}"
+    sampler, _ = _shared(loader)
+    if not (_is(sampler, GlobalBatchSampler) or _is(sampler, DistributedSampler)):
+        return f"samples in the order of a {type(sampler).__name__}"
+    return ""
+
+
+def _shared(loader: DataLoader[Any]) -> tuple[Any, int]:
+    """What the order comes from, and how many samples a rank takes at once."""
+    batches: Any = loader.batch_sampler
+    if batches is None:
+        return loader.sampler, 1
+    if isinstance(batches, GlobalBatchSampler):
+        return batches, batches.batch_size
+    return batches.sampler, batches.batch_size
+
+
+def _is(one: Any, kind: type[Any]) -> bool:
+    """Whether it yields what `kind` does: a subclass may."""
+    is_plain = isinstance(one, kind) and type(one).__iter__ is kind.__iter__
+    return is_plain and not loaders.has_state(one)
+
+
+def draw_apart(loader: Any, rank: int) -> None:
+    """Give a rank that has the random state of rank 0 one of its own, the same each time.
+
+    Else the workers of all ranks would draw the same.
+    """
+    if getattr(loader, "num_workers", 0) and not loaders.is_seeded(loader):
+        messages.warn(
+            "The number of ranks has changed inside an epoch: what the loader's workers draw is"
+            " not what they would have drawn. With forge.data.seeded(dataset, seed) it is a"
+            " function of (seed, epoch, index), on any number of ranks"
+        )
+    if rank == 0:
+        return
+    for one in (*loaders.generators(loader).values(), torch.default_generator):
+        drawn = int(torch.randint(2**62, (), generator=one, device=one.device))
+        digest = hashlib.blake2b(f"{drawn},{rank}".encode(), digest_size=8).digest()
+        seed = int.from_bytes(digest, "little")
+        if one is torch.default_generator:
+            rng.seed_cpu(seed)
+        else:
+            one.manual_seed(seed)

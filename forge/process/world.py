@@ -1,0 +1,156 @@
+"""Which of a job's ranks this process is, by what has started it: the environment says so."""
+
+from __future__ import annotations
+
+import random
+import re
+import socket
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from forge.errors import ConfigError
+
+_PORTS = range(10_000, 30_000)
+"""Below those that Linux gives to connections."""
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the ranks of its job."""
+
+    rank: int = 0
+    """Its number, from 0."""
+    size: int = 1
+    """How many there are."""
+    local_rank: int = 0
+    """Its number among those on this node."""
+    local_size: int = 1
+    """How many there are on this node."""
+    address: str = ""
+    """The host of rank 0, where the ranks meet."""
+    port: int = 0
+
+    def variables(self) -> dict[str, str]:
+        """The environment variables by which torch, and what builds on it, know a rank."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_size),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+        }
+
+
+def of(environment: Mapping[str, str]) -> World:
+    """The rank that this environment describes; the only one where it describes none.
+
+    What torch reads comes first (torchrun, forge's launchers and many others set it), then the
+    variables of a Slurm step.
+
+    Raises:
+        ConfigError: Where it contradicts itself, or lacks a part.
+    """
+    given = _given(environment)
+    step = _of_slurm(environment)
+    if given is None:
+        return step or World()
+    is_own = "TORCHELASTIC_RUN_ID" in environment or "FORGE_RANKS" in environment
+    if step is not None and not is_own and (given.rank, given.size) != (step.rank, step.size):
+        problem = (
+            f"RANK={given.rank} and WORLD_SIZE={given.size} are set, and this is task {step.rank}"
+            f" of {step.size} of a Slurm step (SLURM_PROCID, SLURM_STEP_NUM_TASKS). Unset the"
+            " first two, or set them for each task."
+        )
+        raise ConfigError([problem], "The environment")
+    if step is not None and not given.port:
+        return step
+    if given.size > 1 and not given.port:
+        problem = (
+            f"this is rank {given.rank} of {given.size} (RANK, WORLD_SIZE), and MASTER_ADDR and"
+            " MASTER_PORT do not say where the ranks meet. Set both, the same on every rank, or"
+            " let torchrun, srun or one of forge's launchers start them."
+        )
+        raise ConfigError([problem], "The environment")
+    return given
+
+
+def _given(environment: Mapping[str, str]) -> World | None:
+    if "RANK" not in environment or "WORLD_SIZE" not in environment:
+        return None
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+    values = {name: environment.get(name, "") for name in names}
+    bad = [f"{name}={value!r}" for name, value in values.items() if value and not value.isdecimal()]
+    number = {name: int(value) for name, value in values.items() if value.isdecimal()}
+    size = number.get("WORLD_SIZE", 0)
+    if bad or not number.get("RANK", size) < size:
+        shown = ", ".join(bad) or f"RANK={values['RANK']}, WORLD_SIZE={values['WORLD_SIZE']}"
+        raise ConfigError(
+            [f"{shown}: expected whole numbers, and a rank below the size"], "The environment"
+        )
+    address = environment.get("MASTER_ADDR", "")
+    local = int(environment.get("SLURM_LOCALID") or 0)
+    return World(
+        number["RANK"],
+        size,
+        number.get("LOCAL_RANK", local),
+        number.get("LOCAL_WORLD_SIZE", 1),
+        address,
+        number.get("MASTER_PORT", 0) if address else 0,
+    )
+
+
+def _of_slurm(environment: Mapping[str, str]) -> World | None:
+    """That of a task of srun's, where there are several."""
+    size = int(environment.get("SLURM_STEP_NUM_TASKS") or 1)
+    if size == 1:
+        return None
+    of_nodes = environment.get("SLURM_STEP_TASKS_PER_NODE") or str(size)
+    node = int(environment.get("SLURM_NODEID") or 0)
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    return World(
+        int(environment.get("SLURM_PROCID") or 0),
+        size,
+        int(environment.get("SLURM_LOCALID") or 0),
+        _expanded(of_nodes)[node],
+        _first_host(environment),
+        port_of(*(environment.get(name) or "0" for name in names)),
+    )
+
+
+def port_of(*names: str) -> int:
+    """A port that these name: another for each start and job, and nobody has to be asked."""
+    return _PORTS[zlib.crc32(".".join(names).encode()) % len(_PORTS)]
+
+
+def _expanded(counts: str) -> list[int]:
+    """`2(x3),1` is 2, 2, 2, 1."""
+    found: list[int] = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts):
+        found += [int(count)] * int(times or 1)
+    return found
+
+
+def _first_host(environment: Mapping[str, str]) -> str:
+    """Where rank 0 runs: the first of `n[08-11,20],m1`, or where srun was called."""
+    nodes = environment.get("SLURM_STEP_NODELIST", "")
+    found = re.match(r"([^\[,]*)(?:\[(\d+)[^\]]*\]([^\[,]*))?", nodes)
+    host = "".join(part or "" for part in found.groups()) if found else ""
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:  # a name of Slurm's own
+        return environment.get("SLURM_LAUNCH_NODE_IPADDR") or host
+    return host or "127.0.0.1"
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    for port in random.sample(_PORTS, 100):
+        with socket.socket() as found:
+            try:
+                found.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise ConfigError(["no free port was found between 10000 and 30000"], "This machine")

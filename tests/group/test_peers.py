@@ -1,0 +1,70 @@
+"""A rank that is gone is seen at once by all others, whatever they wait in; a slow one is not."""
+
+import contextlib
+import os
+import signal
+import socket
+
+import pytest
+from ranked import RankedJob
+
+from forge.group.peers import Peers
+
+CODES = {"killed": -signal.SIGKILL, "exits": 0, "leaves": 1}
+
+
+@pytest.mark.parametrize("who", [0, 2])
+@pytest.mark.parametrize("how", CODES)
+def test_a_rank_that_ends_alone_is_lost_for_all(how, who, tmp_path):
+    """They would wait for half an hour: in a save, or for the end of an evaluation."""
+    job = RankedJob(tmp_path, 3, "dying.py", who=who, how=how, where="gather")
+    codes = job.run()
+    expected = [70] * 3
+    expected[who] = CODES[how]
+    assert codes == expected, job.output
+    for rank in {0, 1, 2} - {who}:
+        said = [one for one in job.printed[rank] if "is gone" in one]
+        assert f"Rank {who}" in said[0]
+
+
+def test_one_that_trains_on_sees_it_at_its_next_boundary(tmp_path):
+    """It may be in a step without a collective."""
+    job = RankedJob(tmp_path, 2, "dying.py", who=1, how="killed", where="agreed")
+    assert job.run() == [70, -signal.SIGKILL], job.output
+    assert "Rank 1 of 2 is gone" in job.printed[0]
+
+
+def test_a_child_that_outlives_it_does_not_hide_its_end(tmp_path):
+    """Workers of a DataLoader hold open what was open when they were forked."""
+    job = RankedJob(tmp_path, 2, "dying.py", who=1, how="killed", where="gather", has_child=True)
+    try:
+        assert job.run() == [70, -signal.SIGKILL], job.output
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("then", ["SIGCONT", "SIGKILL"])
+def test_one_that_is_stopped_is_waited_for_while_it_lives(then, tmp_path):
+    """Suspended jobs continue; what was proposed meanwhile is agreed on then."""
+    job = RankedJob(tmp_path, 3, "dying.py", who=2, then=then, where="agreed")
+    expected = [0, 0, 0] if then == "SIGCONT" else [70, 70, -signal.SIGKILL]
+    assert job.run() == expected, job.output
+
+
+def test_a_stranger_at_the_port_is_no_rank():
+    """Ports are scanned; and a stranger's end is no alarm."""
+    lost = [[], []]
+    first, second = Peers(2, lost[0].append), Peers(2, lost[1].append)
+    door = first.listen()
+    for hello in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(20)):
+        with socket.create_connection(("127.0.0.1", door.port)) as stranger:
+            stranger.sendall(hello)
+            stranger.shutdown(socket.SHUT_WR)
+            assert stranger.recv(1) == b""  # turned away
+    second.join(1, "127.0.0.1", door, 30)
+    second.leave(linger_s=0)
+    first.leave(linger_s=30)  # until the other has left, which it has
+    assert lost[0] == [1]
+    first.close()
+    second.close()

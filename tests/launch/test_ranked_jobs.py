@@ -1,0 +1,148 @@
+"""Jobs of several ranks under `hydra/launcher=local`, with all that happens to one of them."""
+
+import os
+import signal
+
+import pytest
+from harness import made_once, until
+from ranked_apps import RankedApp, assert_same_ranks
+from sweeps import command_in
+
+from forge.process import processes
+
+HOLD = 15
+
+
+@pytest.fixture(scope="module")
+def undisturbed(shared_folder):
+    """A job that nobody interrupted."""
+
+    def make(folder):
+        RankedApp(folder / "app").finish("lr=0.1")
+
+    folder = made_once(shared_folder / "undisturbed_ranks", make)
+    return RankedApp.job(type("", (), {"sweep_dir": folder / "app/sweep"})(), 0)
+
+
+@pytest.fixture
+def make(tmp_path):
+    apps = []
+
+    def made(**more):
+        apps.append(RankedApp(tmp_path / "app", **more))
+        return apps[-1]
+
+    yield made
+    for app in apps:
+        app.close()
+
+
+def let_go(app):
+    (app.folder / "hold 0").unlink()
+
+
+def test_what_ranks_leave_is_one_jobs(undisturbed):
+    """One `.hydra`, one result, one set of checkpoints; a log for each."""
+    folder = undisturbed.directory
+    names = {path.name for path in folder.iterdir()}
+    assert {"output.log", "output.log.1", "train.log", "train.log.1", ".hydra"} <= names
+    assert "Training finished at step 40" in undisturbed.output
+    assert "Training" not in (folder / "output.log.1").read_text()
+    assert undisturbed.state["counts"]["restarts"] == 0
+
+
+def test_ctrl_c_stops_all_ranks_after_one_step_and_the_sweep_goes_on(make, undisturbed):
+    app = make()
+    app.hold(0, HOLD)
+    sweep = app.start("lr=0.1")
+    job = app.job(0)
+    job.held()
+    sweep.signal(signal.SIGINT)
+    let_go(app)
+    assert sweep.wait() == 130, sweep.output
+    until(job.is_free, "the job's end")
+    assert job.state["state"] == "stopped"
+    done = app.go_on(sweep.output)
+    assert done.returncode == 0, done.stdout + job.output
+    assert_same_ranks(job, undisturbed)
+    assert job.repeated == [0]
+    assert command_in(sweep.output)
+
+
+def test_a_signal_at_one_rank_stops_all_after_the_same_step(make, undisturbed):
+    """Somebody signals a single process; the job comes back by itself, and repeats nothing."""
+    app = make()
+    app.hold(0, HOLD)
+    sweep = app.start("lr=0.1")
+    job = app.job(0)
+    os.kill(job.held()[1], signal.SIGUSR2)
+    let_go(app)
+    assert sweep.wait() == 0, sweep.output + job.output
+    assert_same_ranks(job, undisturbed)
+    assert job.repeated == [0]
+    assert [one["code"] for one in job.events("end")] == [75, 0]
+    assert job.state["counts"]["preemptions"] == job.state["counts"]["restarts"] == 1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_the_others_and_the_job_starts_again_once(make, undisturbed, rank):
+    """The others stand in a collective that cannot end; a budget counts jobs, not ranks."""
+    app = make()
+    app.hold(0, HOLD)
+    sweep = app.start("lr=0.1")
+    job = app.job(0)
+    pids = job.held()
+    os.kill(pids[rank], signal.SIGKILL)
+    let_go(app)
+    assert sweep.wait() == 0, sweep.output + job.output
+    assert_same_ranks(job, undisturbed)
+    first, last = job.events("end")
+    assert (first["code"], first["reason"], last["code"]) == (-9, "crashed", 0)
+    assert "is gone; here " in (job.directory / f"output.log{['.1', ''][rank]}").read_text()
+    assert job.state["counts"]["failures"] == job.state["counts"]["restarts"] == 1
+    assert job.repeated == [HOLD - 10]
+    assert not any(processes.variable(pid, "FORGE_JOB_TOKEN") for pid in pids)
+
+
+def test_what_a_rank_raises_fails_the_job_by_its_name(make):
+    """It would raise it again: nothing is restarted, and nobody waits for the others."""
+    app = make(
+        misbehave="""
+        if step == 5 and os.environ["RANK"] == "1":
+            raise RuntimeError("planted")
+        """
+    )
+    done = app.run("lr=0.1")
+    job = app.job(0)
+    assert done.returncode != 0
+    assert "rank 1 of 2: RuntimeError: planted; what it printed is in output.log.1" in job.output
+    assert job.state["code"] == 1
+    assert job.state["counts"]["restarts"] == 0
+    assert 'RuntimeError("planted")' in (job.directory / "output.log.1").read_text()
+    assert job.is_free()
+
+
+@pytest.mark.proofs
+@pytest.mark.slow
+def test_a_rank_that_stands_for_ever_ends_the_job_at_its_deadline(make, undisturbed):
+    """Rank 1 holds the interpreter's lock, rank 0 its collective: stacks, SIGKILL, one restart."""
+    app = make(
+        misbehave="""
+        if step == 15 and RESTARTS == 0 and os.environ["RANK"] == "1":
+            Path(out_of(cfg), "stands").write_text(str(os.getpid()))
+            import ctypes
+            while True:
+                ctypes.PyDLL(None).sleep(600)
+        """.replace("out_of(cfg)", "HydraConfig.get().runtime.output_dir")
+    )
+    sweep = app.start("lr=0.1", "resilience.shutdown.timeout_s=3")
+    job = app.job(0)
+    mark = job.directory / "stands"
+    until(lambda: mark.exists() and mark.read_text(), "rank 1 to stand")
+    for pid in processes.descendants(job.wrapper):
+        processes.send(pid, signal.SIGUSR2)
+    assert sweep.wait() == 0, sweep.output + job.output
+    assert_same_ranks(job, undisturbed)
+    assert [one["reason"] for one in job.events("end")] == ["forced", "finished"]
+    assert job.state["counts"]["restarts"] == 1
+    assert "the stacks of all threads" in (job.directory / "output.log.1").read_text()

@@ -1,0 +1,74 @@
+"""Ranks of which one ends by itself, without forge.Run: `dying.py <directory> <spec as JSON>`.
+
+`who` ends as `how` says, and all others wait for it `where`; what they hear is printed. With `then`
+it is stopped instead, until rank 0 has proposed what it cannot answer, and sends it that signal.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from forge.errors import RankLost, Reason
+from forge.group.facts import StopAsked
+from forge.group.ranks import Ranks
+
+LONG_S = 1000.0
+directory, spec = Path(sys.argv[1]), json.loads(sys.argv[2])
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+torch.set_num_threads(1)
+dist.init_process_group(
+    "gloo", init_method=f"file://{os.environ['MEETING']}", rank=rank, world_size=size
+)
+group = Ranks()
+
+
+def end():
+    if spec.get("has_child"):
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            (directory / "child").write_text(str(os.getpid()))
+            os.write(writer, b"!")
+            while True:
+                signal.pause()  # until the test is over
+        os.read(reader, 1)
+    match spec["how"]:
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exits":
+            os._exit(0)
+        case "leaves":
+            group.close(0)
+            os._exit(1)
+
+
+def wait():
+    if spec["where"] == "gather":
+        group.gather("a value", b"", LONG_S)
+    boundary = 0
+    while group.agreed(boundary).stop is None:
+        boundary += 1
+
+
+try:
+    pids = [int(one) for one in group.gather("pids", str(os.getpid()).encode(), 60)]
+    if "then" not in spec and rank == spec["who"]:
+        end()
+    elif "then" in spec and rank == spec["who"]:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif "then" in spec and rank == 0:
+        state = Path("/proc", str(pids[spec["who"]]), "stat")
+        while state.read_text().rpartition(")")[2].split()[0] != "T":
+            pass
+        group.propose(StopAsked(75, Reason.requested))
+        os.kill(pids[spec["who"]], getattr(signal, spec["then"]))
+    wait()
+except RankLost as error:
+    print(error, flush=True)
+    group.close(0)
+    os._exit(70)
+group.close(30)

@@ -1,0 +1,153 @@
+"""A training on several ranks to one of which something happens, once over all attempts.
+
+`python struck.py <directory> <spec as JSON>`; an event is [where, step, rank, what]. `where` is a
+place of the script (`step`, `function`, `pass`, `batch`), or `state` and `load`: what forge asks of
+an object that it saves.
+"""
+
+import json
+import math
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+import forge
+from forge.checkpoint.ownership.fence import TOKEN_FILE
+
+torch.set_num_threads(1)
+directory, spec = Path(sys.argv[1]), json.loads(sys.argv[2])
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group(
+    "gloo", init_method=f"file://{os.environ['MEETING']}", rank=rank, world_size=size
+)
+WIDTH, N = 8, spec.get("n", 16)
+step = 0
+
+
+def happening(where):
+    """What is to happen here; it does not happen again."""
+    for number, (place, at, who, what) in enumerate(spec.get("events", [])):
+        mark = directory / f"happened_{number}_{rank}"
+        if (place, at, who) in ((where, step, rank), (where, step, -1)) and not mark.exists():
+            mark.touch()
+            yield what
+
+
+def act(where):
+    for what in happening(where):
+        match what:
+            case "exit":
+                os._exit(3)
+            case "exception":
+                raise RuntimeError("planted")
+            case "save":
+                run.save()
+            case "pin":
+                run.save(pin=True)
+            case "finish":
+                run.finish("enough")
+            case "full":  # from here on no file gets longer, as on a full disk
+                limit(8 << 10)
+            case "unhealthy":
+                limit(4000)
+            case "room":
+                limit(resource.RLIM_INFINITY)
+            case "clock":  # its job is killed in five seconds, which is too few for a stop
+                os.environ["FORGE_END_TIME"] = str(time.time() + 5)
+            case "taken":  # by a newer attempt
+                token = directory / "checkpoints" / TOKEN_FILE
+                token.write_text(json.dumps(json.loads(token.read_text()) | {"token": "another"}))
+            case _ if what.startswith("SIG"):
+                os.kill(os.getpid(), getattr(signal, what))
+
+
+def limit(num_bytes):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
+
+
+class Asked:
+    """What forge asks for its state, on every rank."""
+
+    def state_dict(self):
+        act("state")
+        return {"own": torch.full((4096,), float(rank))}  # a long file, for each rank
+
+    def load_state_dict(self, state):
+        act("load")
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, index):
+        act("batch")
+        x = torch.linspace(0, 1 + index, WIDTH).sin()
+        if index in spec.get("poison", []):
+            x = x * math.nan
+        return x, x.sum().reshape(1)
+
+
+torch.manual_seed(7)
+model = torch.nn.Sequential(
+    torch.nn.Linear(WIDTH, WIDTH), torch.nn.Dropout(0.2), torch.nn.Linear(WIDTH, 1)
+)
+model = DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+torch.manual_seed(100 + rank)
+loader = DataLoader(Numbers(), batch_size=4, sampler=DistributedSampler(Numbers(), seed=3))
+policy = {"checkpoint": {"dir": str(directory / "checkpoints"), **spec.get("checkpoint", {})}}
+policy |= spec.get("policy", {})
+evaluated = torch.zeros(1)
+act("start")
+
+
+def train(inputs, targets):
+    global step
+    step = run.step
+    act("step")
+    time.sleep(spec.get("pause_s", 0.0))  # what one rank proposes takes a moment to be agreed on
+    loss = (model(inputs) - targets).square().mean()
+    kinds = list(happening("loss"))
+    # Not once, but whenever this step is done.
+    kinds += [what for at, who, what in spec.get("always", []) if [at, who] == [step, rank]]
+    if "nan" in kinds:
+        loss = loss * math.nan
+    loss.backward()
+    if "nan gradient" in kinds:
+        next(model.parameters()).grad[0, 0] = math.nan
+    run.update(loss, optimizer, clip_norm=1.0)
+    if rank == 0 or not spec.get("only_first_logs"):
+        run.log(loss=loss, first=inputs[0, -1])
+
+
+with forge.Run(policy, model=model, optimizer=optimizer, asked=Asked()) as run:
+
+    @run.every(spec.get("every", 5))
+    def held_out(done):
+        global step
+        step = done
+        act("function")
+        if spec.get("has_collective"):
+            dist.all_reduce(evaluated)
+
+    if "epochs" in spec:
+        for epoch in run.epochs(spec["epochs"]):
+            for _, (inputs, targets) in run.batches(loader):
+                train(inputs, targets)
+            step = epoch
+            act("pass")
+    else:
+        for _, (inputs, targets) in run.steps(N, loader):
+            train(inputs, targets)
+    steps = run.step
+torch.save({**model.state_dict(), "steps": torch.tensor(steps)}, directory / f"weights_{rank}.pt")
+dist.destroy_process_group()

@@ -1,0 +1,55 @@
+"""Ranks whose loaders differ in length: refused before the pass, or at its end."""
+
+import pytest
+from ranked import RankedJob
+
+
+def passes(directory, *lengths, **spec):
+    return RankedJob(directory, len(lengths), "rank_passes.py", lengths=lengths, **spec)
+
+
+def test_loaders_of_different_lengths_are_refused_before_the_first_step(tmp_path):
+    """One rank would wait for the others after the pass, and they for it in a step."""
+    job = passes(tmp_path, 5, 4, 5)
+    assert job.run() == [78] * 3
+    for lines in job.printed:
+        (line,) = [one for one in lines if "differ in length" in one]
+        assert "rank 1 has 4 batches, rank 2 has 5" in line
+        assert "GlobalBatchSampler" in line
+    assert job.history.attempts[0].events[-1]["step"] == 0
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_passes_of_one_length_stop_and_end_together(is_stream, tmp_path):
+    """Whether the loaders say how long they are or not; a resume in a pass compares again."""
+    whole = passes(tmp_path / "whole", 40, 40, is_stream=is_stream)
+    whole.run_to_end()
+    stopped = passes(tmp_path / "stopped", 40, 40, is_stream=is_stream, signal=[3, 1])
+    stopped.run_to_end([75, 75])
+    stopped.assert_same_run(whole)
+    assert [int(one["steps"]) for one in whole.weights] == [80, 80]
+
+
+def test_streams_that_end_one_after_the_other_are_refused_at_the_end(tmp_path):
+    """Where no collective of a step has kept the longer one waiting."""
+    job = passes(tmp_path, 3, 4, is_stream=True, is_quiet=True)
+    assert job.run() == [78, 78]
+    for lines in job.printed:
+        assert any("rank 0 has 3 batches, rank 1 has 4" in one for one in lines)
+
+
+def test_a_stream_that_ends_while_others_are_in_a_step_is_named(tmp_path):
+    """Once their collective has given up; until then nothing that follows the pass answers it."""
+    job = passes(tmp_path, 3, 4, is_stream=True, timeout_s=2)
+    codes = job.run()
+    assert codes[0] == 70
+    assert codes[1] not in (0, 75)
+    assert "The loader of this rank has ended after 3 batches" in job.output
+    assert "a step of another rank has answered" not in job.output
+
+
+def test_a_loop_over_steps_takes_loaders_of_any_length(tmp_path):
+    """Each rank begins its next epoch by itself, and all of them end after the same step."""
+    job = passes(tmp_path, 3, 4, steps=10)
+    job.run_to_end()
+    assert [int(one["steps"]) for one in job.weights] == [10, 10]

@@ -1,0 +1,146 @@
+"""What becomes true on one rank alone ends, or changes, the training of all in the same way.
+
+Each test looks at the exit code of every rank, and none may leave a process.
+"""
+
+import signal
+
+import pytest
+from ranked import RankedJob
+
+SIZE = 2
+KILLED = -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    job = RankedJob(tmp_path_factory.mktemp("undisturbed"), SIZE, "struck.py")
+    job.run_to_end()
+    return job
+
+
+def struck(directory, *events, size=SIZE, **spec):
+    return RankedJob(directory, size, "struck.py", events=events, pause_s=0.03, **spec)
+
+
+def run(job):
+    """The exit codes of one attempt, which leaves no process."""
+    processes = job.start()
+    codes = [one.wait() for one in processes]
+    assert all(one.is_session_gone() for one in processes), job.output
+    return codes
+
+
+PLACES = {
+    "a save": ["state", 7, "SIGKILL"],
+    "a function": ["function", 10, "SIGKILL"],
+    "its own exit": ["function", 10, "exit"],
+}
+
+
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_rank_that_dies_where_others_wait_for_it_ends_them(place, who, undisturbed, tmp_path):
+    """They would wait for half an hour, and the node would be paid for it."""
+    where, step, what = PLACES[place]
+    job = struck(tmp_path, [where, step, who, what], checkpoint={"every_steps": 4})
+    codes = run(job)
+    assert codes.pop(who) == (3 if what == "exit" else KILLED)
+    assert codes == [70] * (SIZE - 1), job.output
+    assert "is gone" in job.output
+    assert run(job) == [0] * SIZE, job.output
+    job.assert_same_run(undisturbed)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_dies_as_the_job_resumes_ends_the_others(who, undisturbed, tmp_path):
+    """Before the first step there is a lot that ranks wait for each other in."""
+    events = ["step", 9, 1, "SIGUSR1"], ["load", 0, who, "SIGKILL"]
+    job = struck(tmp_path, *events)
+    assert run(job) == [75] * SIZE, job.output
+    codes = run(job)
+    assert codes.pop(who) == KILLED
+    assert set(codes) <= {1, 70}, job.output
+    assert run(job) == [0] * SIZE, job.output
+    job.assert_same_run(undisturbed)
+
+
+def saved_by(job, cause):
+    """The steps at which the last attempt has saved for that cause."""
+    events = job.history.attempts[-1].events
+    return [e["step"] for e in events if e["kind"] == "save" and e["reason"] == cause]
+
+
+@pytest.mark.parametrize("what", ["SIGTERM", "clock"])
+def test_what_stops_one_rank_stops_all(what, undisturbed, tmp_path):
+    """A signal, or the end of the job's time by the clock of one rank."""
+    event = ["start", 0, 1, "clock"] if what == "clock" else ["step", 6, 1, what]
+    job = struck(tmp_path, event)
+    assert run(job) == [75 if what == "clock" else 143] * SIZE, job.output
+    assert run(job) == [0] * SIZE, job.output
+    job.assert_same_run(undisturbed)
+
+
+@pytest.mark.parametrize("what", ["save", "pin", "SIGUSR2"])
+@pytest.mark.parametrize("who", [1, -1], ids=["one", "all"])
+def test_a_save_that_one_rank_asks_for_is_one_of_all(what, who, undisturbed, tmp_path):
+    """Once, at a boundary that all agree on, and kept where that was asked for."""
+    signals = {"signal": {"name": "USR1", "actions": {"USR2": "save"}}}
+    policy = {"keep_last": 1, "every_steps": None, "every_s": None}
+    job = struck(tmp_path, ["step", 6, who, what], checkpoint=policy, policy=signals)
+    assert run(job) == [0] * SIZE, job.output
+    job.assert_same_run(undisturbed)
+    saved = saved_by(job, "requested")
+    assert saved
+    assert 7 <= saved[0] <= saved[-1] <= 7 + 3
+    kept = {one.name for one in job.checkpoints.glob("step_*")}
+    assert kept == {"step_16", *(f"step_{step}" for step in saved if what == "pin")}
+
+
+def test_a_pin_outlives_a_save_that_came_before_all_had_agreed_on_it(tmp_path):
+    """A periodic save made meanwhile holds what was asked for, but nobody has pinned it."""
+    policy = {"keep_last": 1, "every_steps": 1}
+    job = struck(tmp_path, ["step", 6, 1, "pin"], checkpoint=policy)
+    assert run(job) == [0] * SIZE, job.output
+    pinned = [one.name for one in job.checkpoints.glob("pinned_*")]
+    assert len(pinned) == 1
+    assert (job.checkpoints / pinned[0].removeprefix("pinned_")).is_dir()
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_disk_that_fails_for_one_rank_fails_the_save_of_all(who, undisturbed, tmp_path):
+    """All count it, and the next save succeeds; where it is the last one, all end by it."""
+    once = [["state", 7, who, "full"], ["step", 9, who, "room"]]
+    job = struck(tmp_path, *once, ["step", 13, who, "full"], checkpoint={"every_steps": 4})
+    assert run(job) == [74] * SIZE, job.output
+    failed = [e["step"] for e in job.history.attempts[0].events if e["kind"] == "save_failed"]
+    assert failed[0] == 8
+    assert saved_by(job, "periodic") == [4, 12]
+    assert run(job) == [0] * SIZE, job.output
+    job.assert_same_run(undisturbed)
+
+
+def test_a_node_that_is_unhealthy_for_one_rank_is_refused_by_all(tmp_path):
+    """The others would wait for it, or train without it."""
+    job = struck(tmp_path, ["start", 0, 1, "unhealthy"])
+    assert run(job) == [69] * SIZE, job.output
+    assert "Health check `disk` failed" in job.printed[1][0]
+
+
+def test_an_older_attempt_that_wakes_up_ends_on_all_ranks(tmp_path):
+    """It must not commit, and no rank of it may stay."""
+    job = struck(tmp_path, ["step", 6, 1, "taken"], checkpoint={"every_steps": 4})
+    assert run(job) == [73] * SIZE, job.output
+    assert {one.name for one in job.checkpoints.glob("step_*")} == {"step_4"}
+
+
+@pytest.mark.parametrize("place", ["function", "batch"])
+def test_an_error_of_the_user_on_one_rank_ends_all(place, undisturbed, tmp_path):
+    """In an evaluation the others wait for its end, in a step for its gradients."""
+    job = struck(tmp_path, [place, 10, 1, "exception"], checkpoint={"every_steps": 4})
+    codes = run(job)
+    assert codes[1] == 1
+    assert codes[0] == 70 if place == "function" else codes[0] in (1, 70), job.output
+    assert "RuntimeError: planted" in job.printed[1][-1]
+    assert run(job) == [0] * SIZE, job.output
+    job.assert_same_run(undisturbed)
