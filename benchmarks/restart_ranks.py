@@ -225,9 +225,8 @@ def main() -> None:
             rng = random.Random(f"{options.seed} {number}")  # the same strike for each kind
             found[kind].append(restarted(kind, options.ranks, options.every, rng))
     print(f"{options.ranks} ranks, saved every {options.every} steps, {options.rounds} kills")
-    print(
-        f"  {'':10}{'s until all train':>18}{'from':>8}{'to':>8}{'s until a start':>17}{'repeated':>10}"
-    )
+    titles = f"{'s until all train':>18}{'from':>8}{'to':>8}{'s until a start':>17}{'repeated':>10}"
+    print(f"  {'':10}{titles}")
     for kind, rows in found.items():
         starts, trains, steps = zip(*rows, strict=True)
         print(
