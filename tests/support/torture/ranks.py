@@ -26,7 +26,6 @@ from forge.checkpoint import Store
 from forge.config.schema import CheckpointConfig
 from forge.errors import RankFailed, RankLost
 from forge.group import ranks as group_ranks
-from forge.group.facts import Agreed, Fact
 from forge.group.ranks import Ranks
 
 SIZE, STEPS = 3, (1, 2)
@@ -35,61 +34,14 @@ TELLS = ("set", "multi_get", "delete_key")
 so their number is chance."""
 LANES = 4
 """Groups at a time: most of it is waiting, for each other and for addresses to be looked up."""
-SLICE_S = 0.2
-"""Seconds after which a rank that waits looks whether another was killed."""
 
 Point = tuple[int, str, int, str]
 """Rank; `disk` or `group`; number of the call; before, halfway or after."""
 Visit = Callable[[str, int, Any], Any]
 """Given `disk` or `group`, the number of a call, and the call (of the group: what makes it)."""
 
-
-class Survivors:
-    """The group, in which a rank that was killed is noticed: `IS_DEAD` is set as it dies.
-
-    Until then nobody gives up, however slow the machine is.
-    """
-
-    def __init__(self, shared: Shared) -> None:
-        self._ranks, self._shared = Ranks(), shared
-        self.rank, self.size = self._ranks.rank, self._ranks.size
-        self._meet(IS_HERE)  # who connects to a store that is gone tries it for long
-
-    def gather(
-        self, key: str, value: bytes, timeout_s: float, unless: object = None
-    ) -> list[bytes]:
-        while True:
-            until = time.monotonic() + SLICE_S
-            try:
-                return self._ranks.gather(key, value, SLICE_S)
-            except RankLost:
-                if self._shared[IS_DEAD] or time.monotonic() < until:  # rank 0 is gone
-                    raise
-
-    def forget(self, key: str) -> None:
-        self._ranks.forget(key)
-
-    def propose(self, fact: Fact) -> None:
-        raise NotImplementedError
-
-    def agreed(self, boundary: int) -> Agreed:
-        raise NotImplementedError
-
-    def close(self, timeout_s: float) -> None:
-        """All together, as rank 0 hosts the store."""
-        self._meet(HAS_LEFT)
-
-    def _meet(self, place: int) -> None:
-        self._shared[place + self.rank] = 1
-        while not self._shared[IS_DEAD]:
-            if all(self._shared[place + rank] for rank in range(SIZE)):
-                break
-            time.sleep(0.001)
-
-
-DONE, IS_HERE, HAS_LEFT, IS_DEAD = (number * SIZE for number in range(4))
-"""Places in what is shared: for each rank operations done, whether it has come, and has left; and
-whether one was killed."""
+DONE, IS_HERE = 0, SIZE
+"""Places in what is shared, for each rank: operations done; whether it has come."""
 
 
 def _state(rank: int, step: int) -> dict[str, Any]:
@@ -107,7 +59,7 @@ def _opened(directory: Path, ranks: Any, attempt: int) -> Store:
     config = CheckpointConfig(keep_last=2)
     if ranks.rank == 0:
         store = Store(directory, config, attempt=attempt, ranks=ranks)
-    ranks.gather("the claim", b"", 0)
+    ranks.gather("the claim", b"", children.PATIENCE_S)
     return store if ranks.rank == 0 else Store(directory, config, attempt=attempt, ranks=ranks)
 
 
@@ -147,7 +99,11 @@ def _save_all(rank: int, directory: Path, meeting: str, shared: Shared, visit: V
     """What one rank does; returns why it has ended before its time."""
     _meet(rank, meeting)
     with _visited(directory, visit):
-        group = Survivors(shared)
+        group = Ranks()
+        shared[IS_HERE + rank] = 1
+        while not all(shared[IS_HERE + one] for one in range(SIZE)):
+            time.sleep(0.001)  # none is killed while another connects to it
+        patience_s = children.PATIENCE_S
         try:
             store = _opened(directory, group, attempt=1)
             for done, step in enumerate(STEPS, 1):
@@ -156,16 +112,17 @@ def _save_all(rank: int, directory: Path, meeting: str, shared: Shared, visit: V
             store.close()
             return ""
         except (OSError, RankLost, RankFailed) as error:
+            patience_s = 0.0
             return f"{type(error).__name__}: {error}"
         finally:
-            group.close(0)
+            group.close(patience_s)
 
 
 def _meet(rank: int, meeting: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=SIZE)
 
 
-def _killing(point: Point, shared: Shared) -> Visit:
+def _killing(point: Point) -> Visit:
     _, kind, number, when = point
 
     def visit(found: str, count: int, call: Any) -> Any:
@@ -177,7 +134,6 @@ def _killing(point: Point, shared: Shared) -> Visit:
                 make()
         if when == "halfway" and call.is_halvable:
             call.make_half()
-        shared[IS_DEAD] = 1
         children.die()
         return None
 
@@ -202,7 +158,7 @@ def _count(rank: int, directory: Path, meeting: str, shared: Shared) -> list[tup
 def _resume(rank: int, directory: Path, meeting: str, shared: Shared) -> int:
     """What a fresh rank resumes from, 0 for nothing; then it has saved the next step."""
     _meet(rank, meeting)
-    group = Survivors(shared)
+    group = Ranks()
     store = _opened(directory, group, attempt=2)
     found = store.newest()
     step = 0 if found is None else found.manifest.step
@@ -215,7 +171,7 @@ def _resume(rank: int, directory: Path, meeting: str, shared: Shared) -> int:
     assert found.manifest.step == step + 1, "the next save is not there"
     assert scenario.same(found.state, _state(rank, step + 1))
     store.close()
-    group.close(0)
+    group.close(children.PATIENCE_S)
     return step
 
 
@@ -237,7 +193,7 @@ def _one(root: Path, plan: Plan, point: Point) -> tuple[bool, str]:
     dead, directory = point[0], root / "checkpoints"
 
     def doomed(rank: int, meeting: str, shared: Shared) -> str:
-        visit = _killing(point if rank == dead else (rank, "", -1, ""), shared)
+        visit = _killing(point if rank == dead else (rank, "", -1, ""))
         return _save_all(rank, directory, meeting, shared, visit)
 
     ends, shared = _ended(root, plan, doomed)
