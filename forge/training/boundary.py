@@ -33,6 +33,9 @@ from forge.training.start.run_directory import RunDirectory
 
 _ACTION: Any = NanAction
 
+_ALL_S = 300.0
+"""Seconds that the ranks may come after each other to a call that all of them have to make."""
+
 _COPIES = 10
 """A boundary is held where its functions take as long as so many copies of its state."""
 
@@ -79,6 +82,7 @@ class Boundary:
         self._group = group
         self._rollback = Rollback(policy.nan, loops, contents, directory, nan, leaving)
         self._exchange = Exchange(group, "boundaries")
+        self._calls = Exchange(group, "calls", _ALL_S)
         self._visits = 0
         """Boundaries that the run has come to."""
         self._pinned: int | None = None
@@ -361,6 +365,8 @@ class Boundary:
     def _save_now(self) -> None:
         is_between_loops, self._loops.is_between = self._loops.is_between, False
         with preflight.exits():
+            # Else a rank that alone calls it would wait in a save, perhaps with another one.
+            self._calls.give("run.save() outside a loop, which every rank has to call", bool)
             self._directory.metrics.flush()
             self._saver.save(self._loops.step, self._contents.capture, SaveCause.requested)
         self._loops.is_between = is_between_loops
