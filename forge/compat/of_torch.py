@@ -130,6 +130,17 @@ def makes_own_iterator(loader: torch.utils.data.DataLoader[Any]) -> bool:
     return type(loader)._get_iterator is not DataLoader._get_iterator
 
 
+def default_store() -> Any:
+    """The store in which the ranks of the default process group have met.
+
+    If it goes: `dist.broadcast_object_list` says the same, and waits half an hour for a rank that
+    does not come.
+    """
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()
+
+
 def bucket_order(ddp: torch.nn.parallel.DistributedDataParallel) -> list[int]:
     """The numbers of a DDP module's parameters, in the order of the buckets it has made anew.
 

@@ -169,9 +169,9 @@ class Peers:
         Args:
             linger_s: Seconds to wait until they have left as well.
         """
-        for connection in list(self._connections.values()):
+        for one in self._sockets():
             with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_WR)
+                one.shutdown(socket.SHUT_RDWR if one is self._listener else socket.SHUT_WR)
         if linger_s:
             self._thread.join(linger_s)
 

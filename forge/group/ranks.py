@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
+import json
 import math
 import os
 import queue
@@ -29,10 +31,14 @@ from typing import Any
 
 import torch.distributed as dist
 
+from forge.compat import of_torch
 from forge.errors import RankLost
 from forge.group import facts
 from forge.group.facts import Agreed, Fact, SaveAsked, StopAsked
 from forge.group.peers import Door, Peers
+
+START_S = 300.0
+"""Seconds that the ranks of a job may come after each other to its start."""
 
 ANSWER_S = 120.0
 """Seconds that a rank may take to answer a proposal: its thread does nothing else."""
@@ -71,15 +77,15 @@ class Ranks:
         """Why they can no longer agree."""
         self._is_closed = False
         here = socket.gethostname()
-        found: list[Any] = [None]
+        found: list[Any] = []
         self._server: Any = None
         self._peers = Peers(self.size, self._lose)
         if self.rank == 0:
             self._server = _store(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
             address = os.environ.get("MASTER_ADDR") or here
-            found = [(here, address, self._server.port, *self._peers.listen())]
-        dist.broadcast_object_list(found, src=0)
-        there, address, port, *door = found[0]
+            port, word = self._peers.listen()
+            found = [here, address, self._server.port, port, word.hex()]
+        there, address, port, *door = _told_by_first(found)
         self._address = _LOOPBACK if there == here else address, port
         self._own = threading.local()
         self._connection()  # now: one to a store that is gone would be tried for long
@@ -107,7 +113,9 @@ class Ranks:
         for thread in self._threads:
             thread.start()
         if self.rank:
-            self._peers.join(self.rank, self._address[0], Door(*door), _CONNECT_S)
+            self._peers.join(
+                self.rank, self._address[0], Door(door[0], bytes.fromhex(door[1])), _CONNECT_S
+            )
 
     def _client(self) -> Any:
         """A connection of its own: whoever waits in the store holds his."""
@@ -294,6 +302,27 @@ class Ranks:
         self._is_closed = True
         self._peers.close()
         self._server = None
+
+
+_made = itertools.count()
+"""How often this process has been one of several ranks: as often as the others have."""
+
+
+def _told_by_first(value: list[Any]) -> list[Any]:
+    """What rank 0 says, to all: by the store in which they have met, which holds nobody up."""
+    meeting, key = of_torch.default_store(), f"forge/ranks/{next(_made)}"
+    if value:
+        meeting.set(key, json.dumps(value))
+    deadline = time.monotonic() + START_S
+    while not meeting.check([key]):
+        if time.monotonic() >= deadline:
+            raise RankLost(
+                f"Rank 0 has not come to this forge.Run within {START_S:g} s, and this is rank"
+                f" {dist.get_rank()} of {dist.get_world_size()}: every rank has to enter it."
+            )
+        time.sleep(_PAUSE_S)
+    told: list[Any] = json.loads(meeting.get(key))
+    return told
 
 
 def _store(*args: Any, **options: Any) -> Any:

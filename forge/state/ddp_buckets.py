@@ -28,6 +28,24 @@ def _wrapped(objects: Mapping[str, Any]) -> Iterator[tuple[str, DistributedDataP
                     yield path, module
 
 
+def problems(objects: Mapping[str, Any], num_ranks: int) -> list[str]:
+    """What cannot be resumed with the same bits: sums of two have no order, those of more do."""
+    if num_ranks <= 2:
+        return []
+    return [
+        f"{name} holds a DistributedDataParallel with static_graph=True, and there are {num_ranks}"
+        " ranks: a resumed job would sum its first gradients in another order, so that the last"
+        " bits differ. Leave static_graph out (for activation checkpointing use_reentrant=False"
+        " needs none; for parameters without gradients there is find_unused_parameters=True)."
+        for name, one in objects.items()
+        if isinstance(one, torch.nn.Module) and any(map(_is_static, one.modules()))
+    ]
+
+
+def _is_static(module: torch.nn.Module) -> bool:
+    return isinstance(module, DistributedDataParallel) and bool(module.static_graph)
+
+
 def capture(objects: Mapping[str, Any]) -> dict[str, list[int]]:
     """By the path of each DDP module, the numbers of its parameters in the order of its buckets.
 

@@ -35,8 +35,8 @@ from forge.training.start.run_directory import RunDirectory
 
 _ACTION: Any = NanAction
 
-_HEARD_S = 5.0
-"""Seconds until all ranks have heard of a stop that has broken a function on one of them."""
+_ALL_S = 300.0
+"""Seconds that the ranks may come after each other to a call that all of them have to make."""
 
 
 class Boundary:
@@ -81,6 +81,7 @@ class Boundary:
         self._group = group
         self._rollback = Rollback(policy.nan, loops, contents, directory, nan, leaving)
         self._exchange = Exchange(group, "boundaries")
+        self._calls = Exchange(group, "calls", _ALL_S)
         self._visits = 0
         """Boundaries that the run has come to."""
         self._pinned: int | None = None
@@ -259,9 +260,7 @@ class Boundary:
                 self._evaluations.run(due, self._loops.step, before_each=self.poll)
                 self._leaving.raise_again()
         except Exception as error:
-            if holding.is_explained(error, self._handler.explains):
-                messages.warn(f"{type(error).__name__}: {error}, after a stop was asked for")
-                holding.stop_if_due(_HEARD_S)
+            holding.stop_by(error, self._handler.explains)
             raise
         if holding.held is None:
             self._limit.arrive()  # a stop had to wait for them
@@ -367,6 +366,8 @@ class Boundary:
     def _save_now(self) -> None:
         is_between_loops, self._loops.is_between = self._loops.is_between, False
         with preflight.exits():
+            # Else a rank that alone calls it would wait in a save, perhaps with another one.
+            self._calls.give("run.save() outside a loop, which every rank has to call", bool)
             self._directory.metrics.flush()
             self._saver.save(self._loops.step, self._contents.capture, SaveCause.requested)
         self._loops.is_between = is_between_loops
@@ -389,8 +390,7 @@ class Boundary:
     def poll(self) -> None:
         """See `Run.poll`."""
         self._leaving.raise_again()
-        if self._holding.held is not None:
-            self._holding.stop_if_due()
+        self._holding.stop_if_due()
 
     def _stop(self, asked: StopAsked) -> NoReturn:
         held = self._holding.held

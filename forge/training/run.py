@@ -327,6 +327,8 @@ class Run:
     def save(self, *, pin: bool = False) -> None:
         """Save at the next step boundary (at once where no step is under way).
 
+        Of several ranks one is enough in a step; outside a loop every rank has to call it.
+
         Args:
             pin: Keep this checkpoint permanently, as `forge pin` does.
         """

@@ -14,12 +14,12 @@ from forge.checkpoint.save.together import Exchange
 from forge.config.schema import NanAction, Policy, Resume, SignalAction
 from forge.errors import ConfigError, Exit, RankLost
 from forge.group import start, torchrun
-from forge.group.ranks import MARGIN
+from forge.group.ranks import MARGIN, START_S
 from forge.jobdir import job_dir, spawned
 from forge.jobdir.job_files import RANK, SAVE_WITHIN, forge_dir
 from forge.process.time_limit import TimeLimit
 from forge.shutdown import stopping
-from forge.state import overlooked, rng
+from forge.state import ddp_buckets, overlooked, rng
 from forge.state.built import Built
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
@@ -40,9 +40,6 @@ from forge.training.start.owner import Owner
 from forge.training.start.run_directory import RunDirectory
 
 _ACTION: Any = NanAction
-
-_START_S = 300.0
-"""Seconds that the ranks of a job may come after each other to its start."""
 
 _LEAVE_S = 10.0
 """Seconds that they wait for each other as they leave."""
@@ -112,10 +109,16 @@ class Session:
         self._was_installed = stopping.is_installed()
         with preflight.exits():
             self._group = start.group()
-            exchange = Exchange(self._group, "start", _START_S)
-            job, checkpoint_dir = map(Path, exchange.first("the job's directory", self._places))
-        with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
-            self._claim(exchange, job, checkpoint_dir)
+        exchange = Exchange(self._group, "start", START_S)
+        entered = "this forge.Run, which every rank has to enter"
+        try:
+            with preflight.exits():
+                job, checkpoint_dir = map(Path, exchange.first(entered, self._places))
+            with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
+                self._claim(exchange, job, checkpoint_dir)
+        except BaseException:
+            self._group.close(0)
+            raise
         self.metrics = self._directory.metrics
         try:
             self._handler = stopping.install(self._policy, forge_dir(job))
@@ -129,6 +132,8 @@ class Session:
                     built=built,
                     is_change_wanted=self._policy.resume is Resume.changed,
                 )
+                if problems := ddp_buckets.problems(self._live.objects, self._group.size):
+                    raise ConfigError(problems, "What is given to forge.Run")
                 preflight.check_code(job, self._policy.requeue.on_code_change)
                 exchange.give(
                     "the health checks",

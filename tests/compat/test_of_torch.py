@@ -164,6 +164,16 @@ def wrapped():
     return nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=1e-5)
 
 
+def test_the_default_store_has_what_ranks_tell_each_other(alone):
+    """It was made for the group, and can be asked without waiting."""
+    with contract(of_torch.default_store):
+        store = of_torch.default_store()
+        assert not store.check(["forge"])
+        store.set("forge", b"value")
+        assert store.check(["forge"])
+        assert store.get("forge") == b"value"
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3, 12])
 def test_buckets(steps, alone):
     """After any number of steps the order is known, and another process can be given it."""

@@ -37,6 +37,7 @@ class RankedJob:
         common = {
             "WORLD_SIZE": str(self.size),
             "MASTER_ADDR": "127.0.0.1",
+            "RES_OPTIONS": "timeout:1 attempts:1",  # a store looks its own address up
             "MEETING": str(self.directory / f"meeting_{uuid.uuid4().hex}"),
         }
         command = [sys.executable, str(self.script), str(self.directory), json.dumps(self.spec)]

@@ -100,7 +100,6 @@ class _Zygote:
                 "ROOM": ROOM,
                 "PYTHONPATH": QUICK if IS_QUICK else "",
                 "OMP_NUM_THREADS": "1",
-                "RES_OPTIONS": "timeout:1 attempts:1",  # torch asks for the names of addresses
             },
         )
         theirs.close()

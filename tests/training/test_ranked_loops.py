@@ -35,8 +35,12 @@ def epochs(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "event",
-    [["step", 8, 1, "SIGUSR1"], ["pass", 1, 1, "SIGUSR1"], ["function", 10, 0, "SIGUSR1"]],
-    ids=["in a pass", "after a pass", "in a function"],
+    [
+        ["pass", 1, 1, "SIGUSR1"],
+        pytest.param(["step", 8, 1, "SIGUSR1"], marks=pytest.mark.proofs),
+        pytest.param(["function", 10, 0, "SIGUSR1"], marks=pytest.mark.proofs),
+    ],
+    ids=["after a pass", "in a pass", "in a function"],
 )
 def test_a_stop_in_epochs_comes_after_the_same_step_on_all(event, epochs, tmp_path):
     """Wherever one rank is signalled; the other may be in the next pass already."""
@@ -59,7 +63,11 @@ def test_a_kill_in_epochs_costs_no_bit(place, epochs, tmp_path):
     job.assert_same_run(epochs)
 
 
-@pytest.mark.parametrize("stop", [[], [["step", 8, 0, "SIGUSR1"]]], ids=["at once", "after a stop"])
+@pytest.mark.parametrize(
+    "stop",
+    [[], pytest.param([["step", 8, 0, "SIGUSR1"]], marks=pytest.mark.proofs)],
+    ids=["at once", "after a stop"],
+)
 def test_what_one_rank_finishes_after_a_pass_ends_the_epochs_of_all(stop, tmp_path):
     """Early stopping: after the same epoch in every run."""
     job = struck(tmp_path, *stop, ["pass", 2, 1, "finish"], epochs=6)
@@ -89,7 +97,7 @@ def test_a_save_by_the_clock_is_one_of_all_ranks(tmp_path):
     job.assert_same_run(undisturbed)
 
 
-@pytest.mark.parametrize("when_busy", ["skip", "wait"])
+@pytest.mark.parametrize("when_busy", ["skip", pytest.param("wait", marks=pytest.mark.proofs)])
 def test_saves_beside_training_are_of_the_same_steps_on_all(when_busy, tmp_path):
     """Of many ranks some would be busy, and some would not: all wait."""
     saves = {"async_save": True, "every_steps": 2, "when_busy": when_busy, "keep_last": 100}

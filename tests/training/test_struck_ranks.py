@@ -38,8 +38,22 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("who", [0, 1])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "who"),
+    [
+        ("a save", 1),
+        ("a function", 0),
+        *(
+            pytest.param(place, who, marks=pytest.mark.proofs)
+            for place, who in [
+                ("a save", 0),
+                ("a function", 1),
+                ("its own exit", 0),
+                ("its own exit", 1),
+            ]
+        ),
+    ],
+)
 def test_a_rank_that_dies_where_others_wait_for_it_ends_them(place, who, undisturbed, tmp_path):
     """They would wait for half an hour, and the node would be paid for it."""
     where, step, what = PLACES[place]
@@ -52,6 +66,7 @@ def test_a_rank_that_dies_where_others_wait_for_it_ends_them(place, who, undistu
     job.assert_same_run(undisturbed)
 
 
+@pytest.mark.proofs
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_rank_that_dies_as_the_job_resumes_ends_the_others(who, undisturbed, tmp_path):
     """Before the first step there is a lot that ranks wait for each other in."""
@@ -82,7 +97,7 @@ def test_what_stops_one_rank_stops_all(what, undisturbed, tmp_path):
 
 
 @pytest.mark.parametrize("what", ["save", "pin", "SIGUSR2"])
-@pytest.mark.parametrize("who", [1, -1], ids=["one", "all"])
+@pytest.mark.parametrize("who", [1, pytest.param(-1, marks=pytest.mark.proofs)], ids=["one", "all"])
 def test_a_save_that_one_rank_asks_for_is_one_of_all(what, who, undisturbed, tmp_path):
     """Once, at a boundary that all agree on, and kept where that was asked for."""
     signals = {"signal": {"name": "USR1", "actions": {"USR2": "save"}}}
@@ -107,7 +122,7 @@ def test_a_pin_outlives_a_save_that_came_before_all_had_agreed_on_it(tmp_path):
     assert (job.checkpoints / pinned[0].removeprefix("pinned_")).is_dir()
 
 
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.proofs), 1])
 def test_a_disk_that_fails_for_one_rank_fails_the_save_of_all(who, undisturbed, tmp_path):
     """All count it, and the next save succeeds; where it is the last one, all end by it."""
     once = [["state", 7, who, "full"], ["step", 9, who, "room"]]
@@ -144,3 +159,26 @@ def test_an_error_of_the_user_on_one_rank_ends_all(place, undisturbed, tmp_path)
     assert "RuntimeError: planted" in job.printed[1][-1]
     assert run(job) == [0] * SIZE, job.output
     job.assert_same_run(undisturbed)
+
+
+@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.proofs), 1])
+def test_a_rank_that_enters_the_run_alone_ends_and_says_so(who, tmp_path):
+    """A script that has `if rank == 0:` around it would hang."""
+    job = struck(tmp_path, ["start", 0, 1 - who, "stays out"], start_s=0.5)
+    codes = run(job)
+    assert (codes[who], codes[1 - who]) == (70, 0), job.output
+    said = " ".join(job.printed[who])
+    assert f"Rank {1 - who}" in said
+    assert "every rank has to enter" in said
+
+
+def test_a_save_outside_a_loop_is_called_by_every_rank(undisturbed, tmp_path):
+    """One that calls it alone would wait, or save with another's last save."""
+    together = struck(tmp_path / "all", ["outside", 15, -1, "save"])
+    assert run(together) == [0] * SIZE, together.output
+    together.assert_same_run(undisturbed)
+    alone = struck(tmp_path / "one", ["outside", 15, 1, "save"], all_s=0.5)
+    assert run(alone) == [70] * SIZE, alone.output
+    assert "run.save() outside a loop, which every rank has to call" in alone.output
+    assert run(alone) == [0] * SIZE, alone.output
+    alone.assert_same_run(undisturbed)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from forge import messages
 from forge.checkpoint.save.together import Exchange
 from forge.errors import RankLost
 from forge.group.facts import StopAsked
@@ -24,6 +25,9 @@ from forge.training.saver import Saver
 
 _COPIES = 10
 """A boundary is held where its functions take as long as so many copies of its state."""
+
+_HEARD_S = 5.0
+"""Seconds until all ranks have heard of a stop that has broken a function on one of them."""
 
 _LOOK_S = 0.02
 """Between two looks whether all ranks have heard of a stop."""
@@ -120,20 +124,24 @@ class Holding:
         return self._group.held_stop() is not None
 
     def stop_if_due(self, within_s: float = 0.0) -> None:
-        """Commit and leave, once that is due; else return."""
+        """Commit what is held and leave, once that is due; else return."""
+        if self.held is None:
+            return
         until = time.monotonic() + within_s
         while not (is_due := self.is_stop_due()) and time.monotonic() < until:
             time.sleep(_LOOK_S)
-        if is_due and self.held is not None:
+        if is_due:
             self._leaving.stop(self._asked_of_all(), self.held.commit)
 
     def _asked_of_all(self) -> StopAsked:
         return self._group.held_stop() or self._leaving.asked()
 
-    def is_explained(self, error: Exception, explains: Callable[[Exception], bool]) -> bool:
-        """Whether an error in a function follows from a stop that leaves what is held."""
+    def stop_by(self, error: Exception, explains: Callable[[Exception], bool]) -> None:
+        """Leave where an error in a function follows from a stop; else return."""
         is_known = self._is_stopping() or self._group.held_stop() is not None
-        return self.held is not None and (is_known or explains(error))
+        if self.held is not None and (is_known or explains(error)):
+            messages.warn(f"{type(error).__name__}: {error}, after a stop was asked for")
+            self.stop_if_due(_HEARD_S)
 
     def watched(self) -> contextlib.AbstractContextManager[None]:
         """Meanwhile a thread commits it once that is due."""

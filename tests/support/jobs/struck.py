@@ -5,6 +5,7 @@ place of the script (`step`, `function`, `pass`, `batch`), or `state` and `load`
 an object that it saves.
 """
 
+import atexit
 import json
 import math
 import os
@@ -20,6 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import forge
+import forge.group.ranks
+import forge.training.boundary
+import forge.training.session
 from forge.checkpoint.ownership.fence import TOKEN_FILE
 
 torch.set_num_threads(1)
@@ -60,6 +64,12 @@ def act(where):
                 limit(4000)
             case "room":
                 limit(resource.RLIM_INFINITY)
+            case "stays out":  # of the Run, until the others have left theirs
+                while not all(
+                    (directory / f"left_{one}").exists() for one in {*range(size)} - {rank}
+                ):
+                    time.sleep(0.01)
+                sys.exit(0)
             case "clock":  # its job is killed in five seconds, which is too few for a stop
                 os.environ["FORGE_END_TIME"] = str(time.time() + 5)
             case "taken":  # by a newer attempt
@@ -107,7 +117,11 @@ loader = DataLoader(Numbers(), batch_size=4, sampler=DistributedSampler(Numbers(
 policy = {"checkpoint": {"dir": str(directory / "checkpoints"), **spec.get("checkpoint", {})}}
 policy |= spec.get("policy", {})
 evaluated = torch.zeros(1)
+forge.group.ranks.START_S = forge.training.session.START_S = spec.get("start_s", 300)
+forge.training.boundary._ALL_S = spec.get("all_s", 300)
 act("start")
+if "start_s" in spec:
+    atexit.register((directory / f"left_{rank}").touch)
 
 
 def train(inputs, targets):
@@ -148,6 +162,7 @@ with forge.Run(policy, model=model, optimizer=optimizer, asked=Asked()) as run:
     else:
         for _, (inputs, targets) in run.steps(N, loader):
             train(inputs, targets)
+    act("outside")
     steps = run.step
 torch.save({**model.state_dict(), "steps": torch.tensor(steps)}, directory / f"weights_{rank}.pt")
 dist.destroy_process_group()

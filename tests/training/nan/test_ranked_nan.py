@@ -5,7 +5,6 @@ from harness import assert_same_bits
 from ranked import RankedJob
 
 SIZE = 2
-KINDS = ["nan", "nan gradient"]
 
 
 def job_of(directory, *always, nan, **spec):
@@ -31,7 +30,7 @@ def assert_ranks_are_alike(job):
     assert all(value.isfinite().all() for value in one.values() if value.is_floating_point())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["nan gradient", pytest.param("nan", marks=pytest.mark.proofs)])
 def test_a_bad_step_on_one_rank_is_skipped_by_all(kind, tmp_path):
     """The gradients are of all ranks, the loss is one's own: weights must not part either way."""
     bad = [6, 1, kind], [9, 0, kind]
@@ -93,7 +92,7 @@ def rolled_back(tmp_path_factory):
     return job
 
 
-@pytest.mark.parametrize("how", ["SIGUSR1", "SIGKILL"])
+@pytest.mark.parametrize("how", ["SIGUSR1", pytest.param("SIGKILL", marks=pytest.mark.proofs)])
 def test_a_job_that_was_rolled_back_resumes_with_the_same_bits(how, rolled_back, tmp_path):
     """Before, in and after a rollback, which all ranks make and count alike."""
     goes_back = [e["from_step"] for e in events_of(rolled_back, "rollback")]
@@ -110,6 +109,7 @@ def test_a_job_that_was_rolled_back_resumes_with_the_same_bits(how, rolled_back,
     job.assert_same_run(rolled_back)
 
 
+@pytest.mark.proofs
 def test_where_the_rollbacks_are_used_up_all_halt(tmp_path):
     """The budget is counted in every process, and has to be the same in all."""
     job = poisoned(tmp_path, skip_data=False)  # the same batch again, and again
