@@ -78,9 +78,10 @@ class RankedJob:
 
     @property
     def printed(self) -> list[list[str]]:
-        """The lines of each rank."""
+        """The lines of each rank, without those of torch's stores, on name servers above all."""
         paths = [self.directory / f"output_{rank}.txt" for rank in range(self.size)]
-        return [path.read_text().splitlines() for path in paths]
+        lines = [path.read_text().splitlines() for path in paths]
+        return [[line for line in one if "] [c10d] " not in line] for one in lines]
 
     @property
     def weights(self) -> list[dict[str, torch.Tensor]]:
