@@ -141,13 +141,30 @@ def read(
     def opened(name: str) -> CheckedFile:
         return CheckedFile(path / name, described.files[name], is_checked=verify is Verify.full)
 
-    is_resized = size not in (None, described.world_size)
     files = RankFiles(described, opened)
+    try:
+        is_resized = size not in (None, described.world_size)
+        return _read(path, described, files, place, rank, personal if is_resized else None)
+    except BaseException:
+        files.close()
+        raise
+
+
+def _read(
+    path: Path,
+    described: Manifest,
+    files: RankFiles,
+    place: Place | None,
+    rank: int,
+    personal: Collection[str] | None,
+) -> Checkpoint:
+    """See `read`; `personal` is None where as many ranks have saved it."""
+    is_resized = personal is not None
     base = 0 if is_resized else rank
     tree = files.tree(base)
     try:
         sources = Sources(files, base)
-        if is_resized and 0 < rank < described.world_size:
+        if personal is not None and 0 < rank < described.world_size:
             prefix = f"rank {rank}: "
             own = files.tree(rank, prefix)
             tree |= {key: own[key] for key in personal if key in own}
