@@ -58,6 +58,21 @@ def check_loadable(name: str, state: Mapping[str, Any]) -> None:
                 )
 
 
+def check_kind(path: str, module: torch.nn.Module) -> None:
+    """Refuse what keeps its shards in tensors that do not say what they are part of.
+
+    Raises:
+        CheckpointError: Naming the module.
+    """
+    kind = type(module)
+    if kind.__name__ == "FullyShardedDataParallel" and "torch.distributed.fsdp" in kind.__module__:
+        raise CheckpointError(
+            f"{path}: FullyShardedDataParallel (FSDP1) cannot be saved: nothing tells which part of"
+            " what the optimizer's tensors are. Shard the model with"
+            " torch.distributed.fsdp.fully_shard (FSDP2) instead."
+        )
+
+
 def check_reduced(path: str, module: torch.nn.Module) -> None:
     """Refuse gradients that FSDP2 has not summed up over the ranks: no state shows them.
 

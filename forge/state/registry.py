@@ -164,6 +164,8 @@ class StateRegistry:
         Raises:
             CheckpointError: Naming what cannot be saved.
         """
+        for path, module in self._modules():
+            module_state.check_kind(path, module)
         captured = self.capture(states)
         Store.check_savable(captured)
         for name, one in self.objects.items():

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import started
 from repository import ROOT
 
 from forge.process import world
@@ -25,7 +26,7 @@ dist.destroy_process_group()
 
 def start(**variables):
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FORGE"))}
-    return subprocess.Popen(
+    return started.Popen(
         [sys.executable, "-W", "ignore", "-c", SCRIPT],
         env=kept | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""} | variables,
         stdout=subprocess.PIPE,

@@ -15,11 +15,12 @@ from forge.checkpoint.save.image import Image, room_for
 SCRIPT = """
 import sys, warnings
 import torch, torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 from forge.checkpoint import Store
 from forge.errors import CheckpointError, ForgeError
+from forge.state import module_state
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
 from forge.training.nan.nan_policy import NanPolicy
@@ -68,6 +69,8 @@ tried(live.capture)
 model.set_requires_gradient_sync(True)
 model(ones).sum().backward()
 tried(live.capture)
+old = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
+tried(lambda: module_state.check_kind("model.0", old))
 scaler = torch.amp.GradScaler("cpu")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 live = StateRegistry({"model": model, "optimizer": optimizer, "scaler": scaler})
@@ -86,6 +89,7 @@ FOUND = [
     "run.state.best[0]: a DTensor has to be in an object that is given to forge.Run",
     "model: holds gradients of a backward pass under set_requires_gradient_sync(False)",
     "accepted",
+    "model.0: FullyShardedDataParallel (FSDP1) cannot be saved",
     "Run.update(scaler=…): a GradScaler does not know of sharded parameters",
 ]
 

@@ -52,19 +52,19 @@ class Checkpoint:
     _tensors: Sources | None = field(default=None, compare=False, repr=False)
     _pending: dict[str, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
 
-    def differing(self, prefix: str) -> list[str]:
+    def differing(self, *prefixes: str) -> list[str]:
         """Names of tensors that another rank than 0 had otherwise, shards left out.
 
         To be asked before `fill`; none where the files that nobody reads are damaged.
 
         Args:
-            prefix: What they begin with.
+            prefixes: With one of which they begin.
         Returns:
             The names, each once.
         """
         assert self._tensors is not None
         with contextlib.suppress(DamagedCheckpoint):
-            return [name for name in self._tensors.differing() if name.startswith(prefix)]
+            return [name for name in self._tensors.differing() if name.startswith(prefixes)]
         return []
 
     def fill(self) -> frozenset[int]:
@@ -141,16 +141,34 @@ def read(
     def opened(name: str) -> CheckedFile:
         return CheckedFile(path / name, described.files[name], is_checked=verify is Verify.full)
 
-    is_resized = size not in (None, described.world_size)
     files = RankFiles(described, opened)
-    tree = files.tree(0 if is_resized else rank)
-    sources = Sources(files, 0 if is_resized else rank)
-    if is_resized and 0 < rank < described.world_size:
-        prefix = f"rank {rank}: "
-        own = files.tree(rank, prefix)
-        tree |= {key: own[key] for key in personal if key in own}
-        sources.include(rank, prefix)
     try:
+        is_resized = size not in (None, described.world_size)
+        return _read(path, described, files, place, rank, personal if is_resized else None)
+    except BaseException:
+        files.close()
+        raise
+
+
+def _read(
+    path: Path,
+    described: Manifest,
+    files: RankFiles,
+    place: Place | None,
+    rank: int,
+    personal: Collection[str] | None,
+) -> Checkpoint:
+    """See `read`; `personal` is None where as many ranks have saved it."""
+    is_resized = personal is not None
+    base = 0 if is_resized else rank
+    tree = files.tree(base)
+    try:
+        sources = Sources(files, base)
+        if personal is not None and 0 < rank < described.world_size:
+            prefix = f"rank {rank}: "
+            own = files.tree(rank, prefix)
+            tree |= {key: own[key] for key in personal if key in own}
+            sources.include(rank, prefix)
         outline = Outline(sources.outline)
         shown = decode(tree, outline)
         offered = place(shown) if place is not None else None
@@ -162,11 +180,13 @@ def read(
             wanted = shards.shard_of(sharded[name]).box if name in sharded else whole
             outline[name] = sources.want(name, wanted, shard)
     except CheckpointError:
-        for file in files.tensors.values():
-            file.read_parts([], is_whole=True)  # damage, if there is any, explains the rest
+        files.verify()  # damage, if there is any, is what explains the rest
         raise
     placed = targets(outline, offers)
-    values = _fresh(outline, placed, sharded)
+    devices = {**outline.devices, **{name: one.device for name, one in sharded.items()}}
+    if is_resized:  # rank 0's device is not this one's
+        devices = {name: torch.device(one.type) for name, one in devices.items()}
+    values = _fresh(outline, placed, devices)
     sources.read(values, is_whole=True)
     for name in sharded.keys() & values.keys():
         values[name] = shards.wrapped(values[name], sharded[name])
@@ -179,10 +199,9 @@ def read(
 
 
 def _fresh(
-    outline: Outline, placed: Container[str], sharded: Mapping[str, torch.Tensor]
+    outline: Outline, placed: Container[str], devices: Mapping[str, torch.device]
 ) -> dict[str, torch.Tensor]:
-    """Memory for the tensors that are not placed, where they were when they were saved."""
-    devices = {**outline.devices, **{name: one.device for name, one in sharded.items()}}
+    """Memory for the tensors that are not placed."""
     try:
         return {
             name: torch.empty_like(tensor, device=devices.get(name, "cpu"))

@@ -39,6 +39,7 @@ class RankFiles:
         self.num_ranks = described.world_size
         self._opened = opened
         self._texts: dict[int, bytes] = {}
+        self._files: list[CheckedFile] = []
         self.tensors: dict[int, TensorFile] = {}
         """Those that were opened, by rank."""
 
@@ -66,8 +67,23 @@ class RankFiles:
     def file(self, rank: int) -> TensorFile:
         """A rank's tensors."""
         if rank not in self.tensors:
-            self.tensors[rank] = TensorFile(self._opened(files_of(rank)[1]))
+            self._files.append(self._opened(files_of(rank)[1]))
+            self.tensors[rank] = TensorFile(self._files[-1])
         return self.tensors[rank]
+
+    def verify(self) -> None:
+        """Check all bytes of the tensors' files that are open.
+
+        Raises:
+            DamagedCheckpoint: Where some have changed.
+        """
+        for one in self._files:
+            one.read([], is_whole=True)
+
+    def close(self) -> None:
+        """Close them."""
+        for one in self._files:
+            one.close()
 
     def holder(self, rank: int, name: str) -> TensorFile:
         """Where a rank's tensor of this name lies: in its own file, or in that of rank 0."""
@@ -219,5 +235,4 @@ class Sources:
 
     def close(self) -> None:
         """Close the files."""
-        for one in self._files.tensors.values():
-            one.file.close()
+        self._files.close()

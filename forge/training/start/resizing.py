@@ -34,7 +34,7 @@ def adapt(found: Checkpoint, ranks: Group) -> None:
 def described(found: Checkpoint, now: int) -> str:
     """A sentence on what that means."""
     before = found.manifest.world_size
-    names = found.differing("live.states.")
+    names = found.differing("live.", "run.state.")
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     only = f" Of {', '.join(names[:_SHOWN])}{more} each rank had its own: rank 0's is taken."
     return (
