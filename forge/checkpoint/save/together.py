@@ -118,13 +118,16 @@ def save(
         ForgeError: Of any rank.
     """
     rank, is_shared = exchange.ranks.rank, exchange.ranks.size > 1
+    own: dict[str, str] = {}
 
     def begun() -> Any:
-        return [str(begin()), snapshot.digests() if is_shared else {}]
+        made = str(begin()) if rank == 0 else ""
+        own.update(snapshot.digests() if is_shared else {})  # on all ranks at the same time
+        return [made, own] if rank == 0 else None
 
     def staged() -> Any:
-        own = {} if rank == 0 else snapshot.digests()
-        shared = {name for name, digest in own.items() if known.get(name) == digest}
+        equal = {name for name, digest in own.items() if known.get(name) == digest}
+        shared = equal if rank else set()
         try:
             part = stage(Path(folder), snapshot, rank, shared)
         except FileNotFoundError:
@@ -133,6 +136,6 @@ def save(
             raise
         return [part.rank, part.step, part.files]
 
-    folder, known = exchange.first("the start of a save", begun)
+    folder, known = exchange.give("the start of a save", begun)[0]
     parts = [Part(*one) for one in exchange.give("the files of a save", staged)]
     exchange.first("the commit of a save", lambda: publish(Path(folder), parts))

@@ -34,6 +34,8 @@ TELLS = ("set", "multi_get", "delete_key")
 so their number is chance."""
 LANES = 4
 """Groups at a time: most of it is waiting, for each other and for addresses to be looked up."""
+LEAVE_S = 5.0
+"""Seconds that they wait for each other once all is saved: whoever dies then may cost so many."""
 
 Point = tuple[int, str, int, str]
 """Rank; `disk` or `group`; number of the call; before, halfway or after."""
@@ -103,7 +105,7 @@ def _save_all(rank: int, directory: Path, meeting: str, shared: Shared, visit: V
         shared[IS_HERE + rank] = 1
         while not all(shared[IS_HERE + one] for one in range(SIZE)):
             time.sleep(0.001)  # none is killed while another connects to it
-        patience_s = children.PATIENCE_S
+        patience_s = LEAVE_S
         try:
             store = _opened(directory, group, attempt=1)
             for done, step in enumerate(STEPS, 1):
