@@ -44,6 +44,7 @@ def check_met(when: str, what: str) -> None:
     if found.size > 1:
         problem = (
             f"this process is rank {found.rank} of {found.size}, and torch.distributed is not"
-            f" initialised: call forge.distributed.init() {when}."
+            f" initialised: call forge.distributed.init() {when}. Where each of them is a training"
+            " of its own, in a directory of its own, set FORGE_RANKS=1."
         )
         raise ConfigError([problem], what)

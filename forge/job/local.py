@@ -49,6 +49,8 @@ class LocalJob(Job):
         """pid of each rank's supervisor."""
         self._statuses: dict[int, int] = {}
         """pid -> wait status of those that have ended."""
+        self._ended: dict[int, float] = {}
+        """When, as unix time."""
 
     def _look_while_waiting(self) -> None:
         self._drain_signals()
@@ -85,11 +87,12 @@ class LocalJob(Job):
         environment = self._environment()
         environment |= time_limit.env_for_child(self.plan.time_limit_s, self.plan, environment)
         size = self.plan.tasks
-        self._ranks, self._statuses = [], {}
+        self._ranks, self._statuses, self._ended = [], {}, {}
         port = world.free_port() if size > 1 else 0
         for rank in range(size):
             place = World(rank, size, rank, size, "127.0.0.1", port)
-            own = {RANK: str(rank), RANKS: str(size), **place.variables()} if size > 1 else {}
+            own = {RANK: str(rank), **place.variables()} if size > 1 else {}
+            own[RANKS] = str(size)
             log = output_of(self.directory, rank) if rank else output
             self._ranks.append(self._fork(rank, environment | own, log))
             if rank:
@@ -125,7 +128,8 @@ class LocalJob(Job):
         self._is_limit_near = False
         leave_by = math.inf
         while not self._statuses.keys() >= set(self._ranks):
-            self._statuses |= processes.reap()
+            for pid, one in processes.reap().items():
+                self._statuses[pid], self._ended[pid] = one, time.time()
             if leave_by == math.inf and self._has_failed():
                 leave_by = time.monotonic() + self._patience_s()
             if time.monotonic() > leave_by:
@@ -163,18 +167,20 @@ class LocalJob(Job):
 
     def _outcome(self, status: int) -> Outcome:
         """How the attempt ended."""
-        statuses = [self._statuses.get(pid, status) for pid in self._ranks]
-        return self._of_all([self._of_rank(rank, one) for rank, one in enumerate(statuses)])
+        return self._of_all([self._of_rank(rank, pid) for rank, pid in enumerate(self._ranks)])
 
-    def _of_rank(self, rank: int, status: int) -> tuple[float, Outcome]:
-        """When and how it ended; `status` is its supervisor's, for where it could not report."""
+    def _of_rank(self, rank: int, supervisor: int) -> tuple[float, Outcome]:
+        """When and how it ended, by its supervisor's end where that could not report."""
         report = read_json(self.forge / f"{REPORT}{suffix(rank)}")
         if report is None:
-            code = os.waitstatus_to_exitcode(status)
+            code, at = (
+                os.waitstatus_to_exitcode(self._statuses[supervisor]),
+                self._ended[supervisor],
+            )
             if code < 0:
-                return math.inf, Outcome(-9, self._asked_for(-9), is_supervisor_lost=True)
+                return at, Outcome(-9, self._asked_for(-9), is_supervisor_lost=True)
             known = code if code < 128 else 128 - code
-            report = {"code": known, "is_held": False, "time": math.inf}
+            report = {"code": known, "is_held": False, "time": at}
         outcome = self._as_said(report, rank)
         asked = self._asked_for(outcome.code)
         return report["time"], replace(outcome, asked=asked, is_held=report["is_held"])

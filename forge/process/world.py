@@ -47,13 +47,14 @@ def of(environment: Mapping[str, str]) -> World:
     """The rank that this environment describes; the only one where it describes none.
 
     What torch reads comes first (torchrun, forge's launchers and many others set it), then the
-    variables of a Slurm step.
+    variables of a Slurm step, unless FORGE_RANKS=1 says that its tasks have nothing in common.
 
     Raises:
         ConfigError: Where it contradicts itself, or lacks a part.
     """
     given = _given(environment)
-    step = _of_slurm(environment)
+    is_alone = environment.get("FORGE_RANKS") == "1"  # perhaps in one task of srun's
+    step = None if is_alone else _of_slurm(environment)
     if given is None:
         return step or World()
     is_own = "TORCHELASTIC_RUN_ID" in environment or "FORGE_RANKS" in environment

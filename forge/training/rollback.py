@@ -49,7 +49,7 @@ class Rollback:
 
     def do(self, position: Position | None, first_bad: int) -> None:
         """To the newest good checkpoint far enough before the first bad step."""
-        self._saver.wait()
+        self._directory.store.on_all("the save before a rollback", self._saver.wait)
         at_most = first_bad - self._config.steps_back
         found = self._directory.rollback_target(self._contents.live, at_most)
         call = self._loops.number

@@ -186,6 +186,8 @@ class Saver:
         Raises:
             CheckpointError: Where it could not be written.
         """
+        if not self._is_alone:
+            self._join()  # a save in its thread exchanges values with the other ranks, too
         if self._store.holds(step, is_complete=False) and self._evaluated != step:
             return Held(None)
         snapshot = self._snapshot(step, state, is_complete=False, copy=True)

@@ -32,6 +32,12 @@ def test_a_process_by_itself_is_the_only_rank():
     assert world.of({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) == World()  # a batch script
 
 
+def test_tasks_that_have_nothing_in_common_are_alone():
+    """A sweep here, started in one task of a step; torchrun in a job of it has its own ranks."""
+    assert world.of(STEP | {"FORGE_RANKS": "1"}) == World()
+    assert world.of(STEP | TORCHRUN | {"FORGE_RANKS": "1"}).rank == 3
+
+
 def test_what_torchrun_says_is_taken_as_it_is():
     """Under srun, too: there the task of the step is the agent, and no rank."""
     expected = World(3, 4, 1, 2, "host", 29500)

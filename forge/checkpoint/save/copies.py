@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 import weakref
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -16,7 +14,7 @@ from forge.checkpoint.format.manifest import Logged
 from forge.checkpoint.format.tensorfile import Layout
 from forge.checkpoint.io import memory
 from forge.checkpoint.io.arena import Arena
-from forge.checkpoint.io.copying import flat
+from forge.checkpoint.save.digest import digest
 from forge.checkpoint.save.image import Image, Stream, room_for
 
 RESERVE = 256 << 20
@@ -50,21 +48,12 @@ class Snapshot:
 
     def digests(self) -> dict[str, str]:
         """A digest of each tensor, its dtype and shape included, by name."""
-        return {name: _digest(tensor) for name, tensor in self.content.tensors().items()}
+        return {name: digest(tensor) for name, tensor in self.content.tensors().items()}
 
     def without(self, names: Collection[str]) -> Stream:
         """The tensors' file, but for these."""
         kept = {name: t for name, t in self.content.tensors().items() if name not in names}
         return Stream(Layout(kept), kept, [])
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    digest = hashlib.blake2b(f"{plain.dtype}{list(plain.shape)}".encode(), digest_size=16)
-    if plain.numel():
-        memory = flat(plain)
-        digest.update((ctypes.c_char * len(memory)).from_address(memory.data_ptr()))
-    return digest.hexdigest()
 
 
 class Copies:

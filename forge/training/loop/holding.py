@@ -91,17 +91,19 @@ class Holding:
         give = self._exchange.give
         try:
             if any(give("an evaluation", lambda: self.is_worth(last_s))):
-                is_held = give("a held boundary", self._is_held)
+                is_held = give("a held boundary", lambda: self._is_held(boundary))
                 if not all(is_held):
+                    self._group.let_go()
                     self.held = None
         except ENDS as error:
             self._leaving.give_up(error)
+
+    def _is_held(self, boundary: int) -> bool:
+        """Whether this rank does; and before any other hears so, and may ask for a stop."""
+        self.hold()
         if self.held is not None:
             self._boundary = boundary
             self._group.hold(boundary)
-
-    def _is_held(self) -> bool:
-        self.hold()
         return self.held is not None
 
     def let_go(self) -> None:

@@ -188,6 +188,8 @@ def _with_gradients(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.T
 
 
 def _clip(parameters: list[torch.Tensor], max_norm: float, norm: torch.Tensor | None) -> None:
+    if not parameters:
+        return
     if norm is None:
         norm = total_norm([p.grad for p in parameters if p.grad is not None])
     for group in by_mesh(parameters):
