@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 from forge.checkpoint import Store
+from forge.checkpoint.format.codec import Encoder
 from forge.errors import CheckpointError, ForgeError
 from forge.state import module_state
 from forge.state.registry import StateRegistry
@@ -57,6 +58,11 @@ for state in (
 ):
     tried(lambda: Store.check_savable(state))
 
+shard = of(Shard(0))
+encoder = Encoder()
+encoder.encode({"whole": shard, "tied": shard, "part of this rank": shard.to_local()})
+print(*encoder.tensors, sep=", ")
+
 def keep():
     RunState()["best"] = [of(Shard(0))]
 
@@ -86,6 +92,7 @@ FOUND = [
     "odd: a tensor of the subclass Odd cannot be saved yet",
     "uneven: a DTensor whose local shape, [4, 2], is not that of a chunk cannot be saved yet",
     "accepted",
+    "whole, part of this rank",
     "run.state.best[0]: a DTensor has to be in an object that is given to forge.Run",
     "model: holds gradients of a backward pass under set_requires_gradient_sync(False)",
     "accepted",

@@ -75,15 +75,15 @@ def test_a_damaged_newer_checkpoint_is_passed_over(tmp_path):
 
 @pytest.fixture
 def _fails_half_way(monkeypatch):
-    read = TensorFile.read
+    read = TensorFile.read_parts
 
-    def fail(file, tensors, *, is_whole):
-        read(file, tensors, is_whole=is_whole)
+    def fail(file, parts, *, is_whole):
+        read(file, parts, is_whole=is_whole)
         if not is_whole:
-            next(iter(tensors.values())).fill_(7)
+            parts[0].memory.fill_(7)
             raise DamagedCheckpoint("Input/output error")
 
-    monkeypatch.setattr(TensorFile, "read", fail)
+    monkeypatch.setattr(TensorFile, "read_parts", fail)
 
 
 @pytest.mark.usefixtures("_fails_half_way")
