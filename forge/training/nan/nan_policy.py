@@ -39,6 +39,17 @@ class Checked(NamedTuple):
     is_loss_bad: bool = False
 
 
+def of_all_ranks(own: Checked) -> Checked:
+    """What is bad on one rank is bad on all, whose optimizers and scalers do the same.
+
+    A collective, where there are several.
+    """
+    worst = largest_of_ranks(2 if own.is_loss_bad else int(bool(own.problem)))
+    if not worst:
+        return own
+    return Checked(own.norm, own.problem or "on another rank", is_loss_bad=worst == 2)
+
+
 class NanPolicy:
     """Judges steps. `wants` says what the next boundary has to do."""
 
@@ -72,9 +83,7 @@ class NanPolicy:
         *,
         needs_norm: bool,
     ) -> Checked:
-        """Check one step's loss and gradients, with one host synchronisation.
-
-        With many ranks: what is bad on one is bad on all, whose optimizers and scalers do the same.
+        """Check one step's loss and gradients on this rank, with one host synchronisation.
 
         Args:
             loss: Scalar.
@@ -82,20 +91,6 @@ class NanPolicy:
             names: What they are called, by `id`.
             needs_norm: Whether the caller clips by the norm.
         """
-        own = self._check(loss, parameters, names, needs_norm=needs_norm)
-        worst = largest_of_ranks(2 if own.is_loss_bad else int(bool(own.problem)))
-        if not worst:
-            return own
-        return Checked(own.norm, own.problem or "on another rank", is_loss_bad=worst == 2)
-
-    def _check(
-        self,
-        loss: torch.Tensor | float,
-        parameters: Sequence[torch.Tensor],
-        names: Mapping[int, str],
-        *,
-        needs_norm: bool,
-    ) -> Checked:
         value = alarm = mean(loss)
         norm = None
         if parameters and (needs_norm or self._config.check_gradients):

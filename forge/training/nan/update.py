@@ -10,7 +10,7 @@ import torch
 from forge import messages
 from forge.errors import ForgeError
 from forge.state.registry import StateRegistry
-from forge.training.nan.nan_policy import Checked, NanPolicy
+from forge.training.nan.nan_policy import Checked, NanPolicy, of_all_ranks
 from forge.training.nan.scaling import Overflows, Scaling
 
 
@@ -62,8 +62,8 @@ class Updater:
                 scaler.unscale_(one)
         parameters = _with_gradients(optimizers)
         if self._is_enabled:
-            checked = self._nan.check(
-                loss, parameters, self._names, needs_norm=clip_norm is not None
+            checked = of_all_ranks(
+                self._nan.check(loss, parameters, self._names, needs_norm=clip_norm is not None)
             )
             may_update = self._may_update(checked, optimizers, scaler)
         else:
@@ -125,7 +125,7 @@ class Updater:
         if not self._is_enabled:
             return True
         parameters = [p for _, p in self._live.parameters() if p.grad is not None]
-        checked = self._nan.check(loss, parameters, self._names, needs_norm=False)
+        checked = of_all_ranks(self._nan.check(loss, parameters, self._names, needs_norm=False))
         problem = checked.problem
         for name, one in self._live.objects.items():
             if isinstance(one, torch.amp.GradScaler) and one.is_enabled():
