@@ -26,7 +26,13 @@ def capture() -> dict[str, Any]:
         states = [module.get_rng_state(device) for device in range(module.device_count())]
         if states:
             state[kind] = states
+            state["current"] = state.get("current", {}) | {kind: _current(module)}
     return state
+
+
+def _current(module: Any) -> int:
+    """The device that draws where none is named."""
+    return int(getattr(module, "current_device", lambda: 0)())
 
 
 def capture_cpu() -> dict[str, Any]:
@@ -102,6 +108,10 @@ def restore(state: dict[str, Any]) -> None:
         if kind in state and module is not None:
             for device, one in enumerate(state[kind][: module.device_count()]):
                 module.set_rng_state(one.cpu(), device)
+            # Where a rank has another GPU now, or sees others: it draws on as it would have.
+            before, now = state.get("current", {}).get(kind), _current(module)
+            if before not in (None, now) and module.device_count():
+                module.set_rng_state(state[kind][before].cpu(), now)
 
 
 def _restore_numpy(saved: Any) -> None:

@@ -82,8 +82,7 @@ class Boundary:
         self._rollback = Rollback(policy.nan, loops, contents, directory, nan, leaving)
         self._exchange = Exchange(group, "boundaries")
         self._calls = Exchange(group, "calls", _ALL_S)
-        self._visits = 0
-        """Boundaries that the run has come to."""
+        self._visits = 0  # boundaries that the run has come to
         self._pinned: int | None = None
         """Where a checkpoint was pinned last."""
         self._end = LoopEnd(group, self._exchange, leaving)
@@ -115,7 +114,7 @@ class Boundary:
             Whether the loop ends.
         """
         self._visits += 1
-        if self._visits == 2 and not self._is_alone:
+        if self._visits == 2 and not self.is_alone:
             distributed.first_step_is_done()
         self._limit.arrive()
         self._arrive()
@@ -160,7 +159,7 @@ class Boundary:
                     if self._limit.allows_step(self._saver.cost_s):
                         return False
                     self._group.propose(self._leaving.asked())
-                    if not self._is_alone:
+                    if not self.is_alone:
                         return False  # at the boundary that all of them agree on
 
     def _roll_back(self, position: Position | None, first_bad: int) -> None:
@@ -170,7 +169,7 @@ class Boundary:
             self._pinned = None
             self._arrive()
         except ENDS as error:
-            if not self._is_alone:  # a fact would count at a later boundary, and there is none
+            if not self.is_alone:  # a fact would count at a later boundary, and there is none
                 self._leaving.give_up(error)
             self._group.propose(Failed(int(error.exit_code), str(error)))
 
@@ -210,7 +209,8 @@ class Boundary:
         return decide(self._end.added_to(agreed), self._loops.step, known)
 
     @property
-    def _is_alone(self) -> bool:
+    def is_alone(self) -> bool:
+        """Whether there is no other rank."""
         return self._group.size == 1
 
     @contextlib.contextmanager
@@ -248,7 +248,7 @@ class Boundary:
         """Run functions of `run.every`; what they log belongs to the last step done."""
         self._begin_evaluation()
         holding, last_s = self._holding, self._evaluations.last_s(due)
-        if not self._is_alone:
+        if not self.is_alone:
             holding.hold_together(last_s, self._visits)
         elif holding.is_worth(last_s):
             with self._failing():
@@ -309,7 +309,7 @@ class Boundary:
                     self._stop(asked)
             self._evaluate(loops.due)
         self._begin_evaluation()
-        if self._is_alone and may_stop and self._holding.is_worth(self._after_s):
+        if self.is_alone and may_stop and self._holding.is_worth(self._after_s):
             with self._failing():
                 self._holding.hold()
         if self._holding.held is not None:
@@ -355,7 +355,7 @@ class Boundary:
         """See `Run.save`."""
         step = self._loops.next_boundary
         loops = self._loops
-        if pin and (self._is_alone or loops.is_between):
+        if pin and (self.is_alone or loops.is_between):
             self._directory.pin(step)
         if loops.is_in_step or self._evaluations.is_running or loops.is_in_epochs:
             asked = SaveAsked(step, rollbacks=self._nan.rollbacks, is_pinned=pin)

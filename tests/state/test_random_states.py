@@ -56,3 +56,41 @@ def test_ranks_that_were_there_keep_theirs():
     assert adapted(0, 3) == ([True, True, True], {})
     assert adapted(1, 3) == ([True, True, False], {})
     assert adapted(2, 3) == ([False, False, False], {})
+
+
+class TwoDevices:
+    """As torch.cuda with two GPUs; a GPU is not at hand in every test."""
+
+    def __init__(self, current):
+        self.states = [torch.tensor([10]), torch.tensor([20])]
+        self.current = current
+
+    def is_initialized(self):
+        return True
+
+    def device_count(self):
+        return 2
+
+    def current_device(self):
+        return self.current
+
+    def get_rng_state(self, device):
+        return self.states[device].clone()
+
+    def set_rng_state(self, state, device):
+        self.states[device] = state
+
+
+def test_a_rank_that_has_another_device_now_draws_on_as_it_would_have(monkeypatch):
+    """Two nodes with a GPU each, and then one with two: rank 1 was on its node's first."""
+    monkeypatch.setattr(rng, "_DEVICES", ("elsewhere",))
+    monkeypatch.setattr(torch, "elsewhere", TwoDevices(0), raising=False)
+    saved = rng.capture()
+    monkeypatch.setattr(torch, "elsewhere", TwoDevices(1), raising=False)
+    torch.elsewhere.states = [torch.tensor([1]), torch.tensor([2])]
+    rng.restore(saved)
+    assert torch.elsewhere.states[1].item() == 10
+    monkeypatch.setattr(torch, "elsewhere", TwoDevices(0), raising=False)
+    torch.elsewhere.states = [torch.tensor([1]), torch.tensor([2])]
+    rng.restore(saved)
+    assert [one.item() for one in torch.elsewhere.states] == [10, 20]

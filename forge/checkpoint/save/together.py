@@ -44,7 +44,11 @@ class Exchange:
         self._previous = ""
 
     def give(
-        self, what: str, make: Callable[[], Any], unless: Callable[[], object] | None = None
+        self,
+        what: str,
+        make: Callable[[], Any],
+        unless: Callable[[], object] | None = None,
+        within_s: float | None = None,
     ) -> list[Any]:
         """What `make` returns on each rank, as JSON, by rank; nothing once `unless` is true.
 
@@ -55,13 +59,14 @@ class Exchange:
         if self.ranks.size == 1:
             return [make()]
         self._count += 1
+        limit_s = self._timeout_s if within_s is None else within_s
         error: BaseException | None = None
         try:
             value = {"value": make()}
         except (Exception, Exit) as raised:  # noqa: BLE001 - raised again once all know
             error, value = raised, _described(raised)
         key = f"{what} ({self._name} {self._count})"
-        texts = self.ranks.gather(key, json.dumps(value).encode(), self._timeout_s, unless)
+        texts = self.ranks.gather(key, json.dumps(value).encode(), limit_s, unless)
         if not texts:
             return []
         if self._previous:  # all have gathered that one, or they would not be here

@@ -186,6 +186,7 @@ class Epochs:
             except GeneratorExit:
                 position.end_pass(is_left=True)
                 try:
+                    self._boundary.lengths.left()
                     self._end_pass(is_left=True)
                 except BaseException as error:  # noqa: BLE001 - nobody hears what is raised here
                     self._kept = error
@@ -216,7 +217,9 @@ class Epochs:
     def _end_pass(self, *, is_left: bool = False) -> None:
         place = self._place
         # By a break or by an error, which look the same: once a stop is due it may have caused it.
-        may_stop = self._may_stop and not (is_left and self._boundary.is_stopping)
+        # (Of many ranks each would know another, and all have left the pass by now.)
+        is_caused = is_left and self._boundary.is_alone and self._boundary.is_stopping
+        may_stop = self._may_stop and not is_caused
         is_first = place.phase is Phase.within
         self._boundary.end_pass(place.epoch + 1, is_first=is_first, may_stop=may_stop)
 

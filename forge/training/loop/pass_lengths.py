@@ -17,6 +17,10 @@ _REMEDY = (
 )
 
 
+_LEFT_S = 60.0
+"""Seconds that the ranks may come after each other to a break after the same step."""
+
+
 class PassLengths:
     """Those of the ranks' loaders, one pass after the other.
 
@@ -58,6 +62,14 @@ class PassLengths:
         )
         if len(set(found)) > 1:
             self._refuse("The passes of the ranks differ in length", found)
+
+    def left(self) -> None:
+        """This rank has left its pass by a break, as all ranks have to; or by an error.
+
+        Raises:
+            RankLost: Where the others have not: nothing of this pass is to follow then.
+        """
+        self._exchange.give("the end of a pass that was left", lambda: None, within_s=_LEFT_S)
 
     def _given(self, what: str, value: int | None, hint: str = "") -> list[int | None]:
         try:
