@@ -164,6 +164,14 @@ def wrapped():
     return nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=1e-5)
 
 
+def test_a_timeout_holds_from_now_on(alone):
+    """For collectives of the group that is there already."""
+    with contract(of_torch.set_timeout):
+        of_torch.set_timeout(41.0)
+        options = torch.distributed.group.WORLD._get_backend(torch.device("cpu")).options
+        assert options._timeout.total_seconds() == 41.0
+
+
 def test_the_default_store_has_what_ranks_tell_each_other(alone):
     """It was made for the group, and can be asked without waiting."""
     with contract(of_torch.default_store):

@@ -43,7 +43,7 @@ def as_rank(monkeypatch):
     """Makes this process one of several, as `torch.distributed` would."""
 
     def become(rank, size):
-        monkeypatch.setattr(start, "world", lambda: (rank, size))
+        monkeypatch.setattr(start, "place", lambda: (rank, size))
 
     return become
 

@@ -171,7 +171,7 @@ def test_a_held_boundary_that_cannot_be_written_is_tried_again(make_saver, monke
         return stage(*args)
 
     monkeypatch.setattr(together, "stage", staged)
-    held = saver.hold(7, lambda: {"w": torch.ones(3)})
+    held = saver.hold(7, lambda: {"w": torch.ones(3)}, may_write=True)
     if failures == FINAL_TRIES:
         with pytest.raises(CheckpointError, match="step 7 could not be saved"):
             held.commit()
