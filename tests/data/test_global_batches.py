@@ -117,6 +117,7 @@ def test_ranks_that_do_not_know_each_other_are_refused():
     """Each would take the whole batch, as if it were alone."""
     script = "import forge; forge.data.GlobalBatchSampler(range(8), 4)"
     env = os.environ | {"RANK": "1", "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT)}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     found = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
     assert found.returncode == 1
     assert "call forge.distributed.init() before the sampler is made" in found.stderr

@@ -32,7 +32,7 @@ ELSEWHERE = {
     ("docs/how-to/inspect.md", "python", 0): "test_inspection.py::test_a_checkpoint_can_be_read",
     ("docs/how-to/inspect.md", "python", 1): "test_shards.py::test_the_lines_of_the_page",
     ("docs/how-to/submitit.md", "python", 0): "test_checkpointable_slurm.py::test_the_lines_of_the",
-    ("docs/how-to/several-ranks.md", "python", 0): "test_torchrun.py::test_the_script_of_the_page",
+    ("docs/how-to/several-ranks.md", "python", 0): "test_typed_ranks.py::test_it_stops_and_goes_on",
     ("docs/how-to/several-ranks.md", "text", 0): "test_typed_ranks.py::test_it_stops_and_goes_on",
     ("docs/how-to/rehearse.md", "text", 0): "test_rehearse.py::test_a_script_that_keeps_state_out",
 }

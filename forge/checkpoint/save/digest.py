@@ -53,5 +53,5 @@ def _sums(data: ctypes.Array[ctypes.c_char], skipped: int, weights: torch.Tensor
 @functools.cache
 def _weights() -> torch.Tensor:
     """The same on all ranks: int64, shape [2, _BLOCK]."""
-    generator = torch.Generator().manual_seed(0x5EED)
+    generator = torch.Generator(device="cpu").manual_seed(0x5EED)
     return torch.randint(-(2**63), 2**63 - 1, (2, _BLOCK), generator=generator, device="cpu")
