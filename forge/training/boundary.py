@@ -79,6 +79,7 @@ class Boundary:
         self._limit = limit
         self._leaving = leaving
         self._group = group
+        self.is_alone = group.size == 1
         self._rollback = Rollback(policy.nan, loops, contents, directory, nan, leaving)
         self._exchange = Exchange(group, "boundaries")
         self._calls = Exchange(group, "calls", _ALL_S)
@@ -208,11 +209,6 @@ class Boundary:
             self._leaving.give_up(error)
         return decide(self._end.added_to(agreed), self._loops.step, known)
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether there is no other rank."""
-        return self._group.size == 1
-
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
         """Propose what ends the job: a checkpoint that cannot be written, a state not be saved."""
@@ -282,13 +278,14 @@ class Boundary:
         with preflight.exits():
             self._contents.load(self._directory.begun_with(self._contents.live))
 
-    def end_pass(self, epoch: int, *, is_first: bool, may_stop: bool) -> None:
+    def end_pass(self, epoch: int, *, is_first: bool, may_stop: bool, is_left: bool) -> None:
         """Run what is due after so many passes, and hold what is there until `let_go`.
 
         Args:
             epoch: Passes done.
             is_first: Whether the pass has ended just now; else its end was loaded.
             may_stop: Whether the end of the pass may be saved; else a stop waits.
+            is_left: Whether by a break, or an error.
         """
         loops = self._loops
         if is_first:
@@ -296,6 +293,8 @@ class Boundary:
             is_new = loops.due is None  # after a break: those of this step have not run
             loops.due = self._evaluations.due_after_pass(epoch, loops.step, is_new=is_new)
             loops.place.phase = Phase.after
+        if loops.due and is_left:
+            self.lengths.left()
         if loops.due and not may_stop:
             self._begin_evaluation()
             self._evaluations.run(loops.due, loops.step)

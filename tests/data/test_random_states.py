@@ -82,6 +82,7 @@ def test_other_devices_come_back_as_cuda_does(kind, monkeypatch):
     monkeypatch.setattr(module, "is_initialized", lambda: True, raising=False)
     monkeypatch.setattr(module, "get_rng_state", lambda device: devices[device].get_state())
     monkeypatch.setattr(module, "set_rng_state", lambda s, device: devices[device].set_state(s))
+    monkeypatch.setattr(module, "current_device", lambda: 0, raising=False)
     state = rng.capture()
     expected = [torch.rand(3, generator=one).tolist() for one in devices]
     rng.restore(state)

@@ -20,7 +20,7 @@ def run(directory, size, **spec):
     return job, job.run()
 
 
-@pytest.mark.parametrize("loop", ["steps", "epochs"])
+@pytest.mark.parametrize("loop", [pytest.param("steps", marks=pytest.mark.proofs), "epochs"])
 @pytest.mark.parametrize("kind", ["global", "distributed"])
 def test_after_a_change_each_step_has_the_samples_that_it_would_have_had(kind, loop, tmp_path):
     """Stopped in the middle of the second epoch, on three ranks; two go on."""

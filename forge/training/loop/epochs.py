@@ -186,7 +186,6 @@ class Epochs:
             except GeneratorExit:
                 position.end_pass(is_left=True)
                 try:
-                    self._boundary.lengths.left()
                     self._end_pass(is_left=True)
                 except BaseException as error:  # noqa: BLE001 - nobody hears what is raised here
                     self._kept = error
@@ -221,7 +220,9 @@ class Epochs:
         is_caused = is_left and self._boundary.is_alone and self._boundary.is_stopping
         may_stop = self._may_stop and not is_caused
         is_first = place.phase is Phase.within
-        self._boundary.end_pass(place.epoch + 1, is_first=is_first, may_stop=may_stop)
+        self._boundary.end_pass(
+            place.epoch + 1, is_first=is_first, may_stop=may_stop, is_left=is_left
+        )
 
 
 def _close(one: weakref.ref[Generator[Any, None, None]] | None) -> None:

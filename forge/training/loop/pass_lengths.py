@@ -17,7 +17,7 @@ _REMEDY = (
 )
 
 
-_LEFT_S = 60.0
+_LEFT_S = 30.0
 """Seconds that the ranks may come after each other to a break after the same step."""
 
 
@@ -64,7 +64,9 @@ class PassLengths:
             self._refuse("The passes of the ranks differ in length", found)
 
     def left(self) -> None:
-        """This rank has left its pass by a break, as all ranks have to; or by an error.
+        """This rank has left its pass by a break, as all ranks have to, or by an error of its own.
+
+        Before functions run that are due after it: they may hold collectives.
 
         Raises:
             RankLost: Where the others have not: nothing of this pass is to follow then.

@@ -22,8 +22,10 @@ def stopped(directory, evaluates, signalled):
     return job
 
 
-@pytest.mark.parametrize("signalled", [0, 1])
-@pytest.mark.parametrize("other", ["polls", "hears nothing", "stands"])
+@pytest.mark.parametrize("signalled", [pytest.param(0, marks=pytest.mark.proofs), 1])
+@pytest.mark.parametrize(
+    "other", ["polls", "hears nothing", pytest.param("stands", marks=pytest.mark.proofs)]
+)
 def test_a_stop_waits_for_no_evaluation_on_any_rank(other, signalled, undisturbed, tmp_path):
     """An evaluation of an hour must not cost the last hour: where all hold the boundary it is saved
 
