@@ -1,7 +1,7 @@
 """A job on one machine: `python -m forge.job.local [--parent PID] [--continue] <job directory>`.
 
-Its task runs below a supervisor, which is forked here and inherits the lock on the job's directory.
-The time limit is kept here: announced by a signal, a kill at its end.
+Each of its ranks runs below a supervisor, which is forked here and inherits the lock on the job's
+directory. The time limit is kept here: announced by a signal, a kill at its end.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Supervisor:
             if number == signal.SIGINT:  # which is not passed on: it comes to the task by itself
                 self._pass_on(number, [self._task])
         status = self._wait()
-        ended = time.time()  # before its children have: which rank was the first is told by it
+        ended = time.time()  # before its children have: by this the first rank to end is known
         save_s = self.timeout_s or ORPHANED_S if self._deadline is None else self._deadline
         processes.end_descendants(self.environment.get(TOKEN), max(save_s, 0.0))
         code = os.waitstatus_to_exitcode(status)

@@ -216,7 +216,7 @@ class Epochs:
     def _end_pass(self, *, is_left: bool = False) -> None:
         place = self._place
         # By a break or by an error, which look the same: once a stop is due it may have caused it.
-        # (Of many ranks each would know another, and all have left the pass by now.)
+        # Of many ranks each would know another; there all have left the pass by now.
         is_caused = is_left and self._boundary.is_alone and self._boundary.is_stopping
         may_stop = self._may_stop and not is_caused
         is_first = place.phase is Phase.within

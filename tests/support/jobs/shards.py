@@ -1,8 +1,8 @@
 """Ranks that load what ranks have saved, perhaps more or fewer of them, and save it again.
 
 `python shards.py <directory> <spec as JSON>`, with RANK, WORLD_SIZE and MASTER_ADDR in the
-environment. What was loaded is told by `loaded_<rank>.json`: a digest of each whole tensor, the
-files that were opened, and which checkpoints were passed over.
+environment. `loaded_<rank>.json` says what was loaded: a digest of each whole tensor, the files
+that were opened, and which checkpoints were passed over.
 """
 
 import hashlib
