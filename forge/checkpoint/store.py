@@ -221,11 +221,12 @@ class Store:
         snapshot.logged = self.logged()
         return snapshot
 
-    def commit(self, snapshot: Snapshot) -> Path:
+    def commit(self, snapshot: Snapshot, others: Sequence[Snapshot] = ()) -> Path:
         """Write a snapshot; when this returns it survives a power cut.
 
         Args:
             snapshot: One that was not committed before.
+            others: Of ranks that cannot do it themselves; then rank 0 does it alone.
         Returns:
             The directory of the checkpoint.
         Raises:
@@ -250,7 +251,7 @@ class Store:
                 snapshot.is_spent = snapshot.is_independent
                 durable.replace_link(self.directory / LATEST, name, temporary.parent)
 
-            together.save(self._exchange, snapshot, begin, self._check, publish)
+            together.save(self._exchange, snapshot, begin, self._check, publish, others)
         snapshot.is_spent = snapshot.is_independent
         self._seen.forget(name)
         return final

@@ -130,6 +130,14 @@ def makes_own_iterator(loader: torch.utils.data.DataLoader[Any]) -> bool:
     return type(loader)._get_iterator is not DataLoader._get_iterator
 
 
+def version(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place, but for changes by way of `.data`.
+
+    If it goes: `forge.training.emergency` cannot tell what a step has changed; let it never save.
+    """
+    return tensor._version
+
+
 def default_store() -> Any:
     """The store in which the ranks of the default process group have met.
 

@@ -50,12 +50,13 @@ class Position:
         """Whether the pass before this one ended with batches to come."""
         self._was_read = False
         """Whether that was a pass through the same loader, which may go on from where it is."""
-        self._is_stateful = loaders.has_state(loader)
-        self.is_unasked = self._is_stateful
+        self.is_stateful = loaders.has_state(loader)
+        """Whether the loader says its place itself."""
+        self.is_unasked = self.is_stateful
         """Whether the loader is still to be asked for its state; see `ask`."""
         for one in self._countable().values():
             loaders.counters(one)
-        self._is_dataloader = isinstance(loader, DataLoader) and not self._is_stateful
+        self._is_dataloader = isinstance(loader, DataLoader) and not self.is_stateful
         self._rank, self._num_ranks = start.place()
 
     # -- taking --------------------------------------------------------------------------------
@@ -130,7 +131,7 @@ class Position:
 
     def cut(self) -> None:
         """Begin the next epoch with the next batch, where the loader can be begun again."""
-        if not (self._is_stateful or isinstance(self._loader, Iterator)):
+        if not (self.is_stateful or isinstance(self._loader, Iterator)):
             self._end_epoch()
 
     def _begin_epoch(self) -> None:
@@ -181,7 +182,7 @@ class Position:
             "is_left": self._iterator is not None or self._is_left,
             "sharing": vars(self._sharing()),
         }
-        if self._is_stateful and (self._iterator is not None or self.taken or self._was_read):
+        if self.is_stateful and (self._iterator is not None or self.taken or self._was_read):
             state["loader"] = self._loader.state_dict()
         return state
 
@@ -207,7 +208,7 @@ class Position:
 
     @property
     def _kind(self) -> str:
-        return "stateful" if self._is_stateful else "replayed"
+        return "stateful" if self.is_stateful else "replayed"
 
     def load(self, state: dict[str, Any]) -> None:
         """Go to a saved position; leaves the random state wherever that took it.
@@ -241,7 +242,7 @@ class Position:
             self._start = {"rng": rng.capture(), "parts": self._parts_state()}
             parts = {"counters": parts.get("counters", {})}
         self._announce_epoch()
-        if self._is_stateful:
+        if self.is_stateful:
             self._loader.load_state_dict(state["loader"])
             self._iterator = shielded_iter(self._loader)
         else:
@@ -359,7 +360,7 @@ class Position:
     def _parts_state(self) -> dict[str, Any]:
         generators = loaders.generators(self._loader)
         parts: dict[str, Any] = {name: one.get_state() for name, one in generators.items()}
-        if self._is_stateful:
+        if self.is_stateful:
             return parts  # its samplers are in its own state
         counted = {name: loaders.counters(one) for name, one in self._countable().items()}
         if any(counted.values()):

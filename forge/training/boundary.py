@@ -90,8 +90,7 @@ class Boundary:
         self.lengths = PassLengths(self._exchange, leaving)
         parts = (group, self._exchange, self._saver, loops, contents, leaving)
         self._holding = Holding(*parts, lambda: self.is_stopping)
-        self._after_s = math.inf
-        """Seconds that what follows a pass took last."""
+        self._after_s = math.inf  # that what follows a pass took last
         self._after_began: float | None = None
         self._watching = contextlib.ExitStack()
 
@@ -115,6 +114,7 @@ class Boundary:
             Whether the loop ends.
         """
         self._visits += 1
+        self._leaving.emergency.arrive()
         if self._visits == 2 and not self.is_alone:
             distributed.first_step_is_done()
         self._limit.arrive()
@@ -158,10 +158,12 @@ class Boundary:
                     return True
                 case Go():
                     if self._limit.allows_step(self._saver.cost_s):
-                        return False
+                        break
                     self._group.propose(self._leaving.asked())
                     if not self.is_alone:
-                        return False  # at the boundary that all of them agree on
+                        break  # at the boundary that all of them agree on
+        self._leaving.emergency.leave_boundary(self._visits)
+        return False
 
     def _roll_back(self, position: Position | None, first_bad: int) -> None:
         """All ranks or none: what fails on one of them ends the job."""
@@ -352,8 +354,7 @@ class Boundary:
 
     def request_save(self, *, pin: bool) -> None:
         """See `Run.save`."""
-        step = self._loops.next_boundary
-        loops = self._loops
+        loops, step = self._loops, self._loops.next_boundary
         if pin and (self.is_alone or loops.is_between):
             self._directory.pin(step)
         if loops.is_in_step or self._evaluations.is_running or loops.is_in_epochs:

@@ -24,6 +24,7 @@ from forge.process.time_limit import TimeLimit
 from forge.resilience.signal_handler import ShutdownHandler
 from forge.shutdown import stopping
 from forge.training.decide import Halt
+from forge.training.emergency.emergency import Emergency
 from forge.training.loop.loops import Loops
 from forge.training.start.run_directory import RunDirectory
 
@@ -42,15 +43,22 @@ class Leaving:
         directory: Where it is recorded why the attempt leaves.
         handler: Of the signals; it forces the exit where leaving takes too long.
         limit: The time limit.
+        emergency: Has what is left of the last boundary, where a rank has died.
     """
 
     def __init__(
-        self, loops: Loops, directory: RunDirectory, handler: ShutdownHandler, limit: TimeLimit
+        self,
+        loops: Loops,
+        directory: RunDirectory,
+        handler: ShutdownHandler,
+        limit: TimeLimit,
+        emergency: Emergency,
     ) -> None:
         self._loops = loops
         self._directory = directory
         self._handler = handler
         self._limit = limit
+        self.emergency = emergency
         self.exit: Exit | None = None
         """By which the process leaves, once it does."""
         handler.held_up_by = self._held_up_by
@@ -63,7 +71,7 @@ class Leaving:
         code = int(self._handler.exit_code)
         return StopAsked(code, Reason.of_code(code), received.name)
 
-    def stop(self, asked: StopAsked, save: Callable[[], None] | None) -> NoReturn:
+    def stop(self, asked: StopAsked, save: Callable[[], object] | None) -> NoReturn:
         """Save and leave; without a save in the middle of a step."""
         name = asked.signal or asked.reason.value
         self._handler.begin_deadline()
@@ -94,7 +102,10 @@ class Leaving:
 
     def give_up(self, error: ForgeError, text: str | None = None) -> NoReturn:
         """Leave for an error that no later step could mend."""
-        self._leave(error.exit_code, text or str(error), "error", logging.ERROR, error.reason)
+        text = text or str(error)
+        if isinstance(error, RankLost) and (done := self.emergency.save()):
+            text = f"{text}. {done}"
+        self._leave(error.exit_code, text, "error", logging.ERROR, error.reason)
 
     def raise_again(self) -> None:
         """Something has swallowed the exit: a stop still is a stop."""

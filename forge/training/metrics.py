@@ -74,9 +74,11 @@ class Metrics:
         self._ledger.write_all("metrics", ({"step": s, "values": v} for s, v in pending))
 
     def latest(self) -> dict[str, tuple[int, float]]:
-        """Name -> the step in which it was last logged, and the value; writes what is pending."""
-        self.flush()
-        return dict(self._latest)
+        """Name -> the step in which it was last logged, and the value; of what is on the host."""
+        found = dict(self._latest)
+        for step, values in self._pending:
+            found |= {k: (step, v) for k, v in values.items() if isinstance(v, float)}
+        return found
 
     def restore(self, latest: dict[str, tuple[int, float]]) -> None:
         """Go back to what `latest` returned when the state was saved that was loaded."""

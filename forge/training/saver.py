@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -41,6 +41,8 @@ class SaveCause(Enum):
     held = "held"
     """Before functions of `run.every`, where there is no memory for a copy."""
     finished = "finished"
+    emergency = "emergency"
+    """By rank 0 for all, since one of them has died."""
 
 
 class Saver:
@@ -175,6 +177,20 @@ class Saver:
         snapshot = self._snapshot(step, state, is_complete=is_complete, copy=False)
         self._commit_final(snapshot, cause, began)
 
+    def save_for_all(self, step: int, states: Sequence[Any]) -> None:
+        """Save as rank 0 what each rank would have; of what they share, rank 0's.
+
+        Raises:
+            OSError: From the disk; nothing that was there before has changed.
+            CheckpointError: Where a state cannot be saved.
+        """
+        began = time.monotonic()
+        first, *others = [
+            self._store.snapshot(step, one, is_complete=False, copy=False) for one in states
+        ]
+        first.logged = states[0]["metrics"]
+        self._commit(first, SaveCause.emergency, began, tidies=False, others=others)
+
     def hold(self, step: int, state: Callable[[], Any], *, may_write: bool) -> Held | None:
         """Keep the state of this boundary, to be committed if a stop comes before its own save.
 
@@ -259,11 +275,20 @@ class Saver:
             self._failure = error
 
     def _commit(
-        self, snapshot: Snapshot, cause: SaveCause, began: float, *, tidies: bool = True
+        self,
+        snapshot: Snapshot,
+        cause: SaveCause,
+        began: float,
+        *,
+        tidies: bool = True,
+        others: Sequence[Snapshot] = (),
     ) -> None:
         begin = time.monotonic()
-        self._store.on_all("the ledger of a save", self._ledger.sync)
-        path = self._store.commit(snapshot)
+        if others:  # which cannot do it themselves
+            self._ledger.sync()
+        else:
+            self._store.on_all("the ledger of a save", self._ledger.sync)
+        path = self._store.commit(snapshot, others)
         self._failures = 0
         self.costs.add(time.monotonic() - began)
         self._ledger.write(

@@ -26,6 +26,7 @@ from forge.state.run_state import RunState
 from forge.training.boundary import Boundary
 from forge.training.contents import Contents
 from forge.training.decide import Halt
+from forge.training.emergency.emergency import Emergency
 from forge.training.leaving import Leaving
 from forge.training.loop.epochs import Epochs
 from forge.training.loop.evaluations import Evaluations
@@ -195,7 +196,8 @@ class Session:
         handler.pass_over = lambda number: number == announcement and limit.is_too_soon(due_s)
         num_bytes = sum(p.numel() * p.element_size() for p in self._live.local_parameters())
         directory.saver.expect(num_bytes, float(os.environ.get(SAVE_WITHIN) or math.inf))
-        self._leaving = Leaving(self.loops, directory, handler, limit)
+        self._emergency = Emergency(self._group, self.loops, self._contents, directory)
+        self._leaving = Leaving(self.loops, directory, handler, limit, self._emergency)
         self.boundary = Boundary(
             policy,
             self.loops,
@@ -285,19 +287,22 @@ class Session:
         self.loops.is_between = False
         if error is not None:
             self.boundary.forget_held()  # the error may have come in the pass
+        lost = self._group.lost(_LOST_S) if isinstance(error, RuntimeError) else ""
         try:
             if error is not self._leaving.exit:
                 self._leaving.raise_again()
             if error is None:
                 self._finish()
             elif self._handler.explains(error):
-                self._leaving.stop(self._leaving.asked(), save=None)
-            elif isinstance(error, RuntimeError) and (lost := self._group.lost(_LOST_S)):
+                save = self._emergency.save if lost else None
+                self._leaving.stop(self._leaving.asked(), save)
+            elif lost:
                 first = str(error).partition("\n")[0]
                 self._leaving.give_up(RankLost(f"{lost}; here {type(error).__name__}: {first}"))
             elif not isinstance(error, Exit):
                 self._directory.fail(f"{type(error).__name__}: {error}", self.loops.step)
         finally:
+            self._emergency.close()
             is_leaving = self._leaving.exit is not None
             self._release(is_leaving=is_leaving, is_together=is_leaving or error is None)
 

@@ -20,6 +20,18 @@ def test_foreach_copy(non_blocking):
         assert all(map(torch.equal, targets, sources))
 
 
+def test_version():
+    """What a step has changed in place is not saved as the state before it."""
+    with contract(of_torch.version):
+        layer = nn.Linear(2, 2)
+        before = of_torch.version(layer.weight)
+        layer(torch.ones(2)).sum().backward()
+        assert of_torch.version(layer.weight) == before
+        with torch.no_grad():
+            layer.weight.mul_(2)
+        assert of_torch.version(layer.weight) > before
+
+
 def test_coo_parts():
     """`indices()` refuses what is not coalesced, and two entries for one place stay two."""
     with contract(of_torch.coo_parts):

@@ -12,6 +12,7 @@ The steps of `read`, of which none changes anything that is live:
 from __future__ import annotations
 
 import contextlib
+import json
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -91,6 +92,31 @@ class Checkpoint:
             self._pending.clear()
             self._tensors.close()
         return self._owned
+
+
+def unlike(path: Path, key: str, size: int) -> list[str]:
+    """What ranks have otherwise than rank 0 in this checkpoint, under one key of the state.
+
+    Args:
+        path: The directory.
+        key: Of the state.
+        size: How many ranks there are to be.
+    Returns:
+        Names of tensors, or the key itself.
+    Raises:
+        DamagedCheckpoint: Where it cannot be read.
+    """
+    described = manifest.read(path)
+
+    def opened(name: str) -> CheckedFile:
+        return CheckedFile(path / name, described.files[name], is_checked=True)
+
+    files = RankFiles(described, opened)
+    with contextlib.closing(files):
+        ranks = range(1, described.world_size)
+        is_one = {json.dumps(files.tree(rank)[key]) for rank in (0, *ranks)}
+        names = [one for one in Sources(files, 0).differing() if one.startswith(f"{key}.")]
+        return names + [key] * (len(is_one) != 1 or described.world_size != size)
 
 
 def first_good(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -112,16 +112,25 @@ def save(
     begin: Callable[[], Path],
     check: Callable[[], None],
     publish: Callable[[Path, list[Part]], None],
+    others: Sequence[Snapshot] = (),
 ) -> None:
     """Save what all ranks have of one boundary; what follows it is called on rank 0.
 
     Args:
         begin: Makes the folder, in which `publish` finds the files of all ranks.
         check: Raises where a newer attempt has taken it away.
+        others: Of ranks that cannot do it themselves, by rank; then rank 0 does it alone.
     Raises:
         OSError: From the disk of any rank.
         ForgeError: Of any rank.
     """
+    if others:
+        folder = begin()
+        parts = [stage(folder, snapshot)]
+        for number, one in enumerate(others, start=1):
+            parts.append(stage(folder, one, number, one.names_shared_with(snapshot)))
+        publish(folder, parts)
+        return
     rank, is_shared = exchange.ranks.rank, exchange.ranks.size > 1
     own: dict[str, str] = {}
 

@@ -34,20 +34,20 @@ class ResumableLoaders:
     """All of them, in the order in which they were made."""
 
     def __init__(self) -> None:
-        self._positions: list[Position] = []
+        self.positions: list[Position] = []
         self._saved: list[dict[str, Any]] = []
 
     def add(self, position: Position) -> ResumableLoader:
         """Another one; where it was saved, if it was."""
-        self._positions.append(position)
-        number = len(self._positions) - 1
+        self.positions.append(position)
+        number = len(self.positions) - 1
         if number < len(self._saved):
             _load(position, self._saved[number])
         return ResumableLoader(position)
 
     def capture(self) -> list[dict[str, Any]]:
         """For a checkpoint: those that are still to be made stay as they were saved."""
-        return [one.state() for one in self._positions] + self._saved[len(self._positions) :]
+        return [one.state() for one in self.positions] + self._saved[len(self.positions) :]
 
     def load(self, saved: list[dict[str, Any]]) -> None:
         """Be where that checkpoint was saved.
@@ -55,18 +55,18 @@ class ResumableLoaders:
         Raises:
             StateMismatch: Where there are more of them now, part of which was not there then.
         """
-        if len(saved) < len(self._positions):
+        if len(saved) < len(self.positions):
             raise StateMismatch(
-                f"run.loader: expected {len(saved)} loaders, found {len(self._positions)}: call"
+                f"run.loader: expected {len(saved)} loaders, found {len(self.positions)}: call"
                 " run.loader above the loop, for the same loaders in the same order"
             )
         self._saved = saved
-        for position, state in zip(self._positions, saved, strict=False):
+        for position, state in zip(self.positions, saved, strict=False):
             _load(position, state)
 
     def close(self) -> None:
         """Give the iterators up, and their workers."""
-        for position in self._positions:
+        for position in self.positions:
             position.close()
 
 

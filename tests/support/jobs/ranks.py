@@ -35,7 +35,8 @@ class Net(torch.nn.Module):
         super().__init__()
         self.last = torch.nn.Linear(WIDTH, 1)
         self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(6))
-        self.norm = torch.nn.BatchNorm1d(WIDTH)
+        norm = torch.nn.BatchNorm1d if spec.get("norm", True) else torch.nn.LayerNorm
+        self.norm = norm(WIDTH)
         self.dropout = torch.nn.Dropout(0.2)
 
     def forward(self, x):
@@ -93,7 +94,11 @@ with forge.Run(policy | spec.get("policy", {}), model=model, optimizer=optimizer
         if [step, rank] in spec.get("finish", []):
             run.finish("enough")
 
+    if "large" in spec:
+        run.state["seen"] = seen
     for step, (inputs, targets) in run.steps(spec.get("n", 40), loader):
+        for group in optimizer.param_groups if "rate" in spec else []:
+            group["lr"] *= spec["rate"]
         if marked("signal", step):
             os.kill(os.getpid(), getattr(signal, spec.get("how", "SIGUSR1")))
         if marked("exception", step):
@@ -103,6 +108,8 @@ with forge.Run(policy | spec.get("policy", {}), model=model, optimizer=optimizer
         if [step, rank] in spec.get("nan", []) or marked("nan_once", step):
             loss = loss * float("nan")
         loss.backward()
+        if marked("late", step):
+            optimizer.register_step_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         run.update(loss, optimizer, clip_norm=1.0)
         run.log(loss=loss)
     steps = run.step
