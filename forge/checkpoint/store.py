@@ -234,8 +234,7 @@ class Store:
             DirectoryInUse: Where a newer attempt has taken over.
         """
         assert not snapshot.is_spent, "its copy may be that of another step by now"
-        name = f"step_{snapshot.step}"
-        final = self.directory / name
+        final = self.directory / (name := f"step_{snapshot.step}")
         with contextlib.ExitStack() as stack:
 
             def begin() -> Path:

@@ -286,9 +286,10 @@ class Saver:
         begin = time.monotonic()
         if others:  # which cannot do it themselves
             self._ledger.sync()
+            path = self._store.commit(snapshot, others)
         else:
             self._store.on_all("the ledger of a save", self._ledger.sync)
-        path = self._store.commit(snapshot, others)
+            path = self._store.commit(snapshot)
         self._failures = 0
         self.costs.add(time.monotonic() - began)
         self._ledger.write(
