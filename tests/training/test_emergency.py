@@ -4,7 +4,7 @@ import pytest
 from ranked import RankedJob
 
 SIZE, STEPS = 3, 14
-SPEC = {"n": STEPS, "norm": False, "checkpoint": {"every_steps": 4}, "rate": 0.9}
+SPEC = {"n": STEPS, "norm": False, "checkpoint": {"every_steps": 4}, "rate": 0.9, "together": True}
 
 
 def events(job, kind):

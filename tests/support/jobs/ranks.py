@@ -55,6 +55,14 @@ def marked(name, step):
     return False
 
 
+def in_step(step):
+    """Who is to die in a step waits until rank 0 is in it, which else knows at the boundary."""
+    if spec.get("together"):
+        (directory / f"begun_{rank}_{step}").touch()
+        while not (directory / f"begun_0_{step}").exists():
+            time.sleep(0.002)
+
+
 def wrapped(net):
     """As the spec says: by DDP, sharded by FSDP2, or as it is."""
     if spec.get("wrap") == "plain":
@@ -99,6 +107,7 @@ with forge.Run(policy | spec.get("policy", {}), model=model, optimizer=optimizer
     for step, (inputs, targets) in run.steps(spec.get("n", 40), loader):
         for group in optimizer.param_groups if "rate" in spec else []:
             group["lr"] *= spec["rate"]
+        in_step(step)
         if marked("signal", step):
             os.kill(os.getpid(), getattr(signal, spec.get("how", "SIGUSR1")))
         if marked("exception", step):
