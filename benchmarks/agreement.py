@@ -9,7 +9,8 @@ take turns; medians over rounds and ranks are printed.
 
 Then, counted in quiet steps of whole loops: messages to the group's store, which the calls of its
 clients are, and collectives, which torch's flight recorder has, whether Python or C++ made them.
-The last loop is a control: it saves once.
+Of these run.update begins one, its flag, and clips before it waits for it: `nan_check.py` has what
+that costs. The last loop is a control: it saves once.
 """
 
 from __future__ import annotations
@@ -70,7 +71,14 @@ class Counted:
     """Counts this process's messages to stores of torch, and its collectives."""
 
     def __init__(self) -> None:
-        self._messages = 0
+        self._messages = self._num_async = 0
+        real_all_reduce = dist.all_reduce
+
+        def all_reduce(*args: Any, **options: Any) -> Any:
+            self._num_async += options.get("async_op", False)
+            return real_all_reduce(*args, **options)
+
+        dist.all_reduce = all_reduce
         for owner in (dist.Store, vars(dist)["TCPStore"]):
             for name in set(MESSAGES) & set(vars(owner)):
                 setattr(owner, name, self._counting(getattr(owner, name)))
@@ -86,7 +94,8 @@ class Counted:
         """Name -> how often."""
         recorded = json.loads(vars(torch._C._distributed_c10d)["_dump_fr_trace_json"]())
         names = collections.Counter(e["profiling_name"] for e in recorded.get("entries", []))
-        return names + collections.Counter({"messages": self._messages})
+        found = {"messages": self._messages, "of them by Python, async": self._num_async}
+        return names + collections.Counter(found)
 
 
 def loop(rank: int, kind: str, num_steps: int, folder: str) -> dict[str, int]:

@@ -12,12 +12,18 @@ printed are medians, and by how much of a whole step each lies above the update 
     forge             run.update(loss, optimizer)
     forge, clip       run.update(loss, optimizer, clip_norm=1.0)
 
-With `--ranks 2` the model is in DDP, and forge's check has its collective.
+With `--ranks 2` the model is in DDP, and forge's check has its collective, a flag. What it costs is
+the difference to other ways, which nobody can ask for:
+
+    alone             "forge" where each rank decides by itself, without the flag
+    alone, clip       the same for "forge, clip"
+    blocking, clip    "forge, clip" where the flag is waited for as soon as it is on its way
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import statistics
 import tempfile
@@ -27,18 +33,33 @@ from typing import Any
 
 import several
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import forge
 from forge import messages
+from forge.resilience.health import finite_on_all_ranks
+from forge.training.nan import nan_policy
 
 NUM_LAYERS, BATCH = 24, 32
 WAYS = ("no check", "clip", "isfinite", "forge", "forge, clip")
+OF_RANKS = ("alone", "alone, clip", "blocking, clip")
 Row = tuple[str, float, float, float, float]
 """Way; seconds of wall and of CPU that its part took; the same of the whole step."""
 
 
-def trained(rank: int, size: int, millions: int, rounds: int, threads: int) -> list[Row]:
+def alone(value: torch.Tensor) -> Callable[[], bool]:
+    """In place of `finite_on_all_ranks`."""
+    return lambda: math.isfinite(value.item())
+
+
+def blocking(value: torch.Tensor) -> Callable[[], bool]:
+    """In place of `finite_on_all_ranks`."""
+    answer = finite_on_all_ranks(value)()
+    return lambda: answer
+
+
+def trained(rank: int, size: int, millions: float, rounds: int, threads: int) -> list[Row]:
     """A row for each step but those of the first round, in which the optimizer's state is made."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -49,7 +70,8 @@ def trained(rank: int, size: int, millions: int, rounds: int, threads: int) -> l
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     batch = torch.randn(BATCH, width)
-    order = [way for n in range(rounds + 1) for way in random.Random(n).sample(WAYS, len(WAYS))]
+    ways = ways_of(size)
+    order = [way for n in range(rounds + 1) for way in random.Random(n).sample(ways, len(ways))]
     found: list[Row] = []
 
     def step_by_hand() -> None:
@@ -68,12 +90,20 @@ def trained(rank: int, size: int, millions: int, rounds: int, threads: int) -> l
         policy = {"checkpoint": {"dir": folder, "every_steps": None, "every_s": None}}
         try:
             with forge.Run(policy, model=model, optimizer=optimizer) as run:
+
+                def update(loss: torch.Tensor, clip_norm: float | None, ask: Any) -> None:
+                    nan_policy.finite_on_all_ranks = ask
+                    run.update(loss, optimizer, clip_norm=clip_norm)
+
                 do: dict[str, Callable[[torch.Tensor], Any]] = {
                     "no check": lambda _: step_by_hand(),
                     "clip": lambda _: clip(),
                     "isfinite": lambda _: isfinite(),
-                    "forge": lambda loss: run.update(loss, optimizer),
-                    "forge, clip": lambda loss: run.update(loss, optimizer, clip_norm=1.0),
+                    "forge": lambda loss: update(loss, None, finite_on_all_ranks),
+                    "forge, clip": lambda loss: update(loss, 1.0, finite_on_all_ranks),
+                    "alone": lambda loss: update(loss, None, alone),
+                    "alone, clip": lambda loss: update(loss, 1.0, alone),
+                    "blocking, clip": lambda loss: update(loss, 1.0, blocking),
                 }
                 for step in run.steps(len(order)):
                     began, began_cpu = time.perf_counter(), time.process_time()
@@ -85,10 +115,17 @@ def trained(rank: int, size: int, millions: int, rounds: int, threads: int) -> l
                     found.append(
                         (order[step], now - half, cpu_now - cpu, now - began, cpu_now - began_cpu)
                     )
+                if size > 1:
+                    dist.barrier()
                 raise KeyError("enough")  # or it would save
         except KeyError:
             pass
-    return found[len(WAYS) :]
+    return found[len(ways) :]
+
+
+def ways_of(size: int) -> tuple[str, ...]:
+    """What takes turns."""
+    return WAYS + OF_RANKS if size > 1 else WAYS
 
 
 def main() -> None:
@@ -96,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--millions", type=int, default=100, help="of parameters")
+    parser.add_argument("--millions", type=float, default=100, help="of parameters")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=1)
@@ -110,16 +147,16 @@ def main() -> None:
 
     whole, whole_cpu = median("no check", 3), median("no check", 4)
     print(
-        f"{options.millions} M parameters, {options.ranks} rank(s) of {options.threads} thread(s),"
-        f" medians of {options.rounds}; a step without a check takes {1000 * whole:.0f} ms"
-        f" ({1000 * whole_cpu:.0f} ms of CPU)"
+        f"{options.millions:g} M parameters, {options.ranks} rank(s) of {options.threads} thread(s)"
+        f", medians of {options.rounds}; a step without a check takes {1000 * whole:.2f} ms"
+        f" ({1000 * whole_cpu:.2f} ms of CPU)"
     )
     print(f"  {'':14}{'wall, ms':>10}{'CPU, ms':>10}{'of a step':>12}{'by CPU':>10}")
-    for way in WAYS:
+    for way in ways_of(options.ranks):
         wall, cpu = median(way, 1), median(way, 2)
         above, above_cpu = wall - median("no check", 1), cpu - median("no check", 2)
         print(
-            f"  {way:14}{1000 * wall:10.1f}{1000 * cpu:10.1f}"
+            f"  {way:14}{1000 * wall:10.3f}{1000 * cpu:10.3f}"
             f"{above / whole:12.1%}{above_cpu / whole_cpu:10.1%}"
         )
 

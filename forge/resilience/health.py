@@ -1,6 +1,7 @@
 """NaN detection, and checks of the devices a job runs on.
 
-Shapes: a loss is a scalar (or is judged element by element); flags are int32[1], reduced by MAX.
+Shapes: a loss is a scalar (or is judged element by element); flags are int32[n], reduced by MAX or
+MIN.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -154,20 +155,50 @@ class NaNDetector:
 
 def any_rank(*, flag: bool, device: torch.device | None = None) -> bool:
     """Whether `flag` is set on any rank, so that none steps alone."""
-    return bool(largest_of_ranks(int(flag), device))
+    return bool(largest_of_ranks([flag], device)[0])
 
 
-def largest_of_ranks(value: int, device: torch.device | None = None) -> int:
-    """The largest that any rank has; a collective where there are several."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return value
-    if dist.get_backend() == "nccl" and (device is None or device.type != "cuda"):
-        device = torch.device("cuda", torch.cuda.current_device())
-    elif dist.get_backend() != "nccl":
-        device = torch.device("cpu")
-    agreed = torch.tensor([value], dtype=torch.int32, device=device)
+def largest_of_ranks(values: list[int], device: torch.device | None = None) -> list[int]:
+    """The largest of each that any rank has; a collective where there are several."""
+    if place()[1] == 1:
+        return values
+    agreed = torch.tensor(values, dtype=torch.int32, device=_meeting_device(device))
     dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
-    return int(agreed.item())
+    return agreed.tolist()
+
+
+def finite_on_all_ranks(value: torch.Tensor) -> Callable[[], bool]:
+    """Begin to find out whether a number is finite on every rank.
+
+    Returns:
+        What waits for the answer: the only host synchronisation. Until then the ranks' collective
+        is under way beside what this one does; where there is one rank there is none.
+    """
+    if place()[1] == 1:
+        return lambda: math.isfinite(value.item())
+    is_finite = value.isfinite().to(_meeting_device(value.device), torch.int32)
+    work = dist.all_reduce(is_finite, op=dist.ReduceOp.MIN, async_op=True)
+
+    def answer() -> bool:
+        work.wait()
+        return bool(is_finite.item())
+
+    return answer
+
+
+def place() -> tuple[int, int]:
+    """This rank, and how many there are."""
+    is_alone = not (dist.is_available() and dist.is_initialized())
+    return (0, 1) if is_alone else (dist.get_rank(), dist.get_world_size())
+
+
+def _meeting_device(device: torch.device | None) -> torch.device:
+    """Where the ranks' collectives take a value from that lies on `device`."""
+    if dist.get_backend() != "nccl":
+        return torch.device("cpu")
+    if device is None or device.type != "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def widest(device: torch.device) -> torch.dtype:
@@ -219,6 +250,16 @@ def _norm_of(norms: list[torch.Tensor]) -> torch.Tensor:
         torch.stack([norm.to(norms[0].device) for norm in norms])
     )
     return found
+
+
+def clip(
+    parameters: Sequence[torch.Tensor], max_norm: float, norm: torch.Tensor | None = None
+) -> None:
+    """Scale their gradients to an L2 norm of `max_norm` at most; `norm` is theirs, if known."""
+    if norm is None:
+        norm = total_norm([p.grad for p in parameters if p.grad is not None])
+    for group in by_mesh(parameters):
+        torch.nn.utils.clip_grads_with_norm_(group, max_norm, norm)
 
 
 def non_finite(named: list[tuple[str, torch.Tensor]]) -> list[str]:

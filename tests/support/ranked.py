@@ -15,6 +15,8 @@ from harness import JOBS, PATIENCE_S, Process, assert_same_bits
 
 from forge.jobdir import ledger
 
+SHARDED = ("shards.py", "norms.py", "alike.py")
+
 
 class RankedJob:
     """One attempt after the other, each of `size` ranks."""
@@ -27,7 +29,7 @@ class RankedJob:
     @property
     def is_sharded(self) -> bool:
         """Whether its ranks need torch's modules for that."""
-        return self.spec.get("wrap") == "fsdp2" or self.script.name in ("shards.py", "norms.py")
+        return self.spec.get("wrap") == "fsdp2" or self.script.name in SHARDED
 
     @property
     def checkpoints(self) -> Path:

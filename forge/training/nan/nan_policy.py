@@ -1,8 +1,8 @@
 """What a bad step leads to: warn, skip, roll back or halt, as `resilience.nan` says.
 
-One check a step: the sum of loss and gradient norm is brought to the host, and is finite only where
-both are. It overflows on huge finite ones, too, so an alarm is looked into exactly before anything
-is decided.
+One check a step: the sum of loss and gradient norm is finite only where both are. Many ranks ask
+each other whether it is finite on all, and clip meanwhile. It overflows on huge finite ones, too,
+so an alarm is looked into exactly, by all ranks, before anything is decided.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from forge.config.schema import NanAction, NanConfig
 from forge.resilience.health import (
     NaNDetector,
     NaNState,
+    clip,
     exact_norm,
+    finite_on_all_ranks,
     largest_of_ranks,
     mean,
     non_finite,
+    place,
     total_norm,
 )
 from forge.training.decide import Halt, RollBack
@@ -38,6 +41,8 @@ class Checked(NamedTuple):
     problem: str = ""
     """What is wrong, in words; empty if nothing is."""
     is_loss_bad: bool = False
+    do_ranks_differ: bool = False
+    """Whether gradients are bad on one rank and good on another, whose scaler sees nothing."""
 
 
 class _Badness(Enum):
@@ -81,9 +86,9 @@ class NanPolicy:
         parameters: Sequence[torch.Tensor],
         names: Mapping[int, str],
         *,
-        needs_norm: bool,
+        clip_norm: float | None = None,
     ) -> Checked:
-        """Check one step's loss and gradients, with one host synchronisation.
+        """Check one step's loss and gradients, with one host synchronisation, and clip them.
 
         With many ranks: what is bad on one is bad on all, whose optimizers and scalers do the same.
 
@@ -91,46 +96,56 @@ class NanPolicy:
             loss: Scalar.
             parameters: Those that have a gradient.
             names: What they are called, by `id`.
-            needs_norm: Whether the caller clips by the norm.
+            clip_norm: Largest L2 norm of the gradients.
         """
         grads = [p.grad for p in parameters if p.grad is not None]
         norm = None
-        if grads and (needs_norm or self._config.check_gradients):
+        if grads and (clip_norm is not None or self._config.check_gradients):
             norm = total_norm(grads)
-        badness, problem = self._look(loss, norm, parameters, names)
-        worst = _Badness(largest_of_ranks(badness.value))
-        if worst is _Badness.overflow and norm is not None:
-            return Checked(exact_norm(grads))  # all ranks do: it may be a collective
-        if worst in (_Badness.none, _Badness.overflow):
+        value = alarm = mean(loss)
+        if norm is not None:
+            alarm = value + norm.to(value.device)
+        # The gradients' verdict travels, too. After `no_sync`, a comm hook or a fault of one device
+        # they are one rank's own, and nothing says so.
+        are_fine = finite_on_all_ranks(alarm)
+        if clip_norm is not None and norm is not None:
+            clip(parameters, clip_norm, norm.where(norm.isfinite(), 0.0))
+        if are_fine():
             return Checked(norm)
-        is_loss_bad = worst is _Badness.loss
-        return Checked(norm, problem or "on another rank", is_loss_bad=is_loss_bad)
+        return self._look(value.item(), norm, parameters, names, clip_norm)
 
     def _look(
         self,
-        loss: torch.Tensor | float,
+        loss: float,
         norm: torch.Tensor | None,
         parameters: Sequence[torch.Tensor],
         names: Mapping[int, str],
-    ) -> tuple[_Badness, str]:
-        """What is bad on this rank, and in words."""
-        value = alarm = mean(loss)
-        if norm is not None and self._config.check_gradients:
-            alarm = value + norm.to(value.device)
-        if math.isfinite(alarm.item()):
-            return _Badness.none, ""
-        host_loss = value.item()
-        if not math.isfinite(host_loss):
-            return _Badness.loss, f"the loss is {host_loss}"
-        if norm is None or math.isfinite(norm.item()):
-            return _Badness.none, ""
-        culprits = non_finite(
-            [(names.get(id(p), "a parameter"), p.grad) for p in parameters if p.grad is not None]
-        )
-        if not culprits:
-            return _Badness.overflow, ""
-        more = f" and {len(culprits) - 3} more" if len(culprits) > 3 else ""
-        return _Badness.gradient, f"the gradient of {', '.join(culprits[:3])}{more}"
+        clip_norm: float | None,
+    ) -> Checked:
+        """What is bad, on whichever rank: all ranks come here, or none."""
+        named = [(names.get(id(p), "a parameter"), p.grad) for p in parameters]
+        grads = [(name, grad) for name, grad in named if grad is not None]
+        is_finite = norm is None or math.isfinite(norm.item())
+        culprits = [] if is_finite else non_finite(grads)
+        own, problem = _Badness.none, ""
+        if not math.isfinite(loss):
+            own, problem = _Badness.loss, f"the loss is {loss}"
+        elif culprits and self._config.check_gradients:
+            more = f" and {len(culprits) - 3} more" if len(culprits) > 3 else ""
+            own = _Badness.gradient
+            problem = f"the gradient of {', '.join(culprits[:3])}{more}"
+        elif not is_finite and not culprits:
+            own = _Badness.overflow
+        rank, size = place()
+        code, *found = largest_of_ranks([own.value * size + rank, bool(culprits), not culprits])
+        worst, rank = divmod(code, size)
+        if worst == _Badness.overflow.value and norm is not None:
+            norm = exact_norm([grad for _, grad in grads])  # all do: it may be a collective
+        if not is_finite and clip_norm is not None:
+            clip(parameters, clip_norm, norm)  # which was left until now
+        if worst > _Badness.overflow.value:
+            problem = problem or f"on rank {rank}"
+        return Checked(norm, problem, worst == _Badness.loss.value, all(found))
 
     def judge(self, step: int, problem: str) -> tuple[bool, str]:
         """Decide about a step that was looked at; once for each of its updates.

@@ -10,7 +10,7 @@ import torch
 from forge import messages
 from forge.checkpoint.format import shards
 from forge.errors import ForgeError
-from forge.resilience.health import by_mesh, total_norm
+from forge.resilience.health import clip
 from forge.state.registry import StateRegistry
 from forge.training.nan.nan_policy import Checked, NanPolicy
 from forge.training.nan.scaling import Overflows, Scaling
@@ -64,20 +64,22 @@ class Updater:
                 scaler.unscale_(one)
         parameters = _with_gradients(optimizers)
         if self._is_enabled:
-            checked = self._nan.check(
-                loss, parameters, self._names, needs_norm=clip_norm is not None
-            )
+            checked = self._nan.check(loss, parameters, self._names, clip_norm=clip_norm)
             may_update = self._may_update(checked, optimizers, scaler)
         else:
             checked, may_update = Checked(None), True
-        if clip_norm is not None and may_update:
-            _clip(parameters, clip_norm, checked.norm)
+            if clip_norm is not None and parameters:
+                clip(parameters, clip_norm)
         if may_update:
             for one in optimizers:
-                one.step() if scaler is None else scaler.step(one)
+                if scaler is None:
+                    one.step()
+                elif not checked.do_ranks_differ:  # or some scalers would step, and some not
+                    scaler.step(one)
         if scaler is not None:
             # An update that is left out moves the scale as well, and unscale_ is forgotten.
-            self._scaling.end(scaler, optimizers, schedules if may_update else ())
+            falls = checked.do_ranks_differ
+            self._scaling.end(scaler, optimizers, schedules if may_update else (), falls=falls)
         elif may_update:
             for schedule in schedules:
                 schedule.step()
@@ -127,10 +129,11 @@ class Updater:
         if not self._is_enabled:
             return True
         parameters = [p for _, p in self._live.parameters() if p.grad is not None]
-        checked = self._nan.check(loss, parameters, self._names, needs_norm=False)
+        checked = self._nan.check(loss, parameters, self._names)
         problem = checked.problem
         for name, one in self._live.objects.items():
-            if isinstance(one, torch.amp.GradScaler) and one.is_enabled():
+            is_scaler = isinstance(one, torch.amp.GradScaler) and one.is_enabled()
+            if is_scaler and not checked.do_ranks_differ:
                 is_own, problem = self._is_own(one, name, checked, has_to_fall=False)
                 if is_own:
                     return True  # the scaler leaves this step out itself
@@ -185,12 +188,3 @@ def _several(one: Any) -> list[Any]:
 def _with_gradients(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tensor]:
     groups = [group for one in optimizers for group in one.param_groups]
     return [p for group in groups for p in group["params"] if p.grad is not None]
-
-
-def _clip(parameters: list[torch.Tensor], max_norm: float, norm: torch.Tensor | None) -> None:
-    if not parameters:
-        return
-    if norm is None:
-        norm = total_norm([p.grad for p in parameters if p.grad is not None])
-    for group in by_mesh(parameters):
-        torch.nn.utils.clip_grads_with_norm_(group, max_norm, norm)

@@ -69,8 +69,10 @@ for case, value, where, loss in [
 ]:
     parameters = with_gradients()
     planted(value, where)
-    checked = policy.check(loss, parameters, names, needs_norm=True)
-    told[case] = [checked.problem, checked.is_loss_bad, float(checked.norm), norm_of(parameters)]
+    before = norm_of(parameters)
+    checked = policy.check(loss, parameters, names, clip_norm=0.5)
+    told[case] = [checked.problem, checked.is_loss_bad, float(checked.norm), before]
+    told[f"{case}, clipped"] = norm_of(parameters)
 
 with_gradients()
 before = [whole(p.detach()).clone() for p in [*model.parameters(), plain]]

@@ -263,9 +263,6 @@ def test_a_huge_loss_that_is_no_tensor_is_finite(tmp_path):
     from forge.config.schema import NanConfig
     from forge.training.nan.nan_policy import NanPolicy
 
-    checked = NanPolicy(NanConfig()).check(1e300, [], {}, needs_norm=False)
+    checked = NanPolicy(NanConfig()).check(1e300, [], {})
     assert checked.problem == ""
-    assert (
-        NanPolicy(NanConfig()).check(math.nan, [], {}, needs_norm=False).problem
-        == "the loss is nan"
-    )
+    assert NanPolicy(NanConfig()).check(math.nan, [], {}).problem == "the loss is nan"

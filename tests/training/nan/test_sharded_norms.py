@@ -27,7 +27,7 @@ def test_the_norm_is_that_of_all_shards_and_of_what_is_not_sharded(said):
 def test_a_nan_in_one_shard_is_named_by_its_rank_and_bad_on_all(said):
     """A rank that went on would update its shards alone."""
     first, second = (one["NaN in a shard"][0] for one in said)
-    assert first == "on another rank"
+    assert first == "on rank 1"
     assert second == "the gradient of model.0.weight (1 NaN, 0 Inf of 5)"
 
 
@@ -37,6 +37,8 @@ def test_squares_that_overflow_in_one_shard_are_no_nan(said):
         problem, _, norm, _ = one["overflow in a shard"]
         assert not problem
         assert norm == pytest.approx(1e30, rel=1e-6)
+        assert one["overflow in a shard, clipped"] == pytest.approx(0.5, rel=1e-4)
+        assert one["good, clipped"] == pytest.approx(0.5, rel=1e-4)
 
 
 @pytest.mark.parametrize(
