@@ -102,9 +102,7 @@ def noted_clip(*args, **options):
     return real_clip(*args, **options)
 
 
-def case(
-    wrap, fact, *, clip_norm=None, scaled=False, form="update", optimizers=1, action="skip", **nan
-):
+def case(wrap, fact, *, clip_norm=None, scaled=False, form="update", optimizers=1, **nan):
     """What the updates of one training did, and what it has then."""
     torch.manual_seed(0)
     nan["action"] = NanAction[nan.get("action", "skip")]
