@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -216,3 +216,13 @@ def unreduced_gradients(module: torch.nn.Module) -> bool:
         for group in getattr(state, "_fsdp_param_groups", ())
         for parameter in group.fsdp_params
     )
+
+
+def note_found_inf(scaler: Any, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Let a GradScaler take what it has unscaled for bad: it skips these steps, and falls.
+
+    If it goes: leave out `scaler.step`, and after `update` set the scale by `load_state_dict`.
+    """
+    for optimizer in optimizers:
+        for found_inf in scaler._found_inf_per_device(optimizer).values():
+            found_inf.fill_(1.0)

@@ -268,3 +268,19 @@ def test_unreduced_gradients(reduce_dtype, alone):
             model.set_requires_gradient_sync(is_summed)
             model(torch.ones(1, 2)).sum().backward()
             assert of_torch.unreduced_gradients(model) is not is_summed
+
+
+def test_note_found_inf():
+    """What another rank has found in its gradients has to count for this one's scaler, too."""
+    with contract(of_torch.note_found_inf):
+        weight = torch.ones(2, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        scaler.scale(weight.sum()).backward()
+        of_torch.note_found_inf(scaler, [optimizer])  # nothing is unscaled yet
+        scaler.unscale_(optimizer)
+        of_torch.note_found_inf(scaler, [optimizer])
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(weight, torch.ones(2))
+        assert scaler.get_scale() == 2.0

@@ -18,8 +18,6 @@ class _Open:
 
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     schedules: list[Any] = field(default_factory=list)
-    falls: bool = False
-    """Whether gradients were bad on some ranks, and not on others."""
 
 
 class Scaling:
@@ -56,17 +54,11 @@ class Scaling:
         scaler: Any,
         optimizers: Sequence[torch.optim.Optimizer],
         schedules: Sequence[Any] = (),
-        *,
-        falls: bool = False,
     ) -> None:
-        """`optimizers` were stepped, or not to be; `schedules` step where the scaler let them.
-
-        Where the scale `falls` it does on this rank, too, which may have seen no bad gradient.
-        """
+        """`optimizers` were stepped, or not to be; `schedules` step where the scaler let them."""
         opened = self._open.setdefault(scaler, _Open())
         opened.optimizers += optimizers
         opened.schedules += schedules
-        opened.falls |= falls
 
     def settle(self) -> None:
         """Move every scale that was used: the step ends, or is saved."""
@@ -76,11 +68,7 @@ class Scaling:
     def _move(self, scaler: Any) -> None:
         opened = self._open.pop(scaler)
         before = scaler.get_scale() if opened.schedules else 0.0
-        state = scaler.state_dict() if opened.falls else {}
         scaler.update()
-        if opened.falls:
-            fallen = state["scale"] * state["backoff_factor"]
-            scaler.load_state_dict(state | {"scale": fallen, "_growth_tracker": 0})
         # A lowered scale is the scaler's word that it skipped the step.
         if opened.schedules and scaler.get_scale() >= before:
             for schedule in opened.schedules:

@@ -9,6 +9,7 @@ import torch
 
 from forge import messages
 from forge.checkpoint.format import shards
+from forge.compat import of_torch
 from forge.errors import ForgeError
 from forge.resilience.health import clip
 from forge.state.registry import StateRegistry
@@ -65,6 +66,8 @@ class Updater:
         parameters = _with_gradients(optimizers)
         if self._is_enabled:
             checked = self._nan.check(loss, parameters, self._names, clip_norm=clip_norm)
+            if scaler is not None and checked.do_ranks_differ:
+                of_torch.note_found_inf(scaler, optimizers)
             may_update = self._may_update(checked, optimizers, scaler)
         else:
             checked, may_update = Checked(None), True
@@ -72,14 +75,10 @@ class Updater:
                 clip(parameters, clip_norm)
         if may_update:
             for one in optimizers:
-                if scaler is None:
-                    one.step()
-                elif not checked.do_ranks_differ:  # or some scalers would step, and some not
-                    scaler.step(one)
+                one.step() if scaler is None else scaler.step(one)
         if scaler is not None:
             # An update that is left out moves the scale as well, and unscale_ is forgotten.
-            falls = checked.do_ranks_differ
-            self._scaling.end(scaler, optimizers, schedules if may_update else (), falls=falls)
+            self._scaling.end(scaler, optimizers, schedules if may_update else ())
         elif may_update:
             for schedule in schedules:
                 schedule.step()
@@ -132,8 +131,11 @@ class Updater:
         checked = self._nan.check(loss, parameters, self._names)
         problem = checked.problem
         for name, one in self._live.objects.items():
-            is_scaler = isinstance(one, torch.amp.GradScaler) and one.is_enabled()
-            if is_scaler and not checked.do_ranks_differ:
+            if not (isinstance(one, torch.amp.GradScaler) and one.is_enabled()):
+                continue
+            if checked.do_ranks_differ:  # this rank's may not have unscaled yet, and then step
+                of_torch.note_found_inf(one, self._live.optimizers)
+            else:
                 is_own, problem = self._is_own(one, name, checked, has_to_fall=False)
                 if is_own:
                     return True  # the scaler leaves this step out itself

@@ -138,12 +138,14 @@ def case(wrap, fact, *, clip_norm=None, scaled=False, form="update", optimizers=
             given = steppers if optimizers == 2 else steppers[0]
             updated.append(updater.update(loss, given, None, scaler, clip_norm))
         else:
+            if form == "guard, unscaled":
+                scaler.unscale_(steppers[0])
             updated.append(updater.guard(loss))
             for one in steppers:
                 if updated[-1]:
                     one.step() if scaler is None else scaler.step(one)
                 one.zero_grad()
-            if scaler is not None and updated[-1]:
+            if scaler is not None and (updated[-1] or form == "guard, unscaled"):
                 scaler.update()
         updater.settle()
         if step == 0:

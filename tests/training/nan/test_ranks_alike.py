@@ -25,6 +25,7 @@ SYNCED = {  # ranks that have the same weights as long as they do the same
     "gradient, two optimizers": ["ddp", "gradient", SCALED | {"optimizers": 2}],
     "gradient, guarded": ["ddp", "gradient", {"form": "guard"}],
     "gradient, guarded, scaled": ["ddp", "gradient", SCALED | {"form": "guard"}],
+    "gradient, guarded, unscaled": ["ddp", "gradient", SCALED | {"form": "guard, unscaled"}],
     "unused": ["ddp, unused", "input", CLIPPED],
     "sharded, quiet": ["fsdp2", "nothing", CLIPPED],
     "sharded, loss": ["fsdp2", "loss", CLIPPED],
