@@ -219,8 +219,13 @@ class Session:
         if policy.nan.action is _ACTION.rollback or self._nan.lr_scale != 1:
             self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]
         self._hooks = [one.register_step_post_hook(self._updated) for one in self._live.optimizers]
-        self._updater.note = directory.ledger.write
+        self._updater.note = self._note
         self._evaluations.pid = self._pid
+
+    def _note(self, kind: str, **values: Any) -> None:
+        """Into the ledger, with the batch of this rank that is under way."""
+        at = {"epoch": self.loops.epoch, "batch": self.loops.batch}
+        self._directory.ledger.write(kind, **values, **at)
 
     def _updated(self, *_: Any) -> None:
         """An optimizer has stepped, and no loop has begun so far."""

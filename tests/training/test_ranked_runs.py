@@ -71,8 +71,8 @@ def test_a_bad_loss_on_one_rank_is_bad_for_all(tmp_path):
     whole.run_to_end()
     one, other = whole.weights
     assert torch.equal(one["module.last.weight"], other["module.last.weight"])
-    bad = [e["step"] for a in whole.history.attempts for e in a.events if e["kind"] == "nan"]
-    assert bad == [9]
+    bad = [e for a in whole.history.attempts for e in a.events if e["kind"] == "nan"]
+    assert [(e["step"], e["epoch"], e["batch"]) for e in bad] == [(9, 0, 9)]
     stopped = RankedJob(tmp_path / "stopped", 2, n=STEPS, nan=[[9, 1]], signal=[[8, 0]])
     stopped.run_to_end([75, 75])
     stopped.assert_same_run(whole)
