@@ -79,11 +79,6 @@ class RunState(MutableMapping[str, Any]):
     def __repr__(self) -> str:
         return f"run.state({self._values!r})"
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether all values are numbers and strings."""
-        return all(isinstance(one, int | float | str) for one in self._values.values())
-
     def capture(self) -> dict[str, Any]:
         """What goes into a checkpoint, by keys that name it in messages."""
         found: list[dict[str, Any]] = []

@@ -67,11 +67,6 @@ class Contents:
         }
 
     @property
-    def is_large(self) -> bool:
-        """Whether what this rank has by itself may take long to ask for."""
-        return self._loops.is_stateful or not self._own.is_plain
-
-    @property
     def is_judged(self) -> bool:
         """Whether the NaN policy has decided on the step that is under way."""
         return self._updater.has_updated

@@ -71,7 +71,7 @@ class Leaving:
         code = int(self._handler.exit_code)
         return StopAsked(code, Reason.of_code(code), received.name)
 
-    def stop(self, asked: StopAsked, save: Callable[[], object] | None) -> NoReturn:
+    def stop(self, asked: StopAsked, save: Callable[[], None] | None) -> NoReturn:
         """Save and leave; without a save in the middle of a step."""
         name = asked.signal or asked.reason.value
         self._handler.begin_deadline()
@@ -103,8 +103,9 @@ class Leaving:
     def give_up(self, error: ForgeError, text: str | None = None) -> NoReturn:
         """Leave for an error that no later step could mend."""
         text = text or str(error)
-        if isinstance(error, RankLost) and (done := self.emergency.save()):
-            text = f"{text}. {done}"
+        if isinstance(error, RankLost):
+            self._handler.begin_deadline()
+            text = ". ".join(filter(None, (text, self.emergency.save())))
         self._leave(error.exit_code, text, "error", logging.ERROR, error.reason)
 
     def raise_again(self) -> None:

@@ -299,8 +299,7 @@ class Session:
             if error is None:
                 self._finish()
             elif self._handler.explains(error):
-                save = self._emergency.save if lost else None
-                self._leaving.stop(self._leaving.asked(), save)
+                self._leaving.stop(self._leaving.asked(), save=None)
             elif lost:
                 first = str(error).partition("\n")[0]
                 self._leaving.give_up(RankLost(f"{lost}; here {type(error).__name__}: {first}"))

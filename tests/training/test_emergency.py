@@ -36,12 +36,12 @@ def test_no_step_is_repeated_after_the_death_of_a_rank(how, undisturbed, tmp_pat
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ({"norm": True}, "module.norm.running_mean is not the same on all ranks"),
-        ({"large": True}, "run.state, or what a loader says of its place, is too large"),
+        ({"norm": True}, "buffers change while training, as the averages of a BatchNorm do"),
+        ({"large": True}, "what a rank has by itself is more than 64 KiB"),
         ({"signal": [], "late": [[6, 1]]}, "rank 1 was not at the boundary"),
         ({"checkpoint": {}}, "no checkpoint tells yet what is the same on all ranks"),
         ({"signal": [[1, 1]]}, "this attempt had not yet done 2 steps"),
-        ({"wrap": "fsdp2"}, ""),
+        ({"wrap": "fsdp2"}, "model, a FSDPNet, is not in DistributedDataParallel"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -53,8 +53,8 @@ def test_what_is_not_at_hand_is_not_saved_and_the_ledger_says_why(spec, reason, 
     assert job.run() == [70, -9], job.output
     assert {e["reason"] for e in events(job, "save")} <= {"periodic"}
     said = [e["text"] for e in events(job, "not_saved")]
-    assert len(said) == bool(reason)
-    assert all(reason in text for text in said), said
+    assert len(said) == 1
+    assert reason in said[0]
     steps = [e["step"] for e in events(job, "save")]
     job.run_to_end()
     assert [e["step"] for e in events(job, "start")] == [0, max(steps, default=0)]

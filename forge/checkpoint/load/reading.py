@@ -94,15 +94,15 @@ class Checkpoint:
         return self._owned
 
 
-def unlike(path: Path, key: str, size: int) -> list[str]:
-    """What ranks have otherwise than rank 0 in this checkpoint, under one key of the state.
+def unlike(path: Path, size: int, *keys: str) -> list[str]:
+    """What ranks have otherwise than rank 0 in this checkpoint, under some keys of the state.
 
     Args:
         path: The directory.
-        key: Of the state.
         size: How many ranks there are to be.
+        keys: Of the state.
     Returns:
-        Names of tensors, or the key itself.
+        Names of tensors, or a key itself.
     Raises:
         DamagedCheckpoint: Where it cannot be read.
     """
@@ -114,9 +114,10 @@ def unlike(path: Path, key: str, size: int) -> list[str]:
     files = RankFiles(described, opened)
     with contextlib.closing(files):
         ranks = range(1, described.world_size)
-        is_one = {json.dumps(files.tree(rank)[key]) for rank in (0, *ranks)}
-        names = [one for one in Sources(files, 0).differing() if one.startswith(f"{key}.")]
-        return names + [key] * (len(is_one) != 1 or described.world_size != size)
+        trees = [files.tree(rank) for rank in (0, *ranks)]
+        names = [one for one in Sources(files, 0).differing() if one.partition(".")[0] in keys]
+        names += [k for k in keys if len({json.dumps(one[k]) for one in trees}) != 1]
+        return names if described.world_size == size else [*names, *keys]
 
 
 def first_good(

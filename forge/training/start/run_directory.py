@@ -93,7 +93,8 @@ class RunDirectory:
         self.command = job_dir.resume_command(job)
         """The shell line that resumes this job."""
         if self._is_first:
-            Pages.clear(forge_dir(job))
+            if ranks.size > 1:
+                Pages.clear(forge_dir(job))
             job_dir.write_resume_script(job, self.command)
         self._is_supervised = job_dir.is_supervised()
 
