@@ -18,7 +18,7 @@ def undisturbed(tmp_path_factory):
     return job
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "exception"])
+@pytest.mark.parametrize("how", ["SIGKILL", pytest.param("exception", marks=pytest.mark.proofs)])
 def test_no_step_is_repeated_after_the_death_of_a_rank(how, undisturbed, tmp_path):
     """The others stand in its step, which has changed nothing but the rate it sets: that again."""
     blow = {"exception": [[10, 2]]} if how == "exception" else {"signal": [[10, 1]], "how": how}
@@ -39,9 +39,14 @@ def test_no_step_is_repeated_after_the_death_of_a_rank(how, undisturbed, tmp_pat
         ({"norm": True}, "buffers change while training, as the averages of a BatchNorm do"),
         ({"large": True}, "what a rank has by itself is more than 64 KiB"),
         ({"signal": [], "late": [[6, 1]]}, "rank 1 was not at the boundary"),
-        ({"checkpoint": {}}, "no checkpoint tells yet what is the same on all ranks"),
-        ({"signal": [[1, 1]]}, "this attempt had not yet done 2 steps"),
-        ({"wrap": "fsdp2"}, "model, a FSDPNet, is not in DistributedDataParallel"),
+        *[
+            pytest.param(*row, marks=pytest.mark.proofs)
+            for row in [
+                ({"checkpoint": {}}, "no checkpoint tells yet what is the same on all ranks"),
+                ({"signal": [[1, 1]]}, "this attempt had not yet done 2 steps"),
+                ({"wrap": "fsdp2"}, "model, a FSDPNet, is not in DistributedDataParallel"),
+            ]
+        ],
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
