@@ -172,6 +172,13 @@ def exclude(job: str, nodes: list[str], before: str, within_s: float) -> None:
     _scontrol(["update", f"JobId={job}", f"ExcNodeList={names}"], within_s)
 
 
+def lost_nodes(nodes: str, within_s: float) -> list[str]:
+    """Those of `n[1-2]` that are down, or do not answer the controller. Raises as `show` does."""
+    shown = _scontrol(["--oneliner", "show", "node", nodes], within_s)
+    found = re.findall(r"^NodeName=(\S+).*? State=(\S+)", shown, re.MULTILINE)
+    return [name for name, state in found if re.search(r"\bDOWN|NOT_RESPONDING|\*", state)]
+
+
 def end_step(job: str, number: int, within_s: float) -> None:
     """Kill a step and wait until nothing of it is left; one that is gone is left alone.
 

@@ -4,7 +4,7 @@ The batch script is the one place of a job that outlives its tasks, stands outsi
 and has Slurm's commands. From there the tasks are started, as a step; why they ended is asked of
 the controller; and this is the only place that requeues the job:
 
-    preempted, time limit, asked to, unhealthy node ─► requeued, within its budget
+    preempted, time limit, asked to, unhealthy or lost node ─► requeued, within its budget
     crashed, killed, forced exit, SIGTERM by hand   ─► started again right here, the nodes are ours
     cancelled                                       ─► never again
 
@@ -325,6 +325,9 @@ class SlurmJob(Job):
         found = self._of_all(ended)
         code, text = found.code, found.text
         asked = self._reason(code, is_held=found.is_held) if code != ExitCode.FINISHED else None
+        is_open = asked is None or (asked is Reason.preempted and self._why is Why.requeued)
+        if is_open and not all(reports) and self._has_lost_node():
+            asked = Reason.node_failed
         if asked is None and code == _SRUN_FAILED and not self._has_begun:
             asked, text = Reason.crashed, "the task could not be started by srun"
         if self._why is Why.script_killed and asked is Reason.crashed:
@@ -371,6 +374,13 @@ class SlurmJob(Job):
         if was_told or code in (ExitCode.TERMINATED, signalled, 128 + signal.SIGHUP):
             return Reason.signalled
         return None
+
+    def _has_lost_node(self) -> bool:
+        """Whether a node of the job is gone, as far as the controller knows."""
+        nodes = os.environ.get("SLURM_JOB_NODELIST")
+        with contextlib.suppress(NoAnswer):
+            return bool(nodes and client.lost_nodes(nodes, self._asking_s()))
+        return False
 
     def _is_limit_near(self) -> bool:
         left_s = self._left_s()

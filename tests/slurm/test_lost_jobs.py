@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from cluster import submit, wait_for
+from cluster import stat_of, submit, wait_for
 from harness import until
 from slurm_apps import TRAIN, SlurmApp, SlurmJob, table
 from sweeps import assert_same_job
@@ -27,15 +27,6 @@ assert HELD.count(" cfg.kind != ") == HELD.count("go {cfg.kind}") == 1
 ON_N2 = ("removed", "anew", "lost")
 ON_N1 = ("full", "script", "stepd", "withdrawn", "extended")
 AWAY = ("patient", "left")
-
-
-def stat_of(pid):
-    """(name, parent) of a process; ("", 0) where it is gone."""
-    try:
-        head, _, tail = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
-    except OSError:
-        return "", 0
-    return head.partition("(")[2], int(tail.split()[1])
 
 
 def stepd_above(pid):

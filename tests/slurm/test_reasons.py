@@ -96,6 +96,16 @@ def test_a_cancel_where_preemption_is_a_cancel(ours, tmp_path):
     assert client.why(client.show(job, 60), 0) is Why.cancelled
 
 
+def test_a_node_that_is_down(ours):
+    """Whatever ran there is no failure of its own."""
+    assert client.lost_nodes("n[1-2]", 60) == []
+    ours.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=lost")
+    assert client.lost_nodes("n[1-2]", 60) == ["n2"]
+    assert client.lost_nodes("n1", 60) == []
+    ours.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+    wait_for(lambda: client.lost_nodes("n[1-2]", 60) == [], "n2")
+
+
 def test_a_requeue_that_slurm_refuses_is_told_at_once(ours, tmp_path):
     """No minute of questions while the job is being killed."""
     job = start(ours, tmp_path)

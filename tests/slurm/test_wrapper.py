@@ -13,7 +13,9 @@ from plans import LISTENS, planned
 
 from forge.errors import NoAnswer, NoSuchJob, NotRequeueable, Reason, SlurmRefused
 from forge.job.requeue import Outcome
+from forge.jobdir import verdict
 from forge.jobdir.job_files import REPORT, RESULT, STATE, forge_dir, read_json, write_json
+from forge.jobdir.verdict import Verdict
 from forge.slurm import client
 from forge.slurm.client import JobInfo, Queued
 from forge.slurm.wrapper import SlurmJob
@@ -183,6 +185,33 @@ def test_cancelled_between_the_two_questions(wrapper):
     assert job._move_on(Outcome(143, Reason.preempted), 0.0) == 143
     assert job.controller.did == []
     assert read_json(job.forge / STATE)["reason"] == "cancelled"
+
+
+BACK = JobInfo("COMPLETING", "None", 1, None, left_s=3000.0)
+
+
+@pytest.mark.parametrize(
+    ("says", "lost", "reason"),
+    [
+        (RUNS, ["n2"], Reason.node_failed),
+        (BACK, ["n2"], Reason.node_failed),
+        (BACK, [], Reason.preempted),
+        (RUNS, [], Reason.forced),
+    ],
+)
+def test_a_rank_that_left_no_report_was_lost_with_its_node(
+    wrapper, says, lost, reason, monkeypatch
+):
+    """No failure of the job, and no place to start it again; Slurm notices it minutes later."""
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    job = wrapper(says, says, _step=0)
+    monkeypatch.setattr(client, "lost_nodes", lambda nodes, within_s: lost)
+    report(job, 0, 70)
+    verdict.write(job.directory, Verdict(Reason.rank_lost, "rank 1 is gone", 70))
+    outcome = job._outcome(exited(70))
+    assert outcome.reason is reason
+    assert job._move_on(outcome, 0.0) == (None if reason is Reason.forced else 75)
+    assert job.controller.did == ([("requeue", "7")] if lost and says is RUNS else [])
 
 
 def test_what_slurm_has_requeued_is_not_requeued_again(wrapper):

@@ -1,7 +1,7 @@
-"""A true Slurm of our own: munged, slurmctld and two slurmd, on loopback, in a folder that goes.
+"""A true Slurm of our own: munged, slurmctld and some slurmd, on loopback, in a folder that goes.
 
     python tests/support/cluster.py            a shell in which sbatch, squeue … talk to it
-    python tests/support/cluster.py --serve FOLDER [SETTING…]
+    python tests/support/cluster.py --serve FOLDER NODES [SETTING…]
 
 The daemons are children of one keeper process, which adopts whatever they start and ends all of it
 when its standard input closes: nothing survives a test process that is killed. Partitions:
@@ -68,12 +68,12 @@ PreemptMode=REQUEUE
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
-NodeName=n[1-2] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{node_port}-{last_port}] \
+NodeName=n[1-{nodes}] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{node_port}-{last_port}] \
 CPUs={cpus} RealMemory=2000
-PartitionName=low Nodes=n[1-2] Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=10
-PartitionName=zero Nodes=n[1-2] PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
-PartitionName=cancel Nodes=n[1-2] PriorityTier=1 PreemptMode=CANCEL GraceTime=0
-PartitionName=urgent Nodes=n[1-2] PriorityTier=10 PreemptMode=OFF
+PartitionName=low Nodes=n[1-{nodes}] Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=10
+PartitionName=zero Nodes=n[1-{nodes}] PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
+PartitionName=cancel Nodes=n[1-{nodes}] PriorityTier=1 PreemptMode=CANCEL GraceTime=0
+PartitionName=urgent Nodes=n[1-{nodes}] PriorityTier=10 PreemptMode=OFF
 """
 
 
@@ -88,11 +88,11 @@ def missing() -> str:
 class Cluster:
     """A running cluster, for the process that started it and its children."""
 
-    def __init__(self, folder: Path, *settings: str) -> None:
+    def __init__(self, folder: Path, *settings: str, nodes: int = 2) -> None:
         """`settings`: lines of slurm.conf, in place of those above."""
         self.folder = folder
         self._keeper = subprocess.Popen(
-            [sys.executable, __file__, "--serve", str(folder), *settings],
+            [sys.executable, __file__, "--serve", str(folder), str(nodes), *settings],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -138,17 +138,36 @@ class Cluster:
     @contextmanager
     def controller_away(self) -> Iterator[None]:
         """Without slurmctld: nobody answers, and what runs keeps running."""
-        assert self._keeper.stdin is not None
         pid = int((self.folder / "slurmctld.pid").read_text())
         assert processes.send(pid, signal.SIGTERM)  # it keeps its state
         assert not processes.wait_gone([pid], START_S)
         try:
             yield
         finally:
-            self._keeper.stdin.write("slurmctld again\n")
-            self._keeper.stdin.flush()
+            self._start("slurmctld -D")
             is_up = lambda: "is UP" in self.run("scontrol", "ping", check=False)  # noqa: E731
             wait_for(is_up, "controller", START_S)
+
+    def lose(self, node: str) -> None:
+        """As when its machine loses its power: its slurmd is gone, and all that runs there."""
+        pids = processes.descendants(self._keeper.pid)
+        (slurmd,) = [pid for pid in pids if stat_of(pid)[0] == "slurmd" and node in _words(pid)]
+        tasks = [pid for pid in pids if processes.variable(pid, "SLURMD_NODENAME") == node]
+        above = {stat_of(pid)[1] for pid in tasks}
+        lost = [slurmd, *tasks, *(pid for pid in above if stat_of(pid)[0] == "slurmstepd")]
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # none sees another one's end
+            for pid in lost:
+                processes.send(pid, number)
+        assert not processes.wait_gone(lost, START_S)
+
+    def bring_back(self, node: str) -> None:
+        """Start its slurmd again; Slurm takes it back by itself."""
+        self._start(f"slurmd -D -N {node}")
+
+    def _start(self, command: str) -> None:
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.write(f"{command}\n")
+        self._keeper.stdin.flush()
 
     def stop(self) -> None:
         """End everything; nothing is left of it but the folder."""
@@ -172,6 +191,19 @@ def submit(cluster: Cluster, folder: Path, script: str, *options: str) -> str:
     path = folder / "job.sh"
     path.write_text(f"#!/bin/sh\n{script}\n")
     return cluster.run("sbatch", "--parsable", *options, str(path), cwd=folder).strip()
+
+
+def stat_of(pid: int) -> tuple[str, int]:
+    """(name, parent) of a process; ("", 0) where it is gone."""
+    try:
+        head, _, tail = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    except OSError:
+        return "", 0
+    return head.partition("(")[2], int(tail.split()[1])
+
+
+def _words(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
 # -- the keeper --------------------------------------------------------------------------------
@@ -207,13 +239,14 @@ def _write(folder: Path, settings: list[str], ports: list[int]) -> None:
     key = folder / "munge.key"
     key.touch(0o600)
     key.write_bytes(os.urandom(1024))
-    controller_port, node_port, last_port = ports
+    controller_port, node_port, *_, last_port = ports
     text = CONF.format(
         user=getpass.getuser(),
         folder=folder,
         controller_port=controller_port,
         node_port=node_port,
         last_port=last_port,
+        nodes=len(ports) - 1,
         cpus=max(os.cpu_count() or 1, 16),
     )
     names = tuple(f"{one.partition('=')[0]}=" for one in settings)
@@ -232,11 +265,11 @@ def _start_daemon(folder: Path, command: list[str]) -> None:
         subprocess.Popen(command, env=environment, stdin=none, stdout=log, stderr=log)
 
 
-def _start(folder: Path) -> None:
+def _start(folder: Path, nodes: int) -> None:
     environment = _environment(folder)
     munge = [f"--{name}={folder}/munge.{end}" for name, end in MUNGE_FILES]
     commands = [["munged", "--foreground", "--force", *munge], ["slurmctld", "-D", "-c"]]
-    commands += [["slurmd", "-D", "-c", "-N", f"n{number}"] for number in (1, 2)]
+    commands += [["slurmd", "-D", "-c", "-N", f"n{number}"] for number in range(1, nodes + 1)]
     for command in commands:
         _start_daemon(folder, command)
         if command[0] == "munged":
@@ -245,9 +278,9 @@ def _start(folder: Path) -> None:
 
     def is_up() -> bool:
         done = subprocess.run(sinfo, env=environment, capture_output=True, text=True)
-        return done.stdout.split() == ["idle", "2"]
+        return done.stdout.split() == ["idle", str(nodes)]
 
-    _until(is_up, "two idle nodes")
+    _until(is_up, f"{nodes} idle nodes")
 
 
 MUNGE_FILES = [
@@ -266,18 +299,18 @@ def _until(condition: Callable[[], bool], what: str) -> None:
         raise RuntimeError(str(error)) from None
 
 
-def _serve(folder: Path, settings: list[str]) -> int:
-    """Run the daemons until standard input closes; each line there starts slurmctld again."""
+def _serve(folder: Path, nodes: int, settings: list[str]) -> int:
+    """Run the daemons until standard input closes; each line there starts one of them again."""
     processes.adopt_orphans()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    reserved = _reserved_ports(3)
+    reserved = _reserved_ports(1 + nodes)
     try:
         _write(folder, settings, [_port(one) for one in reserved])
-        _start(folder)
+        _start(folder, nodes)
         print("up", flush=True)
-        for _ in sys.stdin:
-            _start_daemon(folder, ["slurmctld", "-D"])
+        for line in sys.stdin:
+            _start_daemon(folder, line.split())
     except RuntimeError as error:
         print(f"{error}; the logs are in {folder}", flush=True)
         return 1
@@ -302,4 +335,4 @@ def _shell() -> int:
 
 if __name__ == "__main__":
     is_keeper = sys.argv[1:2] == ["--serve"]
-    sys.exit(_serve(Path(sys.argv[2]), sys.argv[3:]) if is_keeper else _shell())
+    sys.exit(_serve(Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]) if is_keeper else _shell())
