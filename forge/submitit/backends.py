@@ -38,6 +38,8 @@ class Backend(ABC):
     job: str
     command: str
     """The shell line that resumes the job."""
+    start: str
+    """Which start of the job this is: the same for all of its tasks."""
     restart_code = int(ExitCode.REQUEUE)
     """What a process that is to be started again ends with."""
 
@@ -91,6 +93,7 @@ class _Slurm(Backend):
         self.job = client.own_job(os.environ)
         self.command = f"scontrol requeue {self.job}"
         self._restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+        self.start = str(self._restarts)
 
     def why(self, received: signal.Signals | None, code: int) -> Reason:
         """Slurm is asked: the signals are the same for a preemption and for a cancel."""
@@ -127,6 +130,7 @@ class _Local(Backend):
 
         super().__init__(environment)
         self.job = environment.job_id
+        self.start = str(os.getppid())  # submitit's controller, which starts no job that has ended
         self.restart_code = local.LOCAL_REQUEUE_RETURN_CODE
         self._most = inspect.signature(local.Controller.run).parameters["max_retry"].default
         line = ["env", "SUBMITIT_EXECUTOR=local", f"SUBMITIT_LOCAL_JOB_ID={self.job}"]

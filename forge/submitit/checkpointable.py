@@ -49,8 +49,12 @@ from forge.submitit.backends import ASK_S, Backend
 MARGIN_S = 10.0
 """Before the forced exit, to requeue a job whose main thread does not come out of its task."""
 _LOOK_S = 0.2
+_BEGIN_LOOK_S = 1.0
+"""Between two looks of another rank whether rank 0 has begun."""
 _RAISED_S = 5.0
 """For another rank to store what it has raised."""
+_ENDED = ("stopped", "given up", "failed")
+"""States of a job that is not started again."""
 
 
 class Checkpointable:
@@ -145,6 +149,7 @@ class _Attempt:
         self._directory = directory
         self._backend = backend
         self._counts = Counts()
+        self._state: dict[str, Any] = {}
         self._has_left = threading.Event()
         self._decider = threading.Lock()
         """Held by the thread that decides what follows."""
@@ -174,9 +179,35 @@ class _Attempt:
         raise following from None
 
     def follow(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The task of another rank than 0, which decides for all: this one only leaves."""
+        """The task of another rank than 0, which decides for all: this one leaves as it says."""
         self._backend.result.unlink(missing_ok=True)
-        return task(*args, **kwargs)
+        threading.Thread(target=self._watch_rank_0, name="forge-rank-0", daemon=True).start()
+        try:
+            return task(*args, **kwargs)
+        except SystemExit:
+            until = time.monotonic() + MARGIN_S
+            while self._said_here() in ("", "running") and time.monotonic() < until:
+                time.sleep(_LOOK_S)
+            if self._said_here() in _ENDED:
+                raise JobError(self._state["because"], self._state["code"]) from None
+            raise
+        finally:
+            self._has_left.set()
+
+    def _watch_rank_0(self) -> None:
+        """Until it has begun; where it refuses to, nobody else would meet anyone."""
+        while not (self._said_here() or self._has_left.wait(_BEGIN_LOOK_S)):
+            pass
+        if self._said_here() in _ENDED and not self._has_left.is_set():
+            self._backend.store_error(self._state["because"])
+            os._exit(self._state["code"] or 1)
+
+    def _said_here(self) -> str:
+        """The state that rank 0 has written in this start; empty before it has."""
+        self._state = read_json(forge_dir(self._directory) / STATE) or {}
+        written_by = self._state.get("job"), self._state.get("start")
+        is_here = written_by == (self._backend.job, self._backend.start)
+        return str(self._state["state"]) if is_here else ""
 
     def _call(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         threading.Thread(target=self._watch, name="forge-deadline", daemon=True).start()
@@ -201,11 +232,12 @@ class _Attempt:
             path.unlink(missing_ok=True)
         found = read_json(forge_dir(self._directory) / STATE) or {}
         state = found.get("state") if found.get("job") == self._backend.job else None
-        if state in ("running", "requeued"):
+        if state in ("running", "requeued", "given up"):
             self._counts = Counts(**found["counts"])
         else:
             self._counts.best_step = self._saved_step()
         if state == "given up":
+            self._write(state, found["because"], found["code"])
             return JobError(found["because"], found["code"])
         if state == "running":
             decision = self._decide(Outcome(-signal.SIGKILL))
@@ -230,6 +262,7 @@ class _Attempt:
     def _write(self, state: str, because: str = "", code: int = 0) -> None:
         content = {
             "job": self._backend.job,
+            "start": self._backend.start,
             "state": state,
             "because": because,
             "code": code,

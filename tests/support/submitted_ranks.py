@@ -5,7 +5,7 @@ import signal
 
 import torch
 from light import POLICY, begin, note
-from submitted import digest
+from submitted import digest, wait_here
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -16,7 +16,10 @@ PLACE = 7
 
 
 def train(folder, strike=""):
-    """Rank 1 is struck in a step of the first start: by a signal, or an error."""
+    """Rank 1 is struck in a step of the first start, by a signal or an error (or rank 0 is killed).
+
+    With "waits" all of them wait there for a signal.
+    """
     world = forge.distributed.init()
     torch.set_num_threads(1)
     torch.manual_seed(3)
@@ -34,7 +37,13 @@ def train(folder, strike=""):
             loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
             loss.backward()
             run.update(loss, optimizer)
-            if strike and is_first and step == PLACE and world.rank == 1:
+            is_there = is_first and step == PLACE
+            if is_there and strike == "waits":
+                wait_here(folder / str(world.rank), "boundary")
+            elif is_there and strike == "kills 0":
+                if world.rank == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            elif is_there and strike and world.rank == 1:
                 if strike == "raises":
                     raise ValueError("no such luck")
                 os.kill(os.getpid(), getattr(signal, strike))
