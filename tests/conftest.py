@@ -7,6 +7,7 @@ import functools
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -15,6 +16,9 @@ from warm import IS_QUICK, QUICK
 
 pytest_plugins = ["store_fixtures"]
 
+# As `make` does: else each process that starts for real compiles forge, and each run the tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start: threads that wait take a core
 if IS_QUICK and QUICK not in os.environ.get("PYTHONPATH", "").split(os.pathsep):

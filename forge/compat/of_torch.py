@@ -205,7 +205,9 @@ def rebuild_buckets(
     ddp.reducer.prepare_for_backward([])
     for parameter in order:
         parameter.grad = None
-        parameter.backward(torch.zeros_like(parameter))  # type: ignore[no-untyped-call]
+        with torch.enable_grad():  # a gradient that is given makes torch import all of sympy
+            zero = (parameter * torch.zeros_like(parameter)).real.sum()
+        zero.backward()  # type: ignore[no-untyped-call]
     ddp.reducer._rebuild_buckets()
 
 

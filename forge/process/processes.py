@@ -52,10 +52,8 @@ def variable(pid: int, name: str) -> str | None:
         environment = Path("/proc", str(pid), "environ").read_bytes()
     except OSError:
         return None  # it ended, or is somebody else's
-    prefix = f"{name}=".encode()
-    found = (one[len(prefix) :] for one in environment.split(b"\0") if one.startswith(prefix))
-    value = next(found, None)
-    return None if value is None else value.decode(errors="replace")
+    _, is_set, rest = (b"\0" + environment).partition(f"\0{name}=".encode())
+    return rest.partition(b"\0")[0].decode(errors="replace") if is_set else None
 
 
 def marked(name: str, value: str) -> list[int]:

@@ -101,7 +101,14 @@ def test_a_stop_at_an_epochs_end_changes_no_bit(loader, step, tmp_path, make_job
     assert_same_run(job, undisturbed(**spec))
 
 
-@pytest.mark.parametrize("kind", ["plain, drawing", "workers that draw", "stateful", "sampler"])
+@pytest.mark.parametrize(
+    "kind",
+    ["workers that draw"]
+    + [
+        pytest.param(one, marks=pytest.mark.proofs)
+        for one in ("plain, drawing", "stateful", "sampler")
+    ],
+)
 def test_three_stops_and_a_kill_change_no_bit(kind, tmp_path, make_job, undisturbed):
     """What a resume gets wrong by a little, several resumes get wrong by much."""
     spec = {"steps": 26, "policy": {"checkpoint": {"every_steps": 4}}} | LOADERS[kind]
@@ -180,6 +187,7 @@ def test_a_finished_job_started_again_trains_nothing(tmp_path, make_job, undistu
     assert_same_run(job, undisturbed(steps=26))
 
 
+@pytest.mark.proofs
 def test_fresh_processes_agree_with_forked_ones(tmp_path, undisturbed):
     """The other tests fork their jobs; this one starts Python for each attempt, as users do."""
     spec = {"steps": 26, "workers": 2, "augment": "random"}

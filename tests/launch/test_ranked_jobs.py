@@ -84,7 +84,7 @@ def test_a_signal_at_one_rank_stops_all_after_the_same_step(make, undisturbed):
     assert job.state["counts"]["preemptions"] == job.state["counts"]["restarts"] == 1
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.proofs)])
 def test_a_killed_rank_ends_the_others_and_the_job_starts_again_once(make, undisturbed, rank):
     """The others stand in a collective that cannot end; a budget counts jobs, not ranks."""
     app = make()

@@ -222,7 +222,10 @@ def test_an_unusable_directory_is_named(subdir, key, plain):
     assert "Traceback" not in done.stdout
 
 
-@pytest.mark.parametrize("policy", [False, True], ids=["plain", "policy"])
+@pytest.mark.parametrize(
+    "policy",
+    [pytest.param(False, id="plain", marks=pytest.mark.proofs), pytest.param(True, id="policy")],
+)
 def test_a_sweep_inside_a_job_saves_too(policy, plain, app, tmp_path):
     """However long it takes: what a job leaves behind was killed a second after it had ended."""
     inner = App(tmp_path / "inner", misbehave="step or forge.on_stop(lambda: time.sleep(2))")

@@ -108,7 +108,7 @@ def test_a_stop_of_the_sweep_waits_for_the_child_to_save(make, undisturbed):
     assert_same_job(job, undisturbed["0.1"])
 
 
-@pytest.mark.parametrize("by", ["spawn", "fork"])
+@pytest.mark.parametrize("by", [pytest.param("spawn", marks=pytest.mark.proofs), "fork"])
 def test_a_signal_to_the_process_of_main_saves_in_the_child(by, make, undisturbed):
     """`kill` of the pid that the shell shows: without a launcher it reaches that process alone."""
     app = make(LONG_STEP)

@@ -17,6 +17,8 @@ from forge.jobdir.plan import read
 from forge.slurm import step
 
 SHELLS = [shell for shell in ("sh", "dash", "bash", "busybox") if which(shell)]
+if "dash" in SHELLS and os.path.samefile(which("sh"), which("dash")):
+    SHELLS.remove("sh")
 
 TASK = """
 import signal, sys

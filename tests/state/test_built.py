@@ -1,6 +1,7 @@
 """What a script builds otherwise than at the first start, put into what a checkpoint holds."""
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -139,25 +140,42 @@ def with_hand_on_it(optimizer, n):
     return found
 
 
+def two_groups():
+    return {"optimizer": torch.optim.AdamW([{"params": [torch.ones(1)]} for _ in "ab"], lr=0.1)}
+
+
 @pytest.mark.parametrize(
     ("before", "now", "named"),
     [
-        (objects(), {"optimizer": torch.optim.SGD([torch.ones(1)])}, "(class): AdamW before"),
         (
-            objects(),
-            {"optimizer": torch.optim.AdamW([{"params": [torch.ones(1)]} for _ in "ab"], lr=0.1)},
-            "(groups): 1 before, 2 now",
+            objects,
+            lambda: {"optimizer": torch.optim.SGD([torch.ones(1)])},
+            "(class): AdamW before",
         ),
-        (objects(kind=plateau), objects(kind=plateau, n=2), "schedule.patience: 1 before, 2 now"),
-        (objects(kind=plateau), objects(lr=0.5, kind=plateau), "`schedule` has moved it"),
-        (objects(kind=with_hand_on_it), objects(kind=with_hand_on_it, n=2), "has moved it since"),
-        ({"odd": Odd(1)}, {"odd": Odd(2)}, "odd.seed: 1 before, 2 now"),
+        (objects, two_groups, "(groups): 1 before, 2 now"),
+        (
+            partial(objects, kind=plateau),
+            partial(objects, kind=plateau, n=2),
+            "schedule.patience: 1 before, 2 now",
+        ),
+        (
+            partial(objects, kind=plateau),
+            partial(objects, lr=0.5, kind=plateau),
+            "`schedule` has moved it",
+        ),
+        (
+            partial(objects, kind=with_hand_on_it),
+            partial(objects, kind=with_hand_on_it, n=2),
+            "has moved it since",
+        ),
+        (lambda: {"odd": Odd(1)}, lambda: {"odd": Odd(2)}, "odd.seed: 1 before, 2 now"),
     ],
 )
 def test_what_cannot_be_decided_is_refused_by_name(before, now, named):
-    saved = {name: copy.deepcopy(one.state_dict()) for name, one in before.items()}
+    first = before()
+    saved = {name: copy.deepcopy(one.state_dict()) for name, one in first.items()}
     with pytest.raises(ConfigError) as caught:
-        Built(now).adapt(saved, Built(before).record)
+        Built(now()).adapt(saved, Built(first).record)
     assert named in str(caught.value)
 
 

@@ -28,7 +28,12 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "signalled", [[[1, 0]], [[6, 1], [10, 2]], [[5, -1]]], ids=["first", "one", "all"]
+    "signalled",
+    [
+        pytest.param([[1, 0]], id="first", marks=pytest.mark.proofs),
+        pytest.param([[6, 1], [10, 2]], id="one"),
+        pytest.param([[5, -1]], id="all"),
+    ],
 )
 def test_a_signal_to_any_rank_stops_all_after_the_same_step(signalled, undisturbed, tmp_path):
     """They leave with one code, and the resumed job sums its gradients in the order of before."""

@@ -30,7 +30,12 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "signalled", [[[1, 0]], [[5, -1]], [[6, 1], [10, 0]]], ids=["first", "all", "one"]
+    "signalled",
+    [
+        pytest.param([[1, 0]], id="first", marks=pytest.mark.proofs),
+        pytest.param([[5, -1]], id="all", marks=pytest.mark.proofs),
+        pytest.param([[6, 1], [10, 0]], id="one"),
+    ],
 )
 def test_a_signal_to_any_rank_stops_all_after_the_same_step(signalled, undisturbed, tmp_path):
     """Each rank saves its shards, and has them again where they were."""
@@ -54,7 +59,7 @@ def test_a_rank_that_is_killed_or_fails_ends_all_and_the_job_resumes(kind, tmp_p
     job.assert_same_run(whole)
 
 
-@pytest.mark.parametrize("action", ["skip", "rollback"])
+@pytest.mark.parametrize("action", [pytest.param("skip", marks=pytest.mark.proofs), "rollback"])
 def test_a_bad_loss_on_one_rank_is_bad_for_all(action, tmp_path):
     """Clipped by the norm of all shards; all go back to the shards of the same step."""
     policy = {"nan": {"action": action, "max_consecutive": 1 + (action == "skip")}}
