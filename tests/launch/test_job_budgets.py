@@ -136,7 +136,12 @@ def test_the_budget_of_timeouts_ends_a_job(make):
 
 
 @pytest.mark.parametrize(
-    "crash", ["os.kill(os.getpid(), signal.SIGSEGV)", "os.abort()", "os._exit(70)"]
+    "crash",
+    [
+        "os.kill(os.getpid(), signal.SIGSEGV)",
+        pytest.param("os.abort()", marks=pytest.mark.proofs),
+        "os._exit(70)",
+    ],
 )
 def test_a_crash_is_gone_on_with_from_the_last_checkpoint(crash, make, undisturbed):
     """A segfault in a driver, an abort of NCCL, a forced exit: none is the end of the training."""

@@ -13,7 +13,7 @@ from forge.launch import payload
     ("start", "call"),
     [
         ("import hydra", "main()"),
-        ("import hydra", "sys.exit(main())"),
+        pytest.param("import hydra", "sys.exit(main())", marks=pytest.mark.proofs),
         ("from hydra.main import main as decorate; import hydra; hydra.main = decorate", "main()"),
     ],
 )
