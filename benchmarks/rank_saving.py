@@ -6,12 +6,15 @@
 The state is a model and its AdamW: the same on all ranks in DDP, sharded in FSDP2. Each variant has
 a group of ranks of its own, in turns, which saves a few times; the first save fills caches and does
 not count. Printed are medians over saves and rounds of the slowest rank: how long the save blocks
-training, and until it is durable, on ranks that wait for it.
+training, until it is durable, on ranks that wait for it, and what it takes of a processor's time,
+which tells more where others use the machine.
 
     forge, beside     a boundary of forge.Run with checkpoint.async_save=true
     forge, waiting    the same, with false
     dcp.save          every file synced
     dcp.async_save    the same, by a stager and a thread that are used again
+    memcpy            of as many bytes as the rank has, into memory used before, on all ranks at
+                      the same time: what a save that copies the state must block at least
 
 What is saved is forge's whole state (random states, places, counters), and of dcp model and
 optimizer alone.
@@ -47,8 +50,8 @@ NUM_LAYERS, BATCH = 32, 4
 SAVES = 4
 """Of one group of ranks; the first does not count."""
 
-Row = tuple[float, float]
-"""Seconds that a save blocks, and until it is durable."""
+Row = tuple[float, float, float]
+"""Seconds that a save blocks, until it is durable, and of processor time."""
 
 
 class Training:
@@ -86,17 +89,37 @@ def forge_saves(training: Training, folder: Path, *, is_async: bool) -> list[Row
     }  # fmt: skip
     objects = {"model": training.model, "optimizer": training.optimizer}
     with forge.Run({"checkpoint": checkpoint}, **objects) as run:
-        began = 0.0
+        began = cpu = 0.0
         for step in run.steps(SAVES + 1):
             blocked = time.perf_counter() - began
             saver = run._session._directory.saver  # type: ignore[union-attr]
             if saver._thread is not None:
                 saver._thread.join()
             if step:
-                found.append((blocked, time.perf_counter() - began))
+                found.append(_row(began, blocked, cpu))
             dist.barrier()
             training.step()
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.process_time()
+    return found
+
+
+def _row(began: float, blocked: float, cpu: float) -> Row:
+    return blocked, time.perf_counter() - began, time.process_time() - cpu
+
+
+def copies(training: Training, folder: Path, *, is_async: bool) -> list[Row]:
+    """As many bytes as this rank has of model and optimizer."""
+    training.step()
+    own = [p.to_local() if hasattr(p, "to_local") else p for p in training.model.parameters()]
+    source = torch.full((3 * sum(p.numel() for p in own),), 1.0)
+    target = torch.full_like(source, 2.0)
+    found: list[Row] = []
+    for _ in range(SAVES):
+        training.step()
+        began, cpu = time.perf_counter(), time.process_time()
+        target.copy_(source)
+        found.append(_row(began, time.perf_counter() - began, cpu))
+        dist.barrier()
     return found
 
 
@@ -109,7 +132,7 @@ def dcp_saves(training: Training, folder: Path, *, is_async: bool) -> list[Row]:
     for step in range(SAVES):
         training.step()
         path = folder / f"step_{step}"
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         model, optimizer = get_state_dict(training.model, training.optimizer)
         state = {"model": model, "optimizer": optimizer}
         writer = dcp.FileSystemWriter(path, sync_files=True)
@@ -122,7 +145,7 @@ def dcp_saves(training: Training, folder: Path, *, is_async: bool) -> list[Row]:
             blocked = time.perf_counter() - began
         if dist.get_rank() == 0:
             sync_directory(folder)
-        found.append((blocked, time.perf_counter() - began))
+        found.append(_row(began, blocked, cpu))
         dist.barrier()
         if dist.get_rank() == 0:
             shutil.rmtree(folder / f"step_{step - 1}", ignore_errors=True)
@@ -134,6 +157,7 @@ WAYS: dict[str, tuple[Callable[..., list[Row]], bool]] = {
     "forge, waiting": (forge_saves, False),
     "dcp.save": (dcp_saves, False),
     "dcp.async_save": (dcp_saves, True),
+    "memcpy": (copies, False),
 }
 
 
@@ -178,12 +202,14 @@ def show(size: int, options: argparse.Namespace, found: dict[str, list[Row]]) ->
     }
     count = len(found["dcp.save"])
     print(f"{options.mib} MiB, {options.wrap}, {size} rank(s), medians of {count}")
-    print(f"  {'':18}{'blocks, ms':>12}{'durable, ms':>13}")
-    for way, (blocks, durable) in medians.items():
-        print(f"  {way:18}{blocks:12.0f}{durable:13.0f}")
+    print(f"  {'':18}{'blocks, ms':>12}{'durable, ms':>13}{'CPU, ms':>9}")
+    for way, row in medians.items():
+        print("  {:18}{:12.0f}{:13.0f}{:9.0f}".format(way, *row))
     for way, beside in (("forge, beside", "dcp.async_save"), ("forge, waiting", "dcp.save")):
-        blocks, durable = (a / b for a, b in zip(medians[way], medians[beside], strict=True))
-        print(f"  {way} / {beside}: blocks {blocks:.2f}, durable {durable:.2f}", flush=True)
+        ratios = [a / b for a, b in zip(medians[way], medians[beside], strict=True)]
+        print("  {} / {}: blocks {:.2f}, durable {:.2f}, CPU {:.2f}".format(way, beside, *ratios))
+    for way in ("forge, beside", "dcp.async_save"):
+        print(f"  {way} / memcpy: blocks {medians[way][0] / medians['memcpy'][0]:.2f}", flush=True)
 
 
 if __name__ == "__main__":

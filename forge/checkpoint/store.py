@@ -88,6 +88,8 @@ class Store:
         self._seen = Seen()
         self.logged: Callable[[], Logged] = dict
         """Tells what was logged last, for the manifest."""
+        self.before_save: Callable[[], None] = lambda: None
+        """Makes durable what a checkpoint is not to be ahead of."""
         self.passed_over: list[str] = []
         """Why the last `newest` did not take the newer checkpoints."""
         self._read = functools.partial(
@@ -214,49 +216,51 @@ class Store:
             CheckpointError: Naming a leaf that cannot be saved.
         """
         encoder = Encoder()
-        tree = encoder.encode(state)
         snapshot = self._copies.snapshot(
-            step, tree, encoder.tensors, is_complete=is_complete, copy=copy
+            step, encoder.encode(state), encoder.tensors, is_complete=is_complete, copy=copy
         )
         snapshot.logged = self.logged()
+        snapshot.parts = encoder.parts
         return snapshot
 
-    def commit(self, snapshot: Snapshot, others: Sequence[Snapshot] = ()) -> Path:
+    def commit(self, snapshot: Snapshot, others: Sequence[Snapshot] = ()) -> Path | None:
         """Write a snapshot; when this returns it survives a power cut.
 
         Args:
             snapshot: One that was not committed before.
             others: Of ranks that cannot do it themselves; then rank 0 does it alone.
         Returns:
-            The directory of the checkpoint.
+            The directory of the checkpoint, or None where it was not written.
         Raises:
             OSError: From the disk; nothing that was there before has changed.
             DirectoryInUse: Where a newer attempt has taken over.
         """
         assert not snapshot.is_spent, "its copy may be that of another step by now"
         final = self.directory / (name := f"step_{snapshot.step}")
+        is_there = functools.partial(self._seen.has, final, is_complete=snapshot.is_complete)
         with contextlib.ExitStack() as stack:
 
-            def begin() -> Path:
+            def begin() -> str | None:
+                self.before_save()
+                if not (self._is_owner and (snapshot.replaces or not is_there())):
+                    return None
                 temporary = stack.enter_context(self._workspace.entered()) / name
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(self._trust.directory_mode)
                 # Where this fails the snapshot is not spent: it may be tried again.
                 stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-                return temporary
+                return str(temporary)
 
             def publish(temporary: Path, parts: Sequence[Part]) -> None:
                 self.publish(temporary, final, parts, snapshot)
                 snapshot.is_spent = snapshot.is_independent
                 durable.replace_link(self.directory / LATEST, name, temporary.parent)
 
-            together.save(self._exchange, snapshot, begin, self._check, publish, others)
+            check = lambda: self._workspace.check()  # noqa: E731 - of rank 0 alone
+            is_new = together.save(self._exchange, snapshot, begin, check, publish, others)
         snapshot.is_spent = snapshot.is_independent
         self._seen.forget(name)
-        return final
-
-    def _check(self) -> None:
-        self._workspace.check()
+        return final if is_new else None
 
     def on_all(self, what: str, make: Callable[[], _Made]) -> _Made:
         """Call something on every rank; where it raises on one it raises on all.
@@ -312,11 +316,7 @@ class Store:
             Whether a good checkpoint of this step is there already.
         """
         path = self.directory / f"step_{step}"
-
-        def is_there() -> bool:
-            described = self._seen.good(path)
-            return described is not None and (described.is_complete or not is_complete)
-
+        is_there = functools.partial(self._seen.has, path, is_complete=is_complete)
         return bool(self._exchange.first("the look for a checkpoint", is_there))
 
     # -- removing ------------------------------------------------------------------------------

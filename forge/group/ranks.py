@@ -60,6 +60,9 @@ _LINGER_S = 3.0
 _PAUSE_S = 0.05
 """Seconds at most until whoever gathers looks again."""
 
+_PAUSE_SHARE = 0.1
+"""Of the time that it has waited: an exchange takes as much longer at most."""
+
 _STORE_S = 10**9
 """Seconds that a thread sleeps in the store: until there is a proposal, or the store is gone."""
 
@@ -246,21 +249,20 @@ class Ranks:
         self, key: str, value: bytes, timeout_s: float, unless: Callable[[], object] | None = None
     ) -> list[bytes]:
         """See `Group.gather`."""
-        deadline = time.monotonic() + timeout_s
+        began = time.monotonic()
         keys = [f"given/{key}/{rank}" for rank in range(self.size)]
         if unless is not None and unless():  # the others may be gone by then
             return []
         with self._failing(key):
             client = self._give(key, value)
-            pause_s = 0.0005
             while not client.check(keys):  # torch warns of each wait that ends without an answer
                 if unless is not None and unless():
                     return []
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, _PAUSE_S)
+                waited_s = time.monotonic() - began
+                time.sleep(min(max(0.001, _PAUSE_SHARE * waited_s), _PAUSE_S))
                 if self._lost and not client.check(keys):  # it may have left with all others
                     raise RankLost(f"{self._lost}, before {key} of all ranks")
-                if self._is_closed or time.monotonic() >= deadline:
+                if self._is_closed or waited_s >= timeout_s:
                     missing = [rank for rank, one in enumerate(keys) if not client.check([one])]
                     raise RankLost(
                         f"Rank {', '.join(map(str, missing))} of {self.size} has not come to"

@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 from forge import messages
 from forge.checkpoint import Store
 from forge.checkpoint.save.copies import Snapshot
+from forge.checkpoint.save.together import START
 from forge.config.schema import CheckpointConfig, WhenBusy
-from forge.errors import CheckpointError, unwritable
+from forge.errors import CheckpointError, Exit, unwritable
 from forge.jobdir.ledger import Ledger
 from forge.process.time_limit import RECENT_SAVES, Recent, first_save_s
 from forge.training.loop.held import Held
@@ -73,6 +74,7 @@ class Saver:
         """When the first save is due at the latest, by the monotonic clock."""
         self.costs = Recent(RECENT_SAVES)
         """Seconds that saves took, from the start of the snapshot to the commit."""
+        store.before_save = ledger.sync
         self._evaluated: int | None = None
         """The boundary whose functions have run; its checkpoint on disk may be of before them."""
 
@@ -120,10 +122,9 @@ class Saver:
         self.wait()
         is_newer = self._evaluated == step
         self.begin(step)
-        if self._store.holds(step, is_complete=False) and not is_newer:
-            return
         began = time.monotonic()
         snapshot = self._snapshot(step, state, is_complete=False, copy=self._config.async_save)
+        snapshot.replaces = is_newer
         if snapshot.is_independent:
             self._thread = threading.Thread(
                 target=self._commit_beside,
@@ -142,10 +143,19 @@ class Saver:
         self, step: int, state: Callable[[], Any], *, is_complete: bool, copy: bool
     ) -> Snapshot:
         """A state that cannot be saved on one rank cannot be saved."""
-        return self._store.on_all(
-            "the state to save",
-            lambda: self._store.snapshot(step, state(), is_complete=is_complete, copy=copy),
-        )
+        try:
+            return self._store.snapshot(step, state(), is_complete=is_complete, copy=copy)
+        except (Exception, Exit) as error:
+            if self._is_alone:
+                raise
+            failure = error
+            if isinstance(error, OSError):  # no disk that comes back
+                failure = CheckpointError(f"The state cannot be saved: {error}")
+
+        def raising() -> NoReturn:
+            raise failure
+
+        return self._store.on_all(START, raising)
 
     def _is_skipped(self, step: int) -> bool:
         """Whether one that is under way takes the place of this one, and tell so."""
@@ -170,11 +180,10 @@ class Saver:
         """
         self._settle()
         self.begin(step)
-        is_complete = cause is SaveCause.finished
-        if self._store.holds(step, is_complete=is_complete):
-            return
         began = time.monotonic()
+        is_complete = cause is SaveCause.finished
         snapshot = self._snapshot(step, state, is_complete=is_complete, copy=False)
+        snapshot.replaces = False
         self._commit_final(snapshot, cause, began)
 
     def save_for_all(self, step: int, states: Sequence[Any]) -> None:
@@ -206,7 +215,7 @@ class Saver:
             self._join()  # a save in its thread exchanges values with the other ranks, too
         if self._store.holds(step, is_complete=False) and self._evaluated != step:
             return Held(None)
-        snapshot = self._snapshot(step, state, is_complete=False, copy=True)
+        snapshot = self._store.snapshot(step, state(), is_complete=False, copy=True)
 
         def commit(cause: SaveCause = SaveCause.stop) -> None:
             self._settle()
@@ -284,12 +293,9 @@ class Saver:
         others: Sequence[Snapshot] = (),
     ) -> None:
         begin = time.monotonic()
-        if others:  # which cannot do it themselves
-            self._ledger.sync()
-            path = self._store.commit(snapshot, others)
-        else:
-            self._store.on_all("the ledger of a save", self._ledger.sync)
-            path = self._store.commit(snapshot)
+        path = self._store.commit(snapshot, others)
+        if path is None:
+            return
         self._failures = 0
         self.costs.add(time.monotonic() - began)
         self._ledger.write(

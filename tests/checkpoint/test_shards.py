@@ -58,6 +58,15 @@ def test_any_number_of_ranks_has_the_same_whole(size, saved, tmp_path):
     assert [one["own"][0] for one in again] == [*range(size), *[0] * (4 - size)]
 
 
+@pytest.mark.parametrize("wrap", ["rows", "replicas", "plain"])
+def test_what_no_other_rank_can_have_is_not_compared(wrap, tmp_path):
+    """A digest of each shard would cost as much as that of a whole model, and find nothing."""
+    for one in ranks(tmp_path, 2, wrap, save=1):
+        names = [name for name in one["compared"] if name.endswith("weight")]
+        assert bool(names) == (wrap != "rows")
+        assert "own" in one["compared"]
+
+
 def test_an_optimizer_whose_state_is_of_another_kind_is_the_same_too(tmp_path):
     """Momentum alone, without a counter of steps."""
     whole = ranks(tmp_path, 3, steps=2, save=1, optimizer="SGD")[0]["all"]

@@ -39,11 +39,11 @@ def fail(monkeypatch):
     def failing(store, count, error=None):
         commit, left = store.commit, [count]
 
-        def wrapped(snapshot):
+        def wrapped(snapshot, *others):
             left[0] -= 1
             if left[0] >= 0:
                 raise error or OSError(errno.EIO, "Input/output error")
-            return commit(snapshot)
+            return commit(snapshot, *others)
 
         monkeypatch.setattr(store, "commit", wrapped)
         return left
@@ -145,9 +145,9 @@ def test_a_save_beside_training_is_the_state_of_its_own_step(make_saver, monkeyp
     may_write = threading.Event()
     commit = store.commit
 
-    def late(snapshot):
+    def late(snapshot, *others):
         may_write.wait()
-        return commit(snapshot)
+        return commit(snapshot, *others)
 
     monkeypatch.setattr(store, "commit", late)
     weights = torch.zeros(3)

@@ -40,6 +40,8 @@ class Encoder:
         self.tensors: dict[str, torch.Tensor] = {}
         self.sharded: list[str] = []
         """Paths of what other ranks hold parts of."""
+        self.parts: set[str] = set()
+        """Tensors that are such parts, and that no other rank has a copy of."""
         self._names: dict[tuple[Any, ...], str] = {}
         self._depth = 0
 
@@ -145,7 +147,10 @@ class Encoder:
         shard = shards.shard_of(tensor)
         self.sharded.append(path)
         part = shards.local(tensor).reshape(shard.box.shape)
-        return {"!shard": shard.to_json(), "part": self._tensor(part, path, shard)}
+        encoded = self._tensor(part, path, shard)
+        if shards.is_unique(tensor):
+            self.parts.add(encoded["!tensor"])
+        return {"!shard": shard.to_json(), "part": encoded}
 
     def _tensor(
         self, tensor: torch.Tensor, path: str, shard: Shard | None = None

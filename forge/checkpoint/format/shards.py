@@ -118,6 +118,11 @@ def local(value: Any) -> Any:
         return value.to_local()
 
 
+def is_unique(tensor: Any) -> bool:
+    """Whether no two ranks hold the same part of a DTensor."""
+    return not any(one.is_replicate() for one in tensor.placements)
+
+
 def problem(tensor: Any) -> str | None:
     """Why a DTensor cannot be saved, or None."""
     from torch.distributed.tensor import Replicate

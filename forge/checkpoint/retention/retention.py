@@ -69,6 +69,11 @@ class Seen:
             return None
         return described
 
+    def has(self, path: Path, *, is_complete: bool) -> bool:
+        """Whether one is good, and that of a finished training if it has to be."""
+        described = self.good(path)
+        return described is not None and (described.is_complete or not is_complete)
+
     def all_good(self, found: list[Path]) -> dict[Path, Manifest]:
         """Those that are, in the same order, by one look at each.
 

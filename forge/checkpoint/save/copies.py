@@ -33,6 +33,10 @@ class Snapshot:
     is_complete: bool
     logged: Logged = field(default_factory=dict)
     """What had been logged by then."""
+    parts: Collection[str] = ()
+    """Tensors of which no other rank has the same: parts of a larger one."""
+    replaces: bool = True
+    """Whether it is written though a good checkpoint of its step is there."""
     is_spent: bool = False
     """Whether the copy may be overwritten by the next one."""
 
@@ -47,8 +51,9 @@ class Snapshot:
         return self.content.layout.size
 
     def digests(self) -> dict[str, str]:
-        """A digest of each tensor, its dtype and shape included, by name."""
-        return {name: digest(tensor) for name, tensor in self.content.tensors().items()}
+        """A digest of each tensor that ranks may have in common, by name."""
+        tensors = self.content.tensors().items()
+        return {name: digest(tensor) for name, tensor in tensors if name not in self.parts}
 
     def names_shared_with(self, other: Snapshot) -> set[str]:
         """Names of tensors that are the very same memory there."""

@@ -1,11 +1,12 @@
 """One checkpoint of many ranks: each stages its own files, and the one with the claim publishes.
 
-    begin      rank 0 makes the folder, and sends its path and a digest of each of its tensors
-    stage      each rank writes its state, and of its tensors those that are not rank 0's as well
+    begin      all have their copy: rank 0 makes the folder, and a thread of it writes its files
+    compare    meanwhile rank 0 sends a digest of each of its tensors
+    stage      each other rank writes its state, and of its tensors those that are not rank 0's
     commit     once all have said that theirs is on disk: the manifest of all files, one rename
 
 Whatever is equal on all ranks is so written once, whether DDP keeps it equal or the user's code.
-Each of the three is one exchange of values in the thread that saves, never a collective: ranks may
+Each of the four is one exchange of values in the thread that saves, never a collective: ranks may
 train meanwhile. Where one fails all do, and what was there before has not changed.
 """
 
@@ -13,7 +14,9 @@ from __future__ import annotations
 
 import errno
 import json
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +27,9 @@ from forge.group.group import Group
 
 EXCHANGE_S = 1800.0
 """Seconds that a rank may take to write its files; an end of the run ends the waiting, too."""
+
+START = "the start of a save"
+"""The first exchange: a rank that has nothing to save raises in it."""
 
 _DAMAGE, _AGAIN, _END = 1, 2, 3
 """What follows an error: an older checkpoint, another try, the end of the job."""
@@ -109,47 +115,77 @@ def _raise_again(rank: int, said: dict[str, Any], own: BaseException | None) -> 
 def save(
     exchange: Exchange,
     snapshot: Snapshot,
-    begin: Callable[[], Path],
+    begin: Callable[[], str | None],
     check: Callable[[], None],
     publish: Callable[[Path, list[Part]], None],
     others: Sequence[Snapshot] = (),
-) -> None:
-    """Save what all ranks have of one boundary; what follows it is called on rank 0.
+) -> bool:
+    """Save what all ranks have of one boundary.
 
     Args:
-        begin: Makes the folder, in which `publish` finds the files of all ranks.
-        check: Raises where a newer attempt has taken it away.
+        begin: Called on each rank; on rank 0 it makes the folder, in which `publish` finds the
+            files of all ranks, or returns None where there is nothing to save.
+        check: Called on rank 0; raises where a newer attempt has taken the folder away.
+        publish: Called on rank 0, once all files are there.
         others: Of ranks that cannot do it themselves, by rank; then rank 0 does it alone.
+    Returns:
+        Whether there was anything to save.
     Raises:
         OSError: From the disk of any rank.
         ForgeError: Of any rank.
     """
-    if others:
-        folder = begin()
-        parts = [stage(folder, snapshot)]
-        for number, one in enumerate(others, start=1):
-            parts.append(stage(folder, one, number, one.names_shared_with(snapshot)))
-        publish(folder, parts)
-        return
     rank, is_shared = exchange.ranks.rank, exchange.ranks.size > 1
+    # At once where the others cannot; else before what would take cores from ranks that copy.
+    made = begin() if others else exchange.give(START, begin)[0]
+    if made is None:
+        return False
+    folder = Path(made)
+    if others:
+        alone = [stage(folder, snapshot)]
+        for number, one in enumerate(others, start=1):
+            alone.append(stage(folder, one, number, one.names_shared_with(snapshot)))
+        publish(folder, alone)
+        return True
+    writing: Future[Part] = Future()
     own: dict[str, str] = {}
 
-    def begun() -> Any:
-        made = str(begin()) if rank == 0 else ""
+    def compared() -> Any:
+        if rank == 0:
+            _fill(writing, lambda: stage(folder, snapshot), is_beside=is_shared)
         own.update(snapshot.digests() if is_shared else {})  # on all ranks at the same time
-        return [made, own] if rank == 0 else None
+        return own if rank == 0 else None
 
     def staged() -> Any:
-        equal = {name for name, digest in own.items() if known.get(name) == digest}
-        shared = equal if rank else set()
+        shared = {name for name, digest in own.items() if known.get(name) == digest}
         try:
-            part = stage(Path(folder), snapshot, rank, shared)
+            part = stage(folder, snapshot, rank, shared) if rank else writing.result()
         except FileNotFoundError:
             if rank == 0:
                 check()
             raise
         return [part.rank, part.step, part.files]
 
-    folder, known = exchange.give("the start of a save", begun)[0]
-    parts = [Part(*one) for one in exchange.give("the files of a save", staged)]
-    exchange.first("the commit of a save", lambda: publish(Path(folder), parts))
+    try:
+        known = exchange.give("the digests of a save", compared)[0]
+        parts = [Part(*one) for one in exchange.give("the files of a save", staged)]
+    finally:
+        if writing.running():  # into a folder that is about to be removed
+            wait([writing])
+    exchange.first("the commit of a save", lambda: publish(folder, parts))
+    return True
+
+
+def _fill(future: Future[Part], make: Callable[[], Part], *, is_beside: bool) -> None:
+    """With what `make` returns or raises, in a thread of its own or here."""
+
+    def work() -> None:
+        try:
+            future.set_result(make())
+        except BaseException as error:  # noqa: BLE001 - raised again by `result`
+            future.set_exception(error)
+
+    future.set_running_or_notify_cancel()
+    if is_beside:
+        threading.Thread(target=work, name="forge-stage", daemon=True).start()
+    else:
+        work()

@@ -38,10 +38,10 @@ def busy(make_saver, monkeypatch):
         saver, store = make_saver(async_save=True, **config)
         commit, release, begun = store.commit, threading.Event(), threading.Event()
 
-        def held(snapshot):
+        def held(snapshot, *others):
             begun.set()
             assert release.wait(60)
-            return commit(snapshot)
+            return commit(snapshot, *others)
 
         monkeypatch.setattr(store, "commit", held)
         weights = torch.ones(10)
@@ -111,10 +111,10 @@ def test_the_save_at_a_stop_waits_for_the_room_that_removing_makes(make_saver, m
     saver, store = make_saver()
     commit, waited = store.commit, []
 
-    def full(snapshot):
+    def full(snapshot, *others):
         if not waited:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return commit(snapshot)
+        return commit(snapshot, *others)
 
     monkeypatch.setattr(store, "commit", full)
     monkeypatch.setattr(store, "wait", waited.append)

@@ -10,9 +10,13 @@ import torch
 from forge.checkpoint import Store
 from forge.checkpoint.format.names import files_of
 from forge.checkpoint.load import reading
-from forge.checkpoint.save import staging
-from forge.config.schema import CheckpointConfig
-from forge.errors import RankFailed
+from forge.checkpoint.save import staging, together
+from forge.checkpoint.save.copies import Snapshot
+from forge.config.schema import CheckpointConfig, NanConfig
+from forge.errors import CheckpointError, RankFailed
+from forge.jobdir.ledger import Ledger
+from forge.training.nan.nan_policy import NanPolicy
+from forge.training.saver import SaveCause, Saver
 
 SIZE = 3
 
@@ -90,6 +94,121 @@ def test_each_rank_reads_what_it_has_saved(stores):
         assert torch.equal(found.state["shared"], torch.arange(1000.0))
         assert torch.equal(found.state["own"], torch.full((10,), float(rank)))
         assert found.state["rank"] == rank
+
+
+def test_rank_0_writes_beside_the_digests(stores, monkeypatch):
+    """What is compared is not waited for: it takes as long as the writing."""
+    is_written = threading.Event()
+    stage, digests = staging.stage, Snapshot.digests
+
+    def staged(folder, snapshot, rank=0, *shared):
+        part = stage(folder, snapshot, rank, *shared)
+        if rank == 0:
+            is_written.set()
+        return part
+
+    def digested(snapshot):
+        assert is_written.wait(60), "nothing is written before the digests are there"
+        return digests(snapshot)
+
+    monkeypatch.setattr(together, "stage", staged)
+    monkeypatch.setattr(Snapshot, "digests", digested)
+    assert save(stores, 1) == ["step_1"] * SIZE
+
+
+def test_nothing_is_written_or_compared_before_all_have_their_copy(stores, monkeypatch):
+    """It would take the cores, and the memory, from the ranks that hold training up."""
+    began = []
+    monkeypatch.setattr(together, "stage", lambda *_: began.append("stage"))
+    monkeypatch.setattr(Snapshot, "digests", lambda _: began.append("digests"))
+
+    def fail():
+        raise ValueError("a bug")
+
+    def one(rank):
+        if rank == 2:
+            stores[2].on_all(together.START, fail)
+        snapshot = stores[rank].snapshot(1, state_of(rank), is_complete=False, copy=True)
+        stores[rank].commit(snapshot)
+
+    errors = on_all(one)
+    assert [type(error) for error in errors] == [RankFailed, RankFailed, ValueError]
+    assert not began
+
+
+def test_a_rank_that_fails_while_rank_0_writes_leaves_nothing_behind(stores, monkeypatch):
+    """A file that is still being written would come back after its folder was removed."""
+    has_failed = threading.Event()
+    stage = staging.stage
+
+    def staged(folder, snapshot, rank=0, *shared):
+        assert has_failed.wait(60)
+        return stage(folder, snapshot, rank, *shared)
+
+    def digested(snapshot):
+        if snapshot.tree["rank"] == 1:
+            has_failed.set()
+            raise ValueError("a bug")
+        return {}
+
+    monkeypatch.setattr(together, "stage", staged)
+    monkeypatch.setattr(Snapshot, "digests", digested)
+    errors = save(stores, 1)
+    assert [type(error) for error in errors] == [RankFailed, ValueError, RankFailed]
+    assert not list(stores[0].directory.glob(".work_*/*"))
+    assert not list(stores[0].directory.glob("step_*"))
+
+
+def test_what_is_there_is_left_on_all_ranks(stores):
+    """Rank 0 looks; the others need not wait for it before they go on."""
+    save(stores, 1)
+    before = (stores[0].directory / "step_1").stat().st_ino
+
+    def again(rank):
+        snapshot = stores[rank].snapshot(1, state_of(rank), is_complete=False, copy=True)
+        snapshot.replaces = False
+        return stores[rank].commit(snapshot)
+
+    assert on_all(again) == [None] * SIZE
+    assert (stores[0].directory / "step_1").stat().st_ino == before
+
+
+@pytest.fixture
+def savers(stores, tmp_path):
+    """Of all ranks, beside training."""
+    config = CheckpointConfig(async_save=True)
+    ledgers = [Ledger(tmp_path / f"ledger_{rank}") for rank in range(SIZE)]
+    yield [
+        Saver(store, config, ledger, NanPolicy(NanConfig()), is_alone=False)
+        for store, ledger in zip(stores, ledgers, strict=True)
+    ]
+    for ledger in ledgers:
+        ledger.close()
+
+
+def test_a_periodic_save_waits_for_no_other_rank(savers, stores):
+    """Training is held up by a rank's own copy, whenever the others come."""
+    for rank in (2, 0, 1):  # one after the other: whoever waited would wait in vain
+        savers[rank].save(1, lambda rank=rank: state_of(rank), SaveCause.periodic)
+    on_all(lambda rank: savers[rank].wait())
+    assert [one.state["rank"] for one in on_all(lambda r: stores[r].newest())] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("error", [CheckpointError("a lambda"), OSError(5, "EIO")])
+def test_a_state_that_one_rank_cannot_save_is_saved_by_none(error, savers, stores):
+    """And none tries again alone, though the disk may seem to be the cause."""
+
+    def state():
+        raise error
+
+    for rank in range(2):
+        savers[rank].save(1, lambda rank=rank: state_of(rank), SaveCause.periodic)
+    with pytest.raises(CheckpointError):
+        savers[2].save(1, state, SaveCause.periodic)
+    for rank in range(2):
+        with pytest.raises(RankFailed, match="rank 2"):
+            savers[rank].wait()
+    assert not list(stores[0].directory.glob("step_*"))
 
 
 def test_equal_bytes_of_another_dtype_are_another_tensor(stores):

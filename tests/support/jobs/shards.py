@@ -135,7 +135,9 @@ for _ in range(spec.get("steps", 0)):
     optimizer.step()
 if "save" in spec:
     state = {"step": spec["save"], "live": live.capture(), "own": torch.full((3,), float(rank))}
-    store.commit(store.snapshot(spec["save"], state, is_complete=False, copy=False))
+    snapshot = store.snapshot(spec["save"], state, is_complete=False, copy=False)
+    told["compared"] = sorted(snapshot.digests())
+    store.commit(snapshot)
 write_atomically(
     directory / f"loaded_{rank}.json", json.dumps(told | {"all": digests(model, optimizer)})
 )
