@@ -85,6 +85,7 @@ class Reason(Enum):
     bad_config = "bad configuration"
     forced = "forced exit"
     crashed = "crashed"
+    out_of_memory = "killed for memory"
     rank_lost = "another rank was lost"
     failed = "failed"
     unanswered = "could not be requeued"

@@ -1,4 +1,4 @@
-"""The command `forge`: what a sweep would submit, and what checkpoints hold."""
+"""The command `forge`: runs commands under the policy; shows sweeps and checkpoints."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="show what a sweep would submit", description=_PLAN)
     plan.add_argument("-m", metavar="module", help="instead of a script")
     plan.add_argument("script", nargs="+", help="with the overrides of its sweep")
+    commands.add_parser("exec", help="run any command under the policy, here or on a cluster")
     commands.add_parser("rehearse", help="stop, kill and resume a script: does it end the same?")
     for name, count, what in (
         ("show", 1, "a checkpoint's facts and leaves"),
@@ -47,7 +48,11 @@ def _parser() -> argparse.ArgumentParser:
 def main() -> int:
     """The command `forge`."""
     name, *arguments = sys.argv[1:] or [""]
-    # What follows these two is another program's to understand.
+    # What follows these is another program's to understand.
+    if name == "exec":
+        from forge.launch.exec import main as execute
+
+        return execute(arguments)
     if name == "rehearse":
         from forge.rehearse.command import main as rehearse
 

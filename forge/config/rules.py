@@ -52,6 +52,8 @@ def convert(policy: Any) -> tuple[Policy, list[str]]:
     assert isinstance(result, Policy)
     if signal_name(result.signal.name) in SIGNALS:
         result.signal.name = signal_name(result.signal.name)
+    if signal_name(result.exec.signal) in SIGNALS:
+        result.exec.signal = signal_name(result.exec.signal)
     return result, problems
 
 
@@ -303,15 +305,17 @@ def _rule_problems(p: Policy) -> list[str]:
 
 def _signal_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> list[str]:
     found: list[str] = []
-    name, lead_s, timeout_s = signal_name(p.signal.name), p.signal.lead_s, p.shutdown.timeout_s
+    lead_s, timeout_s = p.signal.lead_s, p.shutdown.timeout_s
     timeout_s = 0.0 if timeout_s is None else timeout_s  # what follows the lead is below it
     lead = f"`resilience.signal.lead_s={lead_s:g}`"
-    if name not in SIGNALS:
-        found.append(
-            f"`resilience.signal.name={p.signal.name}`: unknown signal. It can be"
-            f" {', '.join(SIGNALS)}."
-        )
-    elif p.signal.actions.get(name, SignalAction.ignore) is SignalAction.ignore:
+    for key, given in (("signal.name", p.signal.name), ("exec.signal", p.exec.signal)):
+        if signal_name(given) not in SIGNALS:
+            found.append(
+                f"`resilience.{key}={given}`: unknown signal. It can be {', '.join(SIGNALS)}."
+            )
+    name = signal_name(p.signal.name)
+    action = p.signal.actions.get(name, SignalAction.ignore)
+    if name in SIGNALS and action is SignalAction.ignore:
         found.append(
             f"`resilience.signal.name={p.signal.name}`: this signal announces the time limit, but"
             f" `resilience.signal.actions.{name}` is ignore. Set it to requeue."

@@ -135,6 +135,9 @@ class RequeueRule:
     """Which codes, 1 to 255; an uncaught exception is 1."""
     max_restarts: int = 1
     """How often, over the whole job."""
+    recover: list[str] = field(default_factory=list)
+    """A command that is run before the restart; none: nothing is. Its environment has
+    FORGE_ATTEMPT, FORGE_RETURN_CODE and FORGE_JOB_DIR."""
 
 
 @dataclass
@@ -155,9 +158,43 @@ class RequeueConfig:
     """Give up after this many restarts in a row of attempts that the cluster ended before they
     could save."""
     rules: list[RequeueRule] = field(default_factory=list)
-    """Your own exit codes that are worth another start: `[{exit_codes: [1], max_restarts: 2}]`."""
+    """Your own exit codes that are worth another start: `[{exit_codes: [1], max_restarts: 2}]`;
+    with `recover: [command, …]` that command runs first."""
     on_code_change: CodeChange = CodeChange.warn
     """What happens when a job resumes with edited code."""
+
+
+class SignalTo(Enum):
+    """Who gets the signals for a command of `forge exec`."""
+
+    group = "group"
+    """Its whole process group."""
+    leader = "leader"
+    """The process that was started, alone: it tells the others."""
+
+
+class ZeroAfterSignal(Enum):
+    """What exit code 0 of a command means that was told to leave."""
+
+    requeue = "requeue"
+    """It has saved, and is run again where the stop was a preemption or the time limit."""
+    finished = "finished"
+    """It has come to its end."""
+
+
+@dataclass
+class ExecConfig:
+    """How a command of `forge exec` is stopped."""
+
+    signal: str = "TERM"
+    """The signal that tells the command to save and leave: `signal.lead_s` before the time limit,
+    and where the job is stopped. It takes the place of `signal.name`."""
+    signal_to: SignalTo = SignalTo.group
+    """Who gets signals: the command's process group, or only the process that was started."""
+    supports_termination: bool = True
+    """true: the signal, then SIGKILL after `shutdown.timeout_s`; false: SIGKILL at once."""
+    zero_after_signal: ZeroAfterSignal = ZeroAfterSignal.requeue
+    """What exit code 0 means after a signal for a preemption or the time limit."""
 
 
 @dataclass
@@ -302,6 +339,7 @@ class Policy:
     signal: SignalConfig = field(default_factory=SignalConfig)
     shutdown: ShutdownConfig = field(default_factory=ShutdownConfig)
     requeue: RequeueConfig = field(default_factory=RequeueConfig)
+    exec: ExecConfig = field(default_factory=ExecConfig)
     nan: NanConfig = field(default_factory=NanConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

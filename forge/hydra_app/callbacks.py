@@ -33,6 +33,10 @@ from forge.shutdown import stopping
 
 _Hook = Callable[..., None]
 
+default_launcher: str | None = None
+"""The class of the launcher where the config chooses none; None: Hydra's own."""
+_HYDRAS = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+
 
 def _guarded(hook: _Hook) -> _Hook:
     """End the process where the hook fails: Hydra makes a warning of it, and trains."""
@@ -79,6 +83,9 @@ class JobConfig(Callback):
             _refuse(
                 "A rehearsal is of one job: leave out -m (and hydra/launcher) from its command."
             )
+        if default_launcher is not None and config.hydra.launcher._target_ == _HYDRAS:
+            with read_write(config), open_dict(config):
+                config.hydra.launcher = {"_target_": default_launcher}
 
     @_guarded
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from forge.errors import ExitCode, Reason
 from forge.filesystem.files import exit_on_error
+from forge.job.command import supervisor_of
 from forge.job.requeue import Counts, Outcome
-from forge.job.supervisor import DUMP_SIGNAL, Supervisor
+from forge.job.supervisor import DUMP_SIGNAL
 from forge.job.wrapper import Job
 from forge.jobdir.job_files import (
     RANK,
@@ -76,7 +77,7 @@ class LocalJob(Job):
         """Whether every rank of the last attempt has."""
         for rank in range(self.plan.tasks):
             report = read_json(self.forge / f"{REPORT}{suffix(rank)}")
-            if report is None or self._as_said(report, rank).code != ExitCode.FINISHED:
+            if report is None or not self._as_said(report, rank).is_finished:
                 return False
         return True
 
@@ -94,29 +95,20 @@ class LocalJob(Job):
             own = {RANK: str(rank), **place.variables()} if size > 1 else {}
             own[RANKS] = str(size)
             log = output_of(self.directory, rank) if rank else output
-            self._ranks.append(self._fork(rank, environment | own, log))
+            self._ranks.append(self._fork(environment | own, log))
             if rank:
                 os.close(log)
         return self._ranks[0]
 
-    def _fork(self, rank: int, environment: dict[str, str], output: int) -> int:
+    def _fork(self, environment: dict[str, str], output: int) -> int:
         parent = os.getpid()
         pid = processes.fork()
         if pid:
             return pid
         code = 1
         try:
-            code = Supervisor(
-                self.plan.command,
-                environment,
-                output,
-                self.plan.actions,
-                self.plan.timeout_s,
-                self.forge / f"{REPORT}{suffix(rank)}",
-                parent,
-                self.plan.cwd,
-                self.plan.signal,
-            ).run()
+            task = self.plan.command
+            code = supervisor_of(self.directory, self.plan, task, environment, output, parent).run()
         except BaseException as error:  # noqa: BLE001 - the process ends here, come what may
             self._print(f"the supervisor failed: {error!r}")
         finally:
@@ -178,16 +170,22 @@ class LocalJob(Job):
                 self._ended[supervisor],
             )
             if code < 0:
-                return at, Outcome(-9, self._asked_for(-9), is_supervisor_lost=True)
+                killed = Outcome(-9, is_supervisor_lost=True, is_command=self._is_command)
+                return at, replace(killed, asked=self._asked_for(killed))
             known = code if code < 128 else 128 - code
             report = {"code": known, "is_held": False, "time": at}
         outcome = self._as_said(report, rank)
-        asked = self._asked_for(outcome.code)
+        asked = self._asked_for(outcome)
         return report["time"], replace(outcome, asked=asked, is_held=report["is_held"])
 
-    def _asked_for(self, code: int) -> Reason | None:
+    def _asked_for(self, outcome: Outcome) -> Reason | None:
+        code = outcome.code
+        if outcome.is_finished and outcome.is_command:
+            return None  # it had come to its end before it was signalled
         if self._asked is not None:
             return self._asked
+        if outcome.asked is not None:
+            return Reason.time_limit if self._is_limit_near else outcome.asked
         # Only an end that the limit explains: a bug of the user's in these seconds is one still.
         signalled = 128 + signal.Signals[f"SIG{self.plan.signal}"]
         is_limit = code < 0 or code in (ExitCode.REQUEUE, ExitCode.FORCED, signalled)
@@ -220,7 +218,13 @@ class LocalJob(Job):
             self._send_all(number)
 
     def _send_all(self, number: int) -> None:
-        """Signal every process of the job, as Slurm does."""
+        """Signal every process of the job, as Slurm does; a command by its supervisor, once."""
+        if self._is_command:
+            stops = number in (signal.SIGINT, signal.SIGTERM)
+            number = signal.Signals[f"SIG{self.plan.signal}"] if stops else number
+            for pid in self._ranks:
+                processes.send(pid, number)
+            return
         for pid in processes.descendants():
             # A sweep inside a job passes it on by itself: twice would mean at once.
             is_ours = processes.variable(pid, TOKEN) in (None, self.plan.token)

@@ -31,23 +31,56 @@ class Outcome:
     """What the task itself says of its end; None where it did not get to say."""
     text: str = ""
     """The same, for people; it may say more."""
+    is_command: bool = False
+    """Whether it knows nothing of forge: of its exit codes only 0 and 75 have a meaning."""
+    oom_kills: int = 0
+    """Processes that were killed for memory meanwhile, by the count of the job's cgroup."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the task has come to its end."""
+        return self.code == ExitCode.FINISHED and not self.is_terminated
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether a command was told to leave; whatever it exits with."""
+        return self.is_command and self.asked not in (None, Reason.crashed)
 
     @property
     def reason(self) -> Reason:
         """The one reason, in the order of who knows best."""
-        if self.code == ExitCode.FINISHED:
+        if self.is_finished:
             return Reason.finished
         if self.asked is not None:
             return self.asked
         if self.is_held:
             return Reason.forced
         if self.code < 0:
-            return Reason.crashed
+            is_out_of_memory = self.code == -signal.SIGKILL and self.oom_kills > 0
+            return Reason.out_of_memory if is_out_of_memory else Reason.crashed
+        if self.is_command:
+            return Reason.requested if self.code == ExitCode.REQUEUE else Reason.failed
         if self.code == ExitCode.REQUEUE and self.said is Reason.time_limit:
             return Reason.time_limit  # it saw the limit come by itself, before we did
         if self.code == ExitCode.FORCED and self.said is Reason.rank_lost:
             return Reason.rank_lost
         return Reason.of_code(self.code)
+
+    @property
+    def state(self) -> str:
+        """What it makes of a job that is not started again, in the word of its state."""
+        if self.is_finished:
+            return "finished"
+        if self.is_terminated:
+            return "terminated"
+        stops = (Reason.interrupted, Reason.cancelled, Reason.orphaned)
+        return "stopped" if self.reason in stops else "failed"
+
+    @property
+    def exit_code(self) -> int:
+        """The code that the job's own process ends with: 0 only where it is finished."""
+        code = self.code if self.code >= 0 else 128 - self.code
+        return code if code or self.is_finished else int(ExitCode.TERMINATED)
 
     def __str__(self) -> str:
         """In a few words, for people."""
@@ -55,15 +88,26 @@ class Outcome:
             return "did not react to a signal, and was killed"
         if self.asked is None and self.is_supervisor_lost:
             return "its supervisor was killed"
+        if self.is_terminated:
+            return f"{self.reason.value} (the command ended with {self._shown_code()})"
         if self.asked is None and self.code < 0:
-            return self.text or f"killed by {signal_name(-self.code)}"
+            return self.text or f"killed by {signal_name(-self.code)}{self._of_memory()}"
         if self.asked is None and self.text and self.reason in _EXPLAINED:
             return self.text
         if self.asked is Reason.crashed and self.text:
             return self.text
         if self.reason is Reason.failed:
-            return f"exit code {self.code}"
+            return f"exit code {self.code}{self._of_memory()}"
         return str(self.reason.value)
+
+    def _shown_code(self) -> str:
+        return f"exit code {self.code}" if self.code >= 0 else signal_name(-self.code)
+
+    def _of_memory(self) -> str:
+        """What the cgroup says; whose process it was it does not."""
+        if not self.oom_kills:
+            return ""
+        return f"; its cgroup counted {self.oom_kills} killed for memory"
 
 
 def signal_name(number: int) -> str:
@@ -90,6 +134,9 @@ class Counts:
     """Restarts on other nodes, since one was unhealthy."""
     by_rule: dict[str, int] = field(default_factory=dict)
     """Number of a rule -> restarts it has granted."""
+    recovery: dict[str, int] | None = None
+    """A rule's recovery command that is to run before the next attempt: the number of the rule,
+    and the exit code that it is for."""
     best_step: int = -1
     """The most that `ledger.saved_steps` has said so far; -1 before the first checkpoint."""
     unsaved_s: float = 0.0
@@ -115,6 +162,7 @@ _BUDGETS = {
     Reason.time_limit: ("timeouts", "requeue.max_timeouts"),
     Reason.forced: ("failures", "requeue.max_failures"),
     Reason.crashed: ("failures", "requeue.max_failures"),
+    Reason.out_of_memory: ("failures", "requeue.max_failures"),
     Reason.rank_lost: ("failures", "requeue.max_failures"),
     Reason.disk_full: ("failures", "requeue.max_failures"),
 }
@@ -177,6 +225,8 @@ def decide(
             key = f"resilience.requeue.rules[{rule}].max_restarts"
             return Decision(starts_again=False, because=f"{what}; given up: `{key}={most}`")
         counts.by_rule[str(rule)] = used + 1
+        if limits.rules[rule].recover and counts.recovery is None:
+            counts.recovery = {"rule": rule, "code": outcome.code}
     else:
         used, most = getattr(counts, counter), getattr(limits, budget.partition(".")[2])
         if most is not None and used >= most:

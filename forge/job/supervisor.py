@@ -24,10 +24,11 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 from forge.filesystem.files import read_trusted
 from forge.jobdir.job_files import TOKEN, write_json
-from forge.process import processes, time_limit
+from forge.process import memory, processes, time_limit
 
 MARGIN_S = 5.0
 """Seconds after the task's own deadline: it ends itself with more to say than we have."""
@@ -71,12 +72,18 @@ class Supervisor:
     _deadline: float | None = None
     _is_announced: bool = False
     """Whether it is the time limit's announcement that began the deadline."""
+    _status: int | None = None
+    """Wait status of the task, once it has ended."""
+
+    margin_s: ClassVar[float] = MARGIN_S
+    """Added to the deadline."""
 
     def run(self) -> int:
         """The whole life of the task; returns its exit code, 128 + N for signal N."""
         processes.adopt_orphans()
         numbers = (*_FORWARDED, signal.SIGINT, signal.SIGCHLD)
         self._reader = processes.listen(numbers)
+        killed_before = memory.oom_kills()
         early = self._early()
         self._task = self._start()
         for number in early:  # they arrive now
@@ -88,17 +95,23 @@ class Supervisor:
         save_s = self.timeout_s or ORPHANED_S if self._deadline is None else self._deadline
         processes.end_descendants(self.environment.get(TOKEN), max(save_s, 0.0))
         code = os.waitstatus_to_exitcode(status)
+        report = {
+            "code": code,
+            "is_held": self.is_held,
+            "time": ended,
+            "node": os.environ.get("SLURMD_NODENAME", ""),
+            **self._more(),
+        }
+        killed = memory.oom_kills()
+        if killed_before is not None and killed is not None and killed > killed_before:
+            report["oom_kills"] = killed - killed_before
         with contextlib.suppress(OSError):  # a full disk: our exit code says most of it
-            write_json(
-                self.report,
-                {
-                    "code": code,
-                    "is_held": self.is_held,
-                    "time": ended,
-                    "node": os.environ.get("SLURMD_NODENAME", ""),
-                },
-            )
+            write_json(self.report, report)
         return code if code >= 0 else 128 - code
+
+    def _more(self) -> dict[str, Any]:
+        """What else is to be told of the end."""
+        return {}
 
     def _early(self) -> list[int]:
         """Signals that somebody wrote down before we could hear them."""
@@ -117,37 +130,52 @@ class Supervisor:
             processes.die_with_parent()
             if os.getppid() != supervisor:
                 os._exit(1)
-            # Kept, not fatal, until the task's handlers stand: a blocked mask survives exec.
-            names = {f"SIG{name}" for name, action in self.actions.items() if action != "ignore"}
-            signal.pthread_sigmask(signal.SIG_SETMASK, {signal.Signals[name] for name in names})
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            self._set_signals()
             null = os.open(os.devnull, os.O_RDONLY)
             for number, source in enumerate((null, self.output, self.output)):
                 os.dup2(source, number)
             os.chdir(self.cwd)
-            os.execve(self.command[0], self.command, self.environment)
+            os.execvpe(self.command[0], self.command, self.environment)
         except BaseException as error:  # noqa: BLE001 - the process ends here, come what may
             os.write(2, f"forge: {self.command[0]} cannot be started: {error}\n".encode())
         finally:
             os._exit(127)
+
+    def _set_signals(self) -> None:
+        """In the task's process, before it is the task: what it begins with."""
+        # Kept, not fatal, until the task's handlers stand: a blocked mask survives exec.
+        names = {f"SIG{name}" for name, action in self.actions.items() if action != "ignore"}
+        signal.pthread_sigmask(signal.SIG_SETMASK, {signal.Signals[name] for name in names})
+
+    def _has_ended(self) -> bool:
+        """Whether the task has; collects every child that has."""
+        with contextlib.suppress(ChildProcessError):  # there is none left
+            self._status = processes.reap().get(self._task, self._status)
+        return self._status is not None
 
     def _wait(self) -> int:
         """Until the task has ended: pass on signals, hold to the deadline."""
         parent = processes.open_pidfd(self.parent)
         events = [self._reader] if parent is None else [self._reader, parent]
         is_orphaned = False
-        while (status := processes.reap().get(self._task)) is None:
+        while not self._has_ended():
             before = time.monotonic()
             select.select(events, [], [], _TICK_S)
             self._drain_signals()
             if not is_orphaned and os.getppid() != self.parent:
                 is_orphaned = True
                 events = [self._reader]
-                self._pass_on(signal.SIGTERM, processes.descendants())
-                self._begin_deadline(self.timeout_s or ORPHANED_S)
+                self._stop_orphan()
             if self._deadline is not None:
                 self._keep_deadline(time.monotonic() - before)
-        return status
+        assert self._status is not None
+        return self._status
+
+    def _stop_orphan(self) -> None:
+        """Our parent is gone: nobody else would end the task."""
+        self._pass_on(signal.SIGTERM, processes.descendants())
+        self._begin_deadline(self.timeout_s or ORPHANED_S)
 
     def _drain_signals(self) -> None:
         for number in set(processes.drain(self._reader)) - {signal.SIGCHLD}:
@@ -156,8 +184,13 @@ class Supervisor:
                 # changes nothing; but for Ctrl+C, where twice means at once.
                 self._pass_on(number, [self._task])
             name = signal.Signals(number).name.removeprefix("SIG")
-            if self.actions.get(name, "ignore" if self.actions else "stop") in ("stop", "requeue"):
+            if self._action(number) in ("stop", "requeue"):
                 self._begin_deadline(self.timeout_s, is_announced=name == self.announcement)
+
+    def _action(self, number: int) -> str:
+        """What a signal leads to."""
+        name = signal.Signals(number).name.removeprefix("SIG")
+        return self.actions.get(name, "ignore" if self.actions else "stop")
 
     def _pass_on(self, number: int, pids: list[int]) -> None:
         for pid in pids:
@@ -170,7 +203,7 @@ class Supervisor:
             timeout_s = max(timeout_s, self._until_end_s())
         if self._deadline is None or not is_announced:
             left_s = math.inf if self._deadline is None else self._deadline
-            self._deadline = min(left_s, timeout_s + MARGIN_S)
+            self._deadline = min(left_s, timeout_s + self.margin_s)
             self._is_announced = is_announced
 
     def _until_end_s(self) -> float:
@@ -189,7 +222,7 @@ class Supervisor:
         if self._deadline > 0:
             return
         if self._is_announced and self._until_end_s() > 0:  # the limit was extended meanwhile
-            self._deadline = self._until_end_s() + MARGIN_S
+            self._deadline = self._until_end_s() + self.margin_s
             return
         self.is_held = True
         if DUMP_SIGNAL is not None and processes.catches(self._task, DUMP_SIGNAL):

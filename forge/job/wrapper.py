@@ -23,29 +23,35 @@ import signal
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from forge.errors import ExitCode, Reason, is_disk_full
-from forge.filesystem.files import make_directory, open_file, write_atomically
+from forge.filesystem.files import make_directory, open_file, read_if_there, write_atomically
 from forge.filesystem.locks import take_lock
+from forge.job import logs
 from forge.job.requeue import Counts, Decision, Outcome, decide
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
 from forge.jobdir import ledger, plan, verdict
 from forge.jobdir.job_files import (
+    ATTEMPT,
+    JOB_DIR,
     LOCK,
     OUTPUT,
     RANK,
     RANKS,
+    RECOVERS,
     REPORT,
     RESULT,
+    RETURN_CODE,
     SAVE_WITHIN,
     STATE,
     TOKEN,
     VERDICT,
     forge_dir,
+    job_ledger,
     suffix,
 )
 from forge.jobdir.verdict import Verdict
@@ -76,6 +82,10 @@ class Job(ABC):
         """How long it took."""
         self._before = 0
         """Number of the last attempt in the ledger when it began."""
+        self._number = 1
+        """Of the attempt, over all starts of the job."""
+        self._is_recovering = False
+        """Whether it is a rule's recovery command that runs, before the attempt's own."""
 
     def run(self) -> int:
         """Every attempt; returns the exit code of the last, 128 + N for signal N."""
@@ -86,7 +96,7 @@ class Job(ABC):
         outcome = self._take_over()
         while True:
             self._look_for_parent()
-            is_finished = outcome is not None and outcome.code == ExitCode.FINISHED
+            is_finished = outcome is not None and outcome.is_finished
             if self._asked is not None and not is_finished:  # before anything was started
                 outcome = Outcome(128 + signal.SIGTERM, self._asked)
             outcome = outcome or self._attempt()
@@ -204,9 +214,8 @@ class Job(ABC):
             self.plan.requeue,
             self._saved_step(),
             has_run=any((self.forge / "ledger").glob("attempt_*")),
-            is_cut_short=self._is_cut_short(
-                has_boundary=ledger.has_stepped(self.directory, self._began)
-            ),
+            is_cut_short=self.plan.exec is None
+            and self._is_cut_short(has_boundary=ledger.has_stepped(self.directory, self._began)),
         )
         is_unsaved = self.counts.no_progress + self.counts.unfair > 0
         self.counts.unsaved_s = self._took_s if is_unsaved else 0.0
@@ -219,6 +228,7 @@ class Job(ABC):
             "pid": os.getpid(),
             "time": time.time(),
             "counts": asdict(self.counts),
+            "has_steps": self.plan.exec is None,
             **more,
         }
         text = json.dumps(content) + "\n"
@@ -245,9 +255,9 @@ class Job(ABC):
         """Account for it in the job's own ledger."""
         line = json.dumps({"t": round(time.time(), 3), "kind": kind, **values}) + "\n"
         try:
-            folder = self.forge / "ledger"
-            make_directory(folder)
-            fd = open_file(folder / "job.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            path = job_ledger(self.directory)
+            make_directory(path.parent)
+            fd = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
                 os.write(fd, line.encode())
             finally:
@@ -263,40 +273,101 @@ class Job(ABC):
     # -- an attempt ----------------------------------------------------------------------------
 
     def _attempt(self) -> Outcome:
+        self._began, began = time.time(), time.monotonic()
+        self._number = self._count_attempts() + 1
+        if self.plan.exec is not None:
+            self._log(logs.begin, self.directory, self.plan.num_ranks, self._number)
+        outcome = None
+        if self.counts.recovery is not None:
+            self._is_recovering = True
+            recovered = self._stage(began)
+            self._is_recovering = False
+            if recovered.is_finished:
+                self.counts.recovery = None
+            else:
+                outcome = recovered
+        outcome = outcome or self._stage(began)
+        self._took_s = time.monotonic() - began
+        if self.plan.exec is not None:
+            how = "" if outcome.is_finished else f": {outcome}"
+            self._print(f"attempt {self._number} {outcome.state}{how}")
+        return outcome
+
+    def _stage(self, began: float) -> Outcome:
+        """Start the task, or a recovery command, and wait until nothing of it is left."""
         for path in self.forge.iterdir():
             if path.name.startswith((REPORT, VERDICT, RESULT)):  # of every rank
                 path.unlink(missing_ok=True)
         output = open_file(self.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        self._record("attempt", restarts=self.counts.restarts)
+        kind = "recovery" if self._is_recovering else "attempt"
+        self._record(kind, restarts=self.counts.restarts)
         self._write_state("running", self._because)
         self._before = ledger.last_attempt(self.directory)
-        self._began, began = time.time(), time.monotonic()
         child = self._start(output)
         os.close(output)
         status = self._wait(child, began)
         processes.kill_descendants()  # orphans of a supervisor that was killed
         self._end_strays()
-        self._took_s = time.monotonic() - began
         outcome = self._outcome(status)
-        self._record("end", code=outcome.code, reason=outcome.reason.name, text=str(outcome))
+        said = {"reason": outcome.reason.name, "state": outcome.state, "text": str(outcome)}
+        self._record("end", code=outcome.code, **said)
         return outcome
+
+    def _count_attempts(self) -> int:
+        """Attempts of the job so far, in all its starts."""
+        lines = read_if_there(job_ledger(self.directory)).splitlines()
+        return sum('"kind": "attempt"' in line for line in lines)
+
+    def _log(self, write: Callable[..., None], *given: Any) -> None:
+        """Mark or copy what is printed; a full disk ends no job."""
+        try:
+            write(*given)
+        except OSError as error:
+            self._print(f"attempts have no logs of their own: {error}")
 
     def _environment(self) -> dict[str, str]:
         """Of the task."""
         environment: dict[str, str] = os.environ | self.plan.environment
-        for name in (SAVE_WITHIN, RANK, RANKS, *World().variables()):
+        for name in (SAVE_WITHIN, RANK, RANKS, RECOVERS, RETURN_CODE, *World().variables()):
             environment.pop(name, None)  # of a job that this one runs in
         if self.counts.unsaved_s:
             environment[SAVE_WITHIN] = f"{self.counts.unsaved_s / 2:.3f}"
-        return environment | {
+        environment |= {
             TOKEN: self.plan.token,
+            JOB_DIR: str(self.directory),
+            ATTEMPT: str(self._number),
             "FORGE_RESTART_COUNT": str(self.counts.restarts),
         }
+        recovery = self.counts.recovery if self._is_recovering else None
+        if recovery is not None:
+            environment |= {
+                ATTEMPT: str(self._number - 1),
+                RETURN_CODE: str(recovery["code"]),
+                RECOVERS: str(recovery["rule"]),
+            }
+        return environment
+
+    @property
+    def _is_command(self) -> bool:
+        """Whether what runs now knows nothing of forge."""
+        return self.plan.exec is not None or self._is_recovering
+
+    def _of_command(self, report: dict[str, Any]) -> Outcome:
+        """How a command ended, from its supervisor's report: nobody else knows."""
+        code, stops = report["code"], report.get("stops", [])
+        declared = self.plan.exec is not None and self.plan.exec.is_zero_finished
+        asked = None
+        if stops and not (code == ExitCode.FINISHED and declared and not self._is_recovering):
+            is_requeue = self.plan.actions.get(stops[0]) == "requeue"
+            asked = Reason.requested if is_requeue else Reason.signalled
+        return Outcome(code, asked, is_command=True, oom_kills=report.get("oom_kills", 0))
 
     def _as_said(self, report: dict[str, Any], rank: int = 0) -> Outcome:
         """How a task ended, from its supervisor's report and from its own verdict."""
+        if self._is_command:
+            return self._of_command(report)
         code, said = report["code"], verdict.read(self.directory, rank)
         if code == ExitCode.FINISHED and not self._has_returned(said, rank):
             return Outcome(1, text="ended with code 0 before main had returned (os._exit, fork?)")
@@ -306,7 +377,7 @@ class Job(ABC):
             text = f"the process that trained in {lost} died in its Run, though main returned"
             return Outcome(-signal.SIGKILL, text=text)
         if said is None or said.exit_code != code:
-            return Outcome(code)
+            return Outcome(code, oom_kills=report.get("oom_kills", 0))
         return Outcome(code, said=said.reason, text=said.text)
 
     def _of_all(self, ended: Sequence[tuple[float, Outcome]]) -> Outcome:
@@ -319,7 +390,7 @@ class Job(ABC):
             at, outcome = ended[rank]
             return outcome.said is Reason.rank_lost, at, outcome.code
 
-        bad = [rank for rank, one in enumerate(ended) if one[1].code != ExitCode.FINISHED]
+        bad = [rank for rank, one in enumerate(ended) if not one[1].is_finished]
         first = min(bad, key=place, default=0)
         if first:  # what rank 0 has printed is no explanation
             what = f"rank {first} of {len(ended)}: {ended[first][1]}"
@@ -338,13 +409,11 @@ class Job(ABC):
     # -- the end -------------------------------------------------------------------------------
 
     def _end(self, outcome: Outcome, decision: Decision) -> int:
-        if outcome.code == ExitCode.FINISHED:
-            state = "finished"
-        else:
-            stops = (Reason.interrupted, Reason.cancelled, Reason.orphaned)
-            state = "stopped" if outcome.reason in stops else "failed"
+        state = outcome.state
         if state != "finished":
             self._print(f"{state}: {decision.because}")
         self._record(state, because=decision.because)
         self._write_state(state, decision.because, code=outcome.code, reason=outcome.reason.name)
-        return outcome.code if outcome.code >= 0 else 128 - outcome.code
+        if self.plan.exec is not None:
+            self._log(logs.keep, self.directory)
+        return outcome.exit_code

@@ -155,7 +155,7 @@ def sweep_command(sweep_dir: Path) -> str:
     kept = [one for one in arguments if not one.lstrip("+~").startswith(renewed)]
     kept = [one for one in kept if not _is_for_once(one)]
     # Beside the other overrides: argparse takes no two groups of them with an option between.
-    kept.insert(_first_override(kept), f"hydra.sweep.dir={_hydra_quoted(str(sweep_dir))}")
+    kept.insert(first_override(kept), f"hydra.sweep.dir={hydra_quoted(str(sweep_dir))}")
     return _line([*program, *kept])
 
 
@@ -198,7 +198,8 @@ _PLACING = (
 _KEPT_OPTIONS = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
 
 
-def _first_override(arguments: list[str]) -> int:
+def first_override(arguments: list[str]) -> int:
+    """Where among the arguments of a Hydra app its overrides begin."""
     is_value = False
     for index, argument in enumerate(arguments):
         if not is_value and not argument.startswith("-"):
@@ -221,7 +222,7 @@ def _hydra_arguments(hydra: Any, job_dir: Path, arguments: list[str]) -> list[st
         if not override.lstrip("+~").startswith(_PLACING):
             kept.append(override)
     kept.extend(o for o in as_typed(hydra.overrides.task) if not _is_for_once(o))
-    return [*kept, f"hydra.run.dir={_hydra_quoted(str(job_dir))}"]
+    return [*kept, f"hydra.run.dir={hydra_quoted(str(job_dir))}"]
 
 
 def _is_for_once(override: str) -> bool:
@@ -237,9 +238,12 @@ def as_typed(overrides: Any) -> list[str]:
     return [str(one) for one in typed]
 
 
-def _hydra_quoted(value: str) -> str:
-    """A value that Hydra's override grammar reads back as it is."""
-    if all((c.isascii() and c.isalnum()) or c in "/-_.+:@%?*" for c in value):
+def hydra_quoted(value: str, *, is_always: bool = False) -> str:
+    """A value that Hydra's override grammar reads back as it is.
+
+    `is_always`: also where it is read back without quotes, perhaps as a number or a boolean.
+    """
+    if not is_always and all((c.isascii() and c.isalnum()) or c in "/-_.+:@%?*" for c in value):
         return value
     # A backslash counts only before a quote, an interpolation, or the end.
     value = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), value)
@@ -249,7 +253,7 @@ def _hydra_quoted(value: str) -> str:
 
 _QUOTING = r"""quoted=$(printf %s "$here" | sed -e "s/\\(\\\\*\\)'/\\1\\1\\\\'/g" \
   -e "s/\\(\\\\*\\)\$/\\1\\1/" -e "s/\\(\\\\*\\)\${/\\1\\1\\\\\${/g")"""
-"""`_hydra_quoted` in a shell's words."""
+"""`hydra_quoted` in a shell's words."""
 
 
 def write_resume_script(job_dir: Path, command: str) -> None:
@@ -263,7 +267,7 @@ def write_resume_script(job_dir: Path, command: str) -> None:
     head = there if command.startswith(there) else ""
     command = f"{head}exec {command.removeprefix(head)}"
     for key in ("hydra.run.dir", "hydra.sweep.dir"):
-        placed = shlex.quote(f"{key}={_hydra_quoted(str(job_dir))}")
+        placed = shlex.quote(f"{key}={hydra_quoted(str(job_dir))}")
         command = command.replace(placed, f"\"{key}='$quoted'\"")
     if "$quoted" in command:
         check = _QUOTING

@@ -37,6 +37,8 @@ VERDICT = "verdict.json"
 RESULT = "result.pkl"
 CODE = "code.json"
 
+ENDED = ("failed", "stopped", "terminated")
+"""States of a job that has ended before its end."""
 TOKEN = "FORGE_JOB_TOKEN"
 """Environment variable that marks every process of a job that one of forge's launchers started."""
 SAVE_WITHIN = "FORGE_SAVE_WITHIN_S"
@@ -47,6 +49,15 @@ REHEARSAL = "FORGE_REHEARSAL"
 """Environment variable of a script that is rehearsed: where its job lies."""
 RANK = "FORGE_RANK"
 """Environment variable of a task among several: its number."""
+JOB_DIR = "FORGE_JOB_DIR"
+"""Environment variable of a task: the job's directory."""
+ATTEMPT = "FORGE_ATTEMPT"
+"""Environment variable of a task: the number of this attempt, from 1; for a rule's recovery
+command that of the attempt before it."""
+RETURN_CODE = "FORGE_RETURN_CODE"
+"""Environment variable of a rule's recovery command: the exit code that the rule names."""
+RECOVERS = "FORGE_RECOVERS"
+"""Environment variable of a supervisor: the number of the rule whose recovery command it runs."""
 
 
 def suffix(rank: int | None = None) -> str:
@@ -72,6 +83,11 @@ def output_of(job_dir: Path, rank: int | None = None) -> int:
 def forge_dir(job_dir: Path | str) -> Path:
     """Where forge keeps what it knows of a job."""
     return Path(job_dir) / FORGE
+
+
+def job_ledger(job_dir: Path) -> Path:
+    """Where a job's wrapper accounts for its attempts; there since the first of them."""
+    return forge_dir(job_dir) / "ledger" / "job.jsonl"
 
 
 def is_busy(job_dir: Path) -> bool:

@@ -32,6 +32,18 @@ class SlurmPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExecPlan:
+    """A task that knows nothing of forge: how it is stopped, and what its end means."""
+
+    is_group_signalled: bool = True
+    """Whether signals go to its process group, or to the process that was started alone."""
+    supports_termination: bool = True
+    """Whether it is given time after a signal; else it is killed at once."""
+    is_zero_finished: bool = False
+    """Whether it has come to its end where it exits 0 after a signal."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RequeueLimits:
     """When the job is started again, and how often."""
 
@@ -64,6 +76,8 @@ class JobPlan:
     overrides: list[str]
     command: list[str]
     """The task."""
+    exec: ExecPlan | None = None
+    """For a command of `forge exec`; None: it is the user's main that runs."""
     cwd: str
     environment: dict[str, str]
     """Added to the environment of the wrapper."""
@@ -103,6 +117,11 @@ class JobPlan:
     version: str = __version__
     """Of the forge that made it."""
 
+    @property
+    def num_ranks(self) -> int:
+        """Tasks of the job, here or on a cluster."""
+        return self.tasks if self.slurm is None else self.slurm.ranks
+
     def to_json(self) -> dict[str, Any]:
         """As the file has it."""
         return asdict(self)
@@ -126,11 +145,12 @@ class EarlierPlan:
     timeout_s: float = 0.0
     written: dict[str, Any] | None = None
     launch: str = ""
+    command: list[str] = field(default_factory=list)
 
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("environment", "written"), dict),
-    **dict.fromkeys(("overrides", "place"), list),
+    **dict.fromkeys(("overrides", "place", "command"), list),
     **dict.fromkeys(("token", "program", "composed", "checkpoint_dir", "launch"), str),
     "timeout_s": (int, float),
 }
@@ -160,11 +180,12 @@ def from_json(content: dict[str, Any], where: str) -> JobPlan:
         ConfigError: Where it is not what this version of forge goes by.
     """
     try:
-        slurm, requeue = content.get("slurm"), content["requeue"]
+        slurm, requeue, command = content.get("slurm"), content["requeue"], content.get("exec")
         rules = [RequeueRule(**rule) for rule in requeue["rules"]]
         typed = {
             "slurm": None if slurm is None else SlurmPlan(**slurm),
             "requeue": RequeueLimits(**{**requeue, "rules": rules}),
+            "exec": None if command is None else ExecPlan(**command),
         }
         return JobPlan(**{**content, **typed})
     except (TypeError, LookupError) as error:

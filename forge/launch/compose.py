@@ -23,7 +23,7 @@ from forge.hydra_app.job_policy import policy_of
 from forge.jobdir import identity, job_dir
 from forge.jobdir.job_files import STATE, forge_dir
 from forge.jobdir.plan import read_earlier
-from forge.launch import payload, plan
+from forge.launch import exec, payload, plan
 from forge.launch.hydra_launcher import Request
 from forge.launch.sweep import Place, SweepDir
 
@@ -49,6 +49,8 @@ class ComposedJob:
     """sha256 of its config as it was composed."""
     written: dict[str, Any]
     """`identity.as_written` of it."""
+    command: list[str] | None = None
+    """What it runs in place of a main."""
 
 
 def compose(
@@ -94,6 +96,8 @@ def compose(
                 continue
             complete(cfg)  # before it is compared with what the job began with
             _settle(job, sweep.path, may_refer="${" in text)
+            if request.function is exec.run:
+                job.command = exec.command_of(cfg)
             job.policy = policy_of(cfg)
             _check_source(job)
         except ConfigError as error:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from forge import messages
 from forge.compat import of_stdlib
-from forge.config.schema import Policy
+from forge.config.schema import (
+    ExecConfig,
+    Policy,
+    Resume,
+    SignalAction,
+    SignalTo,
+    ZeroAfterSignal,
+)
 from forge.filesystem.files import open_file
 from forge.jobdir import ledger
-from forge.jobdir.job_files import OUTPUT, STATE, forge_dir, read_json
-from forge.jobdir.plan import JobPlan, RequeueLimits, read_earlier
+from forge.jobdir.job_files import OUTPUT, STATE, forge_dir, job_ledger, read_json
+from forge.jobdir.plan import ExecPlan, JobPlan, RequeueLimits, read_earlier
 from forge.launch.progress.table import escape
 
 _TAIL_BYTES = 2**16
@@ -36,6 +45,7 @@ def make(
     composed: str,
     written: dict[str, Any],
     tasks: int = 1,
+    command: list[str] | None = None,
 ) -> JobPlan:
     """The plan of a job in its directory; what must not change is taken from an earlier one.
 
@@ -51,6 +61,7 @@ def make(
         composed: sha256 of the config as it was composed.
         written: `identity.as_written` of it.
         tasks: Ranks of a job on one machine.
+        command: What it runs in place of a main.
     """
     before = read_earlier(directory)
     place = _place(directory)
@@ -59,7 +70,8 @@ def make(
     # where it came from the environment of a shell that is gone.
     name = "OMP_NUM_THREADS"
     at_first = before.environment.get(name)
-    if at_first is None or not has_begun(directory):
+    has_started = has_begun(directory) if command is None else job_ledger(directory).exists()
+    if at_first is None or not has_started:
         at_first = environment.get(name) or at_first or str(threads)
     added = {name: at_first}
     is_active = policy is not None and policy.enabled
@@ -68,13 +80,18 @@ def make(
     if not is_active:
         why = "its config has no active `resilience` policy"
         requeue = replace(requeue, enabled=False, why_not=why)
-    start = (
-        f"import sys; sys.path[:] = [{ROOT!r}, *filter(None, sys.path)]; from pathlib import Path;"
-    )
-    start += " from forge.launch.task import main; sys.exit(main(Path(sys.argv[1])))"
+    actions = {name: action.name for name, action in policy.signal.actions.items()}
+    name = policy.signal.name
+    if command is not None:
+        name = policy.exec.signal
+        if actions.get(name) != SignalAction.requeue.name:
+            actions[name] = SignalAction.stop.name  # whatever it is for a main
+        if is_active and has_started and is_same and policy.resume is not Resume.changed:
+            command = _as_at_first(command, before.command, directory)
     return JobPlan(
         overrides=overrides,
-        command=[sys.executable, "-u", *of_stdlib.interpreter_flags(), "-c", start, str(directory)],
+        command=command or _main_by_name(directory),
+        exec=_exec_plan(policy.exec) if command is not None else None,
         cwd=str(Path.cwd()),
         environment=added,
         place=place,
@@ -87,16 +104,41 @@ def make(
         path=[str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path],
         checkpoint_dir=policy.checkpoint.dir,
         time_limit_s=time_limit_s,
-        signal=policy.signal.name,
+        signal=name,
         lead_s=policy.signal.lead_s if is_active else 0.0,  # no policy there to hear it
         timeout_s=policy.stop_s,
-        actions={name: action.name for name, action in policy.signal.actions.items()}
-        if is_active
-        else {},
+        actions=actions if is_active else {},
         requeue=requeue,
         written=written if is_active else None,
         tasks=tasks,
     )
+
+
+def _main_by_name(directory: Path) -> list[str]:
+    start = (
+        f"import sys; sys.path[:] = [{ROOT!r}, *filter(None, sys.path)]; from pathlib import Path;"
+    )
+    start += " from forge.launch.task import main; sys.exit(main(Path(sys.argv[1])))"
+    return [sys.executable, "-u", *of_stdlib.interpreter_flags(), "-c", start, str(directory)]
+
+
+def _exec_plan(config: ExecConfig) -> ExecPlan:
+    return ExecPlan(
+        is_group_signalled=config.signal_to is SignalTo.group,
+        supports_termination=config.supports_termination,
+        is_zero_finished=config.zero_after_signal is ZeroAfterSignal.finished,
+    )
+
+
+def _as_at_first(command: list[str], first: list[str], directory: Path) -> list[str]:
+    """The command that the job was first started with: what it has saved is that command's."""
+    if first and command != first:
+        messages.warn(
+            f"The job in {directory} resumes with the command that it was first started with:"
+            f" {shlex.join(first)}. Its config now gives {shlex.join(command)}; to take that, add"
+            " resilience.resume=changed"
+        )
+    return first or command
 
 
 def _place(directory: Path) -> list[int]:

@@ -38,7 +38,7 @@ def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
         result = _stored(job.directory)
     if result is None:
         result = JobReturn(status=JobStatus.COMPLETED)
-        if queued.state in (State.failed, State.stopped):
+        if queued.state in (State.failed, State.stopped, State.terminated):
             text = f"job {job.place.number} ({job.label}): {queued.because}"
             text += plan.last_output(job.directory)
             result.status = JobStatus.FAILED

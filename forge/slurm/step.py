@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from forge.filesystem.files import exit_on_error
-from forge.job.supervisor import Supervisor
-from forge.jobdir.job_files import RANK, RANKS, REPORT, forge_dir, output_of, suffix
+from forge.job.command import supervisor_of
+from forge.jobdir.job_files import RANK, RANKS, forge_dir, output_of, suffix
 from forge.jobdir.plan import read
 from forge.process import world
 
@@ -69,18 +69,9 @@ def main(directory: Path) -> int:
         os.environ.update(world.of(os.environ).variables())
     # The interpreter of this very process: in a container it is another than the launcher's.
     task = [sys.executable, *plan.command[1:]]
-    return Supervisor(
-        task,
-        dict(os.environ),
-        output_of(directory) if suffix() else os.dup(1),
-        plan.actions,
-        plan.timeout_s,
-        forge_dir(directory) / f"{REPORT}{suffix()}",
-        os.getppid(),
-        plan.cwd,
-        plan.signal,
-        forge_dir(directory) / f"{EARLY}{suffix()}",
-    ).run()
+    output = output_of(directory) if suffix() else os.dup(1)
+    early = forge_dir(directory) / f"{EARLY}{suffix()}"
+    return supervisor_of(directory, plan, task, dict(os.environ), output, os.getppid(), early).run()
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from forge.filesystem.files import exit_on_error
 from forge.job.requeue import Counts, Decision, Outcome, decide, signal_name
 from forge.job.wrapper import Job
 from forge.jobdir import ledger
-from forge.jobdir.job_files import REPORT, STATE, read_json, suffix, write_atomically
+from forge.jobdir.job_files import ENDED, REPORT, STATE, read_json, suffix, write_atomically
 from forge.process import processes, time_limit
 from forge.slurm import bundle, client, step, successor
 from forge.slurm.client import JobInfo, Why
@@ -64,7 +64,10 @@ _END_S = 15.0
 """Seconds of the allocation that are left for its end: until then a silent controller is asked."""
 _SRUN_S = 15.0
 """Seconds for srun to end after its tasks have."""
-_HERE = (Reason.signalled, Reason.crashed, Reason.rank_lost, Reason.forced, Reason.failed)
+_HERE = (
+    *(Reason.signalled, Reason.crashed, Reason.out_of_memory),
+    *(Reason.rank_lost, Reason.forced, Reason.failed),
+)
 """Reasons to start the task again on the same nodes."""
 
 
@@ -123,9 +126,9 @@ class SlurmJob(Job):
         self._ancestors += [] if is_same_job else [str(state.get("slurm_job"))]
         if is_same_start and "successor" in state:
             sys.exit(int(ExitCode.REQUEUE))
-        has_ended = state["state"] in ("failed", "stopped")
+        has_ended = state["state"] in ENDED
         if has_ended and is_same_start:  # it had ended, and then its wrapper was killed
-            sys.exit(state["code"] if state["code"] >= 0 else 128 - state["code"])
+            sys.exit(Outcome(state["code"], is_command=True, asked=Reason.cancelled).exit_code)
         if has_ended and "unrequeued" not in state:
             self.counts.best_step = self._saved_step()
             return None  # requeued by hand: another chance
@@ -316,7 +319,7 @@ class SlurmJob(Job):
         self._sick = []
         for rank, report in enumerate(reports):
             if report is None:
-                ended.append((math.inf, Outcome(self._from_srun(status))))
+                ended.append((math.inf, self._unreported(status)))
                 continue
             one = replace(self._as_said(report, rank), is_held=report["is_held"])
             ended.append((report["time"], one))
@@ -324,7 +327,7 @@ class SlurmJob(Job):
                 self._sick = sorted([*self._sick, report["node"]])
         found = self._of_all(ended)
         code, text = found.code, found.text
-        asked = self._reason(code, is_held=found.is_held) if code != ExitCode.FINISHED else None
+        asked = None if self._has_finished(found) else self._reason(found)
         is_open = asked is None or (asked is Reason.preempted and self._why is Why.requeued)
         if is_open and not all(reports) and self._has_lost_node():
             asked = Reason.node_failed
@@ -334,6 +337,21 @@ class SlurmJob(Job):
             text = self._why.value
         is_lost = code < 0 and not self._has_begun
         return replace(found, asked=asked, is_supervisor_lost=is_lost, text=text)
+
+    def _has_finished(self, found: Outcome) -> bool:
+        """Whether that is beyond doubt; else the controller knows more."""
+        if self._is_command and found.is_finished:
+            # Slurm signals us and the command: one that exits 0 at once may have been faster.
+            declared = self.plan.exec is not None and self.plan.exec.is_zero_finished
+            return declared and not self._is_recovering
+        return found.is_finished
+
+    def _unreported(self, status: int) -> Outcome:
+        """The end of a rank that left no report."""
+        code = self._from_srun(status)
+        is_stopped = code == ExitCode.REQUEUE or code > 128
+        asked = Reason.signalled if self._is_command and is_stopped else None
+        return Outcome(code, asked, is_command=self._is_command)
 
     def _from_srun(self, status: int) -> int:
         """The code of a rank that left no report, from srun's wait status: at best a signal.
@@ -349,14 +367,16 @@ class SlurmJob(Job):
             return code if action == "stop" else 128 - code
         return code if code > 0 else -signal.SIGKILL
 
-    def _reason(self, code: int, *, is_held: bool) -> Reason | None:
+    def _reason(self, found: Outcome) -> Reason | None:
         """Why Slurm ends the job, if it does; asked once for each stop."""
+        code = found.code
         self._ask_controller(self._asking_s())
         if self._why is Why.cancelled:
             return Reason.cancelled
         if self._why is Why.script_killed:
-            return Reason.crashed
-        if code in (ExitCode.HALTED, ExitCode.BAD_CONFIG, ExitCode.UNHEALTHY):
+            return None if found.is_finished else Reason.crashed
+        is_own = code in (ExitCode.HALTED, ExitCode.BAD_CONFIG, ExitCode.UNHEALTHY)
+        if is_own and not found.is_command:
             return None
         if self._why in (Why.preempted, Why.requeued):
             return Reason.preempted
@@ -365,15 +385,20 @@ class SlurmJob(Job):
         if self._why is Why.time_limit:
             return Reason.time_limit
         # One that was still importing, or just ending, when the limit was announced.
-        is_stopped = is_held or code in (ExitCode.REQUEUE, ExitCode.FORCED, signalled, -number)
+        is_stopped = found.is_held or code in (
+            *(ExitCode.REQUEUE, ExitCode.FORCED, signalled, -number),
+        )
+        if found.is_command:
+            is_stopped = found.is_terminated
         if is_stopped and self._is_limit_near():
             return Reason.time_limit
         was_told = self._is_by_hand and code < 0
         if was_told:
             self._print("signalled by hand, and killed before it had saved")
-        if was_told or code in (ExitCode.TERMINATED, signalled, 128 + signal.SIGHUP):
+        is_told = code in (ExitCode.TERMINATED, signalled, 128 + signal.SIGHUP)
+        if was_told or (is_told and not found.is_command):
             return Reason.signalled
-        return None
+        return found.asked
 
     def _has_lost_node(self) -> bool:
         """Whether a node of the job is gone, as far as the controller knows."""
@@ -439,7 +464,7 @@ class SlurmJob(Job):
         """Requeue the job and leave; None where its nodes are still ours and it stays."""
         if self._is_ours or (outcome.reason in _HERE and self._can_stay()):
             return None
-        code = outcome.code if outcome.code > 0 else 128 - outcome.code
+        code = outcome.exit_code
         if self.plan.requeue.is_up_to_site:
             return self._leave_it_to_slurm()
         excluded = "" if self._info is None else self._info.excluded
@@ -448,9 +473,8 @@ class SlurmJob(Job):
             # Once more: it may have been cancelled while it was saving.
             self._insist(self._learn)
             if self._why is Why.cancelled:
-                self._record("stopped", because="cancelled")
-                self._write_state("stopped", "cancelled", code=code, reason=Reason.cancelled.name)
-                return code
+                cancelled = replace(outcome, asked=Reason.cancelled)
+                return self._end(cancelled, Decision(starts_again=False, because="cancelled"))
             if self._why is not Why.requeued:
                 self._insist(lambda within_s: client.requeue(self._job, within_s))
                 self._record("requeued", job=self._job)

@@ -97,6 +97,7 @@ def test_the_training_process_knows_nothing_of_slurm_s_commands():
     above = {
         "forge.submitit.backends",
         "forge.submitit.checkpointable",
+        "forge.job.command",
         "forge.job.wrapper",
         "forge.job.local",
         "forge.slurm.wrapper",

@@ -77,7 +77,8 @@ def _freeze(
         try:
             make_trusted_directory(forge_dir(job.directory))
             (forge_dir(job.directory) / STATE).unlink(missing_ok=True)
-            if job.policy is not None and job.policy.enabled:
+            is_active = job.policy is not None and job.policy.enabled
+            if is_active and job.command is None:  # what a command began with is in its plan
                 frozen.freeze(job.config, job.directory, job.written)
             job_dir.changed_code(job.directory, code)  # the first start notes it
             data, main = shared.with_config(job.config)
@@ -94,6 +95,7 @@ def _freeze(
                 job.composed,
                 job.written,
                 options.tasks_per_job,
+                job.command,
             ).write(job.directory)
         finally:
             HydraConfig.instance().cfg = outer

@@ -39,6 +39,8 @@ class ObservedJob(ABC):
     """When the wrapper's last word was read, by the monotonic clock."""
     _stamp: tuple[int, int] | None = None
     _since: float = 0.0
+    _has_steps: bool = True
+    """Whether it tells of its steps, or is a command of which nobody knows."""
     _first: tuple[float, int] | None = None
     """When this attempt was first seen at work, and its step then."""
 
@@ -76,6 +78,7 @@ class ObservedJob(ABC):
         if content["counts"]["restarts"] != self.restarts:
             self.restarts, self._first = content["counts"]["restarts"], None
         self._since = content["time"]
+        self._has_steps = content.get("has_steps", True)
 
     def view(self) -> JobView:
         """What is shown of it."""
@@ -85,7 +88,8 @@ class ObservedJob(ABC):
         step = progress.step if progress else None
         planned = progress.planned if progress else None
         state = self.state
-        if state is State.running and (progress is None or progress.began < self._since):
+        is_new = progress is None or progress.began < self._since
+        if state is State.running and self._has_steps and is_new:
             state = State.starting  # the process runs, its loop does not yet
         rate = self._rate(step) if state is State.running and step is not None else None
         left_s = None

@@ -20,11 +20,13 @@ class State(Enum):
     failed = "failed"
     stopped = "stopped"
     """Saved and left before its end; the sweep's command resumes it."""
+    terminated = "terminated"
+    """The same of a command: it was told to leave, and did."""
 
     @property
     def is_final(self) -> bool:
         """Whether nothing more happens in this sweep."""
-        return self in (State.finished, State.failed, State.stopped)
+        return self in (State.finished, State.failed, State.stopped, State.terminated)
 
 
 @dataclass(frozen=True)

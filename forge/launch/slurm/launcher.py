@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from forge import messages
 from forge.errors import ConfigError, Exit, ExitCode, SlurmRefused
 from forge.jobdir import job_dir
-from forge.jobdir.job_files import STATE, forge_dir, read_json, write_atomically
+from forge.jobdir.job_files import ENDED, STATE, forge_dir, read_json, write_atomically
 from forge.jobdir.plan import JobPlan, SlurmPlan
 from forge.launch import opening, payload, plan
 from forge.launch.compose import ComposedJob, compose, is_stale, start_over
@@ -39,7 +39,6 @@ from forge.launch.sweep import SweepDir
 from forge.slurm import bundle, client
 
 log = logging.getLogger(__name__)
-_ENDED = ("failed", "stopped")
 _STEP = f"import sys; sys.path.append({ROOT!r}); from pathlib import Path;"
 _STEP += " from forge.slurm.step import main; sys.exit(main(Path(sys.argv[1])))"
 _BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
@@ -161,7 +160,7 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
             continue
         if known.script != script or not Path(script).is_relative_to(directory):
             continue  # of the sweep that this one is a copy of, or of somebody else
-        has_ended = said.get("slurm_job") == slurm_id and said.get("state") in _ENDED
+        has_ended = said.get("slurm_job") == slurm_id and said.get("state") in ENDED
         if has_ended and known.state in ("RUNNING", "COMPLETING"):
             continue  # it is leaving, and is to run again
         job.slurm_id, job.has_ended = slurm_id, has_ended
@@ -179,10 +178,14 @@ def _calls(
     for job in jobs:
         policy = job.composed.policy
         is_active = policy is not None and policy.enabled
+        signal = None
+        if policy is not None and is_active:
+            is_main = job.composed.command is None
+            signal = policy.signal.name if is_main else policy.exec.signal
         groups.append(
             Group(
                 options=job.options,
-                signal=policy.signal.name if policy is not None and is_active else None,
+                signal=signal,
                 lead_s=policy.signal.lead_s if policy is not None else 0.0,
                 is_requeued=policy.requeue.enabled if policy is not None and is_active else None,
             )
@@ -265,6 +268,7 @@ def _pack(job: _Job, shared: payload.Shared, cluster: Cluster) -> tuple[Path, Jo
         composed.program,
         composed.composed,
         composed.written,
+        command=composed.command,
     )
     python = shlex.split(options.python) if options.python else [sys.executable, "-I", "-S"]
     srun_args = list(options.srun_args or ())

@@ -1,0 +1,139 @@
+"""The supervisor of a command of `forge exec`: a program that knows nothing of forge.
+
+It gets each signal once (its children may be saving when the second comes), in its process group or
+by itself, and is given time to leave. Where the command itself ends first, a shell without a trap
+for example, the rest of its group has that time still. What leaves the group is ended with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from forge.job.supervisor import ORPHANED_S, Supervisor
+from forge.jobdir.job_files import RANK, RECOVERS, REPORT, forge_dir, suffix
+from forge.jobdir.plan import ExecPlan, JobPlan
+from forge.process import processes
+
+_BEGINNING_S = 1.0
+"""Slurm signals every process by itself, but perhaps not one that began while it did."""
+
+
+@dataclass
+class CommandSupervisor(Supervisor):
+    """Runs one command, and returns when nothing of it is left."""
+
+    plan: ExecPlan = field(default_factory=ExecPlan)
+    is_signalled_by_others: bool = False
+    """Whether whoever signals us signals the command, too."""
+    _stops: list[str] = field(default_factory=list)
+    """Signals that told the command to leave, each once."""
+    _began: float = 0.0
+
+    margin_s: ClassVar[float] = 0.0
+
+    def _start(self) -> int:
+        self._began = time.monotonic()
+        task = super()._start()
+        with contextlib.suppress(OSError):  # it has done so, and runs already
+            os.setpgid(task, task)
+        return task
+
+    def _set_signals(self) -> None:
+        """As any program expects them: nothing is blocked, and our handlers are gone."""
+        os.setpgid(0, 0)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)) or number == signal.SIGXFSZ:
+                signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    def _drain_signals(self) -> None:
+        for number in set(processes.drain(self._reader)) - {signal.SIGCHLD}:
+            name, action = signal.Signals(number).name.removeprefix("SIG"), self._action(number)
+            is_new = name not in self._stops
+            if action in ("stop", "requeue"):
+                self._stop(name)
+            is_others = self.is_signalled_by_others
+            is_others &= time.monotonic() - self._began > _BEGINNING_S
+            if is_new and action != "ignore" and not is_others:
+                self._pass_on(number, [])
+
+    def _stop(self, name: str, timeout_s: float | None = None) -> None:
+        """The command is to leave, within a while or at once."""
+        if name in self._stops:
+            return
+        self._stops.append(name)
+        if self.plan.supports_termination:
+            self._begin_deadline(self.timeout_s if timeout_s is None else timeout_s)
+        else:
+            processes.kill_descendants()
+
+    def _stop_orphan(self) -> None:
+        name = self.announcement or "TERM"
+        if name not in self._stops:
+            self._pass_on(signal.Signals[f"SIG{name}"], [])
+        self._stop(name, self.timeout_s or ORPHANED_S)
+
+    def _pass_on(self, number: int, pids: list[int]) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            if self.plan.is_group_signalled:
+                os.killpg(self._task, number)
+            elif self._status is None:
+                processes.send(self._task, number)
+
+    def _has_ended(self) -> bool:
+        if not super()._has_ended():
+            return False
+        if not (self._stops and self.plan.is_group_signalled):
+            return True
+        try:
+            os.killpg(self._task, 0)  # somebody is left in it
+        except ProcessLookupError:
+            return True
+        return False
+
+    def _more(self) -> dict[str, Any]:
+        self._drain_signals()  # of a stop that the command has acted on before we could
+        return {"stops": self._stops}
+
+
+def supervisor_of(
+    directory: Path,
+    plan: JobPlan,
+    command: list[str],
+    environment: dict[str, str],
+    output: int,
+    parent: int,
+    early: Path | None = None,
+) -> Supervisor:
+    """The supervisor of a rank's task, by the job's plan.
+
+    Args:
+        directory: The job's.
+        plan: The job's.
+        command: What starts the task, where it is the user's main.
+        environment: Of the task.
+        output: Descriptor that becomes the task's stdout and stderr.
+        parent: pid of the process that starts the supervisor.
+        early: File with the names of signals that came before it, where there is one.
+    """
+    rank, rule = int(environment.get(RANK) or 0), environment.get(RECOVERS)
+    shared: tuple[Any, ...] = (
+        *(environment, output, plan.actions, plan.timeout_s),
+        *(forge_dir(directory) / f"{REPORT}{suffix(rank)}", parent),
+        *(plan.cwd, plan.signal, early),
+    )
+    if plan.exec is None and rule is None:
+        return Supervisor(command, *shared)
+    command = plan.command
+    if rule is not None:
+        command = ["true"] if rank else plan.requeue.rules[int(rule)].recover
+    found = CommandSupervisor(command, *shared)
+    found.plan = plan.exec or ExecPlan()
+    found.is_signalled_by_others = plan.slurm is not None
+    return found

@@ -1,0 +1,178 @@
+"""`forge exec`: a command as the task of a job, in the place of a main.
+
+    forge exec [overrides] -- COMMAND…               the command stands on the line
+    forge exec --config-name job -m lr=1e-3,1e-4     or in a config: `command: [python, train.py]`
+
+It is a Hydra app like any other, whose jobs the launchers start: this one has no main to call.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from forge import messages
+from forge.errors import ConfigError, ExitCode
+from forge.hydra_app import callbacks
+from forge.jobdir import job_dir
+
+_LINE = "command_line"
+"""Key of the config for the words after `--`; `command` is the user's."""
+_WITHOUT_JOBS = ("-m", "--multirun", "--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help")
+_USAGE = """\
+usage: forge exec [overrides] -- COMMAND…
+       forge exec --config-name NAME [-m] [overrides]
+
+Runs a command, as the policy under `resilience` says: with signals, time limit, restarts and logs.
+`hydra/launcher=slurm` runs it on a cluster. A config has it as a list, `command: [python, a.py]`,
+whose values may be interpolations; all that Hydra can sweep over can be swept. `--hydra-help` and
+`--cfg job` are Hydra's.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """`forge exec`; `arguments` are those after it."""
+    if arguments in (["-h"], ["--help"]):
+        sys.stdout.write(_USAGE)
+        return 0
+    has_line = "--" in arguments
+    given = arguments[: arguments.index("--")] if has_line else list(arguments)
+    if has_line:
+        words = arguments[len(given) + 1 :]
+        quoted = ",".join(job_dir.hydra_quoted(word, is_always=True) for word in words)
+        given.insert(job_dir.first_override(given), f"+{_LINE}=[{quoted}]")
+    if not any(one.partition("=")[0] in _WITHOUT_JOBS for one in given):
+        given.insert(0, "-m")
+    # As if the program were `forge exec`: from these two the command that resumes is made.
+    count = len(sys.argv) - 1
+    sys.orig_argv[len(sys.orig_argv) - count :] = ["exec", *given]
+    sys.argv[1:] = given
+    callbacks.default_launcher = "hydra_plugins.forge_launcher.local.LocalLauncher"
+    return _run(given)
+
+
+def _run(given: list[str]) -> int:
+    import hydra
+
+    version = {"version_base": None} if hydra.__version__ < "1.4" else {}
+    names = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
+    has_config = any(one.partition("=")[0] in names for one in given)
+    place = os.getcwd() if has_config else None
+    hydra.main(**version, config_path=place, config_name="forge/exec")(run)()
+    return 0
+
+
+def run(cfg: DictConfig) -> None:
+    """What Hydra takes for the main of the app; called where none of forge's launchers runs it."""
+    try:
+        _check_policy(cfg)
+        raise _problem(
+            "`hydra/launcher`: expected local or slurm, found another, whose jobs would not be"
+            " under the policy. Add `hydra/launcher=local`; where the defaults list of the config"
+            " has a preset, such as `resilience: default`, it is that without being named."
+        )
+    except ConfigError as error:
+        messages.say(str(error), logging.ERROR)
+        sys.exit(int(ExitCode.BAD_CONFIG))
+
+
+def command_of(cfg: DictConfig) -> list[str]:
+    """The command of a job, by its composed config.
+
+    Args:
+        cfg: The job's, with Hydra's own part.
+    Raises:
+        ConfigError: With what is wrong with it.
+    """
+    declared, line = _value(cfg, "command"), _value(cfg, _LINE)
+    if declared is not None and line is not None:
+        raise _problem(
+            f"`command={_shown(declared)}`: this is in the config, and after `--` stands"
+            f" {_shown(line)}. Leave one of the two out."
+        )
+    found, key = (declared, "command") if line is None else (line, "the command after --")
+    if not found:
+        raise _problem(
+            f"`{key}`: expected a command, found none. Give it after `--`, as in `forge exec --"
+            " python train.py`, or in the config that --config-name names: `command: [python,"
+            " train.py]`."
+        )
+    if not isinstance(found, list):
+        raise _problem(
+            f"`command={found}`: expected a list of words, found {_kind(found)}. Write"
+            f" `command: [{', '.join(str(found).split())}]`; for a line that a shell is to read,"
+            f" `command: [bash, -c, {str(found)!r}]`."
+        )
+    for number, word in enumerate(found):
+        if isinstance(word, list | dict) or word is None:
+            raise _problem(
+                f"`command[{number}]`: expected a text or a number, found {_kind(word)}. Write the"
+                " words one by one, or leave it out."
+            )
+    words = [str(word) for word in found]
+    _check_program(words[0], cfg)
+    _check_policy(cfg)
+    return words
+
+
+def _check_policy(cfg: DictConfig) -> None:
+    if OmegaConf.select(cfg, "resilience") is None:
+        raise _problem(
+            "`resilience`: expected a policy, found none. Put a preset into the defaults list of"
+            " the config, `defaults: [{resilience: default}, _self_]`; `disabled` is one, too."
+        )
+
+
+def _value(cfg: DictConfig, key: str) -> Any:
+    try:
+        value = OmegaConf.select(cfg, key, throw_on_missing=True)
+        if isinstance(value, (ListConfig, DictConfig)):
+            value = OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue:
+        raise _problem(f"`{key}`: expected a value for each `???`, found none.") from None
+    except OmegaConfBaseException as error:
+        raise _problem(f"`{key}`: cannot be resolved: {str(error).splitlines()[0]}") from error
+    return value
+
+
+def _check_program(name: str, cfg: DictConfig) -> None:
+    """Raise ConfigError where the command cannot be started; on a cluster its nodes may know it."""
+    launcher: Any = OmegaConf.select(cfg, "hydra.launcher")
+    is_elsewhere = ".slurm." in str(launcher.get("_target_"))
+    if is_elsewhere and (launcher.get("python") or os.sep not in name):
+        return
+    if shutil.which(name) is not None:
+        return
+    path = Path(name)
+    if os.sep in name and path.is_file():
+        raise _problem(
+            f"`command[0]={name}`: expected a program, found a file that must not be executed."
+            f" `chmod +x {shlex.quote(name)}`, or name what reads it: `[bash, {name}]`."
+        )
+    where = str(Path.cwd()) if os.sep in name and not path.is_absolute() else ""
+    where = where or ("PATH" if os.sep not in name else str(path.parent))
+    raise _problem(
+        f"`command[0]={name}`: expected a program, found none of that name in {where}. Correct it,"
+        " or give its whole path."
+    )
+
+
+def _problem(text: str) -> ConfigError:
+    return ConfigError([text], "The command")
+
+
+def _kind(value: Any) -> str:
+    names = {str: "a text", dict: "a group of keys", list: "a list", type(None): "null"}
+    return names.get(type(value), f"a {type(value).__name__}")
+
+
+def _shown(value: Any) -> str:
+    return shlex.join(map(str, value)) if isinstance(value, list) else str(value)
