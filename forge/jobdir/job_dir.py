@@ -155,7 +155,7 @@ def sweep_command(sweep_dir: Path) -> str:
     kept = [one for one in arguments if not one.lstrip("+~").startswith(renewed)]
     kept = [one for one in kept if not _is_for_once(one)]
     # Beside the other overrides: argparse takes no two groups of them with an option between.
-    kept.insert(first_override(kept), f"hydra.sweep.dir={hydra_quoted(str(sweep_dir))}")
+    kept.insert(_first_override(kept), f"hydra.sweep.dir={hydra_quoted(str(sweep_dir))}")
     return _line([*program, *kept])
 
 
@@ -198,8 +198,7 @@ _PLACING = (
 _KEPT_OPTIONS = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
 
 
-def first_override(arguments: list[str]) -> int:
-    """Where among the arguments of a Hydra app its overrides begin."""
+def _first_override(arguments: list[str]) -> int:
     is_value = False
     for index, argument in enumerate(arguments):
         if not is_value and not argument.startswith("-"):

@@ -27,6 +27,8 @@ from forge.jobdir import job_dir
 _LINE = "command_line"
 """Key of the config for the words after `--`; `command` is the user's."""
 _WITHOUT_JOBS = ("-m", "--multirun", "--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help")
+_NAMING = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
+_WITH_VALUE = (*_NAMING, "--cfg", "-c", "--package", "-p")
 _USAGE = """\
 usage: forge exec [overrides] -- COMMAND…
        forge exec --config-name NAME [-m] [overrides]
@@ -44,13 +46,15 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write(_USAGE)
         return 0
     has_line = "--" in arguments
-    given = arguments[: arguments.index("--")] if has_line else list(arguments)
+    typed = arguments[: arguments.index("--")] if has_line else arguments
+    options, overrides = _separated(typed)
     if has_line:
-        words = arguments[len(given) + 1 :]
+        words = arguments[len(typed) + 1 :]
         quoted = ",".join(job_dir.hydra_quoted(word, is_always=True) for word in words)
-        given.insert(job_dir.first_override(given), f"+{_LINE}=[{quoted}]")
-    if not any(one.partition("=")[0] in _WITHOUT_JOBS for one in given):
-        given.insert(0, "-m")
+        overrides.append(f"+{_LINE}=[{quoted}]")
+    if not any(one.partition("=")[0] in _WITHOUT_JOBS for one in options):
+        options.insert(0, "-m")
+    given = [*options, *overrides]
     # As if the program were `forge exec`: from these two the command that resumes is made.
     count = len(sys.argv) - 1
     sys.orig_argv[len(sys.orig_argv) - count :] = ["exec", *given]
@@ -59,12 +63,22 @@ def main(arguments: list[str]) -> int:
     return _run(given)
 
 
+def _separated(typed: list[str]) -> tuple[list[str], list[str]]:
+    """(options, overrides): Hydra takes no overrides on both sides of an option."""
+    options: list[str] = []
+    overrides: list[str] = []
+    is_value = False
+    for word in typed:
+        (options if is_value or word.startswith("-") else overrides).append(word)
+        is_value = word in _WITH_VALUE
+    return options, overrides
+
+
 def _run(given: list[str]) -> int:
     import hydra
 
     version = {"version_base": None} if hydra.__version__ < "1.4" else {}
-    names = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
-    has_config = any(one.partition("=")[0] in names for one in given)
+    has_config = any(one.partition("=")[0] in _NAMING for one in given)
     place = os.getcwd() if has_config else None
     hydra.main(**version, config_path=place, config_name="forge/exec")(run)()
     return 0

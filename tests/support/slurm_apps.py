@@ -259,12 +259,6 @@ class SlurmJob(SweptJob):
         self.cluster.run("scancel", *options, self.slurm_id)
 
     @property
-    def told(self) -> list[dict]:
-        """What the wrapper has written into the job's ledger."""
-        lines = (forge_dir(self.directory) / "ledger" / "job.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
-
-    @property
     def starts(self) -> list[int]:
         """The step at which each start of its training began."""
         return [attempt.start_step for attempt in ledger.read(self.directory).attempts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -17,7 +18,7 @@ from harness import Process, until
 
 from forge.job.wrapper import TOKEN
 from forge.jobdir import ledger
-from forge.jobdir.job_files import LOCK, PLAN, STATE, forge_dir, read_json
+from forge.jobdir.job_files import LOCK, PLAN, STATE, forge_dir, job_ledger, read_json
 from forge.process import processes
 
 TRAIN = """
@@ -206,6 +207,12 @@ class SweptJob:
             return progress is not None and progress.attempt >= number
 
         until(has_begun, f"attempt {number} of {self.directory}")
+
+    @property
+    def told(self) -> list[dict]:
+        """What the wrapper has written into the job's ledger."""
+        lines = job_ledger(self.directory).read_text().splitlines()
+        return [json.loads(line) for line in lines]
 
     @property
     def marked(self) -> list[int]:
