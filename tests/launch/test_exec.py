@@ -1,19 +1,26 @@
-"""`forge exec` on one machine: programs that know nothing of forge, under the policy."""
+"""`forge exec` on one machine: programs that know nothing of forge, under the policy.
+
+One module, since its tests share the programs, and each is one row of what the issue promises.
+"""
 
 import contextlib
 import os
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import warm
 from commands import COMMANDS, Commands, ends, wait_ready
 from harness import until
 
 from forge.errors import ExitCode
-from forge.jobdir.job_files import STATE, forge_dir, read_json
 from forge.process import processes
 
 QUICK = [name for name in COMMANDS if name != "torchrun"]
+CODES = {"cd": 0, "pipeline": -15, "wrapper": 0, "deaf": -9, "daemon": 0, "trap": 0}
+"""What each exits with when it is told to leave."""
 
 
 @pytest.fixture
@@ -32,6 +39,15 @@ def steps(job):
     return [int(line) for line in (job.directory / "steps.txt").read_text().split()]
 
 
+def run(commands, script, *overrides):
+    """A script of bash to its end; (its job, what was printed)."""
+    done = commands.run(*overrides, "--", "bash", "-c", script)
+    return commands.job(0), done.stdout
+
+
+# -- awkward programs ------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_a_command_that_is_told_to_leave_runs_again_and_nothing_is_left(name, commands):
     """What saves on a signal exits 0, most of the time, and is not finished by that."""
@@ -39,9 +55,459 @@ def test_a_command_that_is_told_to_leave_runs_again_and_nothing_is_left(name, co
     job = commands.job(0)
     stop(job, sweep)
     assert sweep.wait() == 0, sweep.output + job.output
-    code = {"cd": 0, "pipeline": -15, "wrapper": 0, "deaf": -9, "daemon": 0, "trap": 0}[name]
-    assert ends(job) == [f"terminated signalled {code}", "finished finished 0"], job.output
+    assert ends(job) == [f"terminated signalled {CODES[name]}", "finished finished 0"], job.output
     assert job.state["counts"]["restarts"] == 1
     assert job.marked == []
     if name != "deaf":
         assert steps(job) == list(range(1, 21))  # it came back to where it had saved
+
+
+@pytest.mark.slow
+def test_torchrun_is_told_to_leave_and_its_workers_save(commands):
+    """Its workers have sessions of their own: it tells them, and has an exit code of its own."""
+    sweep = commands.begin(COMMANDS["torchrun"], PYTHONPATH="")
+    job = commands.job(0)
+    sweep.wait_for((job.directory / "ready 1").exists, "second rank")
+    stop(job, sweep)
+    assert sweep.wait() == 0, sweep.output + job.output
+    assert ends(job) == ["terminated signalled 1", "finished finished 0"], job.output
+    assert sorted(steps(job)) == sorted([*range(1, 21)] * 2)
+    assert job.marked == []
+
+
+def test_the_time_limit_is_announced_by_a_signal_that_programs_know(commands):
+    """SIGTERM, where forge's own loops get SIGUSR2: that ends most other programs unsaved."""
+    limit = ("hydra.launcher.timeout_min=0.1", "resilience.signal.lead_s=4")
+    sweep = commands.begin(COMMANDS["trap"], *limit)
+    assert sweep.wait() == 0, sweep.output
+    job = commands.job(0)
+    assert ends(job) == ["terminated time_limit 0", "finished finished 0"], job.output
+    assert job.state["counts"]["timeouts"] == 1
+    assert steps(job) == list(range(1, 21))
+
+
+def test_exit_code_0_after_a_signal_is_the_end_where_that_is_declared(commands):
+    """A server that is told to leave, and has done what it was there for."""
+    sweep = commands.begin(COMMANDS["trap"], "resilience.exec.zero_after_signal=finished")
+    job = commands.job(0)
+    stop(job, sweep)
+    assert sweep.wait() == 0, sweep.output
+    assert ends(job) == ["finished finished 0"]
+    assert job.state["counts"]["restarts"] == 0
+
+
+GROUP = """
+child() { trap 'echo child >> "$FORGE_JOB_DIR/heard"; exit' TERM; touch "$FORGE_JOB_DIR/child"
+  while true; do sleep 0.05; done; }
+child &
+trap 'echo leader >> "$FORGE_JOB_DIR/heard"; trap "" TERM; kill $!; wait; exit 3' TERM
+while [ ! -e "$FORGE_JOB_DIR/child" ]; do sleep 0.05; done
+touch "$FORGE_JOB_DIR/ready"
+while true; do sleep 0.05; done
+"""
+
+
+@pytest.mark.parametrize("to", ["group", "leader"])
+def test_signals_go_to_the_group_or_to_the_leader_alone(to, commands):
+    """A program that stops its own children in an order of its own must be let do it."""
+    sweep = commands.begin(
+        ["bash", "-c", GROUP],
+        f"resilience.exec.signal_to={to}",
+        "resilience.requeue.max_preemptions=0",
+    )
+    job = commands.job(0)
+    stop(job, sweep)
+    assert sweep.wait() == 1
+    heard = (job.directory / "heard").read_text().split()
+    assert sorted(set(heard)) == ["child", "leader"]
+    assert heard[0] == "leader" or to == "group"
+    assert ends(job) == ["terminated signalled 3"]
+    assert (job.state["state"], job.state["code"]) == ("terminated", 3)
+    assert job.marked == []
+
+
+def test_a_command_that_does_not_support_termination_is_killed_at_once(commands):
+    """It would only print a traceback for each of its workers."""
+    overrides = ("resilience.exec.supports_termination=false", "resilience.shutdown.timeout_s=100")
+    sweep = commands.begin(COMMANDS["deaf"], *overrides)
+    job = commands.job(0)
+    stop(job, sweep)
+    assert sweep.wait() == 0, sweep.output
+    assert ends(job) == ["terminated signalled -9", "finished finished 0"]
+    (first,) = (one for one in job.told if one["kind"] == "end" and one["code"])
+    assert "did not react" not in first["text"]
+
+
+def test_what_a_shell_leaves_behind_has_the_time_that_the_shell_had(commands):
+    """bash without a trap dies at once, and what it was waiting for is in the middle of a save."""
+    sweep = commands.begin(COMMANDS["pipeline"], "resilience.shutdown.timeout_s=60")
+    job = commands.job(0)
+    stop(job, sweep)
+    assert sweep.wait() == 0, sweep.output
+    assert (job.directory / "saved 0").exists()
+    assert steps(job) == list(range(1, 21))
+
+
+# -- what exit codes mean --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [1, 65, 69, 70, 71, 73, 74, 78, 129, 130, 143])
+def test_a_command_s_own_exit_code_is_a_failure_whatever_it_means_to_forge(code, tmp_path):
+    """70 is EX_SOFTWARE to most programs, and none of them has forced an exit."""
+    from forge.errors import Reason
+    from forge.job.requeue import Counts, Outcome, decide
+    from forge.jobdir.plan import RequeueLimits
+
+    outcome = Outcome(code, is_command=True)
+    assert (outcome.state, outcome.reason, outcome.exit_code) == ("failed", Reason.failed, code)
+    limits = RequeueLimits(no_progress_limit=3, max_unfair=3, has_other_nodes=True)
+    assert not decide(outcome, Counts(), limits, -1, has_run=False).starts_again
+
+
+def test_exit_code_75_asks_to_be_run_again(commands):
+    """As everywhere: it has saved, and is not finished."""
+    script = '[ "$FORGE_ATTEMPT" = 3 ] || exit 75'
+    job, said = run(commands, script)
+    assert ends(job) == ["failed requested 75", "failed requested 75", "finished finished 0"], said
+    assert job.state["counts"]["preemptions"] == 2
+
+
+RULES = (
+    "resilience.requeue.rules=[{exit_codes:[3],max_restarts:2,recover:[bash,-c,"
+    '\'echo "$FORGE_ATTEMPT $FORGE_RETURN_CODE" >> "$FORGE_JOB_DIR/recovered"\']}]'
+)
+
+
+def test_a_rule_s_recovery_command_runs_before_the_restart(commands):
+    """It takes away what the next attempt would stumble over."""
+    script = 'cat "$FORGE_JOB_DIR/recovered"; [ "$FORGE_ATTEMPT" = 3 ] || exit 3'
+    job, said = run(commands, script, RULES)
+    assert (job.directory / "recovered").read_text() == "1 3\n2 3\n", said
+    assert job.state["state"] == "finished"
+    assert job.state["counts"]["by_rule"] == {"0": 2}
+    third = (job.directory / "attempts" / "3.log").read_text()
+    assert third.splitlines()[1:3] == ["1 3", "2 3"]
+
+
+def test_a_rule_has_its_own_budget(commands):
+    """And the job says which key it was."""
+    job, said = run(commands, "exit 3", RULES)
+    assert job.state["state"] == "failed"
+    assert job.state["code"] == 3
+    assert "`resilience.requeue.rules[0].max_restarts=2`" in job.state["because"]
+    assert "rules[0]" in said
+
+
+def test_a_recovery_that_fails_ends_the_job_with_its_code(commands):
+    """The command must not run on what could not be repaired."""
+    rules = "resilience.requeue.rules=[{exit_codes:[3],recover:[bash,-c,'exit 9']}]"
+    job, _ = run(commands, 'echo x >> "$FORGE_JOB_DIR/runs"; exit 3', rules)
+    assert (job.state["state"], job.state["code"]) == ("failed", 9)
+    assert (job.directory / "runs").read_text() == "x\n"
+
+
+def test_a_recovery_whose_wrapper_is_killed_runs_again_before_the_command(commands):
+    """The command has to find the place as the recovery leaves it, whoever dies meanwhile."""
+    recover = (
+        'echo $FORGE_ATTEMPT $FORGE_RETURN_CODE >> "$FORGE_JOB_DIR/recovered";'
+        ' [ -e "$FORGE_JOB_DIR/ready" ] && exit; touch "$FORGE_JOB_DIR/ready"; sleep 600'
+    )
+    rules = f"resilience.requeue.rules=[{{exit_codes:[3],recover:[bash,-c,'{recover}']}}]"
+    script = 'echo run >> "$FORGE_JOB_DIR/recovered"; [ "$FORGE_ATTEMPT" != 1 ] || exit 3'
+    sweep = commands.begin(["bash", "-c", script], rules)
+    job = commands.job(0)
+    wait_ready(job, sweep)
+    job.kill("wrapper")
+    assert sweep.wait() == 0, sweep.output + job.output
+    assert (job.directory / "recovered").read_text() == "run\n1 3\n1 3\nrun\n"
+
+
+GREEDY = """
+import os, sys
+os.environ["FORGE_ATTEMPT"] == "1" or sys.exit(0)
+kept = [bytearray(os.urandom(2**20)) for _ in range(200)]
+"""
+CGROUP = """
+set -eu
+folder=$1; shift
+echo 100000000 > "$folder/memory.limit_in_bytes"
+echo $$ > "$folder/cgroup.procs"
+exec "$@"
+"""
+
+
+@pytest.fixture
+def cgroup():
+    """The folder of a cgroup for memory (version 1) below our own."""
+    own = Path("/proc/self/cgroup").read_text().splitlines()
+    paths = [line.split(":", 2)[2] for line in own if "memory" in line.split(":")[1].split(",")]
+    folder = Path("/sys/fs/cgroup/memory", *[path[1:] for path in paths[:1]], f"test{os.getpid()}")
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"needs the right to make a cgroup for memory: {error}")
+    yield folder
+    until(lambda: not (folder / "cgroup.procs").read_text(), "end of what ran in the cgroup")
+    folder.rmdir()
+
+
+@pytest.mark.parametrize("is_shell", [False, True])
+def test_a_command_that_was_killed_for_memory_is_told_apart_from_other_kills(
+    is_shell, cgroup, commands
+):
+    """Whoever reads SIGKILL looks for a person, or a bug; here it is the job that asks for more."""
+    (commands.folder / "greedy.py").write_text(GREEDY)
+    words = ["bash", "-c", "python greedy.py; exit $?"] if is_shell else ["python", "greedy.py"]
+    given = commands.command("resilience.requeue.rules=[{exit_codes:[137]}]", "--", *words)
+    done = subprocess.run(
+        ["sh", "-c", CGROUP, "sh", str(cgroup), *given], cwd=commands.folder, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    job = commands.job(0)
+    first = ends(job)[0]
+    assert first == ("failed failed 137" if is_shell else "failed out_of_memory -9"), job.output
+    assert "its cgroup counted 1 killed for memory" in job.output
+
+
+def test_a_kill_without_a_count_says_only_what_is_known(commands):
+    """Most kills are no kills for memory."""
+    job, _ = run(commands, '[ "$FORGE_ATTEMPT" != 1 ] || kill -9 $$')
+    assert ends(job) == ["failed crashed -9", "finished finished 0"]
+    assert "memory" not in job.output
+
+
+# -- stopped for good ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "reason"), [(2, "interrupted"), (15, "cancelled")])
+def test_after_a_ctrl_c_it_is_not_run_again_until_the_sweep_is(number, reason, commands):
+    """Somebody has stopped it; the printed command takes it up where it had saved."""
+    sweep = commands.begin(COMMANDS["trap"])
+    job = commands.job(0)
+    wait_ready(job, sweep)
+    sweep.signal(number)
+    assert sweep.wait() == 128 + number, sweep.output
+    assert ends(job) == [f"terminated {reason} 0"]
+    assert (job.state["state"], job.state["code"]) == ("terminated", 0)
+    assert commands.go_on(sweep.output).returncode == 0
+    assert job.state["state"] == "finished"
+    assert steps(job) == list(range(1, 21))
+    assert sorted(os.listdir(job.directory / "attempts")) == ["1.log", "2.log"]
+
+
+def test_a_second_ctrl_c_kills_it(commands):
+    """Whoever presses it again does not want to wait for `shutdown.timeout_s`."""
+    sweep = commands.begin(COMMANDS["deaf"], "resilience.shutdown.timeout_s=100")
+    job = commands.job(0)
+    wait_ready(job, sweep)
+    sweep.signal(signal.SIGINT)
+    until(lambda: job.state["state"] == "stopping", "stop")
+    sweep.signal(signal.SIGINT)
+    assert sweep.wait() == 130, sweep.output
+    assert job.marked == []
+    assert job.state["code"] == -signal.SIGKILL
+
+
+# -- logs ------------------------------------------------------------------------------------------
+
+
+def test_all_attempts_are_in_one_log_with_marks_and_each_has_its_own(commands):
+    """What an attempt has printed is found without reading what the others have."""
+    job, _ = run(commands, 'printf "it is $FORGE_ATTEMPT"; [ "$FORGE_ATTEMPT" = 2 ] || exit 75')
+    logs = [(job.directory / "attempts" / f"{n}.log").read_text() for n in (1, 2)]
+    assert "".join(logs) == job.output
+    for number, log in enumerate(logs, 1):
+        first, second, *_ = log.splitlines()
+        assert first.startswith(f"==== forge: attempt {number}, ")
+        assert second.startswith(f"it is {number}")
+
+
+# -- a command in a config -------------------------------------------------------------------------
+
+SWEPT = """
+    defaults: [{resilience: default}, _self_]
+    lr: 1.0
+    name: a b
+    command: [printf, "%s|", "${lr}", "--name=${name}", "$HOME", "${hydra:job.num}"]
+"""
+
+
+def test_a_command_in_a_config_is_swept_over_and_no_shell_reads_it(tmp_path):
+    """The words go to execve as they are, with the values of each job."""
+    with contextlib.closing(Commands(tmp_path / "project", SWEPT)) as commands:
+        done = commands.run("--config-name", "conf", "-m", "lr=1e-3,1e-4")
+        assert done.returncode == 0, done.stdout
+        said = [commands.job(n).output.splitlines()[1] for n in (0, 1)]
+    assert said[0].startswith("0.001|--name=a b|$HOME|0|")
+    assert said[1].startswith("0.0001|--name=a b|$HOME|1|")
+
+
+def test_a_sweep_that_resumes_keeps_the_command_it_began_with(tmp_path):
+    """What it has saved is that command's; a file that was edited since is another one's."""
+    text = SWEPT.replace("printf", "bash, -c, 'printf x$0 >> $FORGE_JOB_DIR/ran; exit $1', 1, 1")
+    with contextlib.closing(Commands(tmp_path / "project", text)) as commands:
+        command = ("--config-name", "conf")
+        assert commands.run(*command).returncode == 1
+        conf = commands.folder / "conf.yaml"
+        conf.write_text(conf.read_text().replace("1, 1", "2, 0"))
+        again = commands.run(*command)
+        assert again.returncode == 1
+        assert "resumes with the command that it was first started with" in again.stdout
+        assert commands.run(*command, "resilience.resume=changed").returncode == 0
+        assert (commands.job(0).directory / "ran").read_text() == "x1x1x2"
+
+
+WORDS = ["", " ", "a b", "'", '"', "\\", "\\'", "a\\", "\n", "${lr}", "\\${x}", "$(ls)", "`ls`"]
+WORDS += ["1", "1e3", "true", "null", "[a,b]", "{a:b}", "a,b", "a=b", "--x=1", "é", "%", "-", "--"]
+
+
+def test_the_words_after_the_dashes_come_to_the_command_as_they_are(commands):
+    """Hydra would read most of these in a way of its own."""
+    script = "import os, sys; open(os.environ['FORGE_JOB_DIR'] + '/w', 'w').write(repr(sys.argv))"
+    done = commands.run("--", sys.executable, "-c", script, *WORDS)
+    assert done.returncode == 0, done.stdout
+    assert eval((commands.job(0).directory / "w").read_text())[1:] == WORDS
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+BAD = {
+    "command: python train.py": [
+        "`command=python train.py`",
+        "expected a list of words, found a text",
+        "`command: [python, train.py]`",
+    ],
+    "command: []": ["`command`: expected a command, found none", "after `--`"],
+    "x: 1": ["`command`: expected a command, found none", "after `--`"],
+    "command: [true, null]": ["`command[1]`: expected a text or a number, found null"],
+    "command: [true, [a]]": ["`command[1]`: expected a text or a number, found a list"],
+    "command: {a: b}": ["expected a list of words, found a group of keys"],
+    "command: ['???']": ["`command`: expected a value for each `???`"],
+    "command: ['${nowhere}']": ["`command`: cannot be resolved", "nowhere"],
+    "command: [no-such-program]": ["`command[0]=no-such-program`", "found none", "in PATH"],
+    "command: [./conf.yaml]": ["`command[0]=./conf.yaml`", "must not be executed", "chmod +x"],
+    "command: [./nowhere]": ["`command[0]=./nowhere`", "found none", "whole path"],
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_a_command_that_cannot_be_run_is_told_by_its_key(text, tmp_path):
+    """Before anything is started, with what was expected, what was found, and what to do."""
+    conf = f"defaults: [{{resilience: default}}, _self_]\n{text}\n"
+    with contextlib.closing(Commands(tmp_path / "project", conf)) as commands:
+        done = commands.run("--config-name", "conf")
+    assert done.returncode == ExitCode.BAD_CONFIG, done.stdout
+    said = " ".join(done.stdout.split())
+    assert [part for part in BAD[text] if part not in said] == [], said
+
+
+def test_a_command_twice_is_told(tmp_path):
+    """One of the two would be dropped without a word."""
+    conf = "defaults: [{resilience: default}, _self_]\ncommand: [echo, a]\n"
+    with contextlib.closing(Commands(tmp_path / "project", conf)) as commands:
+        done = commands.run("--config-name", "conf", "--", "echo", "b c")
+    assert done.returncode == ExitCode.BAD_CONFIG
+    assert (
+        "`command=echo a`: this is in the config, and after `--` stands echo 'b c'" in done.stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("conf", "said"),
+    [
+        ("command: [echo]", "`resilience`: expected a policy, found none"),
+        ("command: [echo]\nresilience: {enabled: true}", "`hydra/launcher`: expected local or"),
+    ],
+)
+def test_a_config_without_a_preset_is_told(conf, said, tmp_path):
+    """Without one Hydra's own launcher would take the jobs, and no policy hold for them."""
+    with contextlib.closing(Commands(tmp_path / "project", conf + "\n")) as commands:
+        command = [sys.executable, "-m", "forge", "exec", "--config-name", "conf"]
+        pipe = subprocess.PIPE
+        done = warm.run(
+            command, cwd=commands.folder, text=True, timeout=60, stdout=pipe, stderr=pipe
+        )
+    assert done.returncode == ExitCode.BAD_CONFIG
+    assert said in done.stdout + done.stderr
+
+
+# -- faults ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["wrapper", "supervisor", "task"])
+def test_whichever_process_is_killed_the_command_comes_to_its_end_and_nothing_is_left(
+    kind, commands
+):
+    """Without its wrapper it saves; otherwise it restarts from what it had saved before."""
+    sweep = commands.begin(COMMANDS["trap"])
+    job = commands.job(0)
+    wait_ready(job, sweep)
+    (job.directory / "state").write_text("10\n")  # a save of its own, some time before
+    job.kill(kind)
+    assert sweep.wait() == 0, sweep.output + job.output
+    assert job.state["state"] == "finished"
+    assert job.state["counts"]["failures"] == 1
+    assert steps(job) == list(range(1, 21))
+    assert job.marked == []
+
+
+def test_a_killed_launcher_has_its_commands_save_and_the_next_start_resumes_them(commands):
+    """Nobody would see a command that ran on."""
+    sweep = commands.begin(COMMANDS["trap"])
+    job = commands.job(0)
+    wait_ready(job, sweep)
+    sweep.signal(signal.SIGKILL)
+    sweep.wait()
+    until(job.is_free, "end of the job")
+    assert ends(job) == ["terminated orphaned 0"]
+    assert commands.go_on(sweep.output).returncode == 0
+    assert steps(job) == list(range(1, 21))
+
+
+def test_two_at_once_of_the_same_directory(commands):
+    """The second is refused, and the first is not disturbed."""
+    sweep = commands.begin(COMMANDS["trap"])
+    job = commands.job(0)
+    wait_ready(job, sweep)
+    second = commands.run("--", *COMMANDS["trap"])
+    assert second.returncode == ExitCode.IN_USE
+    assert "belongs to a sweep that is running" in second.stdout
+    stop(job, sweep)
+    assert sweep.wait() == 0
+    assert steps(job) == list(range(1, 21))
+
+
+def test_another_command_in_the_same_directory_is_another_job(commands):
+    """What the first has left is not the second's to go on from."""
+    run(commands, "echo one")
+    run(commands, "echo two")
+    assert "one" in commands.job(0).output
+    assert "two" in commands.job(1).output
+    assert "two" not in commands.job(0).output
+
+
+FULL = """
+set -u
+disk=$1; shift
+mount -t tmpfs -o size=1m tmpfs "$disk"
+"$@"; code=$?
+cat "$disk/sweep/0/.forge/state.json"
+exit $code
+"""
+
+
+def test_a_disk_without_room_for_logs_ends_no_command(disk, tmp_path):
+    """It may be the log itself that has filled it."""
+    commands = Commands(tmp_path / "app")
+    commands.sweep_dir = disk / "sweep"
+    script = 'yes "$FORGE_ATTEMPT" | head -c 2000000; [ "$FORGE_ATTEMPT" != 1 ] || exit 75'
+    command = commands.command("--", "bash", "-c", script)
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", FULL, "sh", disk, *command],
+        cwd=commands.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert '"state": "finished"' in done.stdout
+    assert '"restarts": 1' in done.stdout

@@ -105,8 +105,8 @@ COMMANDS: dict[str, list[str]] = {
     "daemon": ["python", "daemon.py", "count.py"],
     "trap": ["./trap.sh"],
     "torchrun": [
-        *("torchrun", "--nproc-per-node", "2", "--master-port", "0", "--rdzv-backend", "c10d"),
-        *("--rdzv-endpoint", "localhost:0", "count.py"),
+        *(str(Path(sys.executable).with_name("torchrun")), "--standalone"),
+        *("--nproc-per-node", "2", "count.py"),
     ],
 }
 """What people type, by what is awkward about it."""
