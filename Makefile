@@ -50,13 +50,14 @@ sweeps = $(SUPPORT)/chaos_sweeps.py 40 --seed 1
 marked = env FORGE_REQUIRE_HYDRAS=1 $(PYTEST) $(IN_PARALLEL) -m proofs
 ranks = $(SUPPORT)/chaos_ranks.py 50 --seed 1 --ranks 4
 shards = $(SUPPORT)/chaos_ranks.py 50 --seed 1 --ranks 4 --wrap fsdp2
+commands = $(SUPPORT)/any_command.py
 frameworks = $(SUPPORT)/frameworks.py --times 20 --seed 1
 lost_jobs = $(SUPPORT)/lost_jobs.py
 early_signals = $(SUPPORT)/early_signals.py 50
 showcase = $(SUPPORT)/showcase.py
 attacks = $(SUPPORT)/all_attacks.py
 pages = $(MAKE) docs
-PROOFS := torture suite chaos rehearse sweeps marked ranks shards frameworks lost_jobs early_signals showcase attacks pages
+PROOFS := torture suite chaos rehearse sweeps marked ranks shards commands frameworks lost_jobs early_signals showcase attacks pages
 
 proofs: $(VENV)/.dev-installed $(VENV)/.demo-installed $(VENV)/.docs-installed $(VENV)/.hydras-installed \
   $(VENV)/.lightning-installed $(VENV)/.frameworks-installed

@@ -7,7 +7,13 @@ from typing import Any
 from forge.config.schema import Policy
 
 
-def load(policy: Any, *, time_limit_s: float | None = None, limit_key: str = "") -> Policy:
+def load(
+    policy: Any,
+    *,
+    time_limit_s: float | None = None,
+    limit_key: str = "",
+    is_command: bool = False,
+) -> Policy:
     """Check a policy and convert it.
 
     Args:
@@ -15,6 +21,7 @@ def load(policy: Any, *, time_limit_s: float | None = None, limit_key: str = "")
             out have their default.
         time_limit_s: The job's time limit in seconds, where there is one.
         limit_key: The config key and value that set it, for messages.
+        is_command: Whether it is that of a command, which has exit codes of its own.
     Returns:
         The policy.
     Raises:
@@ -24,7 +31,7 @@ def load(policy: Any, *, time_limit_s: float | None = None, limit_key: str = "")
     from forge.errors import ConfigError
 
     converted, problems = convert(policy)
-    problems += cross_field_problems(converted, time_limit_s, limit_key)
+    problems += cross_field_problems(converted, time_limit_s, limit_key, is_command=is_command)
     if problems:
         raise ConfigError(problems)
     return converted

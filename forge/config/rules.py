@@ -220,12 +220,14 @@ _NOT_EMPTY = {
 _PATHS = ("checkpoint.dir", "checkpoint.init_from")
 
 
-def cross_field_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> list[str]:
+def cross_field_problems(
+    p: Policy, time_limit_s: float | None, limit_key: str, *, is_command: bool = False
+) -> list[str]:
     """Everything that is wrong with values that are each of the right type."""
     found = [
         *_range_problems(p),
         *_text_problems(p),
-        *_rule_problems(p),
+        *_rule_problems(p, is_command=is_command),
         *_signal_problems(p, time_limit_s, limit_key),
     ]
     if os.path.isabs(p.checkpoint.dir) and (problem := directory_problem(Path(p.checkpoint.dir))):
@@ -275,7 +277,7 @@ def _text_problems(p: Policy) -> Iterator[str]:
             )
 
 
-def _rule_problems(p: Policy) -> list[str]:
+def _rule_problems(p: Policy, *, is_command: bool) -> list[str]:
     found: list[str] = []
     decided = {
         0: "finished",
@@ -286,6 +288,8 @@ def _rule_problems(p: Policy) -> list[str]:
         130: "a Ctrl+C",
         143: "a stop",
     }
+    if is_command:  # the others are its own
+        decided = {code: decided[code] for code in (0, 75)}
     for number, rule in enumerate(p.requeue.rules):
         key = f"resilience.requeue.rules[{number}]"
         for code in rule.exit_codes:

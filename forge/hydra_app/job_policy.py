@@ -10,8 +10,8 @@ from forge.config.schema import Policy
 _LIMIT, _OWN_LIMIT = "hydra.launcher.timeout_min", "resilience.slurm.timeout_min"
 
 
-def policy_of(cfg: DictConfig) -> Policy | None:
-    """The policy; None where the config has none.
+def policy_of(cfg: DictConfig, *, is_command: bool = False) -> Policy | None:
+    """The policy; None where the config has none. `is_command`: of a command of `forge exec`.
 
     Raises:
         ConfigError: With every problem found.
@@ -24,4 +24,5 @@ def policy_of(cfg: DictConfig) -> Policy | None:
     limit_min = OmegaConf.select(cfg, key)
     is_limit = isinstance(limit_min, int | float)  # what is none the schema reports
     limit_s = 60.0 * limit_min if is_limit else None
-    return loading.load(section, time_limit_s=limit_s, limit_key=f"{key}={limit_min}")
+    limit_key = f"{key}={limit_min}"
+    return loading.load(section, time_limit_s=limit_s, limit_key=limit_key, is_command=is_command)

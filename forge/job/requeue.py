@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
+from typing import Any
 
 from forge.errors import ExitCode, Reason
-from forge.jobdir.plan import RequeueLimits
+from forge.jobdir.plan import ExecPlan, RequeueLimits
 
 _EXPLAINED = (Reason.halted, Reason.io_error, Reason.failed)
 """Where the task knows more than its exit code says."""
@@ -35,6 +36,24 @@ class Outcome:
     """Whether it knows nothing of forge: of its exit codes only 0 and 75 have a meaning."""
     oom_kills: int = 0
     """Processes that were killed for memory meanwhile, by the count of the job's cgroup."""
+
+    @classmethod
+    def of_command(
+        cls, report: dict[str, Any], how: ExecPlan | None, actions: dict[str, str]
+    ) -> Outcome:
+        """How a command ended, by its supervisor's report: nobody else knows.
+
+        Args:
+            report: Its exit code, and the signals that told it to leave.
+            how: What its plan says; None: it is a rule's recovery command.
+            actions: What the policy makes of signals.
+        """
+        code, stops = report["code"], report.get("stops", [])
+        asked = None
+        if stops and not (code == ExitCode.FINISHED and how is not None and how.is_zero_finished):
+            is_requeue = actions.get(stops[0]) == "requeue"
+            asked = Reason.requested if is_requeue else Reason.signalled
+        return cls(code, asked, is_command=True, oom_kills=report.get("oom_kills", 0))
 
     @property
     def is_finished(self) -> bool:

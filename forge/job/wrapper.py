@@ -23,15 +23,15 @@ import signal
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from forge.errors import ExitCode, Reason, is_disk_full
-from forge.filesystem.files import make_directory, open_file, read_if_there, write_atomically
+from forge.filesystem.files import make_directory, open_file, write_atomically
 from forge.filesystem.locks import take_lock
-from forge.job import logs
+from forge.job import attempts
 from forge.job.requeue import Counts, Decision, Outcome, decide
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
 from forge.jobdir import ledger, plan, verdict
@@ -274,9 +274,9 @@ class Job(ABC):
 
     def _attempt(self) -> Outcome:
         self._began, began = time.time(), time.monotonic()
-        self._number = self._count_attempts() + 1
+        self._number = attempts.next_number(self.directory)
         if self.plan.exec is not None:
-            self._log(logs.begin, self.directory, self.plan.num_ranks, self._number)
+            attempts.begin(self.directory, self.plan.num_ranks, self._number)
         outcome = None
         if self.counts.recovery is not None:
             self._is_recovering = True
@@ -315,18 +315,6 @@ class Job(ABC):
         self._record("end", code=outcome.code, **said)
         return outcome
 
-    def _count_attempts(self) -> int:
-        """Attempts of the job so far, in all its starts."""
-        lines = read_if_there(job_ledger(self.directory)).splitlines()
-        return sum('"kind": "attempt"' in line for line in lines)
-
-    def _log(self, write: Callable[..., None], *given: Any) -> None:
-        """Mark or copy what is printed; a full disk ends no job."""
-        try:
-            write(*given)
-        except OSError as error:
-            self._print(f"attempts have no logs of their own: {error}")
-
     def _environment(self) -> dict[str, str]:
         """Of the task."""
         environment: dict[str, str] = os.environ | self.plan.environment
@@ -354,20 +342,11 @@ class Job(ABC):
         """Whether what runs now knows nothing of forge."""
         return self.plan.exec is not None or self._is_recovering
 
-    def _of_command(self, report: dict[str, Any]) -> Outcome:
-        """How a command ended, from its supervisor's report: nobody else knows."""
-        code, stops = report["code"], report.get("stops", [])
-        declared = self.plan.exec is not None and self.plan.exec.is_zero_finished
-        asked = None
-        if stops and not (code == ExitCode.FINISHED and declared and not self._is_recovering):
-            is_requeue = self.plan.actions.get(stops[0]) == "requeue"
-            asked = Reason.requested if is_requeue else Reason.signalled
-        return Outcome(code, asked, is_command=True, oom_kills=report.get("oom_kills", 0))
-
     def _as_said(self, report: dict[str, Any], rank: int = 0) -> Outcome:
         """How a task ended, from its supervisor's report and from its own verdict."""
         if self._is_command:
-            return self._of_command(report)
+            how = None if self._is_recovering else self.plan.exec
+            return Outcome.of_command(report, how, self.plan.actions)
         code, said = report["code"], verdict.read(self.directory, rank)
         if code == ExitCode.FINISHED and not self._has_returned(said, rank):
             return Outcome(1, text="ended with code 0 before main had returned (os._exit, fork?)")
@@ -415,5 +394,5 @@ class Job(ABC):
         self._record(state, because=decision.because)
         self._write_state(state, decision.because, code=outcome.code, reason=outcome.reason.name)
         if self.plan.exec is not None:
-            self._log(logs.keep, self.directory)
+            attempts.keep(self.directory)
         return outcome.exit_code

@@ -237,17 +237,19 @@ def as_typed(overrides: Any) -> list[str]:
     return [str(one) for one in typed]
 
 
-def hydra_quoted(value: str, *, is_always: bool = False) -> str:
+def hydra_quoted(value: str, mark: str = "") -> str:
     """A value that Hydra's override grammar reads back as it is.
 
-    `is_always`: also where it is read back without quotes, perhaps as a number or a boolean.
+    `mark`: the quotation mark to put around it; empty: one where it needs any.
     """
-    if not is_always and all((c.isascii() and c.isalnum()) or c in "/-_.+:@%?*" for c in value):
+    if not mark and all((c.isascii() and c.isalnum()) or c in "/-_.+:@%?*" for c in value):
         return value
+    mark = mark or "'"
     # A backslash counts only before a quote, an interpolation, or the end.
-    value = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), value)
+    pattern = rf"(\\*)({mark}|$)"
+    value = re.sub(pattern, lambda m: 2 * m[1] + (f"\\{mark}" if m[2] else ""), value)
     value = re.sub(r"(\\*)\$\{", lambda m: 2 * m[1] + r"\${", value)
-    return f"'{value}'"
+    return f"{mark}{value}{mark}"
 
 
 _QUOTING = r"""quoted=$(printf %s "$here" | sed -e "s/\\(\\\\*\\)'/\\1\\1\\\\'/g" \

@@ -98,7 +98,7 @@ def compose(
             _settle(job, sweep.path, may_refer="${" in text)
             if request.function is exec.run:
                 job.command = exec.command_of(cfg)
-            job.policy = policy_of(cfg)
+            job.policy = policy_of(cfg, is_command=job.command is not None)
             _check_source(job)
         except ConfigError as error:
             problems += [f"job {number} ({label}): {problem}" for problem in error.problems]

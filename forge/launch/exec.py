@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     options, overrides = _separated(typed)
     if has_line:
         words = arguments[len(typed) + 1 :]
-        quoted = ",".join(job_dir.hydra_quoted(word, is_always=True) for word in words)
+        quoted = ",".join(job_dir.hydra_quoted(word, '"') for word in words)
         overrides.append(f"+{_LINE}=[{quoted}]")
     if not any(one.partition("=")[0] in _WITHOUT_JOBS for one in options):
         options.insert(0, "-m")

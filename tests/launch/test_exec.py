@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import readme
 import warm
 from commands import COMMANDS, Commands, ends, wait_ready
 from harness import until
@@ -170,6 +171,14 @@ def test_exit_code_75_asks_to_be_run_again(commands):
     job, said = run(commands, script)
     assert ends(job) == ["failed requested 75", "failed requested 75", "finished finished 0"], said
     assert job.state["counts"]["preemptions"] == 2
+
+
+@pytest.mark.parametrize("code", [70, 71, 143])
+def test_a_rule_can_name_a_code_that_means_something_to_forge_alone(code, commands):
+    """Of a main it is refused: there the code is decided already."""
+    rules = f"resilience.requeue.rules=[{{exit_codes:[{code}]}}]"
+    job, said = run(commands, f'[ "$FORGE_ATTEMPT" != 1 ] || exit {code}', rules)
+    assert ends(job) == [f"failed failed {code}", "finished finished 0"], said
 
 
 RULES = (
@@ -356,6 +365,31 @@ def test_a_sweep_that_resumes_keeps_the_command_it_began_with(tmp_path):
         assert "resumes with the command that it was first started with" in again.stdout
         assert commands.run(*command, "resilience.resume=changed").returncode == 0
         assert (commands.job(0).directory / "ran").read_text() == "x1x1x2"
+
+
+PAGE_TRAIN = """
+import os, sys
+from pathlib import Path
+lock = Path(os.environ["FORGE_JOB_DIR"], "lock")
+print(sys.argv[1:])
+if os.environ["FORGE_ATTEMPT"] == "1":
+    lock.touch()
+sys.exit(3 if lock.exists() else 0)
+"""
+
+
+def test_the_config_of_the_page(tmp_path):
+    """Both of its blocks, in one file."""
+    text = "".join(readme.blocks("yaml", readme.DOCS / "how-to" / "any-command.md"))
+    with contextlib.closing(Commands(tmp_path / "project", text)) as commands:
+        (commands.folder / "conf.yaml").rename(commands.folder / "job.yaml")
+        (commands.folder / "train.py").write_text(PAGE_TRAIN)
+        done = commands.run("--config-name", "job", "-m", "lr=1e-3,1e-4")
+        assert done.returncode == 0, done.stdout
+        for number, rate in enumerate(("0.001", "0.0001")):
+            job = commands.job(number)
+            assert ends(job) == ["failed failed 3", "finished finished 0", "finished finished 0"]
+            assert f"['--lr={rate}', '--out={job.directory}']" in job.output
 
 
 WORDS = ["", " ", "a b", "'", '"', "\\", "\\'", "a\\", "\n", "${lr}", "\\${x}", "$(ls)", "`ls`"]

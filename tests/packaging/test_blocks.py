@@ -24,7 +24,9 @@ PAGES = [
     "README.md", "CONTRIBUTING.md",
     *(name for name in files() if name.startswith("docs/") and name.endswith(".md")),
 ]  # fmt: skip
-WRITTEN_BY_SPHINX = ("{toctree}", "{include}", "{eval-rst}", "{forge-reference}")
+WRITTEN_BY_SPHINX = (
+    *("{toctree}", "{include}", "{literalinclude}", "{eval-rst}", "{forge-reference}"),
+)
 ELSEWHERE = {
     ("README.md", "diff", 0): "test_docs.py::test_the_diff_of_the_examples_is_up_to_date",
     ("docs/tutorial.md", "python", 0): "test_wheel.py::test_the_readme_app_runs",
@@ -34,6 +36,8 @@ ELSEWHERE = {
     ("docs/how-to/submitit.md", "python", 0): "test_checkpointable_slurm.py::test_the_lines_of_the",
     ("docs/how-to/several-ranks.md", "python", 0): "test_typed_ranks.py::test_it_stops_and_goes_on",
     ("docs/how-to/several-ranks.md", "text", 0): "test_typed_ranks.py::test_it_stops_and_goes_on",
+    ("docs/how-to/any-command.md", "yaml", 0): "test_exec.py::test_the_config_of_the_page",
+    ("docs/how-to/any-command.md", "yaml", 1): "test_exec.py::test_the_config_of_the_page",
     ("docs/how-to/rehearse.md", "text", 0): "test_rehearse.py::test_a_script_that_keeps_state_out",
 }
 """(page, language, which of its blocks of that language) -> how the name of its test begins."""

@@ -18,7 +18,9 @@ def stopped(cluster, tmp_path_factory):
     """All awkward commands in one sweep, each told to leave once."""
     folder = tmp_path_factory.mktemp("commands") / "project"
     with contextlib.closing(SlurmCommands(cluster, folder)) as found:
-        sweep = found.start("--config-name", "conf", f"kind={','.join(QUICK)}")
+        sweep = found.start(
+            "--config-name", "conf", f"kind={','.join(QUICK)}", "resilience.shutdown.timeout_s=3"
+        )
         sweep.wait_for((forge_dir(found.sweep_dir) / "jobs.jsonl").exists, "jobs")
         for job in found.jobs().values():
             wait_ready(job, sweep)

@@ -116,7 +116,7 @@ CONF = f"""
     commands: {json.dumps(COMMANDS)}
     command: ${{commands.${{kind}}}}
     hydra: {{job: {{name: awkward}}}}
-    resilience: {{shutdown: {{timeout_s: 3}}}}
+    resilience: {{shutdown: {{timeout_s: 8}}}}
 """
 """All of them, by `kind`."""
 

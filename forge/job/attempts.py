@@ -1,35 +1,60 @@
-"""What each attempt of a command has printed: marks in the output of all, and a file for each.
+"""The attempts of a job: their numbers, and what each attempt of a command has printed.
 
-<job dir>/output.log             all of it, as it comes
+<job dir>/output.log             all of it, as it comes, with a mark where an attempt begins
 <job dir>/attempts/<n>.log       that of attempt n, once it is over; of rank 1 it is `<n>.log.1`
 <job dir>/.forge/logs.json       where in the output the last attempt begins
 
 The command writes to the output itself: no process of ours stands between, which could hold it up.
+A full disk costs the marks and the files for each, and ends no job.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from forge.filesystem.files import make_directory, open_file, write_all
-from forge.jobdir.job_files import OUTPUT, forge_dir, read_json, suffix, write_json
+from forge.filesystem.files import make_directory, open_file, read_if_there, write_all
+from forge.jobdir.job_files import OUTPUT, forge_dir, job_ledger, read_json, suffix, write_json
 
 _PLACE = "logs.json"
 _CHUNK = 2**20
 
 
-def begin(directory: Path, ranks: int, number: int) -> None:
-    """Mark where an attempt begins in what each rank prints; one that goes on has its mark.
+def next_number(directory: Path) -> int:
+    """The number of the next attempt, over all starts of the job."""
+    lines = read_if_there(job_ledger(directory)).splitlines()
+    return 1 + sum('"kind": "attempt"' in line for line in lines)
 
-    Raises:
-        OSError: A full disk; the marks may be missing.
-    """
+
+def begin(directory: Path, ranks: int, number: int) -> None:
+    """Mark where an attempt begins in what each rank prints; one that goes on has its mark."""
+    with _told():
+        _begin(directory, ranks, number)
+
+
+def keep(directory: Path) -> None:
+    """Put what the last attempt has printed into files of its own."""
+    with _told():
+        _keep(directory)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.write(2, f"forge: attempts have no logs of their own: {error}\n".encode())
+
+
+def _begin(directory: Path, ranks: int, number: int) -> None:
     before = read_json(forge_dir(directory) / _PLACE)
     if before is not None and before["attempt"] == number:
         return
-    keep(directory)
+    _keep(directory)
     files = [_output(directory, rank) for rank in range(ranks)]
     try:
         begins = [os.fstat(fd).st_size for fd in files]
@@ -44,12 +69,7 @@ def begin(directory: Path, ranks: int, number: int) -> None:
             os.close(fd)
 
 
-def keep(directory: Path) -> None:
-    """Put what the last attempt has printed into files of its own.
-
-    Raises:
-        OSError: A full disk; the next call tries again.
-    """
+def _keep(directory: Path) -> None:
     last = read_json(forge_dir(directory) / _PLACE)
     if last is None:
         return
