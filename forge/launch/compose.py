@@ -49,7 +49,7 @@ class ComposedJob:
     """sha256 of its config as it was composed."""
     written: dict[str, Any]
     """`identity.as_written` of it."""
-    command: list[str] | None = None
+    command: exec.Command | None = None
     """What it runs in place of a main."""
 
 

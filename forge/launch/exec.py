@@ -14,7 +14,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -98,7 +98,17 @@ def run(cfg: DictConfig) -> None:
         sys.exit(int(ExitCode.BAD_CONFIG))
 
 
-def command_of(cfg: DictConfig) -> list[str]:
+class Command(NamedTuple):
+    """What a job runs in place of a main."""
+
+    words: list[str]
+    environment: dict[str, str]
+    """`hydra.job.env_set`: Hydra would set it for a main."""
+    is_in_job_dir: bool
+    """`hydra.job.chdir`: whether it begins in the job's directory."""
+
+
+def command_of(cfg: DictConfig) -> Command:
     """The command of a job, by its composed config.
 
     Args:
@@ -134,7 +144,8 @@ def command_of(cfg: DictConfig) -> list[str]:
     words = [str(word) for word in found]
     _check_program(words[0], cfg)
     _check_policy(cfg)
-    return words
+    variables = {name: str(value) for name, value in cfg.hydra.job.env_set.items()}
+    return Command(words, variables, bool(cfg.hydra.job.chdir))
 
 
 def _check_policy(cfg: DictConfig) -> None:

@@ -24,6 +24,7 @@ from forge.filesystem.files import open_file
 from forge.jobdir import ledger
 from forge.jobdir.job_files import OUTPUT, STATE, forge_dir, job_ledger, read_json
 from forge.jobdir.plan import ExecPlan, JobPlan, RequeueLimits, read_earlier
+from forge.launch.exec import Command
 from forge.launch.progress.table import escape
 
 _TAIL_BYTES = 2**16
@@ -45,7 +46,7 @@ def make(
     composed: str,
     written: dict[str, Any],
     tasks: int = 1,
-    command: list[str] | None = None,
+    command: Command | None = None,
 ) -> JobPlan:
     """The plan of a job in its directory; what must not change is taken from an earlier one.
 
@@ -82,17 +83,20 @@ def make(
         requeue = replace(requeue, enabled=False, why_not=why)
     actions = {name: action.name for name, action in policy.signal.actions.items()}
     name = policy.signal.name
+    words, cwd = _main_by_name(directory), str(Path.cwd())
     if command is not None:
         name = policy.exec.signal
         if actions.get(name) != SignalAction.requeue.name:
             actions[name] = SignalAction.stop.name  # whatever it is for a main
+        words, cwd = command.words, str(directory) if command.is_in_job_dir else cwd
+        added |= command.environment
         if is_active and has_started and is_same and policy.resume is not Resume.changed:
-            command = _as_at_first(command, before.command, directory)
+            words = _as_at_first(words, before.command, directory)
     return JobPlan(
         overrides=overrides,
-        command=command or _main_by_name(directory),
+        command=words,
         exec=_exec_plan(policy.exec) if command is not None else None,
-        cwd=str(Path.cwd()),
+        cwd=cwd,
         environment=added,
         place=place,
         program=program,

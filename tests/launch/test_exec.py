@@ -352,6 +352,24 @@ def test_a_command_in_a_config_is_swept_over_and_no_shell_reads_it(tmp_path):
     assert said[1].startswith("0.0001|--name=a b|$HOME|1|")
 
 
+def test_hydra_s_own_words_for_a_job_s_environment_and_place_hold(commands):
+    """They are of the config, and nobody would look for them to mean mains alone."""
+    overrides = ("+hydra.job.env_set.NAME='a b'", "hydra.job.chdir=true")
+    job, said = run(commands, 'echo "$NAME in $PWD"', *overrides)
+    assert f"a b in {job.directory}" in job.output, said
+
+
+def test_each_rank_runs_the_command_and_has_its_own_logs(commands):
+    """As srun does with several tasks."""
+    script = 'echo "$RANK of $WORLD_SIZE"; [ "$FORGE_ATTEMPT" = 2 ] || exit 75'
+    job, said = run(commands, script, "hydra.launcher.tasks_per_job=2")
+    assert len(ends(job)) == 2, said
+    for number, end in enumerate(("", ".1")):
+        for attempt in (1, 2):
+            log = (job.directory / "attempts" / f"{attempt}.log{end}").read_text()
+            assert f"{number} of 2" in log
+
+
 def test_a_sweep_that_resumes_keeps_the_command_it_began_with(tmp_path):
     """What it has saved is that command's; a file that was edited since is another one's."""
     text = SWEPT.replace("printf", "bash, -c, 'printf x$0 >> $FORGE_JOB_DIR/ran; exit $1', 1, 1")

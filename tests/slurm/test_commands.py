@@ -1,39 +1,112 @@
-"""`forge exec` on a true cluster: Slurm signals every process, and forge nobody a second time."""
+"""`forge exec` on a true cluster: Slurm signals every process, and forge nobody a second time.
+
+All commands are one sweep: what takes long is Slurm.
+"""
 
 import contextlib
+import json
+import signal
 
 import pytest
 from cluster import wait_for
 from commands import COMMANDS, SlurmCommands, ends, wait_ready
 
 from forge.jobdir.job_files import forge_dir
+from forge.process import processes
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
-QUICK = [name for name in COMMANDS if name != "torchrun"]
+AWKWARD = {"cd": 0, "pipeline": -15, "wrapper": 0, "deaf": -9, "daemon": 0, "trap": 0}
+"""Each with what it exits with when it is told to leave."""
+KILLED = ("batch", "supervisor", "command")
+"""Jobs of which this process is killed."""
+MORE = {
+    **dict.fromkeys([*KILLED, "cancelled", "asked"], COMMANDS["trap"]),
+    "rule": ["bash", "-c", 'cat "$FORGE_JOB_DIR/recovered" || exit 3'],
+    "absent": ["no-such-program"],
+}
+RULES = (
+    "resilience.requeue.rules=[{exit_codes:[3],recover:[bash,-c,"
+    '\'echo "recovered from $FORGE_RETURN_CODE" > "$FORGE_JOB_DIR/recovered"\']}]'
+)
 
 
 @pytest.fixture(scope="module")
-def stopped(cluster, tmp_path_factory):
-    """All awkward commands in one sweep, each told to leave once."""
+def jobs(cluster, tmp_path_factory):
+    """All of them, each told to leave once, killed or cancelled; when they have ended."""
     folder = tmp_path_factory.mktemp("commands") / "project"
+    kinds = f"kind={','.join([*AWKWARD, *MORE])}"
     with contextlib.closing(SlurmCommands(cluster, folder)) as found:
-        sweep = found.start(
-            "--config-name", "conf", f"kind={','.join(QUICK)}", "resilience.shutdown.timeout_s=3"
+        path = folder / "conf.yaml"
+        path.write_text(
+            path.read_text().replace("commands: {", f"commands: {json.dumps(MORE)[:-1]}, ")
         )
+        timeout = "resilience.shutdown.timeout_s=3"
+        sweep = found.start("--config-name", "conf", kinds, timeout, RULES)
         sweep.wait_for((forge_dir(found.sweep_dir) / "jobs.jsonl").exists, "jobs")
-        for job in found.jobs().values():
-            wait_ready(job, sweep)
-            job.scancel("--signal=TERM")
-        assert sweep.wait() == 0, sweep.output
-        yield found.jobs()
+        jobs = found.jobs()
+        for name in (*AWKWARD, *KILLED, "cancelled", "asked"):
+            wait_ready(jobs[name], sweep)
+            (jobs[name].directory / "state").write_text("10\n")  # a save of its own, before
+        for name in (*AWKWARD, "asked"):
+            jobs[name].scancel(f"--signal={'TERM' if name in AWKWARD else 'USR1'}")
+        jobs["cancelled"].scancel()
+        pids = {
+            "batch": jobs["batch"].wrapper,
+            "supervisor": jobs["supervisor"].supervisor,
+            "command": processes.descendants(jobs["command"].supervisor)[0],
+        }
+        for pid in pids.values():
+            assert processes.send(pid, signal.SIGKILL)
+        assert sweep.wait() == 1, sweep.output  # one was cancelled, one not found
+        yield jobs
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_a_command_that_slurm_tells_to_leave_runs_again_and_nothing_is_left(name, stopped):
+@pytest.mark.parametrize("name", AWKWARD)
+def test_a_command_that_slurm_tells_to_leave_runs_again_and_nothing_is_left(name, jobs):
     """Its own processes hear Slurm themselves: what forge passed on would end a save."""
-    job = stopped[name]
-    code = {"cd": 0, "pipeline": -15, "wrapper": 0, "deaf": -9, "daemon": 0, "trap": 0}[name]
-    assert ends(job) == [f"terminated signalled {code}", "finished finished 0"], job.output
+    job = jobs[name]
+    assert ends(job) == [f"terminated signalled {AWKWARD[name]}", "finished finished 0"], job.output
     assert job.marked == []
     wait_for(lambda: job.shown["JobState"] == "COMPLETED", "end in Slurm's eyes")
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_whichever_process_is_killed_the_command_comes_to_its_end(name, jobs):
+    """It starts again from what it had saved; in the queue where nobody could report that it ran."""
+    job = jobs[name]
+    assert job.state["state"] == "finished", job.output
+    assert job.state["counts"]["failures"] == 1
+    assert (job.restarts, job.marked) == (int(name == "supervisor"), [])
+    steps = (job.directory / "steps.txt").read_text().split()
+    assert steps == [str(step) for step in range(1, 21)]
+
+
+def test_a_cancelled_command_is_not_run_again_whatever_it_exits_with(jobs):
+    """It saves, and exits 0; only the controller knows that it was no preemption."""
+    job = jobs["cancelled"]
+    assert ends(job) == ["terminated cancelled 0"], job.output
+    assert (job.state["state"], job.state["code"]) == ("terminated", 0)
+    wait_for(lambda: job.shown["JobState"] == "CANCELLED", "end in Slurm's eyes")
+
+
+def test_a_signal_that_asks_to_requeue_goes_through_the_queue(jobs):
+    """SIGUSR1 ends a script that has no trap for it; the policy says what it is for."""
+    job = jobs["asked"]
+    assert ends(job) == ["terminated requested -10", "finished finished 0"], job.output
+    assert job.restarts == 1
+
+
+def test_a_rule_s_recovery_command_runs_on_the_nodes_of_the_job(jobs):
+    """As a step of its own, before that of the next attempt."""
+    job = jobs["rule"]
+    assert ends(job) == ["failed failed 3", "finished finished 0", "finished finished 0"]
+    second = (job.directory / "attempts" / "2.log").read_text()
+    assert "recovered from 3" in second
+
+
+def test_a_command_that_the_nodes_do_not_know_is_told_in_its_log(jobs):
+    """The machine that submits cannot tell: modules and containers are the nodes' own."""
+    job = jobs["absent"]
+    assert ends(job) == ["failed failed 127"]
+    assert "no-such-program cannot be started" in job.output

@@ -29,7 +29,10 @@ SUMMARY_S = 600.0
 """Between two lines on how all jobs get on, where there is no table."""
 PATIENCE_S = 1.0
 """So long the last words wait for a reader."""
-_ORDER = (State.running, State.starting, State.stopping, State.stopped, State.queued)
+_ORDER = (
+    *(State.running, State.starting, State.stopping),
+    *(State.stopped, State.terminated, State.queued),
+)
 
 
 class Display:
