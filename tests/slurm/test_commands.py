@@ -73,7 +73,7 @@ def test_a_command_that_slurm_tells_to_leave_runs_again_and_nothing_is_left(name
 
 @pytest.mark.parametrize("name", KILLED)
 def test_whichever_process_is_killed_the_command_comes_to_its_end(name, jobs):
-    """It starts again from what it had saved; in the queue where nobody could report that it ran."""
+    """It starts again from what it had saved; in the queue where nobody reported that it ran."""
     job = jobs[name]
     assert job.state["state"] == "finished", job.output
     assert job.state["counts"]["failures"] == 1
