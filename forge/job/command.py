@@ -22,6 +22,8 @@ from forge.process import processes
 
 _BEGINNING_S = 1.0
 """Slurm signals every process by itself, but perhaps not one that began while it did."""
+_LATE_S = 1.0
+"""And one after the other: the command may be gone of a signal that has not come to us yet."""
 
 
 @dataclass
@@ -34,6 +36,8 @@ class CommandSupervisor(Supervisor):
     _stops: list[str] = field(default_factory=list)
     """Signals that told the command to leave, each once."""
     _began: float = 0.0
+    _ended: float | None = None
+    """When the command itself had, by the monotonic clock."""
 
     margin_s: ClassVar[float] = 0.0
 
@@ -89,7 +93,10 @@ class CommandSupervisor(Supervisor):
     def _has_ended(self) -> bool:
         if not super()._has_ended():
             return False
-        if not (self._stops and self.plan.is_group_signalled):
+        now, is_others = time.monotonic(), self.is_signalled_by_others
+        self._ended = now if self._ended is None else self._ended
+        is_told = bool(self._stops) or (is_others and now - self._ended < _LATE_S)
+        if not is_told or not (self.plan.is_group_signalled or is_others):
             return True
         try:
             os.killpg(self._task, 0)  # somebody is left in it

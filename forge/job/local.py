@@ -222,7 +222,7 @@ class LocalJob(Job):
         if self._is_command:
             stops = number in (signal.SIGINT, signal.SIGTERM)
             number = signal.Signals[f"SIG{self.plan.signal}"] if stops else number
-            for pid in self._ranks:
+            for pid in set(self._ranks) - self._statuses.keys():
                 processes.send(pid, number)
             return
         for pid in processes.descendants():

@@ -128,7 +128,8 @@ class SlurmJob(Job):
             sys.exit(int(ExitCode.REQUEUE))
         has_ended = state["state"] in ENDED
         if has_ended and is_same_start:  # it had ended, and then its wrapper was killed
-            sys.exit(Outcome(state["code"], is_command=True, asked=Reason.cancelled).exit_code)
+            code = state["code"] or ExitCode.TERMINATED  # 0: of a command that was told to leave
+            sys.exit(int(code) if code >= 0 else 128 - code)
         if has_ended and "unrequeued" not in state:
             self.counts.best_step = self._saved_step()
             return None  # requeued by hand: another chance
