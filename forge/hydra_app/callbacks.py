@@ -35,7 +35,6 @@ _Hook = Callable[..., None]
 
 default_launcher: str | None = None
 """The class of the launcher where the config chooses none; None: Hydra's own."""
-_HYDRAS = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 
 
 def _guarded(hook: _Hook) -> _Hook:
@@ -83,8 +82,9 @@ class JobConfig(Callback):
             _refuse(
                 "A rehearsal is of one job: leave out -m (and hydra/launcher) from its command."
             )
-        if default_launcher is not None and config.hydra.launcher._target_ == _HYDRAS:
-            with read_write(config), open_dict(config):
+        is_hydras = config.hydra.launcher._target_.endswith(".BasicLauncher")
+        if default_launcher is not None and is_hydras:
+            with read_write(config.hydra), open_dict(config.hydra):
                 config.hydra.launcher = {"_target_": default_launcher}
 
     @_guarded

@@ -28,6 +28,7 @@ _LINE = "command_line"
 """Key of the config for the words after `--`; `command` is the user's."""
 _WITHOUT_JOBS = ("-m", "--multirun", "--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help")
 _NAMING = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
+_PLACES = ("--config-path", "-cp")
 _WITH_VALUE = (*_NAMING, "--cfg", "-c", "--package", "-p")
 _USAGE = """\
 usage: forge exec [overrides] -- COMMAND…
@@ -64,13 +65,22 @@ def main(arguments: list[str]) -> int:
 
 
 def _separated(typed: list[str]) -> tuple[list[str], list[str]]:
-    """(options, overrides): Hydra takes no overrides on both sides of an option."""
+    """(options, overrides): Hydra takes no overrides on both sides of an option.
+
+    It would look for a relative --config-path beside this file.
+    """
     options: list[str] = []
     overrides: list[str] = []
-    is_value = False
+    before = ""
     for word in typed:
-        (options if is_value or word.startswith("-") else overrides).append(word)
-        is_value = word in _WITH_VALUE
+        name, _, value = word.partition("=")
+        if before in _PLACES:
+            word = os.path.abspath(word)
+        elif name in _PLACES and value:
+            word = f"{name}={os.path.abspath(value)}"
+        is_option = word.startswith("-") or before in _WITH_VALUE
+        (options if is_option else overrides).append(word)
+        before = word
     return options, overrides
 
 
