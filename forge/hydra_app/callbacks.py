@@ -33,8 +33,8 @@ from forge.shutdown import stopping
 
 _Hook = Callable[..., None]
 
-default_launcher: str | None = None
-"""The class of the launcher where the config chooses none; None: Hydra's own."""
+if_no_launcher: list[str] = []
+"""The program to become where the config chooses no launcher; empty: Hydra's own is right."""
 
 
 def _guarded(hook: _Hook) -> _Hook:
@@ -82,10 +82,8 @@ class JobConfig(Callback):
             _refuse(
                 "A rehearsal is of one job: leave out -m (and hydra/launcher) from its command."
             )
-        is_hydras = config.hydra.launcher._target_.endswith(".BasicLauncher")
-        if default_launcher is not None and is_hydras:
-            with read_write(config.hydra), open_dict(config.hydra):
-                config.hydra.launcher = {"_target_": default_launcher}
+        if if_no_launcher and config.hydra.launcher._target_.endswith(".BasicLauncher"):
+            os.execv(if_no_launcher[0], if_no_launcher)  # Hydra lets nobody change its choice
 
     @_guarded
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:

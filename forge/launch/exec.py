@@ -57,10 +57,13 @@ def main(arguments: list[str]) -> int:
         options.insert(0, "-m")
     given = [*options, *overrides]
     # As if the program were `forge exec`: from these two the command that resumes is made.
-    count = len(sys.argv) - 1
-    sys.orig_argv[len(sys.orig_argv) - count :] = ["exec", *given]
+    program = [*sys.orig_argv[: 1 - len(sys.argv)], "exec"]
+    sys.orig_argv[:] = [*program, *given]
     sys.argv[1:] = given
-    callbacks.default_launcher = "hydra_plugins.forge_launcher.local.LocalLauncher"
+    callbacks.if_no_launcher = [
+        *(sys.executable, *program[1:]),
+        *(*options, "hydra/launcher=local", *overrides),
+    ]
     return _run(given)
 
 

@@ -142,6 +142,6 @@ def test_any_directory_is_read_back_by_hydra_from_the_command_and_from_the_scrip
     )
     by_script = [*shell.stdout.splitlines(), *[None] * len(names)]
     for name, quoted in zip(names, by_script, strict=False):
-        for one in filter(None, [job_dir._hydra_quoted(name), quoted]):
+        for one in filter(None, [job_dir.hydra_quoted(name), quoted]):
             value = parser.parse_override(f"k={one}").value()
             assert OmegaConf.create({"k": str(value)}).k == name

@@ -17,6 +17,7 @@ from commands import COMMANDS, Commands, ends, wait_ready
 from harness import until
 
 from forge.errors import ExitCode
+from forge.jobdir.job_dir import hydra_quoted
 from forge.process import processes
 
 QUICK = [name for name in COMMANDS if name != "torchrun"]
@@ -350,6 +351,21 @@ def test_a_command_in_a_config_is_swept_over_and_no_shell_reads_it(tmp_path):
         said = [commands.job(n).output.splitlines()[1] for n in (0, 1)]
     assert said[0].startswith("0.001|--name=a b|$HOME|0|")
     assert said[1].startswith("0.0001|--name=a b|$HOME|1|")
+
+
+@pytest.mark.parametrize(
+    ("given", "jobs"), [(["--config-name", "conf", "lr=1,2"], 2), (["--", "echo", "1"], 1)]
+)
+def test_without_a_launcher_it_is_the_local_one(given, jobs, tmp_path):
+    """Hydra's own would run the jobs under no policy, one after the other."""
+    with contextlib.closing(Commands(tmp_path / "project", SWEPT)) as commands:
+        place = f"hydra.sweep.dir={hydra_quoted(str(commands.sweep_dir))}"
+        command = [sys.executable, "-m", "forge", "exec", place, *given]
+        both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        done = subprocess.run(command, cwd=commands.folder, text=True, timeout=100, **both)
+        assert done.returncode == 0, done.stdout
+        for number in range(jobs):
+            assert commands.job(number).state["state"] == "finished"
 
 
 def test_hydra_s_own_words_for_a_job_s_environment_and_place_hold(commands):
