@@ -30,6 +30,12 @@ _WITHOUT_JOBS = ("-m", "--multirun", "--cfg", "-c", "--info", "-i", "--help", "-
 _NAMING = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
 _PLACES = ("--config-path", "-cp")
 _WITH_VALUE = (*_NAMING, "--cfg", "-c", "--package", "-p")
+_CONFIG = "forge_exec"
+_WITHOUT_CONFIG = {
+    "defaults": [{"resilience": "default"}, {"override hydra/launcher": "local"}, "_self_"],
+    "command": None,
+}
+"""The config where none is named: the command comes after `--`."""
 _USAGE = """\
 usage: forge exec [overrides] -- COMMAND…
        forge exec --config-name NAME [-m] [overrides]
@@ -89,11 +95,14 @@ def _separated(typed: list[str]) -> tuple[list[str], list[str]]:
 
 def _run(given: list[str]) -> int:
     import hydra
+    from hydra.core.config_store import ConfigStore
 
+    # Not a file of `conf`: every app's --help would list it.
+    ConfigStore.instance().store(_CONFIG, _WITHOUT_CONFIG, provider="forge")
     version = {"version_base": None} if hydra.__version__ < "1.4" else {}
     has_config = any(one.partition("=")[0] in _NAMING for one in given)
     place = os.getcwd() if has_config else None
-    hydra.main(**version, config_path=place, config_name="forge/exec")(run)()
+    hydra.main(**version, config_path=place, config_name=_CONFIG)(run)()
     return 0
 
 
