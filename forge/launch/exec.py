@@ -13,7 +13,6 @@ import os
 import shlex
 import shutil
 import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -198,17 +197,15 @@ def _check_program(name: str, cfg: DictConfig) -> None:
         return
     if shutil.which(name) is not None:
         return
-    path = Path(name)
-    if os.sep in name and path.is_file():
+    if os.sep in name and os.path.isfile(name):
         raise _problem(
-            f"`command[0]={name}`: expected a program, found a file that must not be executed."
+            f"`command[0]={name}`: expected a program, found a file that is not executable."
             f" `chmod +x {shlex.quote(name)}`, or name what reads it: `[bash, {name}]`."
         )
-    where = str(Path.cwd()) if os.sep in name and not path.is_absolute() else ""
-    where = where or ("PATH" if os.sep not in name else str(path.parent))
+    where = f"in {os.getcwd()}" if os.sep in name else "in PATH"
     raise _problem(
-        f"`command[0]={name}`: expected a program, found none of that name in {where}. Correct it,"
-        " or give its whole path."
+        f"`command[0]={name}`: expected a program, found none of that name {where}. Correct it, or"
+        " give its whole path."
     )
 
 

@@ -454,7 +454,7 @@ BAD = {
     "command: ['???']": ["`command`: expected a value for each `???`"],
     "command: ['${nowhere}']": ["`command`: cannot be resolved", "nowhere"],
     "command: [no-such-program]": ["`command[0]=no-such-program`", "found none", "in PATH"],
-    "command: [./conf.yaml]": ["`command[0]=./conf.yaml`", "must not be executed", "chmod +x"],
+    "command: [./conf.yaml]": ["`command[0]=./conf.yaml`", "not executable", "chmod +x"],
     "command: [./nowhere]": ["`command[0]=./nowhere`", "found none", "whole path"],
 }
 
