@@ -108,6 +108,11 @@ class CommandSupervisor(Supervisor):
         self._drain_signals()  # of a stop that the command has acted on before we could
         return {"stops": self._stops}
 
+    def _unreported(self, code: int) -> int:
+        """0 alone would say that it has finished."""
+        is_end = not self._stops or self.plan.is_zero_finished
+        return code if code or is_end else -signal.SIGTERM
+
 
 def supervisor_of(
     directory: Path,

@@ -105,13 +105,19 @@ class Supervisor:
         killed = memory.oom_kills()
         if killed_before is not None and killed is not None and killed > killed_before:
             report["oom_kills"] = killed - killed_before
-        with contextlib.suppress(OSError):  # a full disk: our exit code says most of it
+        try:
             write_json(self.report, report)
+        except OSError:  # a full disk: our exit code says most of it
+            code = self._unreported(code)
         return code if code >= 0 else 128 - code
 
     def _more(self) -> dict[str, Any]:
         """What else is to be told of the end."""
         return {}
+
+    def _unreported(self, code: int) -> int:
+        """The task's exit code, where that is all that can be told of its end."""
+        return code
 
     def _early(self) -> list[int]:
         """Signals that somebody wrote down before we could hear them."""

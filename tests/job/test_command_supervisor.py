@@ -17,12 +17,12 @@ from pathlib import Path
 from forge.job import command
 from forge.jobdir.plan import ExecPlan
 
-folder, script, is_old = sys.argv[1:]
+folder, script, is_old, place = sys.argv[1:]
 command._LATE_S = 600.0
 command._BEGINNING_S = 0.0 if is_old == "old" else 600.0
 out = os.open(f"{folder}/out.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
 actions = {"TERM": "stop", "USR1": "requeue"}
-report = Path(folder, "report.json")
+report = Path(folder, place, "report.json")
 found = command.CommandSupervisor(
     ["bash", "-c", script], dict(os.environ), out, actions, 60.0, report, os.getppid(), folder
 )
@@ -33,9 +33,10 @@ sys.exit(found.run())
 
 @pytest.fixture
 def supervised(tmp_path):
-    def start(script, age="old"):
+    def start(script, age="old", place="."):
         process = Popen(
-            [sys.executable, "-c", STARTER, str(tmp_path), script, age], start_new_session=True
+            [sys.executable, "-c", STARTER, str(tmp_path), script, age, place],
+            start_new_session=True,
         )
         wait_for((tmp_path / "ready").exists, process, "command that is ready")
         return process, processes.descendants(process.pid)[0]
@@ -82,3 +83,11 @@ def test_a_shell_that_is_gone_before_the_signal_has_come_to_us_leaves_its_group_
     assert process.wait(60) == 128 + signal.SIGTERM
     assert (tmp_path / "saved").exists()
     assert report(tmp_path)["stops"] == ["TERM"]
+
+
+def test_exit_code_0_after_a_signal_is_not_told_as_one_where_nothing_else_can_be(supervised):
+    """On a full disk the supervisor has only its own exit code; a training would be lost by 0."""
+    script = "trap 'exit 0' TERM; touch ready; while true; do sleep 0.05; done"
+    process, _ = supervised(script, "young", "nowhere")
+    processes.send(process.pid, signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
