@@ -96,6 +96,12 @@ class Outcome:
         return "stopped" if self.reason in stops else "failed"
 
     @property
+    def ended_as(self) -> str:
+        """The state of the attempt: that of its job, unless a command asks to be run again."""
+        is_asking = self.is_command and self.asked is None and self.code == ExitCode.REQUEUE
+        return "checkpointed" if is_asking else self.state
+
+    @property
     def exit_code(self) -> int:
         """The code that the job's own process ends with: 0 only where it is finished."""
         code = self.code if self.code >= 0 else 128 - self.code

@@ -290,7 +290,7 @@ class Job(ABC):
         self._took_s = time.monotonic() - began
         if self.plan.exec is not None:
             how = "" if outcome.is_finished else f": {outcome}"
-            self._print(f"attempt {self._number} {outcome.state}{how}")
+            self._print(f"attempt {self._number} {outcome.ended_as}{how}")
         return outcome
 
     def _stage(self, began: float) -> Outcome:
@@ -311,7 +311,7 @@ class Job(ABC):
         processes.kill_descendants()  # orphans of a supervisor that was killed
         self._end_strays()
         outcome = self._outcome(status)
-        said = {"reason": outcome.reason.name, "state": outcome.state, "text": str(outcome)}
+        said = {"reason": outcome.reason.name, "state": outcome.ended_as, "text": str(outcome)}
         self._record("end", code=outcome.code, **said)
         return outcome
 

@@ -170,7 +170,11 @@ def test_exit_code_75_asks_to_be_run_again(commands):
     """As everywhere: it has saved, and is not finished."""
     script = '[ "$FORGE_ATTEMPT" = 3 ] || exit 75'
     job, said = run(commands, script)
-    assert ends(job) == ["failed requested 75", "failed requested 75", "finished finished 0"], said
+    assert ends(job) == [
+        "checkpointed requested 75",
+        "checkpointed requested 75",
+        "finished finished 0",
+    ], said
     assert job.state["counts"]["preemptions"] == 2
 
 
