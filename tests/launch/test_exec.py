@@ -474,6 +474,23 @@ def test_a_command_that_cannot_be_run_is_told_by_its_key(text, tmp_path):
     assert [part for part in BAD[text] if part not in said] == [], said
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("exec.signal=KILL", "`resilience.exec.signal=KILL`: unknown signal. It can be TERM,"),
+        ("exec.signal_to=all", "`resilience.exec.signal_to=all`: expected group | leader"),
+        ("exec.zero_after_signal=0", "expected requeue | finished"),
+        ("requeue.rules=[{exit_codes:[75]}]", "75 already has a meaning (asks to be run again)"),
+        ("requeue.rules=[{exit_codes:[3],recover:x}]", "expected a list of {exit_codes: [1, …]"),
+    ],
+)
+def test_a_policy_that_no_command_could_follow_is_told(override, said, commands):
+    """With its key, before anything is started."""
+    done = commands.run(f"resilience.{override}", "--", "echo")
+    assert done.returncode == ExitCode.BAD_CONFIG
+    assert said in done.stdout
+
+
 def test_a_command_twice_is_told(tmp_path):
     """One of the two would be dropped without a word."""
     conf = "defaults: [{resilience: default}, _self_]\ncommand: [echo, a]\n"
