@@ -69,6 +69,9 @@ class Group(Protocol):
     def lost(self, timeout_s: float) -> str:
         """Why the ranks can no longer agree, once they cannot; empty where that does not come."""
 
+    def when_lost(self, act: Callable[[], None]) -> None:
+        """Call it once they cannot, from any thread: the main thread may stand in a collective."""
+
     def close(self, timeout_s: float) -> None:
         """Leave the group, all ranks together where they come in time."""
 
@@ -116,6 +119,9 @@ class Solo:
     def lost(self, timeout_s: float) -> str:
         """See `Group.lost`."""
         return ""
+
+    def when_lost(self, act: Callable[[], None]) -> None:
+        """See `Group.when_lost`."""
 
     def close(self, timeout_s: float) -> None:
         """See `Group.close`."""

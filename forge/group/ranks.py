@@ -78,6 +78,7 @@ class Ranks:
         self._changed = threading.Condition()
         self._lost = ""
         """Why they can no longer agree."""
+        self._when_lost: Callable[[], object] = bool
         self._is_closed = False
         here = socket.gethostname()
         found: list[Any] = []
@@ -190,7 +191,15 @@ class Ranks:
         with self._changed:
             if not self._is_closed:
                 self._lost = self._lost or text
+                self._when_lost()
             self._changed.notify_all()
+
+    def when_lost(self, act: Callable[[], None]) -> None:
+        """See `Group.when_lost`."""
+        with self._changed:
+            self._when_lost = act
+            if self._lost:
+                act()
 
     def lost(self, timeout_s: float) -> str:
         """See `Group.lost`."""

@@ -123,6 +123,8 @@ class Session:
         self.metrics = self._directory.metrics
         try:
             self._handler = stopping.install(self._policy, forge_dir(job))
+            # gloo may leave a rank in its collective though all others are gone.
+            self._group.when_lost(self._handler.begin_deadline)
             self._heed_torchrun()
             stopping.hold_interrupts(is_held=True)
             with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():

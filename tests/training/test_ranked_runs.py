@@ -70,6 +70,15 @@ def test_a_rank_that_fails_ends_the_others(undisturbed, tmp_path):
     job.assert_same_run(undisturbed)
 
 
+def test_no_rank_outlives_another_for_long_wherever_it_stands(tmp_path):
+    """It may stand in a collective that no error ends; a launcher is not always above it."""
+    policy = {"shutdown": {"timeout_s": 2}}
+    spec = {"signal": [[6, 1]], "how": "SIGKILL", "stuck": [[6, 0]], "policy": policy}
+    job = RankedJob(tmp_path, 2, n=STEPS, **spec)
+    assert job.run() == [70, -9], job.output
+    assert "forced exit with code 70; the stacks of all threads are in" in job.output
+
+
 def test_a_bad_loss_on_one_rank_is_bad_for_all(tmp_path):
     """All leave the update out, or their weights would part."""
     whole = RankedJob(tmp_path / "whole", 2, n=STEPS, nan=[[9, 1]])

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -113,6 +114,8 @@ with forge.Run(policy | spec.get("policy", {}), model=model, optimizer=optimizer
         if marked("exception", step):
             raise RuntimeError("planted")
         time.sleep(spec.get("pause_s", 0.0))
+        if marked("stuck", step):
+            threading.Event().wait()
         loss = (model(inputs) - targets).square().mean()
         if [step, rank] in spec.get("nan", []) or marked("nan_once", step):
             loss = loss * float("nan")
