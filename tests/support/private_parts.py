@@ -15,8 +15,8 @@ from pathlib import Path
 
 from repository import modules
 
-DOCUMENTED = {"_exit", "_asdict", "_fields", "_make", "_replace", "_typeshed", "_target_"}
-"""Of `os`, of namedtuples, typeshed's own module, and a key of Hydra's: see their documentation."""
+DOCUMENTED = {"_exit", "_asdict", "_fields", "_make", "_replace", "_typeshed", "_target_", "_self_"}
+"""Of `os`, of namedtuples, typeshed's own module, and keys of Hydra's: see their documentation."""
 _PRIVATE = re.compile(r"_[A-Za-z]\w*")
 
 
