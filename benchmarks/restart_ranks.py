@@ -57,6 +57,10 @@ def train(wrapped):
 
     def loss_of(step):
         time.sleep(0.01)
+        struck = folder / "struck"
+        if (rank, step) == STRIKE and not struck.exists():
+            struck.write_text(str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
         loss = (model(data[step, rank]) - 1).square().mean()
         loss.backward()
         return loss
@@ -65,10 +69,6 @@ def train(wrapped):
         line = {"pid": os.getpid(), "step": step, "time": time.time(), "began": began}
         notes.write(json.dumps(line) + "\\n")
         notes.flush()
-        struck = folder / "struck"
-        if (rank, step) == STRIKE and not struck.exists():
-            struck.write_text(str(time.time()))
-            os.kill(os.getpid(), signal.SIGKILL)
 
     wrapped(rank, model, optimizer, loss_of, note)
     dist.destroy_process_group()
