@@ -84,7 +84,8 @@ class CommandSupervisor(Supervisor):
         self._stop(name, self.timeout_s or ORPHANED_S)
 
     def _pass_on(self, number: int, pids: list[int]) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has ended
+        # It has ended; or has become somebody else's, as of sudo, and cannot be signalled.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             if self.plan.is_group_signalled:
                 os.killpg(self._task, number)
             elif self._status is None:
@@ -100,7 +101,7 @@ class CommandSupervisor(Supervisor):
             return True
         try:
             os.killpg(self._task, 0)  # somebody is left in it
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):
             return True
         return False
 

@@ -34,6 +34,8 @@ class Outcome:
     """The same, for people; it may say more."""
     is_command: bool = False
     """Whether it knows nothing of forge: of its exit codes only 0 and 75 have a meaning."""
+    is_recovery: bool = False
+    """Whether it was a rule's recovery command, and the job's own has not run."""
     oom_kills: int = 0
     """Processes that were killed for memory meanwhile, by the count of the job's cgroup."""
 
@@ -53,7 +55,8 @@ class Outcome:
         if stops and not (code == ExitCode.FINISHED and how is not None and how.is_zero_finished):
             is_requeue = actions.get(stops[0]) == "requeue"
             asked = Reason.requested if is_requeue else Reason.signalled
-        return cls(code, asked, is_command=True, oom_kills=report.get("oom_kills", 0))
+        killed = report.get("oom_kills", 0)
+        return cls(code, asked, is_command=True, is_recovery=how is None, oom_kills=killed)
 
     @property
     def is_finished(self) -> bool:
@@ -109,6 +112,10 @@ class Outcome:
 
     def __str__(self) -> str:
         """In a few words, for people."""
+        whose = "the rule's recovery command: " if self.is_recovery else ""
+        return whose + self._ending()
+
+    def _ending(self) -> str:
         if self.is_held:
             return "did not react to a signal, and was killed"
         if self.asked is None and self.is_supervisor_lost:
@@ -232,7 +239,8 @@ def decide(
         return Decision(starts_again=False, because=what)
     budgets = _BUDGETS | (_ELSEWHERE if limits.has_other_nodes else {})
     counter, budget = budgets.get(outcome.reason, ("", ""))
-    rule = None if counter else _rule_for(outcome.code, limits)
+    is_ruled = not counter and counts.recovery is None  # rules are for what they recover
+    rule = _rule_for(outcome.code, limits) if is_ruled else None
     if not counter and rule is None:
         return Decision(starts_again=False, because=what)
     if limits.is_up_to_site and outcome.reason in (Reason.preempted, Reason.node_failed):
@@ -250,7 +258,7 @@ def decide(
             key = f"resilience.requeue.rules[{rule}].max_restarts"
             return Decision(starts_again=False, because=f"{what}; given up: `{key}={most}`")
         counts.by_rule[str(rule)] = used + 1
-        if limits.rules[rule].recover and counts.recovery is None:
+        if limits.rules[rule].recover:
             counts.recovery = {"rule": rule, "code": outcome.code}
     else:
         used, most = getattr(counts, counter), getattr(limits, budget.partition(".")[2])

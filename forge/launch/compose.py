@@ -18,7 +18,7 @@ from forge import messages
 from forge.config.schema import Policy
 from forge.errors import ConfigError, FrozenConfigError
 from forge.filesystem.foreign import is_ours
-from forge.hydra_app import frozen
+from forge.hydra_app import frozen, hints
 from forge.hydra_app.job_policy import policy_of
 from forge.jobdir import identity, job_dir
 from forge.jobdir.job_files import STATE, forge_dir
@@ -82,6 +82,7 @@ def compose(
         shown = [one for one in filter_overrides(overrides) if one not in common]
         label = " ".join(shown)
         try:
+            hints.composition_succeeded()
             _set_number(cfg, number)
             place = place or Place(number, str(cfg.hydra.sweep.subdir), tuple(sorted(overrides)))
             text = _shown(cfg)

@@ -29,6 +29,7 @@ _WITHOUT_JOBS = ("-m", "--multirun", "--cfg", "-c", "--info", "-i", "--help", "-
 _NAMING = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
 _PLACES = ("--config-path", "-cp")
 _WITH_VALUE = (*_NAMING, "--cfg", "-c", "--package", "-p")
+_OPTION = "hydra.launcher."
 _CONFIG = "forge_exec"
 _WITHOUT_CONFIG = {
     "defaults": [{"resilience": "default"}, {"override hydra/launcher": "local"}, "_self_"],
@@ -51,6 +52,13 @@ def main(arguments: list[str]) -> int:
     if arguments in (["-h"], ["--help"]):
         sys.stdout.write(_USAGE)
         return 0
+    if any("\udc80" <= letter <= "\udcff" for word in arguments for letter in word):
+        messages.say(
+            "a word of the command is no UTF-8, which configs and overrides are. Name it in a"
+            " script, and run that.",
+            logging.ERROR,
+        )
+        return int(ExitCode.BAD_CONFIG)
     has_line = "--" in arguments
     typed = arguments[: arguments.index("--")] if has_line else arguments
     options, overrides = _separated(typed)
@@ -64,11 +72,12 @@ def main(arguments: list[str]) -> int:
     # As if the program were `forge exec`: from these two the command that resumes is made.
     program = [*sys.orig_argv[: 1 - len(sys.argv)], "exec"]
     sys.orig_argv[:] = [*program, *given]
-    sys.argv[1:] = given
     callbacks.if_no_launcher = [
         *(sys.executable, *program[1:]),
         *(*options, "hydra/launcher=local", *overrides),
     ]
+    # Of the launcher that is still to be added: Hydra's own has no such keys.
+    sys.argv[1:] = [f"++{one}" if one.startswith(_OPTION) else one for one in given]
     return _run(given)
 
 
@@ -178,10 +187,11 @@ def _check_policy(cfg: DictConfig) -> None:
 
 
 def _value(cfg: DictConfig, key: str) -> Any:
+    is_open = key != _LINE  # there ??? is a word like any other
     try:
-        value = OmegaConf.select(cfg, key, throw_on_missing=True)
+        value = OmegaConf.select(cfg, key, throw_on_missing=is_open)
         if isinstance(value, (ListConfig, DictConfig)):
-            value = OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+            value = OmegaConf.to_container(value, resolve=True, throw_on_missing=is_open)
     except MissingMandatoryValue:
         raise _problem(f"`{key}`: expected a value for each `???`, found none.") from None
     except OmegaConfBaseException as error:
@@ -195,6 +205,11 @@ def _check_program(name: str, cfg: DictConfig) -> None:
     is_elsewhere = ".slurm." in str(launcher.get("_target_"))
     if is_elsewhere and (launcher.get("python") or os.sep not in name):
         return
+    if cfg.hydra.job.chdir and os.sep in name and not os.path.isabs(name):
+        raise _problem(
+            f"`command[0]={name}`: expected a whole path, since the command begins in the job's"
+            f" directory (`hydra.job.chdir=true`). Give {os.path.abspath(name)}."
+        )
     if shutil.which(name) is not None:
         return
     if os.sep in name and os.path.isfile(name):
@@ -202,7 +217,9 @@ def _check_program(name: str, cfg: DictConfig) -> None:
             f"`command[0]={name}`: expected a program, found a file that is not executable."
             f" `chmod +x {shlex.quote(name)}`, or name what reads it: `[bash, {name}]`."
         )
-    where = f"in {os.getcwd()}" if os.sep in name else "in PATH"
+    where = "in PATH"
+    if os.sep in name:
+        where = "there" if os.path.isabs(name) else f"in {os.getcwd()}"
     raise _problem(
         f"`command[0]={name}`: expected a program, found none of that name {where}. Correct it, or"
         " give its whole path."

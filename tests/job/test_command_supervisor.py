@@ -48,6 +48,21 @@ def report(folder):
     return json.loads((folder / "report.json").read_text())
 
 
+def test_a_command_that_is_somebody_else_s_has_its_own_end(tmp_path):
+    """As `sudo` is: nobody here can signal it, and its exit code is what counts."""
+    denied = "def denied(*_):\n    raise PermissionError\nos.killpg = denied\n"
+    starter = STARTER.replace("found.is_signalled_by_others = True", denied)
+    script = "touch ready; while [ ! -e go ]; do sleep 0.05; done; exit 7"
+    process = Popen(
+        [sys.executable, "-c", starter, str(tmp_path), script, "old", "."], start_new_session=True
+    )
+    wait_for((tmp_path / "ready").exists, process, "command that is ready")
+    processes.send(process.pid, signal.SIGTERM)
+    (tmp_path / "go").touch()
+    assert process.wait(60) == 7
+    assert report(tmp_path)["code"] == 7
+
+
 def test_what_slurm_signals_itself_is_not_passed_on(supervised, tmp_path):
     """A second one would end what the first one's trap has started: the save."""
     script = "trap 'touch heard' TERM; touch ready; while [ ! -e go ]; do sleep 0.05; done"

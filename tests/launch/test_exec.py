@@ -212,11 +212,13 @@ def test_a_rule_has_its_own_budget(commands):
     assert "rules[0]" in said
 
 
-def test_a_recovery_that_fails_ends_the_job_with_its_code(commands):
-    """The command must not run on what could not be repaired."""
-    rules = "resilience.requeue.rules=[{exit_codes:[3],recover:[bash,-c,'exit 9']}]"
+@pytest.mark.parametrize("code", [9, 3])
+def test_a_recovery_that_fails_ends_the_job_with_its_code(code, commands):
+    """The command must not run on what could not be repaired; the rule is not for itself."""
+    rules = f"resilience.requeue.rules=[{{exit_codes:[3],recover:[bash,-c,'exit {code}']}}]"
     job, _ = run(commands, 'echo x >> "$FORGE_JOB_DIR/runs"; exit 3', rules)
-    assert (job.state["state"], job.state["code"]) == ("failed", 9)
+    assert (job.state["state"], job.state["code"]) == ("failed", code)
+    assert job.state["because"] == f"the rule's recovery command: exit code {code}"
     assert (job.directory / "runs").read_text() == "x\n"
 
 
@@ -357,8 +359,12 @@ def test_a_command_in_a_config_is_swept_over_and_no_shell_reads_it(tmp_path):
     assert said[1].startswith("0.0001|--name=a b|$HOME|1|")
 
 
+OF_LAUNCHER = ["--config-name", "conf", "lr=1,2", "hydra.launcher.n_jobs=1"]
+
+
 @pytest.mark.parametrize(
-    ("given", "jobs"), [(["--config-name", "conf", "lr=1,2"], 2), (["--", "echo", "1"], 1)]
+    ("given", "jobs"),
+    [(["--config-name", "conf", "lr=1,2"], 2), (["--", "echo", "1"], 1), (OF_LAUNCHER, 2)],
 )
 def test_without_a_launcher_it_is_the_local_one(given, jobs, tmp_path):
     """Hydra's own would run the jobs under no policy, one after the other."""
@@ -434,6 +440,9 @@ WORDS = ["", " ", "a b", "'", '"', "\\", "\\'", "a\\", "\n", "${lr}", "\\${x}", 
 WORDS += ["1", "1e3", "true", "null", "[a,b]", "{a:b}", "a,b", "a=b", "--x=1", "é", "%", "-", "--"]
 
 
+WORDS += ["???", "hydra/launcher=slurm", "-m"]
+
+
 def test_the_words_after_the_dashes_come_to_the_command_as_they_are(commands):
     """Hydra would read most of these in a way of its own."""
     script = "import os, sys; open(os.environ['FORGE_JOB_DIR'] + '/w', 'w').write(repr(sys.argv))"
@@ -460,6 +469,11 @@ BAD = {
     "command: [no-such-program]": ["`command[0]=no-such-program`", "found none", "in PATH"],
     "command: [./conf.yaml]": ["`command[0]=./conf.yaml`", "not executable", "chmod +x"],
     "command: [./nowhere]": ["`command[0]=./nowhere`", "found none", "whole path"],
+    "command: [/nowhere/x]": ["`command[0]=/nowhere/x`", "found none of that name there"],
+    "command: [./trap.sh]\nhydra: {job: {chdir: true}}": [
+        "`command[0]=./trap.sh`: expected a whole path, since the command begins in the job's",
+        "project/trap.sh",
+    ],
 }
 
 
@@ -468,9 +482,10 @@ def test_a_command_that_cannot_be_run_is_told_by_its_key(text, tmp_path):
     """Before anything is started, with what was expected, what was found, and what to do."""
     conf = f"defaults: [{{resilience: default}}, _self_]\n{text}\n"
     with contextlib.closing(Commands(tmp_path / "project", conf)) as commands:
-        done = commands.run("--config-name", "conf")
+        done = commands.run("--config-name", "conf", "resilience.requeue.max_failures=1")
     assert done.returncode == ExitCode.BAD_CONFIG, done.stdout
     said = " ".join(done.stdout.split())
+    assert "has no `resilience`" not in said
     assert [part for part in BAD[text] if part not in said] == [], said
 
 
@@ -489,6 +504,13 @@ def test_a_policy_that_no_command_could_follow_is_told(override, said, commands)
     done = commands.run(f"resilience.{override}", "--", "echo")
     assert done.returncode == ExitCode.BAD_CONFIG
     assert said in done.stdout
+
+
+def test_a_word_that_is_no_utf_8_is_told(commands):
+    """It could stand in no config, and in no command that resumes."""
+    done = commands.run("--", "echo", "\udcff")
+    assert done.returncode == ExitCode.BAD_CONFIG
+    assert "a word of the command is no UTF-8" in done.stdout
 
 
 def test_a_command_twice_is_told(tmp_path):
