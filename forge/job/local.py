@@ -90,10 +90,12 @@ class LocalJob(Job):
         size = self.plan.tasks
         self._ranks, self._statuses, self._ended = [], {}, {}
         port = world.free_port() if size > 1 else 0
+        is_one_of_many = int(environment.get("SLURM_STEP_NUM_TASKS") or 1) > 1
         for rank in range(size):
             place = World(rank, size, rank, size, "127.0.0.1", port)
             own = {RANK: str(rank), **place.variables()} if size > 1 else {}
-            own[RANKS] = str(size)
+            if self.plan.exec is None or size > 1 or is_one_of_many:
+                own[RANKS] = str(size)  # else a command may be srun, with tasks of its own
             log = output_of(self.directory, rank) if rank else output
             self._ranks.append(self._fork(environment | own, log))
             if rank:

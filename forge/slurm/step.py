@@ -64,7 +64,8 @@ def main(directory: Path) -> int:
     plan = read(directory)
     assert plan.slurm is not None
     os.environ[RANK] = os.environ.get("SLURM_PROCID", "0")
-    os.environ[RANKS] = str(plan.slurm.ranks)
+    if plan.exec is None or plan.slurm.ranks > 1:  # a command may be srun with several
+        os.environ[RANKS] = str(plan.slurm.ranks)
     if plan.slurm.ranks > 1:  # for whatever knows torch's names, and not Slurm's
         os.environ.update(world.of(os.environ).variables())
     # The interpreter of this very process: in a container it is another than the launcher's.

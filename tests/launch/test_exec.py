@@ -385,6 +385,17 @@ def test_hydra_s_own_words_for_a_job_s_environment_and_place_hold(commands):
     assert f"a b in {job.directory}" in job.output, said
 
 
+def test_tasks_that_the_command_starts_itself_by_srun_are_ranks_of_their_own(commands):
+    """Each of them would take itself for the only one, and save over the others."""
+    script = (
+        "import os; from forge.process import world;"
+        " step = {'SLURM_STEP_NUM_TASKS': '2', 'SLURM_PROCID': '1', 'SLURM_LOCALID': '1'};"
+        " found = world.of(os.environ | step); print('rank', found.rank, 'of', found.size)"
+    )
+    done = commands.run("--", sys.executable, "-c", script)
+    assert "rank 1 of 2" in commands.job(0).output, done.stdout
+
+
 def test_each_rank_runs_the_command_and_has_its_own_logs(commands):
     """As srun does with several tasks."""
     script = 'echo "$RANK of $WORLD_SIZE"; [ "$FORGE_ATTEMPT" = 2 ] || exit 75'
