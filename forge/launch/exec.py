@@ -69,15 +69,17 @@ def main(arguments: list[str]) -> int:
     if not any(one.partition("=")[0] in _WITHOUT_JOBS for one in options):
         options.insert(0, "-m")
     given = [*options, *overrides]
+    if not any(one.startswith("hydra/launcher=") for one in overrides):
+        # Of one that is still to be added: Hydra's own has no such keys.
+        given = [f"++{one}" if one.startswith(_OPTION) else one for one in given]
     # As if the program were `forge exec`: from these two the command that resumes is made.
     program = [*sys.orig_argv[: 1 - len(sys.argv)], "exec"]
     sys.orig_argv[:] = [*program, *given]
+    sys.argv[1:] = given
     callbacks.if_no_launcher = [
         *(sys.executable, *program[1:]),
         *(*options, "hydra/launcher=local", *overrides),
     ]
-    # Of the launcher that is still to be added: Hydra's own has no such keys.
-    sys.argv[1:] = [f"++{one}" if one.startswith(_OPTION) else one for one in given]
     return _run(given)
 
 
