@@ -57,10 +57,11 @@ def marked(name, step):
 
 
 def in_step(step):
-    """Who is to die in a step waits until rank 0 is in it, which else knows at the boundary."""
+    """Who is to die in a step waits until all are in it: a rank may learn of it at the boundary."""
     if spec.get("together"):
         (directory / f"begun_{rank}_{step}").touch()
-        while not (directory / f"begun_0_{step}").exists():
+        dies = [step, rank] in [*spec.get("signal", []), *spec.get("exception", [])]
+        while dies and not all((directory / f"begun_{r}_{step}").exists() for r in range(size)):
             time.sleep(0.002)
 
 
