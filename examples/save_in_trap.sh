@@ -1,5 +1,5 @@
 #!/bin/bash
-# Counts to 60, a step a second, and saves when it is told to leave. It knows nothing of forge but
+# Counts to 60, a step a second, and saves when it is asked to stop. It knows nothing of forge but
 # where its job lies, and that 75 means "checkpointed, run me again".
 #
 #   forge exec -- examples/save_in_trap.sh 60

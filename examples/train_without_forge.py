@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Fit a line to points that are drawn; save when told to leave, and resume from there."""
+    """Fit a line to points that are drawn; save when asked to stop, and resume from there."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)

@@ -174,7 +174,7 @@ class SignalTo(Enum):
 
 
 class ZeroAfterSignal(Enum):
-    """What exit code 0 of a command means that was told to leave."""
+    """What exit code 0 means, from a command that was asked to stop."""
 
     requeue = "requeue"
     """It has saved, and is run again where the stop was a preemption or the time limit."""

@@ -65,7 +65,7 @@ class Outcome:
 
     @property
     def is_terminated(self) -> bool:
-        """Whether a command was told to leave; whatever it exits with."""
+        """Whether a command was asked to stop; whatever it exits with."""
         return self.is_command and self.asked not in (None, Reason.crashed)
 
     @property

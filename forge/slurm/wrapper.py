@@ -128,7 +128,7 @@ class SlurmJob(Job):
             sys.exit(int(ExitCode.REQUEUE))
         has_ended = state["state"] in ENDED
         if has_ended and is_same_start:  # it had ended, and then its wrapper was killed
-            code = state["code"] or ExitCode.TERMINATED  # 0: of a command that was told to leave
+            code = state["code"] or ExitCode.TERMINATED  # 0: of a command that was asked to stop
             sys.exit(int(code) if code >= 0 else 128 - code)
         if has_ended and "unrequeued" not in state:
             self.counts.best_step = self._saved_step()

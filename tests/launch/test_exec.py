@@ -22,7 +22,7 @@ from forge.process import processes
 
 QUICK = [name for name in COMMANDS if name != "torchrun"]
 CODES = {"cd": 0, "pipeline": -15, "wrapper": 0, "deaf": -9, "daemon": 0, "trap": 0}
-"""What each exits with when it is told to leave."""
+"""The exit code of each when it is asked to stop."""
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_the_time_limit_is_announced_by_a_signal_that_programs_know(commands):
 
 
 def test_exit_code_0_after_a_signal_is_the_end_where_that_is_declared(commands):
-    """A server that is told to leave, and has done what it was there for."""
+    """A server that is asked to stop, and has done what it was there for."""
     sweep = commands.begin(COMMANDS["trap"], "resilience.exec.zero_after_signal=finished")
     job = commands.job(0)
     stop(job, sweep)

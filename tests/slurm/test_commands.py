@@ -17,7 +17,7 @@ from forge.process import processes
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 AWKWARD = {"cd": 0, "pipeline": -15, "wrapper": 0, "deaf": -9, "daemon": 0, "trap": 0}
-"""Each with what it exits with when it is told to leave."""
+"""Each with its exit code when it is asked to stop."""
 KILLED = ("batch", "supervisor", "command")
 """Jobs of which this process is killed."""
 MORE = {
@@ -33,7 +33,7 @@ RULES = (
 
 @pytest.fixture(scope="module")
 def jobs(cluster, tmp_path_factory):
-    """All of them, each told to leave once, killed or cancelled; when they have ended."""
+    """All of them, each asked to stop once, killed or cancelled; when they have ended."""
     folder = tmp_path_factory.mktemp("commands") / "project"
     kinds = f"kind={','.join([*AWKWARD, *MORE])}"
     with contextlib.closing(SlurmCommands(cluster, folder)) as found:

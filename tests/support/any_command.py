@@ -2,7 +2,7 @@
 
     python tests/support/any_command.py
 
-Here each command is told to leave once by a SIGTERM, on the cluster once by a preemption that hits
+Here each command is asked to stop once by a SIGTERM, on the cluster once by a preemption that hits
 all of them. Then, on the cluster: the bash script of the examples is preempted twice, comes to its
 time limit once and finishes; another one is cancelled; and a sweep of four commands without forge
 is preempted, and has to end with the bits of one that nobody disturbed.
@@ -34,7 +34,7 @@ from forge.process import processes
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HEAD = ["command", "attempts (state, reason, exit code)", "restarts", "state", "left"]
 CODES = {"pipeline": -15, "deaf": -9, "torchrun": 1}
-"""What a command exits with that is told to leave; the others with 0."""
+"""The exit codes of commands that are asked to stop; of the others it is 0."""
 
 
 class Checks:
@@ -60,7 +60,7 @@ class Checks:
 
 
 def here(folder: Path, checks: Checks) -> None:
-    """Every awkward command, told to leave once."""
+    """Every awkward command, asked to stop once."""
     commands = Commands(folder)
     kinds = f"kind={','.join(COMMANDS)}"
     sweep = commands.start("--config-name", "conf", kinds, "hydra.launcher.n_jobs=7")
@@ -74,7 +74,7 @@ def here(folder: Path, checks: Checks) -> None:
     for number, name in enumerate(COMMANDS):
         first = f"terminated signalled {CODES.get(name, 0)}"
         checks.add(name, commands.job(number), first, "finished finished 0")
-    checks.show("On this machine, each told to leave once by SIGTERM")
+    checks.show("On this machine, each asked to stop once by SIGTERM")
 
 
 def on_slurm(cluster: Cluster, folder: Path, checks: Checks) -> None:

@@ -42,7 +42,7 @@ state.write_text(str(step))
 (job / f"saved {rank}").touch()
 sys.exit(0)
 """
-"""Saves when it is told to leave, with exit code 0; so it does when it has come to its end."""
+"""Saves when it is asked to stop, with exit code 0; so it does when it has come to its end."""
 
 TRAP = """#!/bin/bash
 state=$FORGE_JOB_DIR/state

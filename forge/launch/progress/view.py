@@ -21,7 +21,7 @@ class State(Enum):
     stopped = "stopped"
     """Saved and left before its end; the sweep's command resumes it."""
     terminated = "terminated"
-    """The same of a command: it was told to leave, and did."""
+    """The same of a command: it was asked to stop, and did."""
 
     @property
     def is_final(self) -> bool:

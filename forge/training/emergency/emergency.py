@@ -4,8 +4,8 @@
     a rank dies        the collective fails in which the others stand, and they leave
     rank 0, leaving    the pages of all ranks, and what all have alike: one checkpoint
 
-Rank 0 has what is alike, unless the step has changed it; whether it has, `witness.py` says. Where
-that is not certain, or a page is missing, nothing is saved: the job resumes from its last
+Rank 0 has what is alike, unless the step has changed it; `step_changes.py` says whether it has.
+Where that is not certain, or a page is missing, nothing is saved: the job resumes from its last
 checkpoint, and the ledger says why.
 """
 
@@ -22,7 +22,7 @@ from forge.group.group import Group
 from forge.jobdir.job_files import forge_dir
 from forge.training.contents import Contents
 from forge.training.emergency.pages import Pages
-from forge.training.emergency.witness import Witness
+from forge.training.emergency.step_changes import StepChanges
 from forge.training.loop.loops import Loops
 from forge.training.start.run_directory import RunDirectory
 
@@ -52,15 +52,15 @@ class Emergency:
         """That of the step which is under way."""
         self._step = 0
         self._pages: Pages | None = None
-        self._witness: Witness | None = None
+        self._changes: StepChanges | None = None
         self._never = ""
         """Why nothing can be saved in this attempt."""
         if group.size == 1:
             return
         # With NCCL the watchdog ends the others in their collective, and costs would be in vain.
         self._never = "" if dist.get_backend() == "gloo" else "the backend is not gloo"
-        witness = Witness(contents.live)
-        self._never = self._never or witness.problem()
+        changes = StepChanges(contents.live)
+        self._never = self._never or changes.problem()
         if self._never:
             return
         try:
@@ -69,8 +69,8 @@ class Emergency:
             self._never = str(error)
             return
         if group.rank == 0:
-            self._witness = witness
-            witness.listen()
+            self._changes = changes
+            changes.listen()
 
     def arrive(self) -> None:
         """The step has ended."""
@@ -83,8 +83,8 @@ class Emergency:
         self._boundary, self._step = boundary, self._loops.step
         problem = "a loader says its own place" if self._loops.is_stateful else ""
         try:
-            if self._witness is not None:
-                self._witness.begin_step()
+            if self._changes is not None:
+                self._changes.begin_step()
             page = self._contents.of_this_rank() | {"of": str(self._directory.checkpoint_dir)}
             problem = problem or self._pages.write(boundary, page)
         except Exception as error:  # noqa: BLE001 - training goes on without
@@ -118,17 +118,16 @@ class Emergency:
         """Why what all ranks have alike is not at hand; empty where it is."""
         if self._never:
             return self._never
-        if self._boundary is None or self._witness is None:
+        if self._boundary is None or self._changes is None:
             return "rank 0 was between two steps"
         if self._contents.is_judged:
             return "run.update had judged the step"
         if self._step - self._first_step < _MIN_STEPS:
             return f"this attempt had not yet done {_MIN_STEPS} steps"
-        return self._witness.changed() or self._unlike()
+        return self._changes.changed() or self._unlike()
 
     def _unlike(self) -> str:
         """What the last checkpoint has of ranks by themselves, besides their pages."""
-        found: list[str] = []
         for path in step_dirs(self._directory.checkpoint_dir)[:1]:
             if manifest.read(path).step:  # that of step 0 is alike in any case
                 found = reading.unlike(path, self._group.size, "live", "nan", "overflows")
@@ -150,8 +149,8 @@ class Emergency:
         except (OSError, DamagedCheckpoint):
             self._directory.metrics.flush()
             self._directory.saver.finish()
-        assert self._witness is not None
-        self._witness.put_back()
+        assert self._changes is not None
+        self._changes.put_back()
         alike = self._contents.of_all_ranks()
         alike["live"]["grads"] = {}  # of the step that is under way
         self._directory.saver.save_for_all(step, [alike | page for page in found])
@@ -159,8 +158,8 @@ class Emergency:
 
     def close(self) -> None:
         """The loop has ended, or nothing more can be saved."""
-        if self._witness is not None:
-            self._witness.close()
+        if self._changes is not None:
+            self._changes.close()
         if self._pages is not None:
             self._pages.close()
         self._pages = None

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
 
 from forge.state.registry import StateRegistry
-from forge.training.emergency.witness import Witness
+from forge.training.emergency.step_changes import StepChanges
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,18 +42,18 @@ class Trained:
             [lr_scheduler.LinearLR(self.optimizer), lr_scheduler.ExponentialLR(self.optimizer, 0.9)]
         )
         objects = {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule}
-        self.witness = Witness(StateRegistry(objects | others))
-        self.never = self.witness.problem()
+        self.changes = StepChanges(StateRegistry(objects | others))
+        self.never = self.changes.problem()
         if self.never:
             return
-        self.witness.listen()
+        self.changes.listen()
         for _ in range(3):
-            self.witness.begin_step()
+            self.changes.begin_step()
             self.backward()
             self.optimizer.step()
             self.schedule.step()
             self.optimizer.zero_grad()
-        self.witness.begin_step()
+        self.changes.begin_step()
 
     def backward(self):
         self.model(torch.ones(2, 4)).sum().backward()
@@ -64,7 +64,7 @@ def test_a_step_that_has_come_to_its_backward_pass_has_changed_nothing():
     trained = Trained()
     assert not trained.never
     trained.backward()
-    assert not trained.witness.changed()
+    assert not trained.changes.changed()
 
 
 def assign(trained):
@@ -119,15 +119,15 @@ def test_what_a_step_has_changed_is_seen(act, reason):
     """Half a step in a checkpoint would be another training, and nobody would know."""
     trained = Trained()
     act(trained)
-    assert reason in trained.witness.changed()
+    assert reason in trained.changes.changed()
 
 
 def test_gradients_over_the_boundary_are_seen():
     """By now they may be those of the next step."""
     trained = Trained()
     trained.backward()
-    trained.witness.begin_step()
-    assert "gradients were kept over the boundary" in trained.witness.changed()
+    trained.changes.begin_step()
+    assert "gradients were kept over the boundary" in trained.changes.changed()
 
 
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
@@ -139,8 +139,8 @@ def test_what_loops_set_before_they_compute_is_put_back(rate):
     group["lr"] *= 0.5
     group["seen"] = 3
     trained.model.eval()
-    assert not trained.witness.changed()
-    trained.witness.put_back()
+    assert not trained.changes.changed()
+    trained.changes.put_back()
     assert float(group["lr"]) == before
     assert "seen" not in group
     assert trained.net.training

@@ -24,7 +24,7 @@ _MOST = 64 << 20
 """Bytes of buffers, and of parameters that are not trained, of which a digest is taken."""
 
 
-class Witness:
+class StepChanges:
     """Looks at each boundary, and once more where a step has broken off.
 
     Args:
