@@ -49,17 +49,18 @@ def policy_keys() -> Iterator[tuple[str, str, Any, str]]:
     """(key, type, default, meaning) of every key under `resilience`."""
     docs = field_docs(schema)
 
-    def walk(cls: type, prefix: str) -> Iterator[tuple[str, str, Any, str]]:
-        instance, hints = cls(), typing.get_type_hints(cls)
+    def walk(instance: Any, prefix: str) -> Iterator[tuple[str, str, Any, str]]:
+        cls = type(instance)
+        hints = typing.get_type_hints(cls)
         for field in fields(cls):
             if is_dataclass(hints[field.name]):
-                yield from walk(hints[field.name], f"{prefix}{field.name}.")
+                yield from walk(getattr(instance, field.name), f"{prefix}{field.name}.")
             else:
                 default = _plain(getattr(instance, field.name))
                 meaning = docs[cls.__name__].get(field.name, "")
                 yield f"{prefix}{field.name}", _type(hints[field.name]), default, meaning
 
-    yield from walk(schema.Policy, "")
+    yield from walk(schema.Policy(), "")
 
 
 def _plain(value: Any) -> Any:

@@ -27,7 +27,8 @@ def load(
     Raises:
         ConfigError: With every problem found.
     """
-    from forge.config.rules import convert, cross_field_problems
+    from forge.config.conversion import convert
+    from forge.config.rules import cross_field_problems
     from forge.errors import ConfigError
 
     converted, problems = convert(policy)

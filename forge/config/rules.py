@@ -1,188 +1,33 @@
-"""Conversion of a policy, and the rules that its keys must keep together."""
+"""The rules that the keys of a policy must keep, each and together."""
 
 from __future__ import annotations
 
-import copy
-import difflib
-import functools
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
-
-from forge.compat import of_omegaconf
-from forge.config.schema import STOP_SHARE, NanAction, Policy, RequeueRule, SignalAction, WhenBusy
+from forge.config.conversion import COMMANDS, SIGNALS, signal_name
+from forge.config.schema import STOP_SHARE, ChecksConfig, NanAction, Policy, SignalAction, WhenBusy
 from forge.errors import is_disk_full
-
-SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2")
-"""Signals a policy may name: those that can be caught and that people send to jobs."""
-
-
-def signal_name(name: str) -> str:
-    """`SIGUSR2`, `usr2` and `USR2` are one signal."""
-    return str(name).upper().removeprefix("SIG")
-
-
-def convert(policy: Any) -> tuple[Policy, list[str]]:
-    """Bring `policy` into typed form; what does not fit keeps its default and is reported."""
-    typed = copy.deepcopy(_defaults())
-    problems: list[str] = []
-    if isinstance(policy, Policy):
-        policy = asdict(policy)  # a dataclass takes every value: check it like any other
-    if policy is None or (isinstance(policy, DictConfig) and of_omegaconf.value_of(policy) is None):
-        policy = {}
-    if not isinstance(policy, Mapping):
-        problems.append(
-            f"`resilience` is {policy!r}: expected a group of keys. Choose a preset, for example"
-            " `resilience=default`, in the defaults list of your config."
-        )
-        policy = {}
-    for key, value in _leaves(_resolved(policy, "", problems), ""):
-        problem = _set(typed, key, value)
-        if problem:
-            problems.append(problem)
-    result = OmegaConf.to_object(typed)
-    assert isinstance(result, Policy)
-    if signal_name(result.signal.name) in SIGNALS:
-        result.signal.name = signal_name(result.signal.name)
-    if signal_name(result.exec.signal) in SIGNALS:
-        result.exec.signal = signal_name(result.exec.signal)
-    return result, problems
-
-
-@functools.cache
-def _defaults() -> Any:
-    """To be copied: OmegaConf takes 20 ms to read the schema."""
-    return OmegaConf.structured(Policy)
-
-
-def _resolved(tree: Mapping[Any, Any], prefix: str, problems: list[str]) -> dict[str, Any]:
-    """The tree as plain values; an interpolation that fails is reported and left out."""
-    found: dict[str, Any] = {}
-    for name in tree:
-        try:
-            value = tree[name]
-            if isinstance(value, ListConfig):
-                value = OmegaConf.to_container(value, resolve=True)
-        except MissingMandatoryValue:
-            value = "???"
-        except OmegaConfBaseException as error:
-            reason = str(error).splitlines()[0]
-            problems.append(f"`resilience.{prefix}{name}`: cannot be resolved: {reason}")
-            continue
-        is_group = isinstance(value, Mapping)
-        found[str(name)] = _resolved(value, f"{prefix}{name}.", problems) if is_group else value
-    return found
-
-
-def _leaves(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, key + ".")
-        else:
-            yield key, value
-
-
-@functools.cache
-def known_keys() -> tuple[str, ...]:
-    """Every key of a policy, dotted, without the leading `resilience.`."""
-    return tuple(key for key, _ in _leaves(asdict(Policy()), ""))
-
-
-def nearest_key(key: str) -> str | None:
-    """The known key that a mistyped one most likely stands for."""
-    known = known_keys()
-    groups = {k.rsplit(".", n)[0] for k in known for n in range(1, k.count(".") + 1)}
-    last = key.rsplit(".", 1)[-1]
-    same_name = [k for k in known if k.rsplit(".", 1)[-1] == last]
-    if len(same_name) == 1:
-        return same_name[0]
-    close = difflib.get_close_matches(key, [*known, *groups], n=1, cutoff=0.6)
-    return close[0] if close else None
-
-
-def _set(typed: DictConfig, key: str, value: Any) -> str | None:
-    """Set one key with OmegaConf's own conversion; return what is wrong with it, or None."""
-    shown = f"`resilience.{key}={value}`"
-    path = key
-    if key.startswith("signal.actions."):
-        name = signal_name(key.rsplit(".", 1)[-1])
-        if name not in SIGNALS:
-            return f"{shown}: unknown signal. A policy can name {', '.join(SIGNALS)}."
-        path = f"signal.actions.{name}"
-    elif key not in known_keys():
-        if any(k.startswith(key + ".") for k in known_keys()):
-            if value == {}:
-                return None  # a group of which nothing is set
-            members = ", ".join(f"resilience.{k}" for k in known_keys() if k.startswith(key + "."))
-            return f"{shown}: is a group of keys, not a value. Set one of {members}."
-        near = nearest_key(key)
-        hint = f"Did you mean `resilience.{near}`?" if near else "See conf/resilience/default.yaml."
-        return f"{shown}: there is no such key. {hint}"
-    if isinstance(value, bool) and not isinstance(OmegaConf.select(typed, path), bool):
-        # YAML 1.1 reads on, off, yes and no as booleans; OmegaConf would take True for 1.
-        return f"{shown}: {_expected(typed, path)}, found a boolean."
-    if isinstance(value, float) and _is_int(typed, path):
-        if not value.is_integer():
-            return f"{shown}: {_expected(typed, path)}, found a fraction."
-        value = int(value)  # 1e3
-    before = OmegaConf.select(typed, path, default=SignalAction.ignore)
-    if isinstance(before, ListConfig):
-        before = list(before)  # an update changes the list in its place
-    try:
-        OmegaConf.update(typed, path, value)
-        # Resolves what is an interpolation, and refuses `???`.
-        _resolve(OmegaConf.select(typed, path, throw_on_missing=True))
-    except OmegaConfBaseException:
-        OmegaConf.update(typed, path, before)
-        if isinstance(value, str) and "${" in value:
-            return f"{shown}: this interpolation does not give {_expected(typed, path, '')}."
-        return f"{shown}: {_expected(typed, path)}, found {value!r}."
-    return None
-
-
-def _resolve(value: Any) -> None:
-    if isinstance(value, ListConfig):
-        OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
-
-
-def _node(typed: DictConfig, key: str) -> Any:
-    parent, _, name = key.rpartition(".")
-    return of_omegaconf.child_of(OmegaConf.select(typed, parent) if parent else typed, name)
-
-
-def _is_int(typed: DictConfig, key: str) -> bool:
-    node = _node(typed, key)
-    return node is not None and of_omegaconf.declared_type(node) is int
-
-
-def _expected(typed: DictConfig, key: str, verb: str = "expected ") -> str:
-    kind: Any = SignalAction
-    if not key.startswith("signal.actions."):
-        node = _node(typed, key)
-        kind = of_omegaconf.element_type(node) or of_omegaconf.declared_type(node)
-    if hasattr(kind, "__members__"):
-        return verb + " | ".join(kind.__members__)
-    if kind is RequeueRule:
-        return verb + "a list of {exit_codes: [1, …], max_restarts: 2}"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
-    return verb + names.get(kind, getattr(kind, "__name__", str(kind)))
-
 
 _INTERVAL = "an interval has to be above 0 and finite. To switch it off, set it to null."
 _ABOVE_ZERO = {
     "checkpoint.every_steps": _INTERVAL,
     "checkpoint.every_s": _INTERVAL,
     "checkpoint.keep_every_steps": _INTERVAL,
-    "health.timeout_s": "a check needs seconds above 0 and finite.",
+    "health.every_s": _INTERVAL,
+    "health.exclude_h": "has to be above 0 and finite.",
+    **{
+        f"health.checks.{one.name}.timeout_s": "a check needs seconds above 0 and finite."
+        for one in fields(ChecksConfig)
+    },
+    "hang.timeout_s": "has to be above 0 and finite; null learns it.",
+    "hang.min_s": "has to be above 0 and finite.",
+    "hang.start_s": "has to be above 0 and finite.",
     "nan.rollback.lr_scale": "has to be above 0 and finite; 1 keeps it.",
     "signal.lead_s": "has to be above 0 and finite: without a lead there is no time to save. Set it"
     " to the seconds that a save takes, with a margin.",
@@ -193,7 +38,12 @@ _ABOVE_ZERO = {
 _AT_LEAST = {
     "checkpoint.keep_last": (1, "The newest one is always kept."),
     "checkpoint.best.keep": (1, "For none set `best.metric` to null."),
-    "health.min_free_gib": (0, "0 asks for no free space."),
+    **{
+        f"health.checks.{one.name}.threshold": (0, "null has no threshold.")
+        for one in fields(ChecksConfig)
+    },
+    "hang.factor": (1, "1 takes whatever is slower than before for a hang."),
+    "hang.max_restarts": (0, "0 never starts it again, null has no limit."),
     "health.max_excluded_nodes": (0, "0 stays where it is."),
     **dict.fromkeys(
         ("slurm.nodes", "slurm.tasks_per_node", "slurm.cpus_per_task"),
@@ -228,6 +78,7 @@ def cross_field_problems(
         *_range_problems(p),
         *_text_problems(p),
         *_rule_problems(p, is_command=is_command),
+        *_command_problems(p),
         *_signal_problems(p, time_limit_s, limit_key),
     ]
     if os.path.isabs(p.checkpoint.dir) and (problem := directory_problem(Path(p.checkpoint.dir))):
@@ -275,6 +126,17 @@ def _text_problems(p: Policy) -> Iterator[str]:
                 f"`resilience.{key}={value}`: `~` would be a directory of that name. Write the path"
                 " in full, or as `${oc.env:HOME}/…`."
             )
+
+
+def _command_problems(p: Policy) -> Iterator[str]:
+    for name, one in p.health.commands.items():
+        key = f"resilience.{COMMANDS}{name}"
+        if not one.run or not one.run[0].strip():
+            yield f"`{key}.run={one.run}`: names no command, as `[nhc, -a]` does."
+        if not 0 < one.timeout_s < math.inf:
+            yield f"`{key}.timeout_s={one.timeout_s:g}`: has to be above 0 and finite."
+        if name in {one.name for one in fields(ChecksConfig)}:
+            yield f"`{key}`: `{name}` is the name of a built-in check. Choose another."
 
 
 def _rule_problems(p: Policy, *, is_command: bool) -> list[str]:

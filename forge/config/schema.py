@@ -3,13 +3,14 @@
 `load` turns whatever Hydra composed (or a plain dict) into a `Policy`, once. It reports all
 problems together: unknown keys with the nearest known one, wrong types, values out of range, and
 rules that span several keys. `conf/resilience/default.yaml` repeats the defaults for Hydra; a test
-holds the two equal. This module imports OmegaConf, never torch.
+holds the two equal. One module, since it is read as one page.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 
 class SignalAction(Enum):
@@ -39,20 +40,32 @@ class CodeChange(Enum):
     refuse = "refuse"
 
 
-class HealthCheck(Enum):
-    """A check of this node before training starts."""
-
-    disk = "disk"
-    """The checkpoint directory takes a synced file and has `min_free_gib` left."""
-    gpu = "gpu"
-    """Every visible CUDA device computes and allocates; passes where there is none."""
-
-
-class HealthAction(Enum):
+class CheckAction(Enum):
     """What a failed health check leads to."""
 
+    ignore = "ignore"
+    """It is not made."""
     warn = "warn"
+    """It is logged, with what the preset `strict` would have done."""
     refuse = "refuse"
+    """The job leaves this node (69)."""
+    exclude_node = "exclude_node"
+    """The same, and the sweep's other jobs avoid the node as well, for `health.exclude_h` hours."""
+    halt = "halt"
+    """The job ends (69), and is not started again."""
+
+
+class HangAction(Enum):
+    """What a hang leads to."""
+
+    ignore = "ignore"
+    """Nobody looks for one."""
+    warn = "warn"
+    """The stacks of all ranks are kept, and it is logged."""
+    restart = "restart"
+    """The same; then the job is ended and started again, within `hang.max_restarts`."""
+    halt = "halt"
+    """The same; then the job is ended (70), and is not started again."""
 
 
 class WhenBusy(Enum):
@@ -226,19 +239,116 @@ class NanConfig:
 
 
 @dataclass
-class HealthConfig:
-    """Checks of the node, before the first step."""
+class CheckConfig:
+    """What is asked of one health check, and what its failure leads to."""
 
-    checks: list[HealthCheck] = field(default_factory=lambda: [HealthCheck.disk, HealthCheck.gpu])
-    """What is checked before the first step."""
-    action: HealthAction = HealthAction.refuse
-    """What a failed check leads to; refuse ends the run (69)."""
+    action: CheckAction = CheckAction.warn
+    """What its failure leads to."""
+    threshold: float | None = None
+    """Where it fails; null: it has none."""
     timeout_s: float = 60.0
-    """A check that takes longer has failed."""
-    min_free_gib: float = 0.0
-    """GiB that must be free where checkpoints go."""
+    """Seconds after which it has failed."""
+
+
+_WARN, _REFUSE = CheckAction.warn, CheckAction.refuse
+
+
+@dataclass
+class ChecksConfig:
+    """The health checks, by name."""
+
+    disk: CheckConfig = field(default_factory=partial(CheckConfig, _REFUSE, 0.0))
+    """The checkpoint directory takes a synced file, and has `threshold` GiB free."""
+    gpu: CheckConfig = field(default_factory=partial(CheckConfig, _REFUSE))
+    """The task's own CUDA devices compute, and keep what is written; passes where there is none."""
+    gpu_memory: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 512.0))
+    """At most `threshold` MiB of the GPU are held by other processes, which have `timeout_s` to
+    go."""
+    ecc: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 0.0))
+    """The GPU has had at most `threshold` uncorrected memory errors since its driver was loaded."""
+    row_remap: CheckConfig = field(default_factory=partial(CheckConfig, _WARN))
+    """No row of the GPU's memory waits to be remapped, or could not be."""
+    retired_pages: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 10.0))
+    """At most `threshold` pages of the GPU's memory are retired, and none waits to be."""
+    recovery_action: CheckConfig = field(default_factory=partial(CheckConfig, _WARN))
+    """The driver asks for no reset, reboot or drain of the GPU."""
+    throttle: CheckConfig = field(default_factory=partial(CheckConfig, _WARN))
+    """The GPU does not slow down for heat, power or its hardware."""
+    temperature: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 84.0))
+    """The GPU has at most `threshold` degrees Celsius."""
+    clocks: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 1155.0))
+    """A GPU at work runs at `threshold` MHz or more."""
+    pcie: CheckConfig = field(default_factory=partial(CheckConfig, _WARN))
+    """The GPU's PCIe link has all its lanes, and at work its full generation."""
+    room: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 2.0))
+    """The disk has room for `threshold` more checkpoints."""
+    inodes: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 10000.0))
+    """The file system of the checkpoints has `threshold` free inodes."""
+    shared_directory: CheckConfig = field(default_factory=partial(CheckConfig, _WARN))
+    """What rank 0 writes into the job's directory every rank reads."""
+    shm: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 1.0))
+    """/dev/shm has `threshold` GiB free, for the workers of loaders."""
+    memory: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 1.0))
+    """The memory that is free is `threshold` times what the job has used before."""
+    clock_skew: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 5.0))
+    """The clocks of the ranks, and of the file system, differ by at most `threshold` seconds."""
+    processes: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 10.0))
+    """At most `threshold` processes of this node are zombies, or wait for a device (state D)."""
+    collective: CheckConfig = field(default_factory=partial(CheckConfig, _WARN))
+    """An all-reduce over all ranks comes back right."""
+    straggler: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 0.75))
+    """No rank computes slower than `threshold` of the median rank's speed."""
+
+
+@dataclass
+class CommandCheckConfig:
+    """A site's own health check: a command."""
+
+    run: list[str] = field(default_factory=list)
+    """The command and its arguments; it fails with any exit code but 0, and its last line says
+    why."""
+    timeout_s: float = 60.0
+    """Seconds after which it is killed, and has failed."""
+    action: CheckAction = CheckAction.warn
+    """What its failure leads to."""
+
+
+@dataclass
+class HealthConfig:
+    """Checks of the node and its devices."""
+
+    enabled: bool = True
+    """false: nothing is checked."""
+    every_s: float | None = 300.0
+    """How often those that need neither GPU nor other ranks are repeated beside training; null:
+    never."""
+    exclude_h: float = 24.0
+    """Hours for which the jobs of a sweep avoid a node that `exclude_node` has excluded."""
     max_excluded_nodes: int = 3
     """On Slurm: restarts elsewhere because this node failed a check; then the job fails."""
+    checks: ChecksConfig = field(default_factory=ChecksConfig)
+    commands: dict[str, CommandCheckConfig] = field(default_factory=dict)
+    """Your own checks, by name: `nhc: {run: [nhc, -a], timeout_s: 30, action: exclude_node}`."""
+
+
+@dataclass
+class HangConfig:
+    """A task that makes no progress. Below one of forge's launchers, on Linux."""
+
+    action: HangAction = HangAction.warn
+    """What it leads to."""
+    timeout_s: float | None = None
+    """Seconds without progress; null: `factor` times the slowest step, save or evaluation of
+    late, and no less than `min_s`."""
+    factor: float = 5.0
+    """How much slower than the slowest one may be."""
+    min_s: float = 300.0
+    """The least that is learned, in seconds."""
+    start_s: float = 1800.0
+    """Seconds from entering `forge.Run` to the first step, and for each of the first steps and
+    compilations, which nothing is learned from."""
+    max_restarts: int | None = 3
+    """Restarts after a hang; null: no limit. The same hang at the same step twice ends the job."""
 
 
 class BestMode(Enum):
@@ -342,6 +452,7 @@ class Policy:
     exec: ExecConfig = field(default_factory=ExecConfig)
     nan: NanConfig = field(default_factory=NanConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
+    hang: HangConfig = field(default_factory=HangConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
 

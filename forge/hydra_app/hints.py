@@ -31,7 +31,7 @@ def composition_succeeded() -> None:
 
 def hints_for(keys: Iterable[str]) -> list[str]:
     """One sentence per key that Hydra may have refused."""
-    from forge.config.rules import SIGNALS, known_keys, nearest_key, signal_name
+    from forge.config.conversion import SIGNALS, known_keys, nearest_key, signal_name
 
     known = known_keys()
     unknown = [key for key in keys if key not in known]

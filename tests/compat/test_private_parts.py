@@ -38,7 +38,7 @@ def test_private_parts_of_others_are_touched_in_compat_alone():
         ("import submitit.core._submit", True),
         ("getattr(module, '_parameters', None)", True),
         ("vars(module)['_parameters']", True),
-        ("from forge.config.rules import _leaves", True),
+        ("from forge.config.conversion import _leaves", True),
         ("class A(B):\n    def f(self): return self._executor", True),
         ("class A:\n    def f(self, other): self._own = other._own", False),
         ("import os\nos._exit(0)", False),

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from forge.config import schema
 from forge.config.loading import load
-from forge.config.schema import HealthAction, NanAction, Policy, SignalAction, Verify
+from forge.config.schema import CheckAction, NanAction, Policy, SignalAction, Verify
 
 CONF = Path(schema.__file__).parents[2] / "conf"
 PRESETS = sorted(path.stem for path in (CONF / "resilience").glob("*.yaml"))
@@ -154,7 +154,7 @@ def test_no_name_and_no_value_is_a_word_that_yaml_reads_as_a_boolean():
 
 def test_enum_members_are_named_as_the_word_in_yaml():
     """OmegaConf matches them by name."""
-    for one in (NanAction, SignalAction, HealthAction, Verify):
+    for one in (NanAction, SignalAction, CheckAction, Verify):
         for name, member in one.__members__.items():
             assert member.value == name or (name, member.value) == ("raise", "halt")
 

@@ -11,11 +11,12 @@ from dataclasses import asdict
 import pytest
 from omegaconf import OmegaConf
 
+from forge.config.conversion import SIGNALS, nearest_key
 from forge.config.loading import load
-from forge.config.rules import SIGNALS, directory_problem, nearest_key
+from forge.config.rules import directory_problem
 from forge.config.schema import (
+    CheckAction,
     CheckpointConfig,
-    HealthCheck,
     NanAction,
     NanConfig,
     Policy,
@@ -45,6 +46,7 @@ def nested(key: str, value) -> dict:
 
 INTERVAL = "above 0 and finite. To switch it off, set it to null"
 WORDS = "warn | skip | rollback | halt | raise"
+CHECK_ACTIONS = "expected ignore | warn | refuse | exclude_node | halt"
 # key, value, what is said about it
 SINGLE = [
     # intervals
@@ -63,10 +65,20 @@ SINGLE = [
     ("checkpoint.best.metric", True, "expected a string, found a boolean"),
     ("checkpoint.init_from", " ", "is empty. Name a file or a checkpoint"),
     ("checkpoint.init_from", "~/weights.pt", "Write the path in full"),
-    ("health.timeout_s", 0, "above 0 and finite"),
-    ("health.timeout_s", NAN, "above 0 and finite"),
-    ("health.min_free_gib", -1, "at least 0"),
-    ("health.min_free_gib", NAN, "at least 0"),
+    ("health.checks.ecc.timeout_s", 0, "above 0 and finite"),
+    ("health.checks.gpu.timeout_s", NAN, "above 0 and finite"),
+    ("health.checks.disk.threshold", -1, "at least 0. null has no threshold"),
+    ("health.checks.disk.threshold", NAN, "at least 0"),
+    ("health.every_s", 0, INTERVAL),
+    ("health.exclude_h", 0, "above 0 and finite"),
+    ("health.commands.nhc.run", [], "names no command, as `[nhc, -a]` does"),
+    ("health.commands.nhc.rum", ["nhc"], "is no key of a command. There are resilience.health."),
+    ("health.commands.nhc", "nhc", "is no key of a command"),
+    ("hang.timeout_s", 0, "above 0 and finite; null learns it"),
+    ("hang.start_s", INF, "above 0 and finite"),
+    ("hang.factor", 0.5, "at least 1"),
+    ("hang.max_restarts", -1, "at least 0. 0 never starts it again"),
+    ("hang.action", "exclude_node", "expected ignore | warn | restart | halt"),
     ("nan.max_consecutive", 0, "at least 1"),
     ("nan.rollback.steps_back", -1, "at least 0"),
     ("nan.rollback.max_rollbacks", -1, "at least 0"),
@@ -93,19 +105,19 @@ SINGLE = [
     ("nan.action", "???", f"expected {WORDS}, found '???'"),
     ("checkpoint.when_busy", "half", "expected wait | skip"),
     ("checkpoint.verify", "half", "expected full | size | none"),
-    ("health.action", "halt", "expected warn | refuse"),
     ("requeue.on_code_change", "ask", "expected warn | refuse"),
-    ("health.checks", ["disk", "fan"], "expected disk | gpu"),
-    ("health.checks", "disk", "expected disk | gpu"),
-    ("health.checks", None, "expected disk | gpu"),
-    ("health.checks", ["???"], "expected disk | gpu"),
+    ("health.checks.ecc.action", "exclude", CHECK_ACTIONS),
+    ("health.checks.fan.action", "warn", "there is no such key"),
+    ("health.checks", ["disk"], "is a group of keys, not a value"),
+    ("health.checks.disk", "warn", "is a group of keys, not a value"),
+    ("health.checks.disk.action", "???", CHECK_ACTIONS),
     # booleans where a word or number is expected: YAML reads off, on, yes and no so
     ("nan.action", False, f"expected {WORDS}, found a boolean"),
     ("signal.actions.USR1", False, "expected stop | requeue | save | ignore, found a boolean"),
     ("checkpoint.every_steps", True, "expected a whole number, found a boolean"),
     ("checkpoint.every_s", False, "expected a number, found a boolean"),
     ("checkpoint.dir", True, "expected a string, found a boolean"),
-    ("health.checks", False, "expected disk | gpu, found a boolean"),
+    ("health.checks.gpu.action", False, f"{CHECK_ACTIONS}, found a boolean"),
     # numbers
     ("checkpoint.every_steps", 2.5, "expected a whole number, found a fraction"),
     ("checkpoint.every_steps", "ten", "expected a whole number, found 'ten'"),
@@ -327,10 +339,27 @@ def test_a_policy_object_is_checked_like_any_other():
     assert "every_steps=x" in problems(Policy(checkpoint=CheckpointConfig(every_steps="x")))[0]
 
 
+def test_a_site_names_its_own_checks():
+    """By any name; what is not said of one is as for the others."""
+    given = {"nhc": {"run": ["nhc", "-a"], "action": "exclude_node"}, "mine": {"run": ["true"]}}
+    found = load({"health": {"commands": given}}).health.commands
+    assert (found["nhc"].run, found["nhc"].timeout_s) == (["nhc", "-a"], 60.0)
+    assert found["nhc"].action is CheckAction.exclude_node
+    assert found["mine"].action is CheckAction.warn
+    (problem,) = problems({"health": {"commands": {"nhc": given["nhc"] | {"action": "exclude"}}}})
+    assert CHECK_ACTIONS in problem
+
+
 def test_loading_leaves_its_argument_alone():
-    given = {"signal": {"actions": {"sigterm": "save"}}, "health": {"checks": ["gpu"]}}
+    given = {
+        "signal": {"actions": {"sigterm": "save"}},
+        "health": {"checks": {"gpu": {"action": "warn"}}},
+    }
     load(given)
-    assert given == {"signal": {"actions": {"sigterm": "save"}}, "health": {"checks": ["gpu"]}}
+    assert given == {
+        "signal": {"actions": {"sigterm": "save"}},
+        "health": {"checks": {"gpu": {"action": "warn"}}},
+    }
     policy = Policy()
     load(policy).signal.actions["TERM"] = SignalAction.ignore
     assert policy == Policy()
@@ -345,15 +374,15 @@ def test_interpolations_are_resolved(monkeypatch):
             "resilience": {
                 "nan": {"action": "${oc.env:FORGE_TEST_ACTION}"},
                 "checkpoint": {"every_steps": "${interval}"},
-                "health": {"checks": ["${word}"]},
+                "health": {"checks": {"gpu": {"action": "${word}"}}},
             },
-            "word": "gpu",
+            "word": "warn",
         }
     )
     policy = load(app.resilience)
     assert policy.nan.action is NanAction.halt
     assert policy.checkpoint.every_steps == 7
-    assert policy.health.checks == [HealthCheck.gpu]
+    assert policy.health.checks.gpu.action is CheckAction.warn
     assert load({"nan": {"action": "${oc.env:FORGE_TEST_ACTION}"}}) == load(
         {"nan": {"action": "halt"}}
     )

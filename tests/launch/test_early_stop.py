@@ -25,7 +25,7 @@ TRAIN = """
     if __name__ == "__main__":
         main()
 """
-CONF = "defaults: [{resilience: default}, _self_]\nresilience: {health: {checks: []}}\n"
+CONF = "defaults: [{resilience: default}, _self_]\nresilience: {health: {enabled: false}}\n"
 
 
 def test_a_signal_in_the_middle_of_an_import_is_no_error_of_the_import(tmp_path):

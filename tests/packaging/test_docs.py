@@ -17,7 +17,7 @@ import yaml
 from omegaconf import OmegaConf
 from repository import ROOT, files
 
-from forge.config.rules import known_keys
+from forge.config.conversion import known_keys
 from forge.config.schema import SignalAction
 from forge.errors import ExitCode
 from forge.launch.local.resources import LocalOptions

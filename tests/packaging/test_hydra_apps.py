@@ -44,7 +44,7 @@ MISTAKES = {
 }
 
 
-FORGES_GROUPS = ["forge/hooks: hydra", "resilience: debug, default, disabled, preemptible"]
+FORGES_GROUPS = ["forge/hooks: hydra", "resilience: debug, default, disabled, preemptible, strict"]
 
 
 def leave_out_time(text: str) -> str:

@@ -161,7 +161,7 @@ def test_the_wheel_reads_its_own_presets(with_wheel, tmp_path):
     assert str(ROOT) not in shown
 
 
-@pytest.mark.parametrize("preset", ["default", "preemptible", "debug", "disabled"])
+@pytest.mark.parametrize("preset", ["default", "preemptible", "debug", "disabled", "strict"])
 def test_every_preset_is_found(with_wheel, tmp_path, preset):
     """In the wheel, by the name that the reference gives it."""
     write_app(tmp_path)

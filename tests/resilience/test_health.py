@@ -11,7 +11,7 @@ import torch
 from started import Popen
 
 import forge.resilience
-from forge.config.schema import HealthAction, HealthCheck, HealthConfig
+from forge.config.schema import CheckAction, CheckConfig, ChecksConfig, HealthConfig
 from forge.resilience import NaNDetector, NaNState, check_gpu_health, check_nccl_health
 from forge.training.start.preflight import check_health
 
@@ -238,7 +238,8 @@ def test_the_check_leaves_devices_of_other_tasks_alone(monkeypatch, count, envir
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: asked.append(device))
-    check_health(HealthConfig(checks=[HealthCheck.gpu], action=HealthAction.warn), Path())
+    off, warn = CheckConfig(CheckAction.ignore), CheckConfig(CheckAction.warn)
+    check_health(HealthConfig(checks=ChecksConfig(disk=off, gpu=warn)), Path())
     assert [device.index for device in asked] == expected
 
 

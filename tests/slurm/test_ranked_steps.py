@@ -29,7 +29,7 @@ MORE = """
 """
 SLURM = """
       signal: {lead_s: 14}
-      health: {checks: []}
+      health: {enabled: false}
       slurm:
         partition: ${oc.select:partitions.${kind},urgent}
         timeout_min: ${oc.select:minutes.${kind},10}

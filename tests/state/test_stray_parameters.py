@@ -19,7 +19,7 @@ def train(directory, stop=None):
     torch.manual_seed(0)
     model, head = nn.Linear(2, 2), nn.Linear(2, 1)
     optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1, momentum=0.9)
-    policy = {"health": {"checks": []}, "checkpoint": {"dir": str(directory), "every_steps": 1}}
+    policy = {"health": {"enabled": False}, "checkpoint": {"dir": str(directory), "every_steps": 1}}
     with forge.Run(policy, model=model, optimizer=optimizer) as run:
         for step in run.steps(4):
             if step == stop:

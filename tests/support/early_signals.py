@@ -33,7 +33,7 @@ CONF = """
     number: 0
     gates: ???
     resilience:
-      health: {checks: []}
+      health: {enabled: false}
       requeue: {no_progress_limit: 9}
 """
 # slurmstepd runs it as a sibling of the task to be, and starts that as soon as this has ended. What

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 PYTHONPATH = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
-POLICY = {"shutdown": {"timeout_s": 60.0}, "health": {"checks": []}}
+POLICY = {"shutdown": {"timeout_s": 60.0}, "health": {"enabled": False}}
 HASTY = POLICY | {"shutdown": {"timeout_s": 6.0}}
 """For a job that does not leave by itself."""
 

@@ -115,7 +115,7 @@ CONF = f"""
       shutdown: {{timeout_s: "${{oc.select:seconds.${{kind}},12}}"}}
       requeue: {{no_progress_limit: "${{oc.select:fruitless.${{kind}},6}}"}}
       checkpoint: {{every_steps: 10, every_s: null}}
-      health: {{checks: []}}
+      health: {{enabled: false}}
       slurm:
         partition: ${{oc.select:partitions.${{kind}},low}}
         nodelist: ${{oc.select:nodes.${{kind}},n1}}
@@ -128,7 +128,7 @@ BARE_CONF = """
     kind: plain
     gates: ???
     resilience:
-      health: {checks: []}
+      health: {enabled: false}
 """
 """For mains that need nothing else."""
 

@@ -20,7 +20,7 @@ import torch
 from forge import messages
 from forge.checkpoint.format.names import LATEST
 from forge.config import loading
-from forge.config.schema import CodeChange, HealthAction, HealthCheck, HealthConfig, Policy
+from forge.config.schema import CheckAction, CheckConfig, CodeChange, HealthConfig, Policy
 from forge.errors import ConfigError, DiskFull, Exit, ExitCode, ForgeError, is_disk_full, unwritable
 from forge.filesystem.steps import step_of
 from forge.jobdir import job_dir, spawned, verdict
@@ -153,19 +153,24 @@ def check_health(health: HealthConfig, checkpoint_dir: Path) -> None:
         Exit: With code 69, where one fails and the policy says refuse.
         DiskFull: Where the disk is full, which is no fault of this node's.
     """
-    checks: dict[HealthCheck, Callable[[], str | DiskFull]] = {
-        HealthCheck.disk: lambda: _disk_problem(checkpoint_dir, health.min_free_gib),
-        HealthCheck.gpu: _gpu_problem,
+    checks: dict[str, tuple[CheckConfig, Callable[[], str | DiskFull]]] = {
+        "disk": (
+            health.checks.disk,
+            lambda: _disk_problem(checkpoint_dir, health.checks.disk.threshold or 0.0),
+        ),
+        "gpu": (health.checks.gpu, _gpu_problem),
     }
-    for check in health.checks:
-        late = f"no answer within {health.timeout_s:g} s"
-        problem = bounded(checks[check], health.timeout_s, default=late)
+    for name, (config, check) in checks.items():
+        if not health.enabled or config.action is CheckAction.ignore:
+            continue
+        late = f"no answer within {config.timeout_s:g} s"
+        problem = bounded(check, config.timeout_s, default=late)
         if isinstance(problem, DiskFull):
             raise problem
         if not problem:
             continue
-        text = f"Health check `{check.name}` failed on {socket.gethostname()}: {problem}"
-        if health.action is HealthAction.refuse:
+        text = f"Health check `{name}` failed on {socket.gethostname()}: {problem}"
+        if config.action is not CheckAction.warn:
             messages.say(
                 f"{text}. The job does not run on this node (exit code 69).", logging.ERROR
             )
@@ -186,7 +191,7 @@ def _disk_problem(directory: Path, min_free_gib: float) -> str | DiskFull:
     if free_gib < min_free_gib:
         return (
             f"{directory} has {free_gib:.1f} GiB free,"
-            f" `resilience.health.min_free_gib={min_free_gib:g}`"
+            f" `resilience.health.checks.disk.threshold={min_free_gib:g}`"
         )
     return ""
 

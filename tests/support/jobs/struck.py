@@ -61,7 +61,7 @@ def act(where):
             case "full":  # from here on no file gets longer, as on a full disk
                 limit(8 << 10)
             case "unhealthy":  # its disk has not as much room as is asked for
-                policy["health"] = {"min_free_gib": 1e6}
+                policy["health"] = {"checks": {"disk": {"threshold": 1e6}}}
             case "room":
                 limit(resource.RLIM_INFINITY)
             case "stays out":  # of the Run, until the others have left theirs
