@@ -51,6 +51,8 @@ RANK = "FORGE_RANK"
 """Environment variable of a task among several: its number."""
 JOB_DIR = "FORGE_JOB_DIR"
 """Environment variable of a task: the job's directory."""
+PROGRESS = "FORGE_PROGRESS"
+"""Environment variable of a task: the page of memory in which it says what it is doing."""
 ATTEMPT = "FORGE_ATTEMPT"
 """Environment variable of a task: the number of this attempt, from 1; for a rule's recovery
 command that of the attempt before it."""

@@ -1,0 +1,166 @@
+"""The page in which a task says what it is doing: written here, read there, never in the way."""
+
+import math
+import os
+import struct
+import sys
+import threading
+
+import pytest
+from started import Popen
+
+from forge.process.progress import PROGRESS, Marks, Page, Record, Section
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd_create is Linux's")
+
+
+@pytest.fixture
+def page():
+    page = Page.create()
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def marks(page):
+    marks = Marks.open(page.environ)
+    yield marks
+    marks.close()
+
+
+def test_what_is_marked_is_read(page, marks):
+    """The supervisor acts on exactly this."""
+    assert page.read() == Record()  # before anything is marked
+    marks.enter(Section.save, 7, 12.5)
+    assert page.read() == Record(os.getpid(), Section.save, 7, 1, 12.5)
+    marks.enter(Section.step, 8, math.inf)
+    assert page.read() == Record(os.getpid(), Section.step, 8, 2, math.inf)
+
+
+def test_every_mark_is_a_change(page, marks):
+    """A save too short to be seen, and back in the same step: it has made progress, still."""
+    seen = set()
+    for mark in (
+        lambda: marks.enter(Section.step, 3, 1.0),
+        lambda: marks.enter(Section.save, 3, 1.0),
+        marks.advance,
+        lambda: marks.enter(Section.step, 3, 1.0),
+    ):
+        mark()
+        seen.add(page.read().place)
+    assert len(seen) == 4
+
+
+def test_a_mark_that_is_being_written_is_not_read(page, marks):
+    """The limit of one section with the place of another could take it for a hang."""
+    marks.enter(Section.start_up, 0, 1800.0)
+    sequence = os.pread(page.fd, 8, 0)
+    os.pwrite(page.fd, struct.pack("q", struct.unpack("q", sequence)[0] + 1), 0)
+    assert page.read() is None
+    marks.enter(Section.step, 1, 300.0)  # after an exception in the middle of one
+    assert page.read() == Record(os.getpid(), Section.step, 1, 2, 300.0)
+
+
+def test_no_reading_mixes_two_marks(page, marks):
+    """Step and limit go together here; a reader meets the writer at any point of a mark."""
+    done = threading.Event()
+
+    def write():
+        number = 0
+        while not done.is_set():
+            number += 1
+            marks.enter(Section(number % 7), number, number * 2.0)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    writer = threading.Thread(target=write)
+    writer.start()
+    found = [page.read() for _ in range(20_000)]
+    done.set()
+    writer.join()
+    sys.setswitchinterval(interval)
+    whole = [one for one in found if one is not None and one.pid]
+    assert whole
+    assert all((one.section, one.limit_s) == (one.step % 7, one.step * 2.0) for one in whole)
+    assert None in found  # the writer was met in the middle
+
+
+def test_a_fork_does_not_mark(page, marks):
+    """A loader's worker would say that a rank makes progress which waits for that worker."""
+    marks.enter(Section.step, 1, 5.0)
+    before = page.read()
+    child = os.fork()
+    if not child:
+        marks.advance()
+        marks.enter(Section.evaluation, 9, 9.0)
+        os._exit(0 if not marks.is_open else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert page.read() == before
+    marks.advance()  # its parent still does
+    assert page.read() != before
+
+
+def test_one_process_of_a_task_marks(page, marks):
+    """Ranks that a task has spawned share its page: they wait for each other, so one will do."""
+    marks.enter(Section.step, 1, 5.0)
+    before = page.read()
+    code = (
+        "import os; from forge.process.progress import Marks, Section\n"
+        "marks = Marks.open(os.environ); marks.enter(Section.save, 9, 9.0); print(marks.is_open)"
+    )
+
+    def other() -> str:
+        popen = Popen(
+            [sys.executable, "-c", code], env=os.environ | page.environ, stdout=-1, text=True
+        )
+        return popen.communicate()[0].strip()
+
+    assert other() == "False"
+    assert page.read() == before
+    marks.close()
+    assert page.read().section is Section.outside
+    assert other() == "True"
+    assert page.read().section is Section.save
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/proc/self/fd/12345", "/nowhere", "/proc/1/mem", "relative", "a file"]
+)
+def test_without_a_page_nothing_is_marked(path, tmp_path):
+    """The supervisor is gone, or its number is another's by now; whatever lies there stays."""
+    if path == "a file":
+        (tmp_path / "file").write_bytes(bytes(4096))
+        path = str(tmp_path / "file")
+    marks = Marks.open({PROGRESS: path} if path else {})
+    assert not marks.is_open
+    marks.enter(Section.step, 1, 1.0)
+    marks.advance()
+    marks.close()
+    if path.startswith(str(tmp_path)):
+        assert (tmp_path / "file").read_bytes() == bytes(4096)
+
+
+def test_the_page_cannot_be_cut(page):
+    """SIGBUS would end the training at its next mark."""
+    with pytest.raises(PermissionError):
+        os.ftruncate(page.fd, 0)
+
+
+def test_the_task_outlives_its_supervisor(page, marks):
+    """Marks go on into memory that nobody reads."""
+    page.close()
+    marks.enter(Section.step, 1, 1.0)
+    marks.advance()
+    assert page.read() == Record()
+
+
+def test_where_there_is_no_such_memory_nothing_is_watched(monkeypatch):
+    """A sandbox that refuses it must not keep a task from being started."""
+
+    def refused(*_):
+        raise OSError
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+    page = Page.create()
+    assert (page.environ, page.read()) == ({}, Record())
+    page.close()
