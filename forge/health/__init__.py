@@ -1,0 +1,1 @@
+"""Checks of the node, its devices and its peers."""

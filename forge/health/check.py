@@ -1,0 +1,142 @@
+"""What a health check is, and how one is made without its ever holding up a run.
+
+A check is a value: its name, which is also its key in the policy, and a function that looks at one
+thing and says what it has found. It neither logs nor ends anything: `verdicts.py` knows what the
+policy makes of a finding.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+
+from forge.config.schema import CheckConfig
+from forge.errors import DiskFull
+from forge.group.group import Group, Solo
+
+
+class Scope(Enum):
+    """Who makes a check."""
+
+    node = "node"
+    """The first task of each node."""
+    task = "task"
+    """Each task, of its own devices."""
+    ranks = "ranks"
+    """All ranks together, each of which calls it at the same time."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check has found."""
+
+    value: str
+    """In a few words, with its unit: `0.4 GiB free in /dev/shm`."""
+    is_failed: bool = False
+    """Whether that is beyond the threshold."""
+    remedy: str = ""
+    """Where it is: what people can do about it, in a sentence."""
+    culprits: tuple[int, ...] | None = None
+    """Whose nodes have failed, by rank; None: the one that the check was made on."""
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.value}. {self.remedy}" if self.is_failed and self.remedy else self.value
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a check may look at."""
+
+    config: CheckConfig
+    """Of this check; `timeout_s` is enforced by whoever makes it."""
+    checkpoint_dir: Path
+    """It may not be there yet."""
+    job: Path
+    """The job's directory; `.forge` in it is there."""
+    devices: tuple[int, ...] = ()
+    """The CUDA devices that are this task's own, as CUDA counts."""
+    ranks: Group = field(default_factory=Solo)
+    """All ranks; `gather` is what a check may use of it."""
+    local_size: int = 1
+    """Ranks on this node."""
+    state_bytes: int = 0
+    """What a checkpoint of this process's objects takes at least; 0: unknown."""
+    is_beside: bool = False
+    """Whether a training runs meanwhile; else it waits for the checks."""
+    stopped: threading.Event = field(default_factory=threading.Event)
+    """Set once nobody waits for the answer any more."""
+
+    @property
+    def threshold(self) -> float:
+        """Of a check that has one; 0 where the policy has set it to null."""
+        return self.config.threshold or 0.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One health check."""
+
+    name: str
+    """Its key in `health.checks`, or in `health.commands`."""
+    look: Callable[[Context], Finding | None]
+    """Says what it has found; None where it does not apply here. It may block; what it raises is
+    no verdict, except `DiskFull`."""
+    scope: Scope
+    is_passive: bool = False
+    """Whether it may run beside training: it computes nothing on a GPU, meets no other rank, and
+    writes nothing."""
+    is_doubtful: bool = False
+    """Whether a failure puts in doubt what was computed since the last checkpoint."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How one check went."""
+
+    finding: Finding | None = None
+    """None where it does not apply here, and where it could not be made."""
+    error: str = ""
+    """Why it could not be made: no verdict on the node."""
+
+
+def make(check: Check, context: Context) -> Answer:
+    """Make one check; it fails where it takes longer than its `timeout_s`.
+
+    Its thread stays behind then, blocked in a call that does not return.
+
+    Raises:
+        DiskFull: Where the disk is: that is no fault of the node's.
+    """
+    answers: list[Answer | DiskFull] = []
+
+    def look() -> None:
+        try:
+            answers.append(Answer(check.look(context)))
+        except DiskFull as error:
+            answers.append(error)
+        except Exception as error:  # noqa: BLE001 - who cannot look has seen no fault of the node
+            answers.append(Answer(error=f"{type(error).__name__}: {error}"))
+
+    thread = threading.Thread(target=look, name="forge-check", daemon=True)
+    thread.start()
+    thread.join(context.config.timeout_s)
+    # Copied by one read: the answer may come at this moment.
+    found = answers[:1] or [Answer(late(context.config.timeout_s))]
+    if isinstance(found[0], DiskFull):
+        raise found[0]
+    return found[0]
+
+
+def late(timeout_s: float) -> Finding:
+    """What is found of a check that does not answer."""
+    remedy = "Look at what it waits for, or raise its `timeout_s`."
+    return Finding(f"no answer within {timeout_s:g} s", is_failed=True, remedy=remedy)
+
+
+def with_config(context: Context, config: CheckConfig) -> Context:
+    """The same for another check."""
+    return replace(context, config=config)
