@@ -12,7 +12,7 @@ from typing import Any
 from forge.errors import ExitCode, Reason
 from forge.jobdir.plan import ExecPlan, RequeueLimits
 
-_EXPLAINED = (Reason.halted, Reason.io_error, Reason.failed)
+_EXPLAINED = (Reason.halted, Reason.unhealthy, Reason.io_error, Reason.failed)
 """Where the task knows more than its exit code says."""
 
 
@@ -86,6 +86,8 @@ class Outcome:
             return Reason.time_limit  # it saw the limit come by itself, before we did
         if self.code == ExitCode.FORCED and self.said is Reason.rank_lost:
             return Reason.rank_lost
+        if self.code == ExitCode.UNHEALTHY and self.said is Reason.halted:
+            return Reason.halted  # the policy's word for this check: it is not to start again
         return Reason.of_code(self.code)
 
     @property

@@ -8,7 +8,7 @@ whatever happens to the task, and works outside a container.
          ▲                                         │
          └── within budget, for this reason? ◄─────┘  (requeue.decide)
 
-`job_local` and `job_slurm` say how a task is started and stopped there. The lock in the job's
+`local.py` and `slurm/wrapper.py` say how a task is started and stopped there. The lock in the job's
 directory is held while anything of the job may be alive.
 """
 
@@ -34,7 +34,7 @@ from forge.filesystem.locks import take_lock
 from forge.job import attempts
 from forge.job.requeue import Counts, Decision, Outcome, decide
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
-from forge.jobdir import ledger, plan, verdict
+from forge.jobdir import ledger, plan, sick, verdict
 from forge.jobdir.job_files import (
     ATTEMPT,
     JOB_DIR,
@@ -296,7 +296,7 @@ class Job(ABC):
     def _stage(self, began: float) -> Outcome:
         """Start the task, or a recovery command, and wait until nothing of it is left."""
         for path in self.forge.iterdir():
-            if path.name.startswith((REPORT, VERDICT, RESULT)):  # of every rank
+            if path.name.startswith((REPORT, VERDICT, RESULT, sick.FILE)):  # of every rank
                 path.unlink(missing_ok=True)
         output = open_file(self.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(output, 1)
@@ -362,12 +362,15 @@ class Job(ABC):
     def _of_all(self, ended: Sequence[tuple[float, Outcome]]) -> Outcome:
         """That of the rank which ended first with an error, by when each of them ended.
 
-        One that has lost another rank is not what has ended the job, whenever it came to its end.
+        One that has lost another rank is not what has ended the job, whenever it came to its end;
+        nor is one that leaves since the node of another is sick.
         """
+        found = sick.read(self.directory, len(ended))
 
         def place(rank: int) -> tuple[bool, float, int]:
             at, outcome = ended[rank]
-            return outcome.said is Reason.rank_lost, at, outcome.code
+            is_healthy = bool(found) and rank not in found and outcome.code == ExitCode.UNHEALTHY
+            return is_healthy or outcome.said is Reason.rank_lost, at, outcome.code
 
         bad = [rank for rank, one in enumerate(ended) if not one[1].is_finished]
         first = min(bad, key=place, default=0)
@@ -384,8 +387,6 @@ class Job(ABC):
         """Whether the task's main came to its end, or its training did."""
         has_trained = said is not None and said.exit_code == ExitCode.FINISHED
         return has_trained or (self.forge / f"{RESULT}{suffix(rank)}").exists()
-
-    # -- the end -------------------------------------------------------------------------------
 
     def _end(self, outcome: Outcome, decision: Decision) -> int:
         state = outcome.state

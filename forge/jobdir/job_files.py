@@ -9,8 +9,9 @@
 <job dir>/.forge/report.json     how the supervisor saw the last attempt end
 <job dir>/.forge/verdict.json   why the training process says it ended
 <job dir>/.forge/result.pkl     what main returned, or raised
+<job dir>/.forge/sick.json      which node failed a health check; `sick.py` writes and reads it
 
-Where a job has several tasks, the last three and the output are there for each: `report.json.1`
+Where a job has several tasks, the last four and the output are there for each: `report.json.1`
 is rank 1's.
 """
 

@@ -51,6 +51,8 @@ REASONS = [
     (Outcome(143, asked=Reason.orphaned), Reason.orphaned, "its launcher was gone"),
     (Outcome(65), Reason.halted, "halted by the NaN policy"),
     (Outcome(69), Reason.unhealthy, "this node is unhealthy"),
+    (Outcome(69, said=Reason.unhealthy, text="ecc on n1"), Reason.unhealthy, "ecc on n1"),
+    (Outcome(69, said=Reason.halted, text="ecc on n1"), Reason.halted, "ecc on n1"),
     (FORCED, Reason.forced, "forced exit"),
     (HELD, Reason.forced, "did not react to a signal, and was killed"),
     (Outcome(71), Reason.disk_full, "the disk is full"),
@@ -143,6 +145,15 @@ def test_a_budget_ends_it_and_is_named(outcome, key, most):
     assert counts.restarts == most
     other = LIMIT if outcome is REQUESTED else REQUESTED
     assert decide(other, counts, limits(**{key: most}), most + 1).starts_again
+
+
+def test_a_check_whose_action_is_halt_ends_the_job_where_there_are_other_nodes():
+    """With the same exit code a job whose action is refuse starts again elsewhere."""
+    elsewhere = limits(has_other_nodes=True)
+    assert decide(Outcome(69), Counts(), elsewhere, 1).starts_again
+    halted = Outcome(69, said=Reason.halted, text="ecc on n1: 3 errors")
+    decision = decide(halted, Counts(), elsewhere, 1)
+    assert (decision.starts_again, decision.because) == (False, "ecc on n1: 3 errors")
 
 
 @pytest.mark.parametrize("outcome", [REQUESTED, LIMIT, KILLED, FORCED], ids=str)

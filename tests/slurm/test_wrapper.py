@@ -13,8 +13,8 @@ from plans import LISTENS, planned
 
 from forge.errors import NoAnswer, NoSuchJob, NotRequeueable, Reason, SlurmRefused
 from forge.job.requeue import Outcome
-from forge.jobdir import verdict
-from forge.jobdir.job_files import REPORT, RESULT, STATE, forge_dir, read_json, write_json
+from forge.jobdir import sick, verdict
+from forge.jobdir.job_files import RANK, REPORT, RESULT, STATE, forge_dir, read_json, write_json
 from forge.jobdir.verdict import Verdict
 from forge.slurm import client
 from forge.slurm.client import JobInfo, Queued
@@ -264,6 +264,20 @@ def test_the_rank_that_failed_first_says_why(wrapper):
     report(job, 0, -signal.SIGKILL, time=9.0)
     report(job, 1, 65, time=5.0)
     assert job._outcome(exited(137)).reason is Reason.halted
+
+
+def test_the_rank_whose_check_failed_says_why(wrapper, monkeypatch):
+    """The others leave with its exit code, and may be faster."""
+    job = wrapper(RUNS)
+    report(job, 0, 69, time=5.0, node="n1")
+    verdict.write(job.directory, Verdict(Reason.unhealthy, "rank 1 leaves", 69))
+    report(job, 1, 69, time=9.0, node="n2")
+    monkeypatch.setenv(RANK, "1")
+    verdict.write(job.directory, Verdict(Reason.halted, "ecc on n2", 69))
+    sick.write(job.directory, "n2", "ecc", "3 errors", "halt")
+    monkeypatch.delenv(RANK)
+    outcome = job._outcome(exited(69))
+    assert (outcome.reason, str(outcome)) == (Reason.halted, "ecc on n2")
 
 
 def test_the_sick_nodes_are_excluded_beside_those_that_were(wrapper):

@@ -1,0 +1,66 @@
+"""Which node of a job failed a health check: what the rank that saw it says before it leaves.
+
+<job dir>/.forge/sick.json   of rank 0; `sick.json.1` is rank 1's
+
+All ranks leave with the same exit code, and their nodes are healthy but for one. Standard library
+only: the job's wrapper reads it, in the batch script.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from forge.filesystem.files import make_directory
+from forge.jobdir.job_files import forge_dir, read_json, suffix, write_json
+
+FILE = "sick.json"
+
+
+@dataclass(frozen=True)
+class Sick:
+    """A failed check."""
+
+    node: str
+    """As Slurm knows it."""
+    check: str
+    """Name of the check; empty where nobody says."""
+    text: str
+    """What was found, for people."""
+    action: str
+    """What the policy makes of it: `refuse`, `exclude_node` or `halt`."""
+
+
+def write(job_dir: Path, node: str, check: str, text: str, action: str) -> None:
+    """Say that this rank leaves since a check failed on its node.
+
+    Args:
+        job_dir: The job's directory.
+        node: As Slurm knows it.
+        check: Name of the check.
+        text: What was found, for people.
+        action: `refuse`, `exclude_node` or `halt`.
+    """
+    path = forge_dir(job_dir) / f"{FILE}{suffix()}"
+    # Where the disk is full the wrapper goes by the exit codes: of the rank that left first.
+    with contextlib.suppress(OSError):
+        make_directory(path.parent)
+        write_json(path, asdict(Sick(node, check, text, action)))
+
+
+def read(job_dir: Path, ranks: int) -> dict[int, Sick]:
+    """What the ranks of the last attempt say, by rank.
+
+    Args:
+        job_dir: The job's directory.
+        ranks: How many the job has.
+    Raises:
+        Untrusted: Where somebody else could have written it.
+    """
+    found = {}
+    for rank in range(ranks):
+        content = read_json(forge_dir(job_dir) / f"{FILE}{suffix(rank)}")
+        if content is not None and content.keys() == Sick.__annotations__.keys():
+            found[rank] = Sick(**{name: str(value) for name, value in content.items()})
+    return found
