@@ -77,7 +77,7 @@ class Reason(Enum):
     interrupted = "Ctrl+C"
     cancelled = "stopped"
     orphaned = "its launcher was gone"
-    halted = "halted by the NaN policy"
+    halted = "halted by the policy"
     unhealthy = "this node is unhealthy"
     in_use = "another run uses its directory"
     disk_full = "the disk is full"

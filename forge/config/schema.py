@@ -285,7 +285,7 @@ class ChecksConfig:
     inodes: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 10000.0))
     """The file system of the checkpoints has `threshold` free inodes."""
     shared_directory: CheckConfig = field(default_factory=partial(CheckConfig, _WARN))
-    """What rank 0 writes into the job's directory every rank reads."""
+    """What rank 0 writes into the checkpoint directory every rank reads."""
     shm: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 1.0))
     """/dev/shm has `threshold` GiB free, for the workers of loaders."""
     memory: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 1.0))

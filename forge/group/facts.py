@@ -17,7 +17,7 @@ from forge.errors import Reason
 
 @dataclass(frozen=True)
 class StopAsked:
-    """The process is to save and leave: a signal, or the time limit."""
+    """The process is to save and leave: a signal, the time limit, or a health check."""
 
     code: int
     """The exit code, one for all ranks."""
@@ -26,6 +26,8 @@ class StopAsked:
     """`SIGTERM`; None where no signal came."""
     boundary: int | None = None
     """Where the rank holds a boundary, and could stop at that: which one."""
+    text: str = ""
+    """Why, for people, where the reason does not say all."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,12 @@ class FinishAsked:
 
 @dataclass(frozen=True)
 class Failed:
-    """This process cannot go on: its checkpoints cannot be written, or are another's by now."""
+    """This process cannot go on: its checkpoints cannot be written, or its results are in doubt."""
 
     code: int
     text: str
+    reason: Reason | None = None
+    """Where it is not the one that belongs to the code."""
 
 
 Fact = StopAsked | SaveAsked | FinishAsked | Failed
@@ -105,8 +109,8 @@ _KINDS: dict[str, Any] = {one.__name__: one for one in (StopAsked, SaveAsked, Fi
 def to_text(fact: Fact) -> str:
     """A fact as one rank tells it to the others; equal ones have equal texts."""
     values = vars(fact)
-    if isinstance(fact, StopAsked):
-        values = values | {"reason": fact.reason.name}
+    if isinstance(fact, (StopAsked, Failed)):
+        values = values | {"reason": fact.reason and fact.reason.name}
     return json.dumps({"kind": type(fact).__name__, **values}, sort_keys=True)
 
 
@@ -114,7 +118,7 @@ def from_text(text: str) -> Fact:
     """What `to_text` was given."""
     values = json.loads(text)
     kind = _KINDS[values.pop("kind")]
-    if kind is StopAsked:
+    if values.get("reason"):
         values["reason"] = Reason[values["reason"]]
     fact: Fact = kind(**values)
     return fact

@@ -17,6 +17,9 @@ from forge.config.schema import CheckConfig
 from forge.errors import DiskFull
 from forge.group.group import Group, Solo
 
+_EXCHANGES = 4
+"""More than the ranks have in one check."""
+
 
 class Scope(Enum):
     """Who makes a check."""
@@ -63,6 +66,8 @@ class Context:
     """All ranks; `gather` is what a check may use of it."""
     local_size: int = 1
     """Ranks on this node."""
+    is_first_of_node: bool = True
+    """Whether this one is the first of them."""
     state_bytes: int = 0
     """What a checkpoint of this process's objects takes at least; 0: unknown."""
     is_beside: bool = False
@@ -101,6 +106,13 @@ class Answer:
     """None where it does not apply here, and where it could not be made."""
     error: str = ""
     """Why it could not be made: no verdict on the node."""
+    left: threading.Thread | None = None
+    """What is still at it, where it has not answered in time."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it still runs, so that it cannot be made again."""
+        return self.left is not None and self.left.is_alive()
 
 
 def make(check: Check, context: Context) -> Answer:
@@ -123,20 +135,22 @@ def make(check: Check, context: Context) -> Answer:
 
     thread = threading.Thread(target=look, name="forge-check", daemon=True)
     thread.start()
-    thread.join(context.config.timeout_s)
+    # Ranks that meet have a limit for each exchange; one that is not kept, they notice together.
+    times = _EXCHANGES if check.scope is Scope.ranks else 1
+    thread.join(times * context.config.timeout_s)
     # Copied by one read: the answer may come at this moment.
-    found = answers[:1] or [Answer(late(context.config.timeout_s))]
+    found = answers[:1] or [Answer(_late_in(check, context.config.timeout_s), left=thread)]
     if isinstance(found[0], DiskFull):
         raise found[0]
     return found[0]
+
+
+def _late_in(check: Check, timeout_s: float) -> Finding:
+    culprits = () if check.scope is Scope.ranks else None  # any of them may be to blame
+    return replace(late(timeout_s), culprits=culprits)
 
 
 def late(timeout_s: float) -> Finding:
     """What is found of a check that does not answer."""
     remedy = "Look at what it waits for, or raise its `timeout_s`."
     return Finding(f"no answer within {timeout_s:g} s", is_failed=True, remedy=remedy)
-
-
-def with_config(context: Context, config: CheckConfig) -> Context:
-    """The same for another check."""
-    return replace(context, config=config)

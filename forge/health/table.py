@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from forge.health import host
+from forge.health import host, peers, product, storage
 from forge.health.check import Check, Scope
 
-CHECKS: tuple[Check, ...] = (Check("shm", host.shm, Scope.node, is_passive=True),)
-"""Their names are the keys of `health.checks`; a check that meets the other ranks comes last."""
+CHECKS: tuple[Check, ...] = (
+    Check("disk", storage.disk, Scope.node),
+    Check("inodes", storage.inodes, Scope.node, is_passive=True),
+    Check("room", storage.room, Scope.node, is_passive=True),
+    Check("shm", host.shm, Scope.node, is_passive=True),
+    Check("memory", host.memory, Scope.node),
+    Check("processes", host.processes, Scope.node, is_passive=True),
+    Check("gpu", product.gpu, Scope.task, is_doubtful=True),
+    Check("shared_directory", peers.shared_directory, Scope.ranks),
+    Check("clock_skew", peers.clock_skew, Scope.ranks),
+    Check("collective", peers.collective, Scope.ranks),
+)
+"""Their names are the keys of `health.checks`."""

@@ -1,17 +1,91 @@
-"""Whether the kernel has killed for memory, by the count of this process's own cgroup.
+"""What this process's own cgroups say of memory: who was killed for it, what is used and free.
 
 A process that was killed for memory ends as any other that gets a SIGKILL. Only the kernel knows,
 and tells it to those who may read its log; the cgroup counts for everybody, but whose process it
 was it does not say. Where there is no such count (no cgroup but the root, not Linux), nobody knows.
-Source: the kernel's cgroup-v2 (`memory.events`) and cgroup-v1/memory (`memory.oom_control`).
+Source: the kernel's cgroup-v2 (`memory.events`, `.max`, `.current`, `.stat`), cgroup-v1/memory
+(`memory.oom_control`, `.limit_in_bytes`, `.usage_in_bytes`, `.stat`) and proc(5) (`MemAvailable`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+_OWN, _ROOT = "/proc/self/cgroup", "/sys/fs/cgroup"
+_NO_LIMIT = 2**60
+"""A limit of cgroup-v1 that is none: the largest number of pages, in bytes."""
 
 
-def oom_kills(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int | None:
+class Limited(NamedTuple):
+    """A cgroup of this process's whose memory has a limit."""
+
+    limit: int
+    held: int
+    """Bytes that nothing but the end of a process gives back: no file's pages."""
+    free: int
+    """Bytes until something is killed: what files have cached goes first."""
+
+
+def available_bytes(meminfo: str = "/proc/meminfo") -> int | None:
+    """What the node could still give to processes, without swapping; None where nobody says."""
+    try:
+        lines = Path(meminfo).read_text().splitlines()
+        pairs = dict(line.split(":", 1) for line in lines)
+        return int(pairs["MemAvailable"].split()[0]) * 1024
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def limited(own: str = _OWN, root: str = _ROOT) -> list[Limited]:
+    """Those of this process's cgroups that have a limit, the innermost first.
+
+    Args:
+        own: Says which cgroups this process is in.
+        root: Where they are mounted.
+    """
+    found = (_limit(folder, is_v1=is_v1) for folder, is_v1 in _folders(own, root))
+    return [one for one in found if one is not None]
+
+
+def _folders(own: str, root: str) -> Iterator[tuple[Path, bool]]:
+    """(its folder, whether of version 1) of each of them that may account for memory."""
+    try:
+        lines = Path(own).read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        is_v1 = "memory" in controllers.split(",")
+        if controllers and not is_v1:
+            continue
+        top = Path(root, "memory") if is_v1 else Path(root)
+        folder = top / path[1:]
+        yield folder, is_v1
+        while folder != top and top in folder.parents:
+            folder = folder.parent
+            yield folder, is_v1
+
+
+def _limit(folder: Path, *, is_v1: bool) -> Limited | None:
+    limit, usage = ("limit_in_bytes", "usage_in_bytes") if is_v1 else ("max", "current")
+    anonymous, cached = ("total_rss", "total_inactive_file") if is_v1 else ("anon", "inactive_file")
+    shared = "total_shmem" if is_v1 else "shmem"
+    try:
+        most = int((folder / f"memory.{limit}").read_text())  # `max` is no number: no limit
+        used = int((folder / f"memory.{usage}").read_text())
+        lines = (folder / "memory.stat").read_text().splitlines()
+        stat = {name: int(value) for name, value in map(str.split, lines)}
+    except (OSError, ValueError):
+        return None
+    if most >= _NO_LIMIT:
+        return None
+    held = stat.get(anonymous, 0) + stat.get(shared, 0)
+    return Limited(most, held, max(most - used + stat.get(cached, 0), 0))
+
+
+def oom_kills(own: str = _OWN, root: str = _ROOT) -> int | None:
     """Processes of this cgroup that the kernel has killed for memory; None where nobody counts.
 
     Args:

@@ -22,6 +22,9 @@ from forge.resilience.elastic import largest_count
 
 __all__ = ["NaNDetector", "NaNState", "check_gpu_health", "check_nccl_health"]
 
+_HAS_BFLOAT16 = (8, 0)
+"""From this compute capability on, NVIDIA's GPUs multiply it."""
+
 ACTIONS = ("warn", "skip", "raise")
 
 
@@ -302,10 +305,16 @@ def check_gpu_health(device: int = 0) -> dict[str, Any]:
         torch.cuda.get_device_properties(where)
         result["device_accessible"] = True
         a = torch.arange(64 * 64, dtype=torch.float32, device=where).reshape(64, 64) % 7
-        # Small integers: exact in float32 whatever the order of the sums.
-        result["compute_ok"] = bool(torch.equal((a @ a.T).cpu(), a.cpu() @ a.cpu().T))
-        if not result["compute_ok"]:
-            result["error"] = f"cuda:{device} computed a wrong matrix product"
+        # Small integers: exact in float32 whatever the order of the sums. In bfloat16 all up to 256
+        # are, and ones and zeros add up to 64 at most.
+        products = [a]
+        if torch.cuda.get_device_capability(where) >= _HAS_BFLOAT16:
+            products.append((a % 2).bfloat16())
+        wrong = [one.dtype for one in products if not _is_product_right(one)]
+        result["compute_ok"] = not wrong
+        if wrong:
+            named = " and ".join(str(one).removeprefix("torch.") for one in wrong)
+            result["error"] = f"cuda:{device} computed a wrong matrix product in {named}"
         block = torch.full((16 << 20,), 0xA5, dtype=torch.uint8, device=where)
         result["memory_ok"] = bool((block == 0xA5).all().item())
         if not result["memory_ok"]:
@@ -313,6 +322,12 @@ def check_gpu_health(device: int = 0) -> dict[str, Any]:
     except (RuntimeError, AssertionError, ValueError) as error:
         result["error"] = f"cuda:{device}: {error}"
     return result
+
+
+def _is_product_right(matrix: torch.Tensor) -> bool:
+    """Whether its device multiplies it with its transpose as the CPU does, which is exact."""
+    host = matrix.cpu().float()
+    return torch.equal((matrix @ matrix.T).cpu().float(), host @ host.T)
 
 
 def own_devices() -> list[int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from forge.errors import ExitCode
+from forge.errors import ExitCode, Reason
 from forge.group.facts import Agreed, FinishAsked, StopAsked
 
 
@@ -21,6 +21,8 @@ class Halt:
 
     text: str
     code: int = int(ExitCode.HALTED)
+    reason: Reason | None = None
+    """Where it is not the one that belongs to the code."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def decide(agreed: Agreed, step: int, known: Known) -> Decision:
         known: What they know anyway.
     """
     if agreed.failed is not None:
-        return Halt(agreed.failed.text, agreed.failed.code)
+        return Halt(agreed.failed.text, agreed.failed.code, agreed.failed.reason)
     if known.nan is not None:
         return known.nan
     save = _save(agreed, step, known)

@@ -44,6 +44,7 @@ class Leaving:
         handler: Of the signals; it forces the exit where leaving takes too long.
         limit: The time limit.
         emergency: Has what is left of the last boundary, where a rank has died.
+        before: Called first: what happens from then on, leaving may have caused.
     """
 
     def __init__(
@@ -53,7 +54,9 @@ class Leaving:
         handler: ShutdownHandler,
         limit: TimeLimit,
         emergency: Emergency,
+        before: Callable[[], None],
     ) -> None:
+        self._before = before
         self._loops = loops
         self._directory = directory
         self._handler = handler
@@ -73,7 +76,7 @@ class Leaving:
 
     def stop(self, asked: StopAsked, save: Callable[[], None] | None) -> NoReturn:
         """Save and leave; without a save in the middle of a step."""
-        name = asked.signal or asked.reason.value
+        name = asked.signal or asked.text or asked.reason.value
         self._handler.begin_deadline()
         self._directory.metrics.flush()
         try:
@@ -81,16 +84,17 @@ class Leaving:
                 save()
         except ENDS as error:
             self.give_up(error, f"{name}, but {error}")
-        if asked.signal is None:
-            details: dict[str, Any] = {"left_s": round(self._limit.left_s, 1)}
-        else:
+        details: dict[str, Any] = {}
+        if asked.signal is not None:
             name, details = f"stopped by {name}", {"signal": asked.signal}
+        elif asked.reason is Reason.time_limit:
+            details = {"left_s": round(self._limit.left_s, 1)}
         self._leave(asked.code, name, "stop", reason=asked.reason, **details)
 
     def halt(self, halt: Halt) -> NoReturn:
         """Leave without a save."""
         if halt.code != ExitCode.HALTED:
-            self._leave(halt.code, halt.text, "error", logging.ERROR)
+            self._leave(halt.code, halt.text, "error", logging.ERROR, halt.reason)
         self._directory.metrics.flush()
         self._directory.saver.finish()
         text = f"halted by the NaN policy: {halt.text}. {self._directory.in_place()}"
@@ -123,6 +127,7 @@ class Leaving:
         **details: Any,
     ) -> NoReturn:
         """Log, run the callbacks, end the children, raise; the reason is by default the code's."""
+        self._before()
         reason = reason or Reason.of_code(code)
         self._directory.end(kind, reason, text, self._loops.step, code, level, **details)
         self._loops.close()  # a DataLoader's workers end in their own way, before all others

@@ -15,6 +15,7 @@ from forge.config.schema import NanAction, Policy, Resume, SignalAction
 from forge.errors import ConfigError, Exit, RankLost
 from forge.group import start, torchrun
 from forge.group.ranks import MARGIN, START_S
+from forge.health.attempt import Health
 from forge.jobdir import job_dir, spawned
 from forge.jobdir.job_files import RANK, SAVE_WITHIN, forge_dir
 from forge.process.time_limit import TimeLimit
@@ -121,6 +122,7 @@ class Session:
             self._group.close(0)
             raise
         self.metrics = self._directory.metrics
+        self._health = self._checks(job, checkpoint_dir)
         try:
             self._handler = stopping.install(self._policy, forge_dir(job))
             # gloo may leave a rank in its collective though all others are gone.
@@ -138,10 +140,10 @@ class Session:
                 if problems := ddp_buckets.problems(self._live.objects, self._group.size):
                     raise ConfigError(problems, "What is given to forge.Run")
                 preflight.check_code(job, self._policy.requeue.on_code_change)
-                exchange.give(
-                    "the health checks",
-                    lambda: preflight.check_health(self._policy.health, checkpoint_dir),
-                )
+                health = self._health
+                limit_s = START_S + health.limit_s
+                exchange.give("the health checks", health.check_node, within_s=limit_s)
+                exchange.give("the ranks' health checks", health.check_ranks, within_s=limit_s)
                 self._resume(owner)
                 preflight.keep_threads(job, is_resumed=self.resumed_from is not None)
             self._live.fix_groups()
@@ -153,6 +155,7 @@ class Session:
             self._release(is_leaving=False)
             raise
         _active.append(self)
+        self._health.watch()
         spawned.once_parent_is_gone(self._stop_as_orphan)
 
     def _places(self) -> list[str]:
@@ -172,6 +175,20 @@ class Session:
 
         exchange.first("the claim", opened)
         exchange.give("the directories", opened if group.rank else lambda: None)
+
+    def _checks(self, job: Path, checkpoint_dir: Path) -> Health:
+        return Health(
+            self._policy.health,
+            job,
+            checkpoint_dir,
+            self._group,
+            state_bytes=self._live_bytes,
+            note=self._directory.ledger.write,
+        )
+
+    @property
+    def _live_bytes(self) -> int:
+        return sum(p.numel() * p.element_size() for p in self._live.local_parameters())
 
     @property
     def _stop_s(self) -> float:
@@ -196,10 +213,11 @@ class Session:
         announcement = signal.Signals[f"SIG{policy.signal.name}"]
         due_s = min(self._stop_s, policy.signal.lead_s)
         handler.pass_over = lambda number: number == announcement and limit.is_too_soon(due_s)
-        num_bytes = sum(p.numel() * p.element_size() for p in self._live.local_parameters())
-        directory.saver.expect(num_bytes, float(os.environ.get(SAVE_WITHIN) or math.inf))
+        directory.saver.expect(self._live_bytes, float(os.environ.get(SAVE_WITHIN) or math.inf))
         self._emergency = Emergency(self._group, self.loops, self._contents, directory)
-        self._leaving = Leaving(self.loops, directory, handler, limit, self._emergency)
+        self._leaving = Leaving(
+            self.loops, directory, handler, limit, self._emergency, self._health.stop
+        )
         self.boundary = Boundary(
             policy,
             self.loops,
@@ -330,6 +348,7 @@ class Session:
         if self in _active:
             _active.remove(self)
         self.loops.close()
+        self._health.close()
         if not is_together:  # the others hear of it, and nobody waits for a save of all
             self._group.close(0)
         try:

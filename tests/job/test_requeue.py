@@ -49,7 +49,7 @@ REASONS = [
     (Outcome(75, asked=Reason.interrupted), Reason.interrupted, "Ctrl+C"),
     (Outcome(-15, asked=Reason.cancelled), Reason.cancelled, "stopped"),
     (Outcome(143, asked=Reason.orphaned), Reason.orphaned, "its launcher was gone"),
-    (Outcome(65), Reason.halted, "halted by the NaN policy"),
+    (Outcome(65), Reason.halted, "halted by the policy"),
     (Outcome(69), Reason.unhealthy, "this node is unhealthy"),
     (Outcome(69, said=Reason.unhealthy, text="ecc on n1"), Reason.unhealthy, "ecc on n1"),
     (Outcome(69, said=Reason.halted, text="ecc on n1"), Reason.halted, "ecc on n1"),

@@ -4,16 +4,14 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from started import Popen
 
 import forge.resilience
-from forge.config.schema import CheckAction, CheckConfig, ChecksConfig, HealthConfig
 from forge.resilience import NaNDetector, NaNState, check_gpu_health, check_nccl_health
-from forge.training.start.preflight import check_health
+from forge.resilience.health import own_devices
 
 NAN, INF = float("nan"), float("inf")
 
@@ -238,8 +236,9 @@ def test_the_check_leaves_devices_of_other_tasks_alone(monkeypatch, count, envir
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: asked.append(device))
-    off, warn = CheckConfig(CheckAction.ignore), CheckConfig(CheckAction.warn)
-    check_health(HealthConfig(checks=ChecksConfig(disk=off, gpu=warn)), Path())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    for device in own_devices():
+        check_gpu_health(device)
     assert [device.index for device in asked] == expected
 
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-import shutil
-import socket
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,12 +16,11 @@ import torch
 from forge import messages
 from forge.checkpoint.format.names import LATEST
 from forge.config import loading
-from forge.config.schema import CheckAction, CheckConfig, CodeChange, HealthConfig, Policy
-from forge.errors import ConfigError, DiskFull, Exit, ExitCode, ForgeError, is_disk_full, unwritable
+from forge.config.schema import CodeChange, Policy
+from forge.errors import ConfigError, Exit, ForgeError, unwritable
 from forge.filesystem.steps import step_of
 from forge.jobdir import job_dir, spawned, verdict
 from forge.jobdir.verdict import Verdict
-from forge.resilience.health import bounded, check_gpu_health, own_devices
 from forge.training.loop import shortened
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.=+,@-]{0,99}", re.ASCII)
@@ -144,60 +139,3 @@ def keep_threads(directory: Path, *, is_resumed: bool) -> None:
             f" {first} again, since the number of threads changes the order of sums. What ran"
             f" before `forge.Run` had {now}; .forge/resume.sh starts with the original environment."
         )
-
-
-def check_health(health: HealthConfig, checkpoint_dir: Path) -> None:
-    """Run the start-up checks.
-
-    Raises:
-        Exit: With code 69, where one fails and the policy says refuse.
-        DiskFull: Where the disk is full, which is no fault of this node's.
-    """
-    checks: dict[str, tuple[CheckConfig, Callable[[], str | DiskFull]]] = {
-        "disk": (
-            health.checks.disk,
-            lambda: _disk_problem(checkpoint_dir, health.checks.disk.threshold or 0.0),
-        ),
-        "gpu": (health.checks.gpu, _gpu_problem),
-    }
-    for name, (config, check) in checks.items():
-        if not health.enabled or config.action is CheckAction.ignore:
-            continue
-        late = f"no answer within {config.timeout_s:g} s"
-        problem = bounded(check, config.timeout_s, default=late)
-        if isinstance(problem, DiskFull):
-            raise problem
-        if not problem:
-            continue
-        text = f"Health check `{name}` failed on {socket.gethostname()}: {problem}"
-        if config.action is not CheckAction.warn:
-            messages.say(
-                f"{text}. The job does not run on this node (exit code 69).", logging.ERROR
-            )
-            raise Exit(ExitCode.UNHEALTHY, text)
-        messages.warn(text)
-
-
-def _disk_problem(directory: Path, min_free_gib: float) -> str | DiskFull:
-    try:
-        with tempfile.NamedTemporaryFile(dir=directory, prefix=".step_health_") as file:
-            file.write(b"\0" * 4096)
-            file.flush()
-            os.fsync(file.fileno())
-        free_gib = shutil.disk_usage(directory).free / 2**30
-    except OSError as error:
-        text = f"{directory} cannot be written: {error}"
-        return DiskFull(text) if is_disk_full(error) else text
-    if free_gib < min_free_gib:
-        return (
-            f"{directory} has {free_gib:.1f} GiB free,"
-            f" `resilience.health.checks.disk.threshold={min_free_gib:g}`"
-        )
-    return ""
-
-
-def _gpu_problem() -> str:
-    if not torch.cuda.is_available():
-        return ""
-    results = [check_gpu_health(device) for device in own_devices()]
-    return "; ".join(result["error"] for result in results if result["error"])

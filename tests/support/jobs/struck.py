@@ -60,7 +60,8 @@ def act(where):
                 run.finish("enough")
             case "full":  # from here on no file gets longer, as on a full disk
                 limit(8 << 10)
-            case "unhealthy":  # its disk has not as much room as is asked for
+            case "unhealthy":  # the disk of its own node has not as much room as is asked for
+                os.environ["LOCAL_RANK"] = "0"
                 policy["health"] = {"checks": {"disk": {"threshold": 1e6}}}
             case "room":
                 limit(resource.RLIM_INFINITY)

@@ -1,0 +1,202 @@
+"""The health checks of one attempt: all of them before it trains, the passive ones beside that.
+
+    at the start   of the node by its first task, of its own GPUs by each, then all ranks together
+    beside         every `health.every_s` a thread looks again; what it finds is proposed to all
+                   ranks, which leave together at a boundary
+
+All ranks have the same policy, and so make the same checks in the same order.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from forge import messages
+from forge.config.schema import CheckAction, CheckConfig, HealthConfig
+from forge.errors import ConfigError, DiskFull
+from forge.group.group import Group
+from forge.health import command, used_memory
+from forge.health.check import Answer, Check, Context, Scope, make
+from forge.health.table import CHECKS
+from forge.health.verdicts import Refusal, Verdicts
+from forge.process import world
+
+_LEAVE_S = 2.0
+"""Seconds that leaving waits for the thread: a check that hangs is left behind."""
+
+
+class Health:
+    """What looks after one attempt's node, on one rank.
+
+    Args:
+        config: Of the checks.
+        job: The job's directory.
+        checkpoint_dir: Where it saves.
+        ranks: All ranks of the job.
+        state_bytes: What a checkpoint of this rank's objects takes at least.
+        note: Writes an event into the ledger.
+    """
+
+    def __init__(
+        self,
+        config: HealthConfig,
+        job: Path,
+        checkpoint_dir: Path,
+        ranks: Group,
+        *,
+        state_bytes: int = 0,
+        note: Callable[..., None] = lambda kind, **values: None,
+    ) -> None:
+        self._config = config
+        self._ranks = ranks
+        self._verdicts = Verdicts(job, ranks.rank, note)
+        self._pending: dict[str, Answer] = {}
+        """What has not answered in time, and still runs."""
+        self._thread: threading.Thread | None = None
+        here = _here()
+        self._context = Context(
+            config=CheckConfig(),
+            checkpoint_dir=checkpoint_dir,
+            job=job,
+            devices=_devices() if config.enabled else (),
+            ranks=ranks,
+            local_size=here.local_size,
+            is_first_of_node=here.local_rank == 0,
+            state_bytes=state_bytes,
+        )
+
+    # -- at the start ----------------------------------------------------------------------------
+
+    def check_node(self) -> None:
+        """Make the checks of this node and of this task's devices.
+
+        Raises:
+            Exit: With code 69, where one fails and the policy says more than to log it.
+            DiskFull: Where the disk is full, which is no fault of the node's.
+        """
+        self._check(Scope.node, Scope.task)
+
+    def check_ranks(self) -> None:
+        """Make the checks of the ranks against each other; every rank has to call it.
+
+        Raises:
+            Exit: As `check_node`.
+        """
+        self._check(Scope.ranks)
+
+    def _check(self, *scopes: Scope) -> None:
+        for check, config in self._own(scopes):
+            refusal = self._made(check, config)
+            if refusal is not None:
+                if check.scope is not Scope.ranks or self._ranks.rank == 0:
+                    messages.say(f"{refusal.exit}.", logging.ERROR)
+                raise refusal.exit
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds that the checks of a rank may take together, before the others give it up."""
+        every = self._own((Scope.node, Scope.task), is_of_any_rank=True)
+        return sum(config.timeout_s for _, config in every)
+
+    def _own(
+        self, scopes: Iterable[Scope], *, is_of_any_rank: bool = False
+    ) -> Iterator[tuple[Check, CheckConfig]]:
+        """Those that this rank makes, with their config, in the order of the table."""
+        is_first = self._context.is_first_of_node
+        for check, config in enabled(self._config):
+            is_mine = check.scope is not Scope.node or is_of_any_rank or is_first
+            if check.scope in scopes and is_mine:
+                yield check, config
+
+    def _made(self, check: Check, config: CheckConfig) -> Refusal | None:
+        answer = make(check, replace(self._context, config=config))
+        if answer.is_pending:
+            self._pending[check.name] = answer
+        if self._context.stopped.is_set():
+            return None  # the end of the attempt may have caused it
+        return self._verdicts.judge(check, config, answer)
+
+    # -- beside training -------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Repeat the passive checks in a thread, until `close`."""
+        every_s = self._config.every_s
+        if every_s is None or not self._config.enabled:
+            return
+        self._context = replace(self._context, is_beside=True)
+        self._thread = threading.Thread(
+            target=self._repeat, args=(every_s,), name="forge-monitor", daemon=True
+        )
+        self._thread.start()
+
+    def _repeat(self, every_s: float) -> None:
+        due = time.monotonic() + every_s
+        while not self._context.stopped.wait(max(due - time.monotonic(), 0.0)):
+            try:
+                refusal = self._look()
+            except Exception as error:  # noqa: BLE001 - a watch that fails must not end a training
+                messages.warn(f"The health checks beside training have ended: {error!r}")
+                return
+            if refusal is not None and not self._context.stopped.is_set():
+                self._ranks.propose(refusal.fact)
+                return
+            due = max(due + every_s, time.monotonic())  # none is made up for
+
+    def _look(self) -> Refusal | None:
+        """The first refusal of a round."""
+        used_memory.note(self._context.job)
+        for check, config in self._own((Scope.node, Scope.task)):
+            pending = self._pending.get(check.name)
+            if not check.is_passive or (pending is not None and pending.is_pending):
+                continue
+            try:
+                refusal = self._made(check, config)
+            except DiskFull:
+                continue  # the next save says so
+            if refusal is not None or self._context.stopped.is_set():
+                return refusal
+        return None
+
+    def stop(self) -> None:
+        """The attempt leaves: what is found from now on, its end may have caused."""
+        self._context.stopped.set()
+
+    def close(self) -> None:
+        """Give up; the thread ends by itself where it hangs in a check."""
+        self.stop()
+        if self._thread is not None:
+            self._thread.join(_LEAVE_S)
+            self._thread = None
+        if self._config.enabled:
+            used_memory.note(self._context.job)
+
+
+def enabled(config: HealthConfig) -> list[tuple[Check, CheckConfig]]:
+    """The checks that a policy asks for, with their config, in the order in which they are made."""
+    if not config.enabled:
+        return []
+    found = [(check, getattr(config.checks, check.name)) for check in CHECKS]
+    for name, one in config.commands.items():
+        given = CheckConfig(one.action, timeout_s=one.timeout_s)
+        found.append((command.check(name, one), given))
+    return [(check, one) for check, one in found if one.action is not CheckAction.ignore]
+
+
+def _here() -> world.World:
+    """This rank among those of its node; alone where the environment does not say."""
+    try:
+        return world.of(os.environ)
+    except ConfigError:  # torch.distributed was initialised without it
+        return world.World()
+
+
+def _devices() -> tuple[int, ...]:
+    from forge.resilience.health import own_devices  # it needs torch
+
+    return tuple(own_devices())

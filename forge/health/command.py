@@ -1,0 +1,128 @@
+"""A site's own checks: commands, as `health.commands` has them.
+
+A command fails by any exit code but 0, and its last line says why. It runs in a process group of
+its own, which is killed at the timeout as a whole, whatever it has started there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shlex
+import signal
+import subprocess
+import time
+
+from forge.config.schema import CommandCheckConfig
+from forge.health.check import Check, Context, Finding, Scope, late
+from forge.process.processes import open_pidfd
+
+_KEPT = 16_384
+"""Bytes of its output that are kept: the last ones."""
+_LOOK_S = 0.5
+"""Seconds until it is asked again whether anybody still waits."""
+_MARGIN = 0.9
+"""Of the timeout: the rest is for killing it."""
+_SHOWN = 500
+"""Characters of its last line that are shown."""
+_STOPS = {getattr(signal, f"SIG{name}", None) for name in ("TERM", "INT", "HUP", "USR1", "USR2")}
+"""What Slurm, or people, send to all processes of a job that is to leave."""
+
+
+def check(name: str, config: CommandCheckConfig) -> Check:
+    """The check that this command is."""
+    return Check(name, lambda context: _run(config.run, context), Scope.node, is_passive=True)
+
+
+def _run(command: list[str], context: Context) -> Finding:
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        remedy = "Correct the command, or install it on every node."
+        return Finding(f"it cannot be started: {error}", is_failed=True, remedy=remedy)
+    with process:
+        try:
+            output = _followed(process, context)
+        finally:
+            # Also what it has left behind: the group is there until its leader is collected.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+    if output is None:
+        return late(context.config.timeout_s)
+    return _judged(command, code, output)
+
+
+def _judged(command: list[str], code: int, output: bytes) -> Finding:
+    """What its end says.
+
+    Raises:
+        InterruptedError: Where somebody has stopped it: that says nothing of the node.
+    """
+    number = -code if code < 0 else code - 128  # a shell's own way to say so
+    if number in _STOPS:
+        raise InterruptedError(f"`{shlex.join(command)}` was stopped by a signal ({number})")
+    lines = output.decode(errors="replace").strip().splitlines()
+    last = f": {lines[-1].strip()[:_SHOWN]}" if lines else ", and printed nothing"
+    if code == 0:
+        return Finding(f"exit code 0{last if lines else ''}")
+    ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    return Finding(ended + last, is_failed=True, remedy=f"Run `{shlex.join(command)}` there.")
+
+
+def _followed(process: subprocess.Popen[bytes], context: Context) -> bytes | None:
+    """The end of its output, once it has ended; None where it has not done so in time.
+
+    What it has started may have the pipe still open: its own end is what counts.
+    """
+    assert process.stdout is not None
+    deadline = time.monotonic() + _MARGIN * context.config.timeout_s
+    pipe, output = process.stdout.fileno(), b""
+    os.set_blocking(pipe, False)
+    handle = open_pidfd(process.pid)
+    sources = select.poll()  # `select` takes no descriptor from 1024 on
+    sources.register(pipe, select.POLLIN)
+    if handle is not None:
+        sources.register(handle, select.POLLIN)
+    try:
+        while True:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or context.stopped.is_set():
+                return None
+            ready = dict(sources.poll(1000 * min(left_s, _LOOK_S if handle is not None else 0.05)))
+            has_ended = _has_ended(process)
+            if pipe in ready or has_ended:
+                chunk = _read(pipe)
+                output = (output + (chunk or b""))[-_KEPT:]
+                if chunk == b"" and pipe in ready:
+                    sources.unregister(pipe)  # closed: it would be ready all the time
+            if has_ended:
+                return output
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has; on Linux it stays a zombie until then, so that its group is still its own."""
+    if not hasattr(os, "waitid"):
+        return process.poll() is not None
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # somebody else has collected it
+        return True
+
+
+def _read(pipe: int) -> bytes | None:
+    """Some of what is there; None where there is nothing yet, nothing where it is closed."""
+    try:
+        return os.read(pipe, 1 << 20)
+    except BlockingIOError:
+        return None

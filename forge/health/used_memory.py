@@ -1,0 +1,68 @@
+"""How much memory a job has used, kept in its directory for its later attempts.
+
+`.forge/memory.json` holds the most that a task has had resident, and the most that was held in the
+innermost cgroup with a limit, which counts the workers of loaders, too. It is written while the
+job trains: a task that is killed for memory has no time to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from forge.errors import Untrusted
+from forge.jobdir.job_files import forge_dir, read_json, suffix, write_json
+from forge.process.memory import limited
+
+_NAME = "memory.json"
+_GROWN = 1.05
+"""How much more than noted is worth another write."""
+
+
+class Used(NamedTuple):
+    """Bytes of one task."""
+
+    rss: int = 0
+    """The most that it has had resident."""
+    cgroup: int = 0
+    """What is held in its innermost cgroup that has a limit, by whichever process."""
+
+
+def now() -> Used:
+    """What this process has used so far."""
+    import resource  # Windows has none
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    limits = limited()
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return Used(most, limits[0].held if limits else 0)
+
+
+def note(job: Path) -> None:
+    """Keep the most that this task has used; a failure costs a later check its comparison."""
+    before, found = _of(job, None), now()
+    if found.rss > _GROWN * before.rss or found.cgroup > _GROWN * before.cgroup:
+        most = Used(max(found.rss, before.rss), max(found.cgroup, before.cgroup))
+        with contextlib.suppress(OSError):
+            write_json(_path(job, None), most._asdict())
+
+
+def read(job: Path, ranks: Iterable[int]) -> int:
+    """Bytes that these ranks of a job have used together on their node; 0: nobody knows."""
+    found = [_of(job, rank) for rank in ranks]
+    return max(sum(one.rss for one in found), max(one.cgroup for one in found))
+
+
+def _of(job: Path, rank: int | None) -> Used:
+    try:
+        found = read_json(_path(job, rank)) or {}
+        return Used(int(found.get("rss", 0)), int(found.get("cgroup", 0)))
+    except (TypeError, ValueError, Untrusted):  # of another version, or of somebody else's
+        return Used()
+
+
+def _path(job: Path, rank: int | None) -> Path:
+    return forge_dir(job) / f"{_NAME}{suffix(rank)}"
