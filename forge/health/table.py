@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge.health import host, peers, product, storage
+from forge.health import gpu, gpu_memory, host, peers, product, storage
 from forge.health.check import Check, Scope
 
 CHECKS: tuple[Check, ...] = (
@@ -12,6 +12,16 @@ CHECKS: tuple[Check, ...] = (
     Check("shm", host.shm, Scope.node, is_passive=True),
     Check("memory", host.memory, Scope.node),
     Check("processes", host.processes, Scope.node, is_passive=True),
+    # By the driver first: a product on a GPU that is gone may not return.
+    Check("gpu_memory", gpu_memory.gpu_memory, Scope.task, is_passive=True),
+    Check("ecc", gpu.ecc, Scope.task, is_passive=True, is_doubtful=True),
+    Check("row_remap", gpu.row_remap, Scope.task, is_passive=True, is_doubtful=True),
+    Check("retired_pages", gpu.retired_pages, Scope.task, is_passive=True),
+    Check("recovery_action", gpu.recovery_action, Scope.task, is_passive=True),
+    Check("throttle", gpu.throttle, Scope.task, is_passive=True),
+    Check("temperature", gpu.temperature, Scope.task, is_passive=True),
+    Check("clocks", gpu.clocks, Scope.task, is_passive=True),
+    Check("pcie", gpu.pcie, Scope.task, is_passive=True),
     Check("gpu", product.gpu, Scope.task, is_doubtful=True),
     Check("shared_directory", peers.shared_directory, Scope.ranks),
     Check("clock_skew", peers.clock_skew, Scope.ranks),

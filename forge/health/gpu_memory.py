@@ -1,0 +1,107 @@
+"""What other processes hold of the memory of a task's own GPUs.
+
+What a process held that was killed goes a moment after it, so that the next one may find its GPU
+full. Before a training begins, those that are about to go are waited for; where the policy acts on
+this check, all others are, too: an earlier job may still be asked to stop.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from forge.config.schema import CheckAction
+from forge.health import gpu
+from forge.health.check import Context, Finding
+from forge.health.nvml import Gpu
+from forge.jobdir.job_files import TOKEN
+from forge.process import processes
+
+_LOOK_S = 1.0
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h
+FAMILIES = (
+    (TOKEN,),
+    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),
+)
+"""Variables that, all together, only the processes of one job have with the same values."""
+
+
+def gpu_memory(context: Context) -> Finding | None:
+    """Whether others hold more of its memory than the threshold, in MiB; waits for them to go."""
+    if not _knows_pids():
+        return None  # the driver has the numbers of another namespace: ours could be among others'
+    # A margin, so that the answer comes in time.
+    end = time.monotonic() + context.config.timeout_s * 0.9 - _LOOK_S
+    while True:
+        leaving: list[int] = []
+        found = gpu.each(context, functools.partial(_of_one, context, leaving))
+        is_worth_it = leaving or context.config.action is not CheckAction.warn
+        if found is None or not found.is_failed or context.is_beside or not is_worth_it:
+            return found
+        if time.monotonic() > end or context.stopped.wait(_LOOK_S):
+            return found
+
+
+def _of_one(context: Context, leaving: list[int], gpu: Gpu) -> Finding | None:
+    running = gpu.part and gpu.ask("ComputeRunningProcesses_v3", of=gpu.part)
+    if running is None:
+        return None
+    others = {one.pid: (one.usedGpuMemory or 0) / 2**20 for one in running}
+    for pid in _family(others):
+        del others[pid]
+    leaving += filter(_is_leaving, others)
+    largest = sorted(others, key=lambda pid: -others[pid])
+    named = [f"{others[pid]:.0f} MiB by {_described(pid)}" for pid in largest[:4]]
+    if len(largest) > 4:
+        named.append(f"and by {len(largest) - 4} more")
+    mib = sum(others.values())
+    return Finding(
+        f"{mib:.0f} MiB held by others" + (f": {', '.join(named)}" if named else ""),
+        is_failed=mib > context.threshold,
+        remedy="End them, or have the GPU's node looked at where they do not go.",
+    )
+
+
+def _knows_pids() -> bool:
+    """Whether this process counts processes as the driver does: not within a container's count."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def _family(pids: Iterable[int]) -> set[int]:
+    """Those of them that are this process, descend from it or belong to the same job."""
+    own = {os.getpid(), *processes.descendants()}
+    mine = [{name: os.environ.get(name) for name in names} for names in FAMILIES]
+    known = [family for family in mine if None not in family.values()]
+    return {pid for pid in pids if pid in own or any(_is_of(pid, family) for family in known)}
+
+
+def _is_of(pid: int, family: dict[str, str | None]) -> bool:
+    return all(processes.variable(pid, name) == value for name, value in family.items())
+
+
+def _is_leaving(pid: int) -> bool:
+    """Whether a process has ended, and only its memory is still to go."""
+    try:
+        state = Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2]
+    except OSError:
+        return True
+    return state.split()[0] in "ZXD"
+
+
+def _described(pid: int) -> str:
+    """For people: its number, what it runs and whose it is."""
+    folder = Path("/proc", str(pid))
+    try:
+        command = folder.joinpath("cmdline").read_text("utf-8", "replace").replace("\0", " ")
+        user = folder.stat().st_uid
+    except OSError:
+        return f"pid {pid}, which has ended"
+    shown = "".join(c if c.isascii() and c.isprintable() else "?" for c in command.strip())
+    return f"pid {pid} of user {user} (`{shown[:77]}{'…' if len(shown) > 77 else ''}`)"

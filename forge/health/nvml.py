@@ -1,0 +1,125 @@
+"""Asking the NVIDIA driver about a GPU.
+
+NVML is the driver's own library. Asking it opens no CUDA context and takes no memory of a GPU. Its
+binding, nvidia-ml-py, is imported only where the driver is there and something is to be asked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+_LIBRARY = "libnvidia-ml.so.1"
+_NO_DRIVER = ("NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_DRIVER_NOT_LOADED")
+_GONE = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED")
+_NO_ANSWER = (
+    "NVML_ERROR_NOT_SUPPORTED",  # by this GPU: without ECC, a consumer's, an instance of MIG
+    "NVML_ERROR_INVALID_ARGUMENT",  # a handle or a field that this question is not for
+    "NVML_ERROR_FUNCTION_NOT_FOUND",  # by this driver, which is older
+    "NVML_ERROR_ARGUMENT_VERSION_MISMATCH",
+    "NVML_ERROR_DEPRECATED",
+    "NVML_ERROR_NO_PERMISSION",
+    "NVML_ERROR_NOT_FOUND",
+    "NVML_ERROR_NO_DATA",
+    "NVML_ERROR_VGPU_ECC_NOT_SUPPORTED",
+)
+
+
+class GpuGone(Exception):
+    """A GPU has fallen off the bus, or does nothing before it is reset."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU that a task computes on, or on a part of."""
+
+    nvml: Any
+    """The module pynvml, initialised."""
+    handle: Any
+    """Of the GPU: what its parts share."""
+    part: Any
+    """Of what the task computes on: the GPU, or its MIG instance; None: an unknown instance."""
+    name: str
+    """As people find it: CUDA's number in this task, the UUID, the address on the PCI bus."""
+
+    def ask(self, question: str, *args: Any, of: Any = None) -> Any:
+        """Ask one thing of the GPU.
+
+        Args:
+            question: A function of pynvml, without `nvmlDeviceGet`.
+            args: What it takes after the handle.
+            of: Another handle: `part`.
+        Returns:
+            The answer; None where this GPU, or its driver, has none.
+        Raises:
+            GpuGone: Where the GPU no longer answers.
+            pynvml.NVMLError: For any other error, as "Unknown Error".
+        """
+        return answer(self.nvml, question, of or self.handle, *args)
+
+    def field(self, name: str) -> int | None:
+        """Ask for a value that has no function of its own.
+
+        Args:
+            name: A constant of pynvml, `NVML_FI_DEV_…`.
+        Returns:
+            An unsigned number; None where this GPU, or its driver, has none.
+        Raises:
+            GpuGone: Where the GPU no longer answers.
+        """
+        values = self.ask("FieldValues", [getattr(self.nvml, name)])
+        return values[0].value.uiVal if values and values[0].nvmlReturn == 0 else None
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it computes: an idle GPU lowers its clocks and its link's speed."""
+        state, use = self.ask("PerformanceState"), self.ask("UtilizationRates")
+        return state == self.nvml.NVML_PSTATE_0 and use is not None and use.gpu >= 50
+
+
+def answer(nvml: Any, question: str, handle: Any, *args: Any) -> Any:
+    """What `nvmlDeviceGet<question>` says; None where this GPU, or its driver, has no answer.
+
+    Raises:
+        GpuGone: Where the GPU no longer answers.
+        pynvml.NVMLError: For any other error.
+    """
+    try:
+        return getattr(nvml, f"nvmlDeviceGet{question}")(handle, *args)
+    except nvml.NVMLError as error:
+        if is_one_of(nvml, error, _NO_ANSWER):
+            return None
+        if is_one_of(nvml, error, _GONE):
+            raise GpuGone(str(error)) from error
+        raise
+
+
+def is_one_of(nvml: Any, error: Any, names: tuple[str, ...]) -> bool:
+    """Whether NVML's error has one of these names, of pynvml's constants."""
+    return any(error.value == getattr(nvml, name) for name in names)
+
+
+@functools.cache
+def driver() -> Any:
+    """The module pynvml, initialised; None where there is no driver.
+
+    It is never shut down: the first question to a driver that nobody else uses can take seconds.
+
+    Raises:
+        pynvml.NVMLError: Where the driver is there, and cannot be asked.
+    """
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        if is_one_of(pynvml, error, _NO_DRIVER):
+            return None
+        raise
+    return pynvml

@@ -1,0 +1,197 @@
+"""The checks of GPUs by NVML: what fails, what is none of their business, whom they name."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from nvml_answers import FOLDER, NUMBER, FakeNvml, recorded
+from repository import ROOT, run
+
+from forge.config.schema import CheckConfig, ChecksConfig
+from forge.health import gpu, nvml
+from forge.health.check import Check, Context, Scope, make
+from forge.health.table import CHECKS
+
+LOOKS = [check.look for check in CHECKS if check.look.__module__ == gpu.__name__]
+FIRST = "GPU 0 (GPU-11111111-aaaa-bbbb-cccc-000000000000, 00000000:1B:00.0)"
+SECOND = "GPU 1 (GPU-22222222-aaaa-bbbb-cccc-000000000000, 00000000:43:00.0)"
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+
+
+def looked(monkeypatch, look, name="made_up_h100", devices=(0, 1), **changed):
+    """What a check finds, where some answers differ from a file's; `_` is a blank in a question."""
+    answers = recorded(name)
+    for question, answer in changed.items():
+        assert question.replace("__", " ") in answers
+        answers[question.replace("__", " ")] = answer
+    fake = FakeNvml(answers)
+    monkeypatch.setattr(nvml, "driver", lambda: fake)
+    config = getattr(ChecksConfig(), look.__name__)
+    return look(Context(config, Path(), Path(), devices))
+
+
+def fields(action):
+    return [{"nvmlReturn": 0, "value": {"uiVal": action}}]
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.__name__)
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.json")))
+def test_a_healthy_gpu_fails_no_check(monkeypatch, name, look):
+    """A false alarm takes a node away from everybody; recordings are of healthy GPUs."""
+    devices = range(recorded(name)["Count"])
+    found = looked(monkeypatch, look, name, devices=tuple(devices))
+    assert found is None or not found.is_failed
+
+
+@pytest.mark.parametrize(
+    ("look", "changed", "value"),
+    [
+        (gpu.ecc, {"TotalEccErrors__gpu1__1__0": 3}, "3 uncorrected memory errors"),
+        (gpu.row_remap, {"RemappedRows__gpu1": (2, 1, 1, 0)}, "a row waits"),
+        (gpu.row_remap, {"RemappedRows__gpu1": (2, 1, 1, 1)}, "could not be remapped"),
+        (gpu.recovery_action, {"FieldValues__gpu1__[230]": fields(1)}, "a reset of the GPU"),
+        (gpu.recovery_action, {"FieldValues__gpu1__[230]": fields(99)}, "recovery action 99"),
+        (gpu.throttle, {"CurrentClocksEventReasons__gpu1": 0x48}, "heat, by the hardware (0x48)"),
+        (gpu.throttle, {"CurrentClocksEventReasons__gpu1": 0x20}, "heat, by the driver"),
+        (gpu.throttle, {"CurrentClocksEventReasons__gpu1": 0x88}, "power brake"),
+        (gpu.temperature, {"TemperatureV__gpu1__0": 85}, "85 °C"),
+        (gpu.clocks, {"ClockInfo__gpu1__1": 345}, "345 MHz"),
+        (gpu.pcie, {"CurrPcieLinkWidth__gpu1": 8}, "8 of 16 lanes"),
+        (gpu.pcie, {"CurrPcieLinkGeneration__gpu1": 1}, "generation 1 of 5"),
+    ],
+)
+def test_a_sick_gpu_fails_and_is_named(monkeypatch, look, changed, value):
+    """Whoever repairs it has to find it: by CUDA's number alone they do not."""
+    found = looked(monkeypatch, look, **changed)
+    assert found.is_failed
+    assert found.value.startswith(SECOND)
+    assert value in found.value
+    assert found.remedy
+
+
+@pytest.mark.parametrize(
+    ("look", "changed"),
+    [
+        (gpu.throttle, {"CurrentClocksEventReasons__gpu0": 0x1}),  # idle
+        (gpu.throttle, {"CurrentClocksEventReasons__gpu0": 0x2}),  # somebody's application clocks
+        (gpu.throttle, {"CurrentClocksEventReasons__gpu0": 0x10}),  # boost in step
+        (gpu.temperature, {"TemperatureV__gpu0__0": 84}),
+        (gpu.row_remap, {"RemappedRows__gpu0": (4, 1, 0, 0)}),  # and it has been done
+        (gpu.clocks, {"ClockInfo__gpu0__1": 345, "PerformanceState__gpu0": 8}),
+        (
+            gpu.pcie,
+            {"CurrPcieLinkGeneration__gpu0": 1, "UtilizationRates__gpu0": {"gpu": 3, "memory": 0}},
+        ),
+    ],
+)
+def test_what_is_usual_fails_nothing(monkeypatch, look, changed):
+    """An idle GPU lowers its clocks and its link; a limit that somebody has set is no fault."""
+    assert not looked(monkeypatch, look, **changed).is_failed
+
+
+def test_pages_of_both_causes_count(monkeypatch):
+    """Of GPUs before those with row remapping; another page waits for a reboot."""
+    pages = {"RetiredPages__gpu0__0": [1] * 6, "RetiredPages__gpu0__1": [2] * 5}
+    several = {**pages, "RetiredPagesPendingStatus__gpu0": 0}
+    found = looked(monkeypatch, gpu.retired_pages, devices=(0,), **several)
+    assert (found.is_failed, found.value) == (True, f"{FIRST}: 11 pages retired")
+    few = {**several, "RetiredPages__gpu0__0": [1] * 5}
+    assert not looked(monkeypatch, gpu.retired_pages, devices=(0,), **few).is_failed
+    waiting = {**few, "RetiredPagesPendingStatus__gpu0": 1}
+    found = looked(monkeypatch, gpu.retired_pages, devices=(0,), **waiting)
+    assert "a page waits" in found.value
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.__name__)
+@pytest.mark.parametrize("error", ["not_supported", "function_not_found", "no_permission"])
+def test_who_has_no_answer_fails_nothing(monkeypatch, look, error):
+    """Consumers' GPUs, MIG, drivers before the function: there is nothing to be seen there."""
+    answers = recorded("made_up_h100")
+    place = ("Count", "Handle", "UUID", "Name", "PciInfo")
+    for question in answers:
+        if not question.startswith(place):
+            answers[question] = {"error": NUMBER[error]}
+    answers |= {f"CurrentClocksThrottleReasons gpu{n}": {"error": NUMBER[error]} for n in (0, 1)}
+    answers |= {f"Temperature gpu{n} 0": {"error": NUMBER[error]} for n in (0, 1)}
+    monkeypatch.setattr(nvml, "driver", lambda: FakeNvml(answers))
+    assert look(Context(CheckConfig(), Path(), Path(), (0, 1))) is None
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.__name__)
+@pytest.mark.parametrize("error", ["gpu_is_lost", "reset_required"])
+def test_a_gpu_that_is_gone_fails_every_check(monkeypatch, look, error):
+    """Whichever of them the policy acts on: nothing can be computed there."""
+    answers = recorded("made_up_h100")
+    for question in answers:
+        if " gpu1" in question and not question.startswith(("UUID", "Name", "PciInfo", "MigMode")):
+            answers[question] = {"error": NUMBER[error]}
+    monkeypatch.setattr(nvml, "driver", lambda: FakeNvml(answers))
+    found = look(Context(CheckConfig(threshold=0), Path(), Path(), (0, 1)))
+    assert found.is_failed
+    assert f"{SECOND}: does not answer" in found.value
+    alone = look(Context(CheckConfig(threshold=1e9), Path(), Path(), (0,)))
+    assert look is gpu.clocks or alone is None or not alone.is_failed
+
+
+def test_an_unknown_error_is_no_verdict_and_hides_none(monkeypatch):
+    """The driver's "Unknown Error" says nothing of the GPU; what another one has is still said."""
+    unknown = {"error": NUMBER["unknown"]}
+    config = ChecksConfig().ecc
+    answers = recorded("made_up_h100") | {"TotalEccErrors gpu0 1 0": unknown}
+    monkeypatch.setattr(nvml, "driver", lambda: FakeNvml(answers))
+    context = Context(config, Path(), Path(), (0, 1))
+    answer = make(Check("ecc", gpu.ecc, Scope.task), context)
+    assert (answer.finding, "Unknown Error" in answer.error) == (None, True)
+    answers["TotalEccErrors gpu1 1 0"] = 7
+    assert gpu.ecc(context).value == (
+        f"{SECOND}: 7 uncorrected memory errors since the driver was loaded"
+    )
+
+
+def test_nothing_is_asked_of_a_gpu_that_is_another_s(monkeypatch):
+    """The tasks of a node share it: each looks at its own."""
+    fake = FakeNvml(recorded("made_up_h100") | {"TotalEccErrors gpu1 1 0": 9})
+    monkeypatch.setattr(nvml, "driver", lambda: fake)
+    assert not gpu.ecc(Context(CheckConfig(), Path(), Path(), (0,))).is_failed
+    assert [one for one in fake.asked if one.endswith(("gpu1", "gpu1 1 0"))] == ["Name gpu1"]
+
+
+@pytest.mark.parametrize("has_driver", [False, True])
+def test_the_binding_is_imported_where_a_driver_is(tmp_path, has_driver):
+    """torch may import it for itself; forge has no use for it on a machine without a GPU."""
+    libraries = {"libnvidia-ml.so.1": "libc.so.6"} if has_driver else {}
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import ctypes
+from pathlib import Path
+real, libraries = ctypes.CDLL, {libraries}
+ctypes.CDLL = lambda name, *a, **k: real(libraries.get(name, name), *a, **k)
+import forge
+from forge.config.schema import CheckConfig
+from forge.health.check import Context
+from forge.health import gpu, nvml
+print("pynvml" in sys.modules)
+gpu.ecc(Context(CheckConfig(), Path(), Path(), ()))
+print("pynvml" in sys.modules)
+try:
+    gpu.ecc(Context(CheckConfig(), Path(), Path(), (0,)))
+except Exception as error:
+    print(type(error).__name__)
+print("pynvml" in sys.modules)
+"""
+    said = run([sys.executable, "-c", code], tmp_path).split()
+    assert [said[0], said[1], said[-1]] == ["False", "False", str(has_driver)]
+
+
+def test_recordings_say_where_they_are_from():
+    """What was made up must not be taken for what a device has said."""
+    for path in FOLDER.glob("*.json"):
+        content = json.loads(path.read_text())
+        assert ("driver" in content) is not path.stem.startswith("made_up_")
