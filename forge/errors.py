@@ -13,6 +13,7 @@ ForgeError                   what was asked for cannot be done
 ├── DirectoryInUse               another live job, or a newer attempt, owns the directory
 ├── RankLost                     another rank of the job is gone, or does not answer
 ├── RankFailed                   another rank of the job cannot go on
+├── GpuGone                      a GPU does not answer its driver any more
 ├── SlurmError                   Slurm does not do what was asked of it
 │   ├── SlurmRefused                 a command failed; the text is what it said
 │   │   └── NotRequeueable               the controller will not requeue this job
@@ -208,6 +209,10 @@ class RankFailed(ForgeError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RankFailed, (str(self), int(self.exit_code))
+
+
+class GpuGone(ForgeError):
+    """A GPU has fallen off the bus, or does nothing before it is reset."""
 
 
 class SlurmError(ForgeError):

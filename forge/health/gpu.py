@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from forge.errors import GpuGone
 from forge.health.check import Context, Finding
-from forge.health.nvml import Gpu, GpuGone
+from forge.health.nvml import Gpu
 from forge.health.own_gpus import own_gpus
 
 _RESET = "Have it reset, or the node rebooted; where it does not help, have it replaced."

@@ -102,6 +102,8 @@ def _described(pid: int) -> str:
         command = folder.joinpath("cmdline").read_text("utf-8", "replace").replace("\0", " ")
         user = folder.stat().st_uid
     except OSError:
+        command, user = "", 0
+    if not command:
         return f"pid {pid}, which has ended"
     shown = "".join(c if c.isascii() and c.isprintable() else "?" for c in command.strip())
     return f"pid {pid} of user {user} (`{shown[:77]}{'…' if len(shown) > 77 else ''}`)"

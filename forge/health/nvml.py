@@ -11,6 +11,8 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+from forge.errors import GpuGone
+
 _LIBRARY = "libnvidia-ml.so.1"
 _NO_DRIVER = ("NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_DRIVER_NOT_LOADED")
 _GONE = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED")
@@ -25,10 +27,6 @@ _NO_ANSWER = (
     "NVML_ERROR_NO_DATA",
     "NVML_ERROR_VGPU_ECC_NOT_SUPPORTED",
 )
-
-
-class GpuGone(Exception):
-    """A GPU has fallen off the bus, or does nothing before it is reset."""
 
 
 @dataclass(frozen=True)

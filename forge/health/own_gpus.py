@@ -11,8 +11,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from forge.errors import GpuGone
 from forge.health import nvml
-from forge.health.nvml import Gpu, GpuGone
+from forge.health.nvml import Gpu
 
 _Visible = tuple[Any, Any]
 """The handles of a GPU, and of its MIG instance that is named; None where none is."""

@@ -1,6 +1,7 @@
 """What other processes hold of a GPU's memory: who, and whether they go."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from forge.health.check import Context
 from forge.jobdir.job_files import TOKEN
 from forge.process import processes
 
-WAITS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+WAITS = [sys.executable, "-c", "import sys; print('here', flush=True); sys.stdin.read()"]
 QUESTION = "ComputeRunningProcesses_v3 gpu0"
 
 
@@ -62,9 +63,13 @@ def look(monkeypatch):
     return looked
 
 
-def waiting(**variables):
+def waiting(*arguments, **variables):
     """Start a process that does nothing, with these in its environment; stands for another's."""
-    return Popen(WAITS, stdin=subprocess.PIPE, env={**os.environ, **variables})
+    environment = {**os.environ, **variables}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = Popen([*WAITS, *arguments], env=environment, **pipes)
+    process.stdout.readline()  # in the midst of its start it has no command line yet
+    return process
 
 
 @pytest.fixture
@@ -90,10 +95,14 @@ def test_others_are_named_with_what_they_run(look, strangers):
 
 def test_a_command_line_is_cut_short_and_cannot_write_to_a_terminal(look, strangers):
     """Anybody chooses how theirs looks."""
-    process = Popen([*WAITS, "\x1b[2J" + "x" * 200 + "é"], stdin=subprocess.PIPE)
+    name = "\x1b[2J\n" + "x" * 200
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = Popen([name], executable=shutil.which("cat"), **pipes)
+    process.stdin.write(b"here\n")
+    process.stdin.flush()
+    process.stdout.readline()
     found, _ = look({process.pid: 9000})
-    assert "?[2Jxx" in found.value
-    assert len(found.value) < 250
+    assert f"(`?[2J?{'x' * 72}…`)" in found.value
 
 
 def test_its_own_and_its_job_s_are_no_others(look, monkeypatch):
@@ -125,6 +134,8 @@ def test_what_a_dead_process_held_is_waited_for(look, strangers):
     for gone in (dead.pid, 2**22 + 1):
         found, waits = look({gone: 9000}, {gone: 9000}, {})
         assert (found.is_failed, waits) == (False, 2)
+        found, _ = look({gone: 9000})
+        assert f"9000 MiB by pid {gone}, which has ended" in found.value
 
 
 def test_who_lives_is_waited_for_only_where_the_policy_acts(look, strangers):

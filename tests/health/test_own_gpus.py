@@ -3,8 +3,8 @@
 import pytest
 from nvml_answers import NUMBER, FakeNvml, recorded
 
+from forge.errors import GpuGone
 from forge.health import nvml
-from forge.health.nvml import GpuGone
 from forge.health.own_gpus import own_gpus
 
 A, B = "GPU-11111111-aaaa-bbbb-cccc-000000000000", "GPU-22222222-aaaa-bbbb-cccc-000000000000"
