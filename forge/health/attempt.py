@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from forge import messages
 from forge.config.schema import CheckAction, CheckConfig, HealthConfig
@@ -23,6 +24,7 @@ from forge.errors import ConfigError, DiskFull
 from forge.group.group import Group
 from forge.health import command, used_memory
 from forge.health.check import Answer, Check, Context, Scope, make
+from forge.health.pace import Pace
 from forge.health.table import CHECKS
 from forge.health.verdicts import Refusal, Verdicts
 from forge.process import world
@@ -39,6 +41,7 @@ class Health:
         job: The job's directory.
         checkpoint_dir: Where it saves.
         ranks: All ranks of the job.
+        objects: What is trained.
         state_bytes: What a checkpoint of this rank's objects takes at least.
         note: Writes an event into the ledger.
     """
@@ -50,6 +53,7 @@ class Health:
         checkpoint_dir: Path,
         ranks: Group,
         *,
+        objects: Iterable[Any] = (),
         state_bytes: int = 0,
         note: Callable[..., None] = lambda kind, **values: None,
     ) -> None:
@@ -69,6 +73,7 @@ class Health:
             local_size=here.local_size,
             is_first_of_node=here.local_rank == 0,
             state_bytes=state_bytes,
+            pace=Pace(objects),
         )
 
     # -- at the start ----------------------------------------------------------------------------
@@ -151,7 +156,7 @@ class Health:
     def _look(self) -> Refusal | None:
         """The first refusal of a round."""
         used_memory.note(self._context.job)
-        for check, config in self._own((Scope.node, Scope.task)):
+        for check, config in self._own((Scope.node, Scope.task, Scope.ranks)):
             pending = self._pending.get(check.name)
             if not check.is_passive or (pending is not None and pending.is_pending):
                 continue

@@ -16,6 +16,7 @@ from pathlib import Path
 from forge.config.schema import CheckConfig
 from forge.errors import DiskFull
 from forge.group.group import Group, Solo
+from forge.health.pace import Pace
 
 _EXCHANGES = 4
 """More than the ranks have in one check."""
@@ -70,6 +71,8 @@ class Context:
     """Whether this one is the first of them."""
     state_bytes: int = 0
     """What a checkpoint of this process's objects takes at least; 0: unknown."""
+    pace: Pace | None = None
+    """What this rank's models wait for the others."""
     is_beside: bool = False
     """Whether a training runs meanwhile; else it waits for the checks."""
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -92,8 +95,8 @@ class Check:
     no verdict, except `DiskFull`."""
     scope: Scope
     is_passive: bool = False
-    """Whether it may run beside training: it computes nothing on a GPU, meets no other rank, and
-    writes nothing."""
+    """Whether it may run beside training: it computes nothing on a GPU, writes nothing, and meets
+    no other rank but in the store."""
     is_doubtful: bool = False
     """Whether a failure puts in doubt what was computed since the last checkpoint."""
 

@@ -182,6 +182,7 @@ class Session:
             job,
             checkpoint_dir,
             self._group,
+            objects=self._live.objects.values(),
             state_bytes=self._live_bytes,
             note=self._directory.ledger.write,
         )

@@ -1,0 +1,54 @@
+"""Whether a rank is slow, so that all the others wait for it: by times that meet in the store."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+from forge.errors import RankLost
+from forge.health.check import Context, Finding
+from forge.health.pace import stragglers
+
+_KEY = "health/the pace, {}"
+
+
+def straggler(context: Context) -> Finding | None:
+    """Name the ranks that are slower than the threshold; beside training, all ranks together."""
+    pace, ranks = context.pace, context.ranks
+    if pace is None or ranks.size == 1 or not context.is_beside:
+        return None
+    pace.num_rounds += 1
+    own = json.dumps([pace.waiting(), socket.gethostname()]).encode()
+    key, before = _KEY.format(pace.num_rounds), _KEY.format(pace.num_rounds - 1)
+    # Half of its time: a rank that does not come is no straggler, and the answer is to be in time.
+    limit_s = context.config.timeout_s / 2
+    try:
+        given = ranks.gather(key, own, limit_s, unless=context.stopped.is_set)
+        if given and pace.num_rounds > 1:
+            ranks.forget(before)  # whoever has given this one has done with that
+    except RankLost:
+        return None  # it leaves, or its checks take longer: others look after that
+    return found(list(map(json.loads, given)), context.threshold)
+
+
+def found(given: list[tuple[float | None, str]], threshold: float) -> Finding | None:
+    """What the ranks' values say.
+
+    Args:
+        given: By rank, the share of its time that it waits for others, and its node.
+        threshold: The least speed, as a share of the median rank's.
+    """
+    waiting = [share for share, _ in given]
+    if sum(share is not None for share in waiting) < 2:
+        return None
+    slow = stragglers(waiting, threshold)
+    if not slow:
+        return Finding(f"{len(given)} ranks are equally fast", culprits=())
+    named = [f"rank {rank} on {given[rank][1]} has {speed:.0%}" for rank, speed in slow[:4]]
+    more = f", and {len(slow) - 4} more" if slow[4:] else ""
+    return Finding(
+        f"{', '.join(named)}{more} of the median rank's speed",
+        is_failed=True,
+        remedy="All wait for it: compare its GPU's clocks, its data and what else its node does.",
+        culprits=tuple(rank for rank, _ in slow),
+    )
