@@ -297,7 +297,7 @@ class ChecksConfig:
     collective: CheckConfig = field(default_factory=partial(CheckConfig, _WARN))
     """An all-reduce over all ranks comes back right."""
     straggler: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 0.75))
-    """No rank computes slower than `threshold` of the median rank's speed."""
+    """No rank of a DDP training is slower than `threshold` of the median rank's speed."""
 
 
 @dataclass

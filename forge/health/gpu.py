@@ -2,7 +2,7 @@
 
 A GPU or a driver that has no answer to a question has nothing to fail: a consumer's GPU counts no
 memory errors, an older driver knows no recovery action. A GPU that answers nothing any more fails
-every check. Thresholds and their sources: docs/how-to/health.md.
+every check. Thresholds and their sources: docs/reference/gpu-checks.md.
 """
 
 from __future__ import annotations

@@ -65,6 +65,8 @@ class Verdicts:
         self._note = note
         self._last: dict[str, str] = {}
         """What was logged last of each check."""
+        self._logged: dict[str, str] = {}
+        """What was found -> the check that it was logged of."""
         self.node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         """As Slurm knows it."""
 
@@ -84,6 +86,9 @@ class Verdicts:
         text = f"Health check `{check.name}` failed{where}: {finding.value}{limit}"
         advice = f". {finding.remedy}" if finding.remedy else ""
         if config.action is CheckAction.warn:
+            # A GPU that is lost fails each of its checks, in the same words.
+            if self._logged.setdefault(finding.value, check.name) != check.name:
+                return None
             if check.scope is not Scope.ranks or self._rank == 0:  # once, not on every rank
                 self._log(check.name, f"{text}{advice} {_only_logged(check.name)}", config.action)
             return None

@@ -12,6 +12,7 @@ from forge.config.schema import CheckConfig, ChecksConfig
 from forge.health import gpu, nvml
 from forge.health.check import Check, Context, Scope, make
 from forge.health.table import CHECKS
+from forge.health.verdicts import Verdicts
 
 LOOKS = [check.look for check in CHECKS if check.look.__module__ == gpu.__name__]
 FIRST = "GPU 0 (GPU-11111111-aaaa-bbbb-cccc-000000000000, 00000000:1B:00.0)"
@@ -137,6 +138,24 @@ def test_a_gpu_that_is_gone_fails_every_check(monkeypatch, look, error):
     assert f"{SECOND}: does not answer" in found.value
     alone = look(Context(CheckConfig(threshold=1e9), Path(), Path(), (0,)))
     assert look is gpu.clocks or alone is None or not alone.is_failed
+
+
+def test_a_gpu_that_is_gone_is_logged_once(monkeypatch, tmp_path):
+    """Nine checks say the same of it; what another GPU has is still logged."""
+    answers = recorded("made_up_h100") | {"UUID gpu1": {"error": NUMBER["gpu_is_lost"]}}
+    monkeypatch.setattr(nvml, "driver", lambda: FakeNvml(answers))
+    noted, context = [], Context(CheckConfig(), tmp_path, tmp_path, (1,))
+    judge = Verdicts(tmp_path, 0, lambda kind, **values: noted.append(values["check"]))
+    checks = [Check(look.__name__, look, Scope.task) for look in LOOKS]
+    for _ in range(2):
+        for check in checks:
+            assert judge.judge(check, CheckConfig(), make(check, context)) is None
+    assert noted == ["ecc"]
+    del answers["UUID gpu1"]
+    answers |= {"UUID gpu1": "GPU-2", "RemappedRows gpu1": [0, 0, 1, 0]}
+    for check in checks:
+        judge.judge(check, CheckConfig(threshold=1e6), make(check, context))
+    assert "row_remap" in noted
 
 
 def test_an_unknown_error_is_no_verdict_and_hides_none(monkeypatch):

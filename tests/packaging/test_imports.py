@@ -11,8 +11,10 @@ from graphlib import CycleError, TopologicalSorter
 import pytest
 from repository import ROOT, imports, modules, pythons, run
 
-HEAVY = ("torch", "hydra", "submitit", "omegaconf", "numpy", "yaml", "cloudpickle", "rich")
-THIRD_PARTY = {"torch", "hydra", "submitit", "omegaconf", "numpy", "cloudpickle", "rich"}
+THIRD_PARTY = {
+    *("torch", "hydra", "submitit", "omegaconf", "numpy", "cloudpickle", "rich", "pynvml")
+}
+HEAVY = (*THIRD_PARTY, "yaml")
 
 
 @functools.cache
