@@ -73,7 +73,7 @@ class Health:
             local_size=here.local_size,
             is_first_of_node=here.local_rank == 0,
             state_bytes=state_bytes,
-            pace=Pace(objects),
+            pace=Pace(objects) if config.enabled and ranks.size > 1 else None,
         )
 
     # -- at the start ----------------------------------------------------------------------------

@@ -9,8 +9,9 @@ how long each waits in there. DistributedDataParallel measures that by itself, s
 added to a step: no hook, no clock, no synchronisation. What else a rank spends its time on (data,
 the optimizer, Python) needs no clock then either: it is what it does not wait.
 
-Other models are not measured. FSDP2 waits for the other ranks all through a step, where only hooks
-in the model could tell, and these change what torch.compile makes of it.
+Other models are not measured: those of FSDP2, and those whose buffers DDP broadcasts before each
+forward. There ranks wait for each other before their gradients, too; only hooks in the model could
+tell how long, and these change what torch.compile makes of it.
 """
 
 from __future__ import annotations
@@ -19,12 +20,9 @@ import statistics
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.compat import of_torch
-
-if TYPE_CHECKING:
-    from torch.nn.parallel import DistributedDataParallel
 
 NUM_LOOKS = 5
 """Looks that a share is the median of: a save or an evaluation of one rank falls into one."""
@@ -48,7 +46,10 @@ class Pace:
     """
 
     def __init__(self, objects: Iterable[Any]) -> None:
-        self._models = [_Model(ddp) for one in objects for ddp in _wrapped(one)]
+        found = [ddp for one in objects for ddp in _wrapped(one)]
+        # Rank 0 waits in a broadcast for the slowest, and seems to be slow itself.
+        is_clear = not any(ddp.will_sync_module_buffers() for ddp in found)
+        self._models = [_Model(ddp) for ddp in found] if is_clear else []
         self.num_rounds = 0
         """How often the ranks have compared theirs."""
 
@@ -56,7 +57,7 @@ class Pace:
         """Look once more; in one thread.
 
         Returns:
-            The share of the late time that this rank has waited for others, from 0 to 1; None
+            The share of the last minutes that this rank has waited for others, from 0 to 1; None
             where nothing is measured, or not often enough.
         """
         shares = [model.waiting() for model in self._models]
@@ -65,7 +66,7 @@ class Pace:
 
 
 class _Model:
-    def __init__(self, ddp: DistributedDataParallel) -> None:
+    def __init__(self, ddp: Any) -> None:
         self._ddp = ddp
         self._last: _Look | None = None
         self._shares: deque[float] = deque(maxlen=NUM_LOOKS)
@@ -96,7 +97,7 @@ def _num_measured(*steps: int) -> list[int]:
     return [_NUM_FIRST + step // _EVERY if is_usual else step for step in steps]
 
 
-def _wrapped(one: Any) -> list[DistributedDataParallel]:
+def _wrapped(one: Any) -> list[Any]:
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
@@ -108,12 +109,13 @@ def stragglers(waiting: list[float | None], threshold: float) -> list[tuple[int,
     """The ranks that hold the others up.
 
     A rank's own share of a step is what is left without its waits, those apart that even the
-    slowest has: the sum itself. So a rank that is slow in what takes a small part of the step is
-    none, though it were ten times as slow in that.
+    slowest has: the sum itself. The slowest has the whole step. A rank that is slow in what takes
+    a small part of the step is no straggler, though it were ten times as slow in that.
 
     Args:
         waiting: By rank, the share of its time that it waits; None where that is not known.
-        threshold: The least speed, as a share of the median rank's.
+        threshold: The least speed, as a share of the median rank's. Below that share of the
+            slowest rank's time, a rank holds nobody up, however fast the others are.
     Returns:
         Each with its speed as a share of the median rank's, the slowest first. Of an even number
         of ranks the faster one of the middle counts, so that of two one can be slow.
@@ -124,6 +126,9 @@ def stragglers(waiting: list[float | None], threshold: float) -> list[tuple[int,
     least = min(known.values())
     own = {rank: 1.0 - (share - least) for rank, share in known.items()}
     median = statistics.median_low(own.values())
-    speeds = {rank: median / value for rank, value in own.items() if value > 0}
-    slow = [(rank, speed) for rank, speed in speeds.items() if speed < threshold]
+    slow = [
+        (rank, median / value)
+        for rank, value in own.items()
+        if value > threshold and median / value < threshold
+    ]
     return sorted(slow, key=lambda one: one[1])

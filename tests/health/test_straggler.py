@@ -27,7 +27,8 @@ NEVER = {"policy": {"health": {"every_s": None}}}
         ([0.2, 0.2, 0.05, 0.2], []),  # slower, but not by so much
         ([0.9, 0.9, 0.9, 0.9], []),  # the network is slow, and no rank
         ([0.9, 0.9, 0.5, 0.9], [(2, 0.6)]),
-        ([0.6, 0.0, 0.6, 0.6, 0.3], [(1, 0.4), (4, 0.4 / 0.7)]),
+        ([0.6, 0.0, 0.6, 0.6, 0.1], [(1, 0.4), (4, 0.4 / 0.9)]),
+        ([0.9, 0.0, 0.9, 0.9, 0.7], [(1, 0.1)]),  # without that one, who knows
         ([None, 0.5, 0.0], [(2, 0.5)]),
         ([None, 0.5, None], []),
         ([None, None], []),
@@ -86,6 +87,25 @@ def test_a_clock_that_is_set_back_leaves_out_one_look(measured):
 def test_models_that_do_not_measure_say_nothing():
     """One process, or FSDP2: nobody knows what it waits."""
     assert Pace([torch.nn.Linear(1, 1), object()]).waiting() is None
+
+
+@pytest.mark.parametrize("is_broadcast", [True, False])
+def test_a_model_whose_buffers_are_broadcast_says_nothing(tmp_path, is_broadcast):
+    """Rank 0 waits there for the slow one, and would be taken for slow itself."""
+    meeting = f"file://{tmp_path / 'meeting'}"
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
+    try:
+        norm = torch.nn.BatchNorm1d(2) if is_broadcast else torch.nn.LayerNorm(2)
+        net = torch.nn.Sequential(torch.nn.Linear(2, 2), norm)
+        ddp = torch.nn.parallel.DistributedDataParallel(net)
+        ddp._set_ddp_runtime_logging_sample_rate(1)
+        watched, found = Pace([ddp]), []
+        for _ in range(20):
+            ddp(torch.ones(2, 2)).sum().backward()
+            found.append(watched.waiting())
+        assert (found[-1] is None) is is_broadcast
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 class Ranks:
@@ -178,7 +198,7 @@ def test_looking_for_it_changes_no_bit(tmp_path):
     """Nothing that watches may change what it watches."""
     watched = {"policy": {"health": {"every_s": 0.01}}}
     one, other = (
-        RankedJob(tmp_path / name, 2, n=30, **spec)
+        RankedJob(tmp_path / name, 2, n=30, norm=False, **spec)
         for name, spec in {"a": watched, "b": NEVER}.items()
     )
     for job in (one, other):
