@@ -75,6 +75,12 @@ def each(context: Context, look: Callable[[Gpu], Finding | None]) -> Finding | N
     return Finding("; ".join(values)) if values else None
 
 
+def is_above(value: float, context: Context) -> bool:
+    """Whether it is more than the policy allows, where that sets a limit."""
+    limit = context.config.threshold
+    return limit is not None and value > limit
+
+
 def ecc(context: Context) -> Finding | None:
     """Whether bits of its memory were lost since its driver was loaded."""
 
@@ -84,8 +90,8 @@ def ecc(context: Context) -> Finding | None:
         if count is None:
             return None
         return Finding(
-            f"{count} uncorrected memory errors since the driver was loaded",
-            is_failed=count > context.threshold,
+            f"uncorrected memory errors since the driver was loaded: {count}",
+            is_failed=is_above(count, context),
             remedy="What was computed on it may be wrong. Have the GPU reset, then tested.",
         )
 
@@ -106,7 +112,7 @@ def row_remap(context: Context) -> Finding | None:
         if is_pending:
             remedy = "Have the GPU reset, or the node rebooted: the row is remapped then."
             return Finding("a row waits to be remapped", is_failed=True, remedy=remedy)
-        return Finding(f"{corrected + uncorrected} rows remapped, none waits")
+        return Finding(f"remapped rows: {corrected + uncorrected}, none waits")
 
     return each(context, look)
 
@@ -125,8 +131,8 @@ def retired_pages(context: Context) -> Finding | None:
             remedy = "Have the node rebooted: the page is retired then."
             return Finding("a page waits to be retired", is_failed=True, remedy=remedy)
         return Finding(
-            f"{count} pages retired",
-            is_failed=count > context.threshold,
+            f"retired pages: {count}",
+            is_failed=is_above(count, context),
             remedy="Its memory wears out: have the GPU tested, and replaced.",
         )
 
@@ -181,7 +187,7 @@ def temperature(context: Context) -> Finding | None:
             return None
         return Finding(
             f"{celsius} °C",
-            is_failed=celsius > context.threshold,
+            is_failed=is_above(celsius, context),
             remedy="Have its cooling looked at.",
         )
 

@@ -46,11 +46,11 @@ def gpu_memory(context: Context) -> Finding | None:
             return found
 
 
-def _of_one(context: Context, leaving: list[int], gpu: Gpu) -> Finding | None:
-    running = gpu.part and gpu.ask("ComputeRunningProcesses_v3", of=gpu.part)
+def _of_one(context: Context, leaving: list[int], one: Gpu) -> Finding | None:
+    running = one.part and one.ask("ComputeRunningProcesses_v3", of=one.part)
     if running is None:
         return None
-    others = {one.pid: (one.usedGpuMemory or 0) / 2**20 for one in running}
+    others = {process.pid: (process.usedGpuMemory or 0) / 2**20 for process in running}
     for pid in _family(others):
         del others[pid]
     leaving += filter(_is_leaving, others)
@@ -61,7 +61,7 @@ def _of_one(context: Context, leaving: list[int], gpu: Gpu) -> Finding | None:
     mib = sum(others.values())
     return Finding(
         f"{mib:.0f} MiB held by others" + (f": {', '.join(named)}" if named else ""),
-        is_failed=mib > context.threshold,
+        is_failed=gpu.is_above(mib, context),
         remedy="End them, or have the GPU's node looked at where they do not go.",
     )
 

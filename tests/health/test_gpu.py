@@ -53,7 +53,11 @@ def test_a_healthy_gpu_fails_no_check(monkeypatch, name, look):
 @pytest.mark.parametrize(
     ("look", "changed", "value"),
     [
-        (gpu.ecc, {"TotalEccErrors__gpu1__1__0": 3}, "3 uncorrected memory errors"),
+        (
+            gpu.ecc,
+            {"TotalEccErrors__gpu1__1__0": 3},
+            "memory errors since the driver was loaded: 3",
+        ),
         (gpu.row_remap, {"RemappedRows__gpu1": (2, 1, 1, 0)}, "a row waits"),
         (gpu.row_remap, {"RemappedRows__gpu1": (2, 1, 1, 1)}, "could not be remapped"),
         (gpu.recovery_action, {"FieldValues__gpu1__[230]": fields(1)}, "a reset of the GPU"),
@@ -74,6 +78,16 @@ def test_a_sick_gpu_fails_and_is_named(monkeypatch, look, changed, value):
     assert found.value.startswith(SECOND)
     assert value in found.value
     assert found.remedy
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.__name__)
+def test_where_the_policy_sets_no_threshold_none_is_exceeded(monkeypatch, look):
+    """`threshold: null` is no threshold of 0."""
+    answers = recorded("made_up_h100") | {"TotalEccErrors gpu0 1 0": 9, "ClockInfo gpu0 1": 1}
+    answers |= {"RetiredPages gpu0 0": [1], "RetiredPages gpu0 1": [2]}
+    answers |= {"RetiredPagesPendingStatus gpu0": 0}
+    monkeypatch.setattr(nvml, "driver", lambda: FakeNvml(answers))
+    assert not look(Context(CheckConfig(threshold=None), Path(), Path(), (0,))).is_failed
 
 
 @pytest.mark.parametrize(
@@ -101,7 +115,7 @@ def test_pages_of_both_causes_count(monkeypatch):
     pages = {"RetiredPages__gpu0__0": [1] * 6, "RetiredPages__gpu0__1": [2] * 5}
     several = {**pages, "RetiredPagesPendingStatus__gpu0": 0}
     found = looked(monkeypatch, gpu.retired_pages, devices=(0,), **several)
-    assert (found.is_failed, found.value) == (True, f"{FIRST}: 11 pages retired")
+    assert (found.is_failed, found.value) == (True, f"{FIRST}: retired pages: 11")
     few = {**several, "RetiredPages__gpu0__0": [1] * 5}
     assert not looked(monkeypatch, gpu.retired_pages, devices=(0,), **few).is_failed
     waiting = {**few, "RetiredPagesPendingStatus__gpu0": 1}
@@ -169,7 +183,7 @@ def test_an_unknown_error_is_no_verdict_and_hides_none(monkeypatch):
     assert (answer.finding, "Unknown Error" in answer.error) == (None, True)
     answers["TotalEccErrors gpu1 1 0"] = 7
     assert gpu.ecc(context).value == (
-        f"{SECOND}: 7 uncorrected memory errors since the driver was loaded"
+        f"{SECOND}: uncorrected memory errors since the driver was loaded: 7"
     )
 
 
@@ -177,7 +191,7 @@ def test_nothing_is_asked_of_a_gpu_that_is_another_s(monkeypatch):
     """The tasks of a node share it: each looks at its own."""
     fake = FakeNvml(recorded("made_up_h100") | {"TotalEccErrors gpu1 1 0": 9})
     monkeypatch.setattr(nvml, "driver", lambda: fake)
-    assert not gpu.ecc(Context(CheckConfig(), Path(), Path(), (0,))).is_failed
+    assert not gpu.ecc(Context(CheckConfig(threshold=0), Path(), Path(), (0,))).is_failed
     assert [one for one in fake.asked if one.endswith(("gpu1", "gpu1 1 0"))] == ["Name gpu1"]
 
 

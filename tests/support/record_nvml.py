@@ -19,7 +19,7 @@ from typing import Any
 import pynvml
 from nvml_answers import FOLDER, key
 
-from forge.config.schema import CheckConfig
+from forge.config.schema import ChecksConfig
 from forge.health import nvml
 from forge.health.check import Context, make
 from forge.health.table import CHECKS
@@ -35,10 +35,12 @@ class Recorder:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(pynvml, name)
-        return functools.partial(self._ask, found) if name.startswith("nvmlDeviceGet") else found
+        if not name.startswith("nvmlDeviceGet"):
+            return found
+        return functools.partial(self._ask, name, found)
 
-    def _ask(self, function: Callable[..., Any], *args: Any) -> Any:
-        question = key(function.__name__, *map(self._encoded, args))
+    def _ask(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        question = key(name, *map(self._encoded, args))
         try:
             answer = function(*args)
         except pynvml.NVMLError as error:
@@ -74,10 +76,11 @@ def main() -> None:
     if nvml.driver() is None:
         sys.exit("no NVIDIA driver here")
     nvml.driver = lambda: recorder
-    context = Context(CheckConfig(), Path(), Path(), tuple(own_devices()), is_beside=True)
+    devices = tuple(own_devices())
     for check in CHECKS:
         if check.look.__module__.startswith("forge.health.gpu"):
-            answer = make(check, context)
+            config = getattr(ChecksConfig(), check.name)
+            answer = make(check, Context(config, Path(), Path(), devices, is_beside=True))
             print(f"{check.name}: {answer.error or answer.finding or 'no answer here'}")
     driver = pynvml.nvmlSystemGetDriverVersion()
     content = {"driver": driver, "binding": pynvml.__name__, "answers": recorder.answers}
