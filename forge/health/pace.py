@@ -80,10 +80,10 @@ class _Model:
 
     def _take(self, now: _Look) -> None:
         # The first steps are no measure: kernels are chosen, and functions compiled.
-        if now.step <= _NUM_FIRST or (self._last and now.step == self._last.step):
+        if now.step <= _NUM_FIRST:
             return
         last, self._last = self._last, now
-        if last is None or now.began <= last.began:  # or the clock was set back
+        if last is None or now.began <= last.began:  # the same one, or the clock was set back
             return
         before, after = _num_measured(last.step, now.step)
         wait_s = (now.wait_s * after - last.wait_s * before) / (after - before)
