@@ -6,6 +6,8 @@ from typing import Any
 
 from forge.config.schema import Policy
 
+_PREFIX = "resilience."
+
 
 def load(
     policy: Any,
@@ -36,3 +38,29 @@ def load(
     if problems:
         raise ConfigError(problems)
     return converted
+
+
+def from_overrides(overrides: list[str]) -> Policy:
+    """The default policy with these overrides, as on a command line.
+
+    Args:
+        overrides: `resilience.health.checks.shm.threshold=8` and the like.
+    Returns:
+        The policy.
+    Raises:
+        ConfigError: With every problem found.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from forge.errors import ConfigError
+
+    bad = [one for one in overrides if not one.startswith(_PREFIX) or "=" not in one]
+    if bad:
+        remedy = "is no `resilience.<key>=<value>`: the keys stand in docs/reference/policy.md"
+        raise ConfigError([f"`{one}` {remedy}" for one in bad], "The command line")
+    try:
+        given = OmegaConf.from_dotlist([one.removeprefix(_PREFIX) for one in overrides])
+    except (OmegaConfBaseException, ValueError) as error:
+        raise ConfigError([f"`{' '.join(overrides)}`: {error}"], "The command line") from error
+    return load(given)

@@ -68,7 +68,7 @@ class Health:
             config=CheckConfig(),
             checkpoint_dir=checkpoint_dir,
             job=job,
-            devices=_devices() if config.enabled else (),
+            devices=devices() if config.enabled else (),
             ranks=ranks,
             local_size=here.local_size,
             is_first_of_node=here.local_rank == 0,
@@ -201,7 +201,8 @@ def _here() -> world.World:
         return world.World()
 
 
-def _devices() -> tuple[int, ...]:
+def devices() -> tuple[int, ...]:
+    """The CUDA devices that are this task's own; asking opens no context."""
     from forge.resilience.health import own_devices  # it needs torch
 
     return tuple(own_devices())
