@@ -44,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return int(error.exit_code)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # else it prints C++ stacks of its own
     context = Context(
         config=health.checks.disk,
         checkpoint_dir=options.dir.absolute(),

@@ -197,8 +197,9 @@ def _here() -> world.World:
     """This rank among those of its node; alone where the environment does not say."""
     try:
         return world.of(os.environ)
-    except ConfigError:  # torch.distributed was initialised without it
-        return world.World()
+    except ConfigError:  # torch.distributed was initialised by other means
+        rank = os.environ.get("LOCAL_RANK", "")
+        return world.World(local_rank=int(rank) if rank.isdecimal() else 0)
 
 
 def devices() -> tuple[int, ...]:

@@ -84,7 +84,7 @@ class Verdicts:
         where = f" on {self.node}" if finding.culprits is None else ""
         limit = "" if config.threshold is None else f" (threshold {config.threshold:g})"
         text = f"Health check `{check.name}` failed{where}: {finding.value}{limit}"
-        advice = f". {finding.remedy}" if finding.remedy else ""
+        advice = f". {finding.remedy}" if finding.remedy else "."
         if config.action is CheckAction.warn:
             # A GPU that is lost fails each of its checks, in the same words.
             if self._logged.setdefault(finding.value, check.name) != check.name:

@@ -1,0 +1,79 @@
+"""How a check is made: bounded, and an error of its own is no verdict."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from forge.config.schema import CheckConfig, ChecksConfig
+from forge.errors import DiskFull
+from forge.health.check import Check, Context, Finding, Scope, make
+from forge.health.table import CHECKS
+
+
+def context(tmp_path=Path(), timeout_s=60.0, **given):
+    return Context(CheckConfig(timeout_s=timeout_s), tmp_path, tmp_path, **given)
+
+
+def test_the_names_of_the_built_in_checks_are_keys_of_the_policy():
+    """A check without a key could not be switched off."""
+    names = [check.name for check in CHECKS]
+    assert len(set(names)) == len(names)
+    assert set(names) <= set(vars(ChecksConfig()))
+
+
+def test_what_meets_other_ranks_or_computes_does_not_run_beside_training():
+    """A collective between two of the training's own would hang it."""
+    for check in CHECKS:
+        if check.scope is Scope.ranks or check.name in ("gpu", "disk"):
+            assert not check.is_passive, check.name
+
+
+def test_a_check_that_blocks_fails_at_its_timeout_and_is_seen_to_run_still():
+    """A file system that hangs must not hold up the run, nor be asked again and again."""
+    blocked = threading.Event()
+
+    def look(context):
+        blocked.wait()
+
+    answer = make(Check("disk", look, Scope.node), context(timeout_s=0.1))
+    assert answer.finding is not None
+    assert answer.finding.is_failed
+    assert answer.finding.value == "no answer within 0.1 s"
+    assert answer.is_pending
+    blocked.set()
+    answer.left.join()
+    assert not answer.is_pending
+
+
+def test_of_ranks_that_meet_none_is_to_blame_for_a_check_that_blocks():
+    """Else every node of the job would be excluded."""
+    blocked = threading.Event()
+    check = Check("collective", lambda context: blocked.wait() or None, Scope.ranks)
+    answer = make(check, context(timeout_s=0.05))
+    blocked.set()
+    assert answer.finding.culprits == ()
+
+
+def test_a_check_that_cannot_be_made_is_no_verdict():
+    """An unforeseen line in /proc must not exclude a node."""
+
+    def look(context):
+        raise ValueError("no such line")
+
+    answer = make(Check("memory", look, Scope.node), context())
+    assert answer.finding is None
+    assert answer.error == "ValueError: no such line"
+
+
+def test_a_full_disk_is_an_error_of_its_own():
+    def look(context):
+        raise DiskFull("no room")
+
+    with pytest.raises(DiskFull, match="no room"):
+        make(Check("disk", look, Scope.node), context())
+
+
+def test_what_is_found_is_told_with_what_to_do_only_where_it_is_bad():
+    assert str(Finding("3 errors", is_failed=True, remedy="Reset it.")) == "3 errors. Reset it."
+    assert str(Finding("0 errors", remedy="Reset it.")) == "0 errors"

@@ -1,0 +1,47 @@
+"""`forge doctor --here`: on a healthy machine, and with each fault planted for real."""
+
+import subprocess
+import sys
+
+import pytest
+from sick_machine import FAULTS, examined, failed_in, is_found, is_possible
+
+from forge.cli import doctor
+from forge.health.by_hand import FAILS, OK, Row
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_each_fault_is_found_and_nothing_else(fault, tmp_path):
+    """People run it where a job went wrong: it has to say what is, and only that."""
+    if not is_possible(fault):
+        pytest.skip("needs root (mounts), or libfaketime")
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    code, output = examined(fault, folder)
+    assert is_found(fault, code, output), output
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("resilience.health.checks.fan.threshold=3", "there is no such key"),
+        ("health.checks.shm.threshold=3", "is no `resilience.<key>=<value>`"),
+        ("resilience.health.checks.shm.threshold=much", "resilience.health.checks.shm.threshold"),
+        ("resilience.health.commands.nhc.run=[]", "names no command"),
+    ],
+)
+def test_an_override_that_makes_no_sense_ends_with_78(override, said):
+    command = [sys.executable, "-m", "forge", "doctor", "--here", override]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert said in done.stderr
+
+
+def test_of_many_nodes_what_is_well_is_one_row_and_each_fault_its_own():
+    """A table of a thousand lines hides the one that counts."""
+    rows = [Row("shm", f"n{i}", FAILS if i == 3 else OK, "1", "x", "y") for i in range(8)]
+    merged = doctor._merged(rows)
+    assert [(row.where, row.verdict) for row in merged] == [("n0 and 6 more", OK), ("n3", FAILS)]
+    lines = list(doctor.table(merged))
+    assert failed_in("\n".join(lines)) == ["shm"]
+    assert lines[-1].strip() == "y"

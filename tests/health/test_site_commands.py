@@ -1,0 +1,108 @@
+"""A site's own checks: true commands."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from harness import until
+
+from forge.config.schema import CheckConfig, CommandCheckConfig
+from forge.health.check import Context, make
+from forge.health.command import check
+
+SHELL = ["sh", "-c"]
+
+
+def answer(command, folder, timeout_s=60.0, **given):
+    context = Context(CheckConfig(timeout_s=timeout_s), folder, folder, **given)
+    return make(check("nhc", CommandCheckConfig(command, timeout_s)), context)
+
+
+def _stat(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def is_gone(pid):
+    try:
+        return _stat(pid)[0] in "ZX"
+    except FileNotFoundError:
+        return True
+
+
+def test_exit_code_0_passes_and_any_other_fails_with_the_last_line(tmp_path):
+    good = answer([*SHELL, "echo all well"], tmp_path).finding
+    assert (good.is_failed, good.value) == (False, "exit code 0: all well")
+    bad = answer([*SHELL, "echo fine; echo no fan >&2; echo; exit 3"], tmp_path).finding
+    assert (bad.is_failed, bad.value) == (True, "exit code 3: no fan")
+    silent = answer(["false"], tmp_path).finding
+    assert silent.value == "exit code 1, and printed nothing"
+    crashed = answer([*SHELL, "kill -SEGV $$"], tmp_path).finding
+    assert crashed.value.startswith("killed by signal 11")
+
+
+@pytest.mark.parametrize("command", [["no-such-program"], ["/dev/null"], ["a\0b"]])
+def test_a_command_that_cannot_be_started_fails_and_says_so(command, tmp_path):
+    found = answer(command, tmp_path).finding
+    assert found.is_failed
+    assert found.value.startswith("it cannot be started: ")
+
+
+def test_a_command_that_hangs_is_killed_with_what_it_has_started(tmp_path):
+    """What it leaves behind would hang on each node, once every five minutes."""
+    script = f"sleep 600 & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/self; wait"
+    found = answer([*SHELL, script], tmp_path, timeout_s=1.0)
+    assert found.finding.is_failed
+    assert found.finding.value == "no answer within 1 s"
+    for name in ("self", "child"):
+        pid = int((tmp_path / name).read_text())
+        until(lambda pid=pid: is_gone(pid), "end of the command")
+
+
+def test_a_command_ends_when_it_ends_whoever_has_its_output_open(tmp_path):
+    """A daemon that it starts inherits the pipe; and does not stay either."""
+    script = f"sleep 600 & echo $! > {tmp_path}/child; echo bad; exit 1"
+    found = answer([*SHELL, script], tmp_path).finding
+    assert found.value == "exit code 1: bad"
+    pid = int((tmp_path / "child").read_text())
+    until(lambda: is_gone(pid), "end of what it has started")
+
+
+def test_of_much_output_the_end_is_kept_and_stdin_is_empty(tmp_path):
+    found = answer([*SHELL, "cat; yes | head -c 3000000; echo last; exit 1"], tmp_path).finding
+    assert found.value == "exit code 1: last"
+
+
+@pytest.mark.parametrize("script", ["kill -TERM $$", "exit 143", "kill -USR2 $$", "exit 130"])
+def test_a_command_that_is_stopped_with_the_job_says_nothing_of_the_node(script, tmp_path):
+    """Slurm signals all processes of a job at once: a preemption must exclude no node."""
+    found = answer([*SHELL, script], tmp_path)
+    assert found.finding is None
+    assert "was stopped by a signal" in found.error
+
+
+def test_a_command_is_killed_once_nobody_waits_for_it(tmp_path):
+    stopped = threading.Event()
+    stopped.set()
+    found = answer([*SHELL, f"echo $$ > {tmp_path}/self; sleep 600"], tmp_path, stopped=stopped)
+    assert found.finding is not None  # and whoever has stopped it asks for nothing
+
+
+def test_it_has_the_environment_of_the_task_and_no_zombie_is_left(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    found = answer([*SHELL, "echo job $SLURM_JOB_ID"], tmp_path).finding
+    assert found.value == "exit code 0: job 17"
+    children = [
+        entry
+        for entry in os.listdir("/proc")
+        if entry.isdigit() and _is_zombie_of(int(entry), os.getpid())
+    ]
+    assert children == []
+
+
+def _is_zombie_of(pid, parent):
+    try:
+        state, found = _stat(pid)[:2]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state == "Z" and int(found) == parent
