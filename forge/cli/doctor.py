@@ -18,26 +18,31 @@ from forge.health.by_hand import FAILS, Row, examine
 from forge.health.check import Context, Scope
 from forge.process import world
 
+_WHAT = """\
+makes the health checks of this node, its GPUs and its peers by hand, and prints what each of them
+has found; exit code 69 where one fails"""
 _MARGIN_S = 30.0
 """Seconds that a rank may take beside its checks."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What follows `forge doctor`."""
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="forge doctor", description=_WHAT)
     here = "this node; below srun or torchrun those of all tasks, and between them"
     parser.add_argument("--here", action="store_true", required=True, help=here)
     place = "where checkpoints would go; by default the current directory"
     parser.add_argument("--dir", type=Path, default=Path(), help=place)
     what = "of thresholds, and a site's own: resilience.health.checks.shm.threshold=8"
     parser.add_argument("overrides", nargs="*", metavar="override", help=what)
+    return parser
 
 
-def run(options: argparse.Namespace) -> int:
-    """Make the checks and print the table.
+def main(arguments: list[str]) -> int:
+    """The command `forge doctor`: make the checks and print the table.
 
     Returns:
         0 where none fails, 69 where one does, 78 for an override that makes no sense.
     """
+    options = _parser().parse_args(arguments)
     try:
         health = loading.from_overrides(options.overrides).health
         here = world.of(os.environ)

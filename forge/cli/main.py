@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from forge.cli import doctor
 from forge.errors import CheckpointError
 
 _DRY = "hydra.launcher.dry_run=true"
@@ -25,8 +24,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("script", nargs="+", help="with the overrides of its sweep")
     commands.add_parser("exec", help="run any command under the policy, here or on a cluster")
     commands.add_parser("rehearse", help="stop, kill and resume a script: does it end the same?")
-    what = "make the health checks by hand; exit code 69 where one fails"
-    doctor.add_arguments(commands.add_parser("doctor", help=what, description=what))
+    commands.add_parser("doctor", help="check the health of this node by hand")
     for name, count, what in (
         ("show", 1, "a checkpoint's facts and leaves"),
         ("diff", 2, "the leaves in which two checkpoints differ; exit code 1 where there are any"),
@@ -60,12 +58,14 @@ def main() -> int:
         from forge.rehearse.command import main as rehearse
 
         return rehearse(arguments)
+    if name == "doctor":
+        from forge.cli.doctor import main as examine
+
+        return examine(arguments)
     if name == "plan" and arguments not in ([], ["-m"], ["-h"], ["--help"]):
         command = plan_command(arguments)
         os.execv(command[0], command)
     options = _parser().parse_args()
-    if options.command == "doctor":
-        return doctor.run(options)
     if options.command in ("pin", "unpin"):
         return _pin(options.paths, is_wanted=options.command == "pin")
     return _inspect(options.command, options.paths, options.verify)

@@ -2,8 +2,8 @@
 
 import threading
 
+import forked
 import pytest
-import torch
 from harness import Job, assert_same_run
 from ranked import RankedJob
 
@@ -12,11 +12,8 @@ from forge.config.schema import CheckAction, CheckConfig, ChecksConfig, HealthCo
 from forge.errors import Reason
 from forge.group.group import Solo
 from forge.health import attempt
-from forge.health.check import Check, Finding, Scope
+from forge.health.check import Check, Scope
 from forge.jobdir import sick, verdict
-from forge.shutdown import stopping
-
-SICK = Finding("3 uncorrected errors", is_failed=True)
 
 
 def site(directory, action="exclude_node"):
@@ -26,86 +23,71 @@ def site(directory, action="exclude_node"):
     return {"every_s": 0.05, "commands": {"nhc": nhc}}
 
 
-def trained(directory, health):
-    """Train in this process, with no end of its own; how it leaves."""
-    model = torch.nn.Linear(2, 1)
-    policy = {"checkpoint": {"dir": str(directory), "every_steps": None}, "health": health}
-    with pytest.raises(forge.Exit) as left, forge.Run(policy, model=model) as run:
-        for _ in run.steps(10**9):
-            pass
-    return left.value, run
+PLANTED = """
+import json, sys
+import torch
+import forge
+from forge.health import attempt
+from forge.health.check import Check, Finding, Scope
+
+directory, action, is_doubtful = sys.argv[1], sys.argv[2], sys.argv[3] == "doubtful"
+looks = []
+
+def look(context):  # healthy at the start, and at the first look beside training
+    looks.append(context.is_beside)
+    return Finding("3 errors", is_failed=True) if len(looks) > 2 else None
+
+attempt.CHECKS = (Check("ecc", look, Scope.task, is_passive=True, is_doubtful=is_doubtful),)
+policy = {
+    "checkpoint": {"dir": directory, "every_steps": None},
+    "health": {"every_s": 0.01, "checks": {"ecc": {"action": action}}},
+}
+with forge.Run(policy, model=torch.nn.Linear(2, 1)) as run:
+    for _ in run.steps(10**6):  # ends, should nothing else end it
+        if len(looks) > 4 and action == "warn":
+            break
+"""
 
 
-@pytest.fixture(autouse=True)
-def _nothing_stays_installed():
-    """A process that leaves keeps its handlers; this one runs the next test."""
-    yield
-    stopping.uninstall()
-    stopping.hold_interrupts(is_held=False)
-
-
-@pytest.fixture
-def planted(monkeypatch):
-    """One passive check in place of the built-in ones, which fails from the second look on."""
-
-    def plant(**kind):
-        looks = []
-
-        def look(context):
-            looks.append(context.is_beside)
-            return SICK if context.is_beside and len(looks) > 2 else None
-
-        check = Check("ecc", look, Scope.task, is_passive=True, **kind)
-        monkeypatch.setattr(attempt, "CHECKS", (check,))
-
-    return plant
-
-
-def ecc(action):
-    config = CheckConfig(CheckAction[action])
-    return {"every_s": 0.01, "checks": {"ecc": {"action": config.action.name}}}
+def planted(directory, action, kind="certain"):
+    """The exit code of a training in which a check fails from its second look on."""
+    (directory / "planted.py").write_text(PLANTED)
+    job = directory / "job"
+    done = forked.completed(["planted.py", str(job), action, kind], directory)
+    return done.returncode, job
 
 
 @pytest.mark.parametrize(
     ("action", "reason"),
     [("exclude_node", Reason.unhealthy), ("halt", Reason.halted), ("refuse", Reason.unhealthy)],
 )
-def test_what_is_found_beside_training_saves_and_ends_it_with_69(action, reason, planted, tmp_path):
+def test_what_is_found_beside_training_saves_and_ends_it_with_69(action, reason, tmp_path):
     """Not in the middle of a step: what was trained so far is worth keeping."""
-    planted()
-    left, run = trained(tmp_path, ecc(action))
-    assert (left.code, left.reason) == (69, reason)
-    assert "Health check `ecc` failed" in left.text
-    assert (tmp_path / f"step_{run.step}").is_dir()
-    assert verdict.read(tmp_path).reason is reason
-    assert [one.action for one in sick.read(tmp_path, 1).values()] == [action]
+    code, job = planted(tmp_path, action)
+    found = verdict.read(job)
+    assert (code, found.exit_code, found.reason) == (69, 69, reason)
+    assert "Health check `ecc` failed" in found.text
+    assert (job / f"step_{found.step}").is_dir()
+    assert [one.action for one in sick.read(job, 1).values()] == [action]
 
 
-def test_what_a_doubtful_device_has_computed_is_not_saved(planted, tmp_path):
+def test_what_a_doubtful_device_has_computed_is_not_saved(tmp_path):
     """It would be resumed from, on a healthy node."""
-    planted(is_doubtful=True)
-    left, _ = trained(tmp_path, ecc("halt"))
-    assert (left.code, left.reason) == (69, Reason.halted)
-    assert list(tmp_path.glob("step_*")) == []
-    assert verdict.read(tmp_path).reason is Reason.halted
+    code, job = planted(tmp_path, "halt", "doubtful")
+    assert (code, verdict.read(job).reason) == (69, Reason.halted)
+    assert list(job.glob("step_*")) == []
 
 
-def test_a_warning_is_in_the_ledger_and_ends_nothing(planted, tmp_path):
-    planted()
-    model = torch.nn.Linear(2, 1)
-    policy = {"checkpoint": {"dir": str(tmp_path), "every_steps": None}, "health": ecc("warn")}
-    with forge.Run(policy, model=model) as run:
-        for _ in run.steps(10**9):
-            events = [e for a in forge.ledger.read(tmp_path).attempts for e in a.events]
-            if any(event["kind"] == "health" for event in events):
-                break
+def test_a_warning_is_in_the_ledger_once_and_ends_nothing(tmp_path):
+    code, job = planted(tmp_path, "warn")
+    assert code == 0
+    events = [event for one in forge.ledger.read(job).attempts for event in one.events]
     (event,) = [event for event in events if event["kind"] == "health"]
     assert (event["check"], event["action"]) == ("ecc", "warn")
     assert "the preset `strict` would exclude this node" in event["text"]
 
 
-def test_nothing_runs_beside_where_it_is_switched_off(planted, tmp_path):
-    planted()
+def test_nothing_runs_beside_where_it_is_switched_off(tmp_path):
     for health in ({"every_s": None}, {"enabled": False, "every_s": 0.01}):
         seen = attempt.Health(HealthConfig(**health), tmp_path, tmp_path, Solo())
         seen.watch()

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from started import Popen
 
 from forge.config.schema import CheckConfig
 from forge.health import host, storage, used_memory
@@ -96,7 +97,7 @@ def test_zombies_that_nobody_collects_are_counted_by_number(tmp_path):
         "print(*pids, flush=True); sys.stdin.read()"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as process:
+    with Popen([sys.executable, "-c", code], text=True, **pipes) as process:
         pids = {int(pid) for pid in process.stdout.readline().split()}
         states = host._states()
         found = host.processes(context(tmp_path, 0.1))

@@ -1,16 +1,20 @@
 """What the policy makes of a finding: a word, or the end of the job."""
 
+import os
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
 from forge import messages
+from forge.config.loading import load
 from forge.config.schema import CheckAction, CheckConfig, ChecksConfig
 from forge.config.strict import STRICT
 from forge.errors import Reason
 from forge.group import facts
-from forge.health.check import Answer, Check, Finding, Scope
+from forge.health import host
+from forge.health.check import Answer, Check, Context, Finding, Scope
 from forge.health.verdicts import Verdicts
 from forge.jobdir import sick
 
@@ -127,6 +131,28 @@ def test_what_could_not_be_made_is_logged_and_does_nothing(judge, logged):
     answer = Answer(error="ValueError: no such line")
     assert judge.judge(ROOM, CheckConfig(CheckAction.halt), answer) is None
     assert logged == ["Health check `room` was not made: ValueError: no such line"]
+
+
+def blocks(language):
+    page = CONF.parents[1] / "docs" / "how-to" / "health.md"
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def test_the_page_shows_what_is_logged(judge, logged, monkeypatch, tmp_path):
+    """Whoever searches the page for a line of the log finds it."""
+    found = os.statvfs_result((4096, 4096, 16384, 15729, 15729, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: found)
+    config = CheckConfig(CheckAction.warn, 1.0)
+    check = Check("shm", host.shm, Scope.node)
+    answer = Answer(host.shm(Context(config, tmp_path, tmp_path)))
+    judge.judge(check, config, answer)
+    assert " ".join(blocks("text")[0].split()) == logged[0]
+
+
+def test_the_yaml_of_the_page_is_a_good_policy():
+    given = yaml.safe_load(blocks("yaml")[0])["resilience"]
+    (found,) = load(given).health.commands.values()
+    assert (found.run, found.action) == (["nhc", "-a"], CheckAction.exclude_node)
 
 
 def test_what_is_healthy_or_not_here_is_silent(judge, logged):

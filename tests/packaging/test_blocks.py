@@ -38,6 +38,8 @@ ELSEWHERE = {
     ("docs/how-to/several-ranks.md", "text", 0): "test_typed_ranks.py::test_it_stops_and_goes_on",
     ("docs/how-to/any-command.md", "yaml", 0): "test_exec.py::test_the_config_of_the_page",
     ("docs/how-to/any-command.md", "yaml", 1): "test_exec.py::test_the_config_of_the_page",
+    ("docs/how-to/health.md", "text", 0): "test_verdicts_of_checks.py::test_the_page_shows",
+    ("docs/how-to/health.md", "yaml", 0): "test_verdicts_of_checks.py::test_the_yaml_of_the_page",
     ("docs/how-to/rehearse.md", "text", 0): "test_rehearse.py::test_a_script_that_keeps_state_out",
 }
 """(page, language, which of its blocks of that language) -> how the name of its test begins."""
