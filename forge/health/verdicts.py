@@ -87,7 +87,8 @@ class Verdicts:
         advice = f". {finding.remedy}" if finding.remedy else "."
         if config.action is CheckAction.warn:
             # A GPU that is lost fails each of its checks, in the same words.
-            if self._logged.setdefault(finding.value, check.name) != check.name:
+            of_task = check.scope is Scope.task
+            if of_task and self._logged.setdefault(finding.value, check.name) != check.name:
                 return None
             if check.scope is not Scope.ranks or self._rank == 0:  # once, not on every rank
                 self._log(check.name, f"{text}{advice} {_only_logged(check.name)}", config.action)
