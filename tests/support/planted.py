@@ -266,8 +266,8 @@ DEFECTS = [
     Defect(
         "submitit_budgets",
         "submitit/checkpointable.py",
-        'if state in ("running", "requeued"):',
-        'if state == "running":',
+        'if state in ("running", "requeued", "given up"):',
+        'if state in ("running", "given up"):',
         "budgets start anew with every requeue, so that a job never ends",
         "submitit",
     ),
