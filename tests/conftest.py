@@ -14,7 +14,7 @@ import torch
 from started import ended_here
 from warm import IS_QUICK, QUICK
 
-pytest_plugins = ["store_fixtures"]
+pytest_plugins = ["controllers", "store_fixtures"]
 
 # As `make` does: else each process that starts for real compiles forge, and each run the tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -29,6 +29,8 @@ class SlurmPlan:
     srun_args: list[str]
     kill_wait_s: float
     """Slurm's KillWait: from its SIGTERM at the limit to its SIGKILL."""
+    exclude_h: float = 24.0
+    """Hours for which a node is avoided that has failed a health check."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,6 +55,12 @@ class JobInfo:
     """Seconds until the time limit, by the controller's clock; None where there is no limit."""
     excluded: str = ""
     """ExcNodeList: the nodes it must not run on."""
+    required: str = ""
+    """ReqNodeList: the nodes that it has to have."""
+    features: str = ""
+    """What its nodes have to have (`--constraint`)."""
+    gres: frozenset[str] = frozenset()
+    """Names of the generic resources that its nodes have to have: gpu."""
     end_time: str = ""
     """When it ended; of one that runs, when it will."""
     partition: str = ""
@@ -70,17 +76,20 @@ class JobInfo:
         for word in text.split():
             name, is_field, value = word.partition("=")
             if is_field:
-                fields.setdefault(name, value)
+                fields.setdefault(name, "" if value == "(null)" else value)
+        gres = " ".join(value for name, value in fields.items() if name.startswith("TresPer"))
         preempt_time = fields.get("PreemptTime", "None")
         limit_s, run_s = seconds(fields.get("TimeLimit", "")), seconds(fields.get("RunTime", ""))
-        excluded = fields.get("ExcNodeList", "")
         return JobInfo(
             state=fields.get("JobState", ""),
             reason=fields.get("Reason", ""),
             restarts=int(fields.get("Restarts", 0)),
             preempt_time=None if preempt_time in ("None", "N/A", "") else preempt_time,
             left_s=None if limit_s is None or run_s is None else limit_s - run_s,
-            excluded="" if excluded == "(null)" else excluded,
+            excluded=fields.get("ExcNodeList", ""),
+            required=fields.get("ReqNodeList", ""),
+            features=fields.get("Features", ""),
+            gres=frozenset(re.findall(r"gres[:/](\w+)", gres)),
             end_time=fields.get("EndTime", ""),
             partition=fields.get("Partition", ""),
             is_requeueable=fields.get("Requeue", "1") != "0",
@@ -166,10 +175,45 @@ def requeues_preempted(partition: str, within_s: float) -> bool:
     return re.search(r"PreemptMode=\S*REQUEUE", shown) is not None
 
 
-def exclude(job: str, nodes: list[str], before: str, within_s: float) -> None:
-    """Keep a job that was just requeued off these nodes, too; `before` is its ExcNodeList."""
-    names = ",".join(filter(None, [before, *nodes]))
-    _scontrol(["update", f"JobId={job}", f"ExcNodeList={names}"], within_s)
+def exclude(job: str, nodes: Sequence[str], within_s: float) -> None:
+    """Keep a job that waits in the queue off these nodes alone. Raises as `show` does."""
+    _scontrol(["update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}"], within_s)
+
+
+def hostnames(nodes: str, within_s: float) -> list[str]:
+    """The names in `n[1-2],n5`. Raises SlurmRefused."""
+    if "[" not in nodes:
+        return [name for name in nodes.split(",") if name]
+    return _ask("scontrol", "show", "hostnames", nodes, within_s=within_s).split()
+
+
+def nodes_for(info: JobInfo, within_s: float) -> dict[str, bool]:
+    """The nodes of a job's partitions, with whether it could be started there, now or later.
+
+    By features and generic resources as far as they are simple: what is not counts as fitting.
+    Source: sinfo(1), "NODE STATE CODES". Raises SlurmRefused.
+    """
+    form = ["--all", "--noheader", "--Node", "--format=%N|%T|%f|%G"]
+    answer = _ask("sinfo", *form, f"--partition={info.partition}", within_s=within_s)
+    found = {}
+    for line in answer.splitlines():
+        name, state, features, gres = line.strip().split("|", 3)
+        has_gres = info.gres <= set(re.findall(r"(\w+):", gres))
+        is_up = "*" not in state and not state.startswith(_GONE)
+        found[name] = is_up and has_gres and _has_features(features, info.features)
+    return found
+
+
+_GONE = ("down", "drain", "fail", "error", "unk", "inval", "future", "perfctrs")
+"""How the states of nodes begin that take no jobs until somebody acts."""
+
+
+def _has_features(features: str, wanted: str) -> bool:
+    """Whether a node has what `a&b|c` asks for; counts, brackets and the like are not looked at."""
+    if not re.fullmatch(r"[\w.:=-]+([&,|][\w.:=-]+)*", wanted):
+        return True
+    has = set(features.split(","))
+    return any(has.issuperset(re.split("[&,]", one)) for one in wanted.split("|"))
 
 
 def lost_nodes(nodes: str, within_s: float) -> list[str]:

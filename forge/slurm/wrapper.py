@@ -5,6 +5,7 @@ and has Slurm's commands. From there the tasks are started, as a step; why they 
 the controller; and this is the only place that requeues the job:
 
     preempted, time limit, asked to, unhealthy or lost node ─► requeued, within its budget
+    one of its nodes excluded by another job of the sweep   ─► requeued, before anything is started
     crashed, killed, forced exit, SIGTERM by hand   ─► started again right here, the nodes are ours
     cancelled                                       ─► never again
 
@@ -41,11 +42,13 @@ from forge.errors import (
 from forge.filesystem.files import exit_on_error
 from forge.job.requeue import Counts, Decision, Outcome, decide, signal_name
 from forge.job.wrapper import Job
-from forge.jobdir import ledger
+from forge.jobdir import ledger, sick
 from forge.jobdir.job_files import ENDED, REPORT, STATE, read_json, suffix, write_atomically
+from forge.jobdir.sick import Sick
 from forge.process import processes, time_limit
 from forge.slurm import bundle, client, step, successor
 from forge.slurm.client import JobInfo, Why
+from forge.slurm.exclusions import Choice, Exclusions
 
 _ASK_S = 10.0
 """Seconds for a question whose answer can be done without."""
@@ -93,7 +96,8 @@ class SlurmJob(Job):
         """Number of the step, as Slurm counts them in each start of the job."""
         self._has_begun = True
         """Whether a task of the last attempt has begun."""
-        self._sick: list[str] = []
+        sweep, hours = script.parents[2], self.slurm.exclude_h  # <sweep dir>/.forge/slurm/<script>
+        self._exclusions = Exclusions(directory, sweep, hours, self._print)
         self._info: JobInfo | None = None
         self._why = Why.unknown
         self._end_time: float | None = None
@@ -122,6 +126,8 @@ class SlurmJob(Job):
         before = int(state.get("slurm_restarts", 0))
         is_same_job = state.get("slurm_job") == self._job
         is_same_start = is_same_job and before == self._slurm_restarts
+        is_same_list = is_same_job or state.get("successor") == self._job
+        self._exclusions.load(state, is_same_list=is_same_list)
         self._ancestors = list(state.get("ancestors", ()))
         self._ancestors += [] if is_same_job else [str(state.get("slurm_job"))]
         if is_same_start and "successor" in state:
@@ -168,6 +174,7 @@ class SlurmJob(Job):
     def _write_state(self, state: str, because: str = "", **more: Any) -> None:
         start = {"slurm_job": self._job, "slurm_restarts": self._slurm_restarts}
         start |= {"ancestors": self._ancestors}
+        start |= self._exclusions.to_json()
         super()._write_state(state, because, **start, step=self._step, **more)
 
     def _end_step(self) -> None:
@@ -317,15 +324,12 @@ class SlurmJob(Job):
             reports = self._reports()
         self._has_begun = any(reports) or self._is_by_hand
         ended: list[tuple[float, Outcome]] = []
-        self._sick = []
         for rank, report in enumerate(reports):
             if report is None:
                 ended.append((math.inf, self._unreported(status)))
                 continue
             one = replace(self._as_said(report, rank), is_held=report["is_held"])
             ended.append((report["time"], one))
-            if one.code == ExitCode.UNHEALTHY and report["node"] not in ("", *self._sick):
-                self._sick = sorted([*self._sick, report["node"]])
         found = self._of_all(ended)
         code, text = found.code, found.text
         asked = None if self._has_finished(found) else self._reason(found)
@@ -337,7 +341,18 @@ class SlurmJob(Job):
         if self._why is Why.script_killed and asked is Reason.crashed:
             text = self._why.value
         is_lost = code < 0 and not self._has_begun
-        return replace(found, asked=asked, is_supervisor_lost=is_lost, text=text)
+        outcome = replace(found, asked=asked, is_supervisor_lost=is_lost, text=text)
+        self._exclusions.note(self._sick(outcome, reports))
+        return outcome
+
+    def _sick(self, outcome: Outcome, reports: list[dict[str, Any] | None]) -> list[Sick]:
+        """What the ranks say of their nodes; by the code alone, it is that of the first to end."""
+        found = list(sick.read(self.directory, self.slurm.ranks).values())
+        if found or outcome.reason is not Reason.unhealthy:
+            return found
+        codes = [report for report in reports if report and report["code"] == ExitCode.UNHEALTHY]
+        first = min(codes, key=lambda report: float(report["time"]), default={"node": ""})
+        return [Sick(first["node"], "", str(outcome), "refuse")]
 
     def _has_finished(self, found: Outcome) -> bool:
         """Whether that is beyond doubt; else the controller knows more."""
@@ -465,33 +480,101 @@ class SlurmJob(Job):
         """Requeue the job and leave; None where its nodes are still ours and it stays."""
         if self._is_ours or (outcome.reason in _HERE and self._can_stay()):
             return None
-        code = outcome.exit_code
+        code, choice = outcome.exit_code, Choice()
         if self.plan.requeue.is_up_to_site:
             return self._leave_it_to_slurm()
-        excluded = "" if self._info is None else self._info.excluded
-        sick = self._sick if outcome.reason is Reason.unhealthy else []
         try:
             # Once more: it may have been cancelled while it was saving.
             self._insist(self._learn)
             if self._why is Why.cancelled:
                 cancelled = replace(outcome, asked=Reason.cancelled)
                 return self._end(cancelled, Decision(starts_again=False, because="cancelled"))
+            choice = self._choose()
             if self._why is not Why.requeued:
                 self._insist(lambda within_s: client.requeue(self._job, within_s))
                 self._record("requeued", job=self._job)
         except NotRequeueable as refusal:
-            return self._resubmit(str(outcome), code, pause_s, str(refusal))
+            return self._resubmit(str(outcome), code, pause_s, str(refusal), choice)
         except SlurmError as error:
             return self._leave_note(str(outcome), code, str(error))
         try:
-            if sick:
-                client.exclude(self._job, sick, excluded, _ASK_S)
-                self._record("excluded", nodes=sick)
+            self._exclude(choice)
             if pause_s:
                 client.delay(self._job, pause_s, _ASK_S)
         except SlurmError as error:
             self._print(f"the job may come back too soon, or to this node: {error}")
         return int(ExitCode.REQUEUE)
+
+    # -- sick nodes ----------------------------------------------------------------------------
+
+    def _decide(self, outcome: Outcome) -> Decision:
+        """Nor does it start again where it would have to on a node that it has found sick."""
+        before = replace(self.counts)
+        decision = super()._decide(outcome)
+        if outcome.reason is not Reason.unhealthy or not decision.starts_again:
+            return decision
+        nodes = self._choose().left_out_of(self.directory)
+        if not nodes:
+            return decision
+        self.counts = before
+        because = f"{outcome}; given up: without {', '.join(nodes)} too few nodes are left for it"
+        return Decision(starts_again=False, because=because)
+
+    def _choose(self) -> Choice:
+        needed = int(os.environ.get("SLURM_JOB_NUM_NODES") or 1)
+        return self._exclusions.choose(self._info, needed, min(self._asking_s() / 2, _ASK_S))
+
+    def _exclude(self, choice: Choice) -> None:
+        """Keep the job, which waits in the queue again, off the nodes. Raises SlurmError."""
+        if self._exclusions.apply(self._job, choice, _ASK_S):
+            self._record("excluded", nodes=choice.names)
+            self._write_state("starting", self._because)
+
+    def _attempt(self) -> Outcome:
+        self._leave_sick_nodes()
+        self._exclusions.left.clear()
+        return super()._attempt()
+
+    def _leave_sick_nodes(self) -> None:
+        """Where another job of the sweep has found one of our nodes sick, start elsewhere.
+
+        Within no budget, since nothing has been tried. But a node that Slurm gives it in spite of
+        that, or that it cannot do without, is tried.
+        """
+        limits = self.plan.requeue
+        if not limits.enabled or limits.is_up_to_site or not self._exclusions.standing():
+            return
+        try:
+            nodes = client.hostnames(os.environ.get("SLURM_JOB_NODELIST", ""), _ASK_S)
+            found = [one for one in self._exclusions.standing() if one.node in nodes]
+            if not found:
+                return
+            self._learn(_ASK_S)
+            if self._why is not Why.unknown:
+                return  # it is to stop in any case
+            choice = self._choose()
+            left = self._exclusions.left
+            going = [one for one in found if one in choice.kept and one.node not in left]
+            if not going:
+                what = ", ".join(map(str, found))
+                return self._print(
+                    f"runs all the same, since Slurm gives it no other nodes: {what}"
+                )
+            client.requeue(self._job, _ASK_S)
+        except SlurmError as error:
+            return self._print(f"runs on nodes that were found sick: {error}")
+        left += [one.node for one in going]
+        self._because = f"requeued before it began, to stay off {', '.join(map(str, going))}"
+        self._print(self._because)
+        self._record("requeued", job=self._job, because=self._because)
+        try:
+            self._exclude(choice)
+        except SlurmError as error:
+            self._print(f"the job may come back to this node: {error}")
+        self._write_state("starting", self._because)
+        sys.exit(int(ExitCode.REQUEUE))
+
+    # -- where Slurm does not do it ------------------------------------------------------------
 
     def _leave_it_to_slurm(self) -> int:
         """Without a policy: whether the job comes back is the site's to say.
@@ -530,15 +613,21 @@ class SlurmJob(Job):
         )
         return code
 
-    def _resubmit(self, what: str, code: int, pause_s: float, refusal: str) -> int:
+    def _resubmit(
+        self, what: str, code: int, pause_s: float, refusal: str, choice: Choice | None = None
+    ) -> int:
         """Slurm ends the job and does not bring it back: the same again, as another job."""
         options = [f"--begin=now+{math.ceil(pause_s)}"] if pause_s else []
+        if choice is not None and choice.names:
+            options.append(f"--exclude={','.join(choice.names)}")
         try:
             job = successor.submit(
                 self.forge, self._script, self._job, self._slurm_restarts, options
             )
         except (SlurmRefused, OSError) as error:
             return self._leave_note(what, code, f"{refusal}; {error}")
+        if choice is not None:
+            self._exclusions.take(choice)
         self._record("submitted anew", job=self._job, successor=job)
         self._print(
             f"Slurm does not requeue job {self._job} ({refusal}): resubmitted as {job}."

@@ -3,99 +3,21 @@
 One module, since all of it asks one wrapper on one stand-in for the cluster.
 """
 
-import json
 import os
 import signal
 import time
 
 import pytest
-from plans import LISTENS, planned
+from controllers import RUNS, exited, report, state_left
 
-from forge.errors import NoAnswer, NoSuchJob, NotRequeueable, Reason, SlurmRefused
+from forge.errors import NoSuchJob, NotRequeueable, Reason, SlurmRefused
 from forge.job.requeue import Outcome
 from forge.jobdir import sick, verdict
-from forge.jobdir.job_files import RANK, REPORT, RESULT, STATE, forge_dir, read_json, write_json
+from forge.jobdir.job_files import RANK, STATE, read_json
 from forge.jobdir.verdict import Verdict
 from forge.slurm import client
 from forge.slurm.client import JobInfo, Queued
 from forge.slurm.wrapper import SlurmJob
-
-RUNS = JobInfo("RUNNING", "None", 0, None, left_s=3000.0)
-
-
-class Controller:
-    """Answers with what it is given, once each; None: not at all."""
-
-    def __init__(self, *answers):
-        self.answers = list(answers)
-        self.did = []
-        self.ended = []
-
-    def show(self, job, within_s):
-        answer = self.answers.pop(0)
-        if answer is None:
-            raise NoAnswer("busy")
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def requeue(self, job, within_s):
-        self.did.append(("requeue", job))
-
-    def end_step(self, job, number, within_s):
-        self.ended.append(number)
-
-    def signal_step(self, job, number, name, within_s):
-        answer = self.answers.pop(0)
-        if answer is None:
-            raise NoAnswer("busy")
-        if answer:
-            self.did.append((name, number))
-        return answer
-
-    def exclude(self, job, nodes, before, within_s):
-        self.did.append(("exclude", nodes, before))
-
-
-@pytest.fixture
-def silence():
-    """A pipe through which no signal comes."""
-    ends = os.pipe()
-    os.set_blocking(ends[0], False)
-    yield ends
-    for end in ends:
-        os.close(end)
-
-
-@pytest.fixture
-def wrapper(tmp_path, monkeypatch, silence):
-    """A wrapper whose attempt has just ended, and whose controller gives these answers."""
-    forge_dir(tmp_path).mkdir()
-    planned(ranks=2, actions=LISTENS | {"HUP": "save"}).write(tmp_path)
-    for name in [name for name in os.environ if name.startswith("SLURM")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-
-    def make(*answers, **changes):
-        job = SlurmJob(tmp_path, tmp_path / "script.sh")
-        job._reader, _ = silence
-        job.controller = Controller(*answers)
-        for name in ("show", "requeue", "exclude", "end_step", "signal_step"):
-            monkeypatch.setattr(client, name, getattr(job.controller, name))
-        vars(job).update(changes)
-        return job
-
-    return make
-
-
-def report(job, rank, code, time=1.0, node="n1", is_held=False):
-    content = {"code": code, "time": time, "is_held": is_held, "node": node}
-    path = forge_dir(job.directory) / (f"{REPORT}.{rank}" if rank else REPORT)
-    path.write_text(json.dumps(content))
-
-
-def exited(code):
-    return code << 8
 
 
 def test_without_an_answer_the_clock_decides(wrapper, capfd):
@@ -280,17 +202,16 @@ def test_the_rank_whose_check_failed_says_why(wrapper, monkeypatch):
     assert (outcome.reason, str(outcome)) == (Reason.halted, "ecc on n2")
 
 
-def test_the_sick_nodes_are_excluded_beside_those_that_were(wrapper):
-    """All of them, and no healthy one."""
+def test_the_sick_node_is_excluded_beside_those_that_were(wrapper):
+    """By the code alone it is that of the rank which ended first: the others leave with it."""
     info = JobInfo("RUNNING", "None", 0, None, left_s=3000.0, excluded="n7")
     job = wrapper(info, info)
     report(job, 0, 69, node="n1")
-    report(job, 1, 0, node="n2")
-    (job.forge / f"{RESULT}.1").touch()
+    report(job, 1, 69, time=2.0, node="n2")
     outcome = job._outcome(exited(69))
     assert outcome.reason is Reason.unhealthy
     assert job._move_on(outcome, 0.0) == 75
-    assert job.controller.did == [("requeue", "7"), ("exclude", ["n1"], "n7")]
+    assert job.controller.did == [("requeue", "7"), ("exclude", ["n7", "n1"])]
 
 
 def test_a_killed_task_stays_on_its_nodes_unless_the_limit_is_near(wrapper):
@@ -328,19 +249,6 @@ def test_a_look_at_the_time_limit_ends_no_job(wrapper, answer):
 
 
 # -- what an earlier wrapper has left --------------------------------------------------------------
-
-
-def state_left(job, state, restarts, **more):
-    """As a wrapper that was killed in the start with so many restarts leaves it."""
-    content = {"because": "why", "counts": {"preemptions": 2, "restarts": 3}, "pid": 1, "code": 7}
-    content |= {
-        "slurm_job": "7",
-        "slurm_restarts": restarts,
-        "state": state,
-        "step": 4,
-        "time": 5.0,
-    } | more
-    write_json(job.forge / STATE, content)
 
 
 def test_a_wrapper_killed_in_this_very_start_leaves_a_crash(wrapper):

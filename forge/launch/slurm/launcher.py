@@ -283,8 +283,10 @@ def _pack(job: _Job, shared: payload.Shared, cluster: Cluster) -> tuple[Path, Jo
     is_active = composed.policy is not None and composed.policy.enabled
     requeue = replace(made.requeue, is_up_to_site=not is_active)
     if composed.policy is not None:
-        most = composed.policy.health.max_excluded_nodes
+        health = composed.policy.health
+        most = health.max_excluded_nodes
         requeue = replace(requeue, has_other_nodes=True, max_excluded_nodes=most)
+        slurm = replace(slurm, exclude_h=health.exclude_h)
     made = replace(made, slurm=slurm, requeue=requeue)
     if options.python:  # it has packages of its own
         ours = (sys.prefix, sys.base_prefix)

@@ -81,9 +81,9 @@ class SubmittedJob(ObservedJob):
                 self._vanished(queued)
 
     def _num_excluded(self) -> int:
-        """Restarts on other nodes, since one was unhealthy."""
+        """Nodes that it stays off, since they are unhealthy."""
         content = self.read_state() or {}
-        return int(content["counts"]["excluded"]) if self.is_own(content) else 0
+        return len(content.get("excluded", ())) if self.is_own(content) else 0
 
     def _give_up(self) -> None:
         """Every node that it could run on was excluded: it would wait forever."""
