@@ -50,7 +50,7 @@ class CheckAction(Enum):
     refuse = "refuse"
     """The job leaves this node (69)."""
     exclude_node = "exclude_node"
-    """The same, and the sweep's other jobs avoid the node as well, for `health.exclude_h` hours."""
+    """The same, and on Slurm the sweep's other jobs avoid the node as well."""
     halt = "halt"
     """The job ends (69), and is not started again."""
 
@@ -324,9 +324,10 @@ class HealthConfig:
     """How often those that need neither GPU nor other ranks are repeated beside training; null:
     never."""
     exclude_h: float = 24.0
-    """Hours for which the jobs of a sweep avoid a node that `exclude_node` has excluded."""
+    """On Slurm: hours for which a job avoids a node that it has left because of a check, and for
+    which the sweep's other jobs do where the action was `exclude_node`."""
     max_excluded_nodes: int = 3
-    """On Slurm: restarts elsewhere because this node failed a check; then the job fails."""
+    """On Slurm: restarts elsewhere because a check of this very job failed; then the job fails."""
     checks: ChecksConfig = field(default_factory=ChecksConfig)
     commands: dict[str, CommandCheckConfig] = field(default_factory=dict)
     """Your own checks, by name: `nhc: {run: [nhc, -a], timeout_s: 30, action: exclude_node}`."""

@@ -1,8 +1,7 @@
 """One job, from its first start to its last: what its wrapper does wherever the job runs.
 
-It runs the job's task, again and again in the same directory, until the job is finished, somebody
-stops it, or a budget is used up. Standard library only: it starts in milliseconds, outlives
-whatever happens to the task, and works outside a container.
+It runs the job's task again and again, until it is finished, stopped or out of budget. Standard
+library only: it starts in milliseconds, outlives the task, and works outside a container.
 
     starts the task ─► waits for its end ─► reads how it ended
          ▲                                         │
@@ -217,8 +216,8 @@ class Job(ABC):
             is_cut_short=self.plan.exec is None
             and self._is_cut_short(has_boundary=ledger.has_stepped(self.directory, self._began)),
         )
-        is_unsaved = self.counts.no_progress + self.counts.unfair > 0
-        self.counts.unsaved_s = self._took_s if is_unsaved else 0.0
+        counts = self.counts
+        counts.unsaved_s = self._took_s if counts.no_progress + counts.unfair > 0 else 0.0
         return decision
 
     def _write_state(self, state: str, because: str = "", **more: Any) -> None:
@@ -355,6 +354,8 @@ class Job(ABC):
             # As if it had been the task: main has not looked.
             text = f"the process that trained in {lost} died in its Run, though main returned"
             return Outcome(-signal.SIGKILL, text=text)
+        if code == ExitCode.UNHEALTHY and (found := sick.read(self.directory, rank)):
+            return Outcome(code, said=found.reason, text=found.text)
         if said is None or said.exit_code != code:
             return Outcome(code, oom_kills=report.get("oom_kills", 0))
         return Outcome(code, said=said.reason, text=said.text)
@@ -365,7 +366,7 @@ class Job(ABC):
         One that has lost another rank is not what has ended the job, whenever it came to its end;
         nor is one that leaves since the node of another is sick.
         """
-        found = sick.read(self.directory, len(ended))
+        found = sick.read_all(self.directory, len(ended))
 
         def place(rank: int) -> tuple[bool, float, int]:
             at, outcome = ended[rank]

@@ -12,6 +12,7 @@ import contextlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from forge.errors import Reason
 from forge.filesystem.files import make_directory
 from forge.jobdir.job_files import forge_dir, read_json, suffix, write_json
 
@@ -31,6 +32,11 @@ class Sick:
     action: str
     """What the policy makes of it: `refuse`, `exclude_node` or `halt`."""
 
+    @property
+    def reason(self) -> Reason:
+        """Why the job ends, by this: what was halted is not started again."""
+        return Reason.halted if self.action == "halt" else Reason.unhealthy
+
 
 def write(job_dir: Path, node: str, check: str, text: str, action: str) -> None:
     """Say that this rank leaves since a check failed on its node.
@@ -49,18 +55,19 @@ def write(job_dir: Path, node: str, check: str, text: str, action: str) -> None:
         write_json(path, asdict(Sick(node, check, text, action)))
 
 
-def read(job_dir: Path, ranks: int) -> dict[int, Sick]:
-    """What the ranks of the last attempt say, by rank.
+def read(job_dir: Path, rank: int) -> Sick | None:
+    """What a rank of the last attempt says; None: nothing, or nothing that makes sense.
 
-    Args:
-        job_dir: The job's directory.
-        ranks: How many the job has.
     Raises:
         Untrusted: Where somebody else could have written it.
     """
-    found = {}
-    for rank in range(ranks):
-        content = read_json(forge_dir(job_dir) / f"{FILE}{suffix(rank)}")
-        if content is not None and content.keys() == Sick.__annotations__.keys():
-            found[rank] = Sick(**{name: str(value) for name, value in content.items()})
-    return found
+    content = read_json(forge_dir(job_dir) / f"{FILE}{suffix(rank)}")
+    if content is None or content.keys() != Sick.__annotations__.keys():
+        return None
+    return Sick(**{name: str(value) for name, value in content.items()})
+
+
+def read_all(job_dir: Path, ranks: int) -> dict[int, Sick]:
+    """What each of so many ranks says, by rank; raises as `read`."""
+    found = ((rank, read(job_dir, rank)) for rank in range(ranks))
+    return {rank: one for rank, one in found if one is not None}

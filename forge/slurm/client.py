@@ -193,7 +193,7 @@ def nodes_for(info: JobInfo, within_s: float) -> dict[str, bool]:
     By features and generic resources as far as they are simple: what is not counts as fitting.
     Source: sinfo(1), "NODE STATE CODES". Raises SlurmRefused.
     """
-    form = ["--all", "--noheader", "--Node", "--format=%N|%T|%f|%G"]
+    form = ["--noheader", "--Node", "--format=%N|%T|%f|%G"]
     answer = _ask("sinfo", *form, f"--partition={info.partition}", within_s=within_s)
     found = {}
     for line in answer.splitlines():

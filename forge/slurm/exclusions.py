@@ -129,7 +129,7 @@ class Exclusions:
         standing = self.standing()
         if info is None or not (standing or self.ours):
             return Choice(kept=standing)
-        nodes = None
+        before, required, nodes = [info.excluded] if info.excluded else [], list[str](), None
         try:
             before = client.hostnames(info.excluded, within_s)
             required = client.hostnames(info.required, within_s)
@@ -137,7 +137,6 @@ class Exclusions:
                 nodes = client.nodes_for(info, within_s)
         except SlurmRefused as error:
             self._say(f"how many nodes are left is not known: {error}")
-            before, required = [info.excluded] if info.excluded else [], []
         fixed = [name for name in before if name not in self.ours]
         kept, left_out = choose(standing, nodes, fixed, required, needed)
         for one in left_out:

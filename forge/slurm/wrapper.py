@@ -347,7 +347,7 @@ class SlurmJob(Job):
 
     def _sick(self, outcome: Outcome, reports: list[dict[str, Any] | None]) -> list[Sick]:
         """What the ranks say of their nodes; by the code alone, it is that of the first to end."""
-        found = list(sick.read(self.directory, self.slurm.ranks).values())
+        found = list(sick.read_all(self.directory, self.slurm.ranks).values())
         if found or outcome.reason is not Reason.unhealthy:
             return found
         codes = [report for report in reports if report and report["code"] == ExitCode.UNHEALTHY]
@@ -527,7 +527,8 @@ class SlurmJob(Job):
     def _exclude(self, choice: Choice) -> None:
         """Keep the job, which waits in the queue again, off the nodes. Raises SlurmError."""
         if self._exclusions.apply(self._job, choice, _ASK_S):
-            self._record("excluded", nodes=choice.names)
+            left_out = [one.node for one in choice.left_out]
+            self._record("excluded", nodes=choice.names, left_out=left_out)
             self._write_state("starting", self._because)
 
     def _attempt(self) -> Outcome:
@@ -556,10 +557,10 @@ class SlurmJob(Job):
             left = self._exclusions.left
             going = [one for one in found if one in choice.kept and one.node not in left]
             if not going:
+                nodes = [one.node for one in found]
+                self._record("stays", nodes=nodes, because="Slurm gives it no others")
                 what = ", ".join(map(str, found))
-                return self._print(
-                    f"runs all the same, since Slurm gives it no other nodes: {what}"
-                )
+                return self._print(f"runs all the same, Slurm gives it no other nodes: {what}")
             client.requeue(self._job, _ASK_S)
         except SlurmError as error:
             return self._print(f"runs on nodes that were found sick: {error}")

@@ -7,11 +7,13 @@ from forge.jobdir.sick import Sick
 
 def test_each_rank_says_it_for_itself(tmp_path, monkeypatch):
     """All leave with the same code: only who says so is on a sick node."""
-    assert sick.read(tmp_path, 3) == {}
+    assert sick.read_all(tmp_path, 3) == {}
     monkeypatch.setenv(RANK, "2")
     sick.write(tmp_path, "n2", "ecc", "3 uncorrected errors", "exclude_node")
-    assert sick.read(tmp_path, 3) == {2: Sick("n2", "ecc", "3 uncorrected errors", "exclude_node")}
-    assert sick.read(tmp_path, 2) == {}
+    assert sick.read_all(tmp_path, 3) == {
+        2: Sick("n2", "ecc", "3 uncorrected errors", "exclude_node")
+    }
+    assert sick.read_all(tmp_path, 2) == {}
 
 
 def test_what_makes_no_sense_says_nothing(tmp_path):
@@ -19,7 +21,7 @@ def test_what_makes_no_sense_says_nothing(tmp_path):
     sick.write(tmp_path, "n1", "ecc", "text", "refuse")
     for text in ('{"node": "n1"}', "[]", "{", ""):
         (forge_dir(tmp_path) / sick.FILE).write_text(text)
-        assert sick.read(tmp_path, 1) == {}
+        assert sick.read_all(tmp_path, 1) == {}
 
 
 def test_a_full_disk_keeps_nobody_from_leaving(tmp_path):

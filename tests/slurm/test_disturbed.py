@@ -351,11 +351,11 @@ def test_a_job_that_finds_every_node_sick_is_sick_itself(sweeps, ended):
     assert "health.max_excluded_nodes=1" in ended["sickest"].state["because"]
 
 
-def test_a_job_that_no_node_is_left_for_is_reported(sweeps, ended):
-    """Slurm would let it wait forever."""
-    assert state_of(ended["nowhere"])[0] == "CANCELLED"
-    assert ended["nowhere"].counts["excluded"] == 2
-    assert "2 nodes are unhealthy, and no other is left for it" in sweeps.exiting.output
+def test_a_job_that_no_node_is_left_for_fails(sweeps, ended):
+    """Slurm would let it wait without an end, or start it where it has failed."""
+    assert state_of(ended["nowhere"]) == ("FAILED", "69:0")
+    assert ended["nowhere"].counts["excluded"] == 1
+    assert "given up: without n1, n2 too few nodes are left for it" in sweeps.exiting.output
 
 
 # -- the time limit --------------------------------------------------------------------------------

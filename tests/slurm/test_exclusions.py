@@ -124,7 +124,8 @@ def test_what_a_job_has_found_itself_comes_first_then_the_newest(folders):
 )
 def test_a_sibling_stays_off_a_node_that_is_to_be_excluded(action, avoided, jobs):
     """And of no other that failed a check: that is for the job alone to avoid."""
-    fails(jobs(0), "n1", action)
+    decision, _ = fails(jobs(0), "n1", action)
+    assert decision.starts_again == (action != "halt")
     assert [one.node for one in jobs(1)._exclusions.standing()] == avoided
     own = [one.node for one in jobs(0)._exclusions.standing()]
     assert own == ([] if action == "halt" else ["n1"])

@@ -189,14 +189,13 @@ def test_the_rank_that_failed_first_says_why(wrapper):
 
 
 def test_the_rank_whose_check_failed_says_why(wrapper, monkeypatch):
-    """The others leave with its exit code, and may be faster."""
+    """The others leave with its exit code, and may be faster; at the start there is no verdict."""
     job = wrapper(RUNS)
     report(job, 0, 69, time=5.0, node="n1")
     verdict.write(job.directory, Verdict(Reason.unhealthy, "rank 1 leaves", 69))
     report(job, 1, 69, time=9.0, node="n2")
     monkeypatch.setenv(RANK, "1")
-    verdict.write(job.directory, Verdict(Reason.halted, "ecc on n2", 69))
-    sick.write(job.directory, "n2", "ecc", "3 errors", "halt")
+    sick.write(job.directory, "n2", "ecc", "ecc on n2", "halt")
     monkeypatch.delenv(RANK)
     outcome = job._outcome(exited(69))
     assert (outcome.reason, str(outcome)) == (Reason.halted, "ecc on n2")
