@@ -64,9 +64,12 @@ class Choice:
     names: list[str] = field(default_factory=list)
     """What it is to be."""
 
-    def left_out_of(self, job: Path) -> list[str]:
-        """The nodes among them that this very job has found sick."""
-        return [one.node for one in self.left_out if one.job == str(job)]
+    def missing(self, job: Path) -> list[str]:
+        """The nodes that this very job has found sick, where it cannot do without all of them."""
+        own = str(job)
+        if not any(one.job == own for one in self.left_out):
+            return []
+        return sorted(one.node for one in [*self.kept, *self.left_out] if one.job == own)
 
 
 class Exclusions:

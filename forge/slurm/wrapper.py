@@ -513,11 +513,11 @@ class SlurmJob(Job):
         decision = super()._decide(outcome)
         if outcome.reason is not Reason.unhealthy or not decision.starts_again:
             return decision
-        nodes = self._choose().left_out_of(self.directory)
+        nodes = ", ".join(self._choose().missing(self.directory))
         if not nodes:
             return decision
         self.counts = before
-        because = f"{outcome}; given up: without {', '.join(nodes)} too few nodes are left for it"
+        because = f"{outcome}; given up: too few nodes are left for it without {nodes}"
         return Decision(starts_again=False, because=because)
 
     def _choose(self) -> Choice:

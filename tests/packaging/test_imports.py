@@ -105,6 +105,7 @@ def test_the_training_process_knows_nothing_of_slurm_s_commands():
         "forge.slurm.wrapper",
         "forge.launch",
         "forge.slurm.client",
+        "forge.slurm.exclusions",
         "forge.slurm.step",
         "forge.slurm.successor",
         "forge.launch.task",

@@ -215,7 +215,7 @@ def test_a_job_fails_rather_than_run_where_its_own_check_failed(jobs):
     job.controller.nodes = {"n1": True, "n2": False}
     decision, _ = fails(job, "n1", "refuse")
     assert not decision.starts_again
-    assert decision.because.endswith("given up: without n1 too few nodes are left for it")
+    assert decision.because.endswith("given up: too few nodes are left for it without n1")
     assert job.counts == Counts()
     assert job.controller.did == []
 
@@ -225,7 +225,7 @@ def test_a_job_that_asks_for_this_very_node_fails(jobs):
     job = jobs(0)
     report(job, 0, 69, node="n1")
     job.controller.answers[:] = [replace(RUNS, required="n1")]
-    assert "without n1" in job._decide(job._outcome(exited(69))).because
+    assert "left for it without n1" in job._decide(job._outcome(exited(69))).because
 
 
 def test_what_a_sibling_has_found_gives_way_and_is_named(jobs, capfd):
