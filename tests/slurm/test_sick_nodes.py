@@ -13,7 +13,7 @@ import signal
 import time
 
 import pytest
-from cluster import SBIN, wait_for
+from cluster import SBIN, submit, wait_for
 from slurm_apps import CONF, TRAIN, SlurmApp, table
 from sweeps import assert_same_job
 from test_disturbed import reasons, undisturbed  # noqa: F401 - a fixture
@@ -114,6 +114,9 @@ def assert_ended(app, sweep, undisturbed):  # noqa: F811
 
 def test_a_job_and_its_siblings_end_on_another_node(app, undisturbed):  # noqa: F811
     """One that runs there stays until it is requeued; one that waits runs no task there."""
+    full = ["--nodelist=n2", "--cpus-per-task=16"]
+    filler = submit(app.cluster, app.folder, "sleep 1000", *full)  # Slurm has only n1 for them
+    wait_for(lambda: app.cluster.show(filler)["JobState"] == "RUNNING", "a full node")
     sweep = app.start(
         "kind=finds,running,pending",
         "hydra.launcher.array_parallelism=2",
@@ -123,14 +126,13 @@ def test_a_job_and_its_siblings_end_on_another_node(app, undisturbed):  # noqa: 
     for kind in ("finds", "running"):
         app.wait_for_gate(f"{kind} 0", sweep)
     jobs = app.jobs()
-    sick, *more = app.ran_on("finds")
-    assert (more, app.ran_on("running")) == ([], [sick])
+    sick, other = "n1", "n2"
+    assert app.ran_on("finds") == app.ran_on("running") == [sick]
     app.fall_sick("finds", sick)
     wait_for(lambda: jobs["pending"].state.get("left") == [sick], "pending to leave the node")
-    assert app.ran_on("running") == [sick]
+    app.cluster.run("scancel", filler)
     jobs["running"].scancel("--signal=USR1")
     assert_ended(app, sweep, undisturbed)
-    (other,) = {"n1", "n2"} - {sick}
     assert app.ran_on("finds") == app.ran_on("running") == [sick, other]
     assert app.ran_on("pending") == [other]
     assert [jobs[kind].shown["ExcNodeList"] for kind in jobs] == [sick] * 3
