@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -277,3 +278,30 @@ def note_found_inf(scaler: Any, optimizers: Iterable[torch.optim.Optimizer]) -> 
     for optimizer in optimizers:
         for found_inf in scaler._found_inf_per_device(optimizer).values():
             found_inf.fill_(1.0)
+
+
+def on_compilation(
+    begins: Callable[..., object], ends: Callable[..., object]
+) -> Callable[[], None] | None:
+    """Call these around each compilation, from the thread that compiles.
+
+    Returns:
+        What ends it; None where torch's compiler is not loaded, which takes seconds: nothing is
+        compiled before it is.
+
+    If it goes: return None. A compilation then counts as a part of its step, and one that takes
+    longer than `hang.min_s`, and is not among the first steps, is taken for a hang.
+    """
+    callbacks = sys.modules.get("torch._dynamo.callback")
+    handler = getattr(callbacks, "callback_handler", None)  # it may be loading, in another thread
+    if handler is None:
+        return None
+    handler.register_start_callback(begins)
+    handler.register_end_callback(ends)
+
+    def stop() -> None:
+        for found, one in ((handler.start_callbacks, begins), (handler.end_callbacks, ends)):
+            if one in found:  # `torch._dynamo.reset` may have cleared them
+                found.remove(one)
+
+    return stop

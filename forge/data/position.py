@@ -28,6 +28,7 @@ from forge.data.skipping import Skipping, without
 from forge.data.workers import shielded_iter
 from forge.errors import StateMismatch
 from forge.group import start
+from forge.process import sections
 from forge.state import rng
 from forge.state.registry import asked
 from forge.state.variables import fingerprint
@@ -135,6 +136,7 @@ class Position:
             self._end_epoch()
 
     def _begin_epoch(self) -> None:
+        sections.current().begin_epoch()
         # Of devices, too: an order may be drawn there, and is where that is torch's default device.
         self._start = {"rng": rng.capture(), "parts": self._parts_state()}
         self._announce_epoch()

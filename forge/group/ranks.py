@@ -36,6 +36,8 @@ from forge.errors import RankLost
 from forge.group import facts
 from forge.group.facts import Agreed, Fact, SaveAsked, StopAsked
 from forge.group.peers import Door, Peers
+from forge.process import sections
+from forge.process.progress import Section
 
 START_S = 300.0
 """Seconds that the ranks of a job may come after each other to its start."""
@@ -147,7 +149,8 @@ class Ranks:
         """See `Group.agreed`."""
         with self._changed:
             if boundary >= self._limit and not self._lost:
-                self._changed.wait_for(lambda: boundary < self._limit or self._lost, ANSWER_S)
+                with sections.current().inside(Section.collective):
+                    self._changed.wait_for(lambda: boundary < self._limit or self._lost, ANSWER_S)
             if self._lost or boundary >= self._limit:
                 raise RankLost(self._lost or f"A rank has not answered within {ANSWER_S:g} s")
             self._begun = boundary
@@ -171,7 +174,8 @@ class Ranks:
         """See `Group.let_go`."""
         with self._changed:
             # What this rank has published, it keeps to.
-            self._changed.wait_for(lambda: self._limit == math.inf or self._lost, ANSWER_S)
+            with sections.current().inside(Section.collective):
+                self._changed.wait_for(lambda: self._limit == math.inf or self._lost, ANSWER_S)
             self._held = -1
             if self._held_stop is None and (self._lost or self._limit != math.inf):
                 raise RankLost(self._lost or f"A rank has not answered within {ANSWER_S:g} s")
@@ -264,20 +268,36 @@ class Ranks:
             return []
         with self._failing(key):
             client = self._give(key, value)
-            while not client.check(keys):  # torch warns of each wait that ends without an answer
-                if unless is not None and unless():
-                    return []
-                waited_s = time.monotonic() - began
-                time.sleep(min(max(0.001, _PAUSE_SHARE * waited_s), _PAUSE_S))
-                if self._lost and not client.check(keys):  # it may have left with all others
-                    raise RankLost(f"{self._lost}, before {key} of all ranks")
-                if self._is_closed or waited_s >= timeout_s:
-                    missing = [rank for rank, one in enumerate(keys) if not client.check([one])]
-                    raise RankLost(
-                        f"Rank {', '.join(map(str, missing))} of {self.size} has not come to"
-                        f" {key} within {timeout_s:g} s"
-                    )
+            if not client.check(keys):
+                with sections.current().inside(Section.collective):
+                    if not self._are_given(client, key, keys, began, timeout_s, unless):
+                        return []
             return [bytes(one[1:]) for one in client.multi_get(keys)]
+
+    def _are_given(
+        self,
+        client: Any,
+        key: str,
+        keys: list[str],
+        began: float,
+        timeout_s: float,
+        unless: Callable[[], object] | None,
+    ) -> bool:
+        """Wait for them, unless `unless` comes true first."""
+        while not client.check(keys):  # torch warns of each wait that ends without an answer
+            if unless is not None and unless():
+                return False
+            waited_s = time.monotonic() - began
+            time.sleep(min(max(0.001, _PAUSE_SHARE * waited_s), _PAUSE_S))
+            if self._lost and not client.check(keys):  # it may have left with all others
+                raise RankLost(f"{self._lost}, before {key} of all ranks")
+            if self._is_closed or waited_s >= timeout_s:
+                missing = [rank for rank, one in enumerate(keys) if not client.check([one])]
+                raise RankLost(
+                    f"Rank {', '.join(map(str, missing))} of {self.size} has not come to"
+                    f" {key} within {timeout_s:g} s"
+                )
+        return True
 
     def forget(self, key: str) -> None:
         """See `Group.forget`."""

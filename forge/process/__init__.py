@@ -1,1 +1,1 @@
-"""The processes below this one, and how much time is left."""
+"""The processes below this one, what it is doing itself, and how much time is left."""

@@ -6,6 +6,7 @@ MIN.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
@@ -18,6 +19,8 @@ import torch
 import torch.distributed as dist
 
 from forge import messages
+from forge.process import sections
+from forge.process.progress import Section
 from forge.resilience.elastic import largest_count
 
 __all__ = ["NaNDetector", "NaNState", "check_gpu_health", "check_nccl_health"]
@@ -166,8 +169,9 @@ def largest_of_ranks(values: list[int], device: torch.device | None = None) -> l
     if place()[1] == 1:
         return values
     agreed = torch.tensor(values, dtype=torch.int32, device=_meeting_device(device))
-    dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
-    return agreed.tolist()
+    with sections.current().inside(Section.collective):
+        dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
+        return agreed.tolist()
 
 
 def finite_on_all_ranks(value: torch.Tensor) -> Callable[[], bool]:
@@ -183,10 +187,17 @@ def finite_on_all_ranks(value: torch.Tensor) -> Callable[[], bool]:
     work = dist.all_reduce(is_finite, op=dist.ReduceOp.MIN, async_op=True)
 
     def answer() -> bool:
-        work.wait()
-        return bool(is_finite.item())
+        with _waiting_for(work):
+            work.wait()
+            return bool(is_finite.item())
 
     return answer
+
+
+def _waiting_for(work: Any) -> contextlib.AbstractContextManager[None]:
+    if work.is_completed():
+        return contextlib.nullcontext()
+    return sections.current().inside(Section.collective)
 
 
 def place() -> tuple[int, int]:

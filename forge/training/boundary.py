@@ -12,10 +12,12 @@ from forge import messages
 from forge.checkpoint.save.together import Exchange
 from forge.config.schema import NanAction, Policy
 from forge.data.position import Position
-from forge.errors import ForgeError, RankLost
+from forge.errors import RankLost
 from forge.group import distributed
 from forge.group.facts import Failed, FinishAsked, SaveAsked, StopAsked
 from forge.group.group import Group
+from forge.process import sections
+from forge.process.progress import Section
 from forge.process.time_limit import TimeLimit
 from forge.resilience.signal_handler import ShutdownHandler
 from forge.training.contents import Contents
@@ -86,13 +88,13 @@ class Boundary:
         self._visits = 0  # boundaries that the run has come to
         self._pinned: int | None = None
         """Where a checkpoint was pinned last."""
-        self._end = LoopEnd(group, self._exchange, leaving)
+        self._end = LoopEnd(group, self._exchange, leaving, loops, nan)
         self.lengths = PassLengths(self._exchange, leaving)
         parts = (group, self._exchange, self._saver, loops, contents, leaving)
         self._holding = Holding(*parts, lambda: self.is_stopping)
         self._after_s = math.inf  # that what follows a pass took last
         self._after_began: float | None = None
-        self._watching = contextlib.ExitStack()
+        self._watching, self._after = contextlib.ExitStack(), contextlib.ExitStack()
 
     # -- deciding ------------------------------------------------------------------------------
 
@@ -149,7 +151,8 @@ class Boundary:
                 self._pin(decision.save)
                 self._stop(decision.stop)
             if self._loops.due:
-                self._evaluate(self._loops.due)
+                with sections.current().inside(Section.evaluation, ", ".join(self._loops.due)):
+                    self._evaluate(self._loops.due)
                 continue
             match decision:
                 case (Save() as save) | Finish(save=Save() as save):
@@ -163,6 +166,7 @@ class Boundary:
                     if not self.is_alone:
                         break  # at the boundary that all of them agree on
         self._leaving.emergency.leave_boundary(self._visits)
+        sections.current().begin_step(self._loops.step)
         return False
 
     def _roll_back(self, position: Position | None, first_bad: int) -> None:
@@ -221,15 +225,7 @@ class Boundary:
 
     def finish(self, text: str) -> None:
         """See `Run.finish`."""
-        is_here = self._evaluations.is_running or self._evaluations.is_after_pass
-        if not (self._loops.is_in_step or is_here):
-            raise ForgeError(
-                "run.finish() was called outside the loop over run.steps, where nothing is left to"
-                " end: call it in a step, in a function of run.every, or after an epoch's pass."
-            )
-        at = (self._loops.number, self._loops.next_boundary)
-        asked = FinishAsked(*at, text, self._nan.rollbacks)
-        self._end.ask(asked, is_in_step=not is_here)
+        self._end.ask(text, is_in_function=self._evaluations.is_entered)
 
     def _end_loop(self, text: str) -> None:
         """As a break does, and with a word: a start from here on finds the loop ended."""
@@ -308,11 +304,13 @@ class Boundary:
                     self._leaving.halt(halt)
                 case Stop(asked=asked) | Finish(stop=StopAsked() as asked):
                     self._stop(asked)
-            self._evaluate(loops.due)
+            with sections.current().inside(Section.evaluation, ", ".join(loops.due)):
+                self._evaluate(loops.due)
         self._begin_evaluation()
         if self.is_alone and may_stop and self._holding.is_worth(self._after_s):
             with self._failing():
                 self._holding.hold()
+        self._after.enter_context(sections.current().inside(Section.evaluation, "after a pass"))
         if self._holding.held is not None:
             self._watching.enter_context(self._holding.watched())
         self._after_began, self._evaluations.is_after_pass = time.monotonic(), True
@@ -327,12 +325,13 @@ class Boundary:
         if self._after_began is None:
             return
         self._after_s, self._after_began = time.monotonic() - self._after_began, None
-        if self._holding.held is not None:
-            self._limit.leave()
-        self.forget_held()
-        self._leaving.raise_again()
-        if not is_left:
-            self._end.share()
+        with self._after:
+            if self._holding.held is not None:
+                self._limit.leave()
+            self.forget_held()
+            self._leaving.raise_again()
+            if not is_left:
+                self._end.share()
 
     def forget_held(self) -> None:
         """Nothing of it may be saved any more."""
@@ -389,6 +388,7 @@ class Boundary:
 
     def poll(self) -> None:
         """See `Run.poll`."""
+        sections.current().advance(Section.evaluation)
         self._leaving.raise_again()
         self._holding.stop_if_due()
 

@@ -10,6 +10,8 @@ from forge.group import facts
 from forge.group.facts import Agreed, FinishAsked
 from forge.group.group import Group
 from forge.training.leaving import ENDS, Leaving
+from forge.training.loop.loops import Loops
+from forge.training.nan.nan_policy import NanPolicy
 
 
 class LoopEnd:
@@ -23,24 +25,40 @@ class LoopEnd:
         group: The ranks.
         exchange: Of values, at a boundary.
         leaving: For a rank that is gone.
+        loops: Where the run is.
+        nan: Counts rollbacks, which take back what was asked before them.
     """
 
-    def __init__(self, group: Group, exchange: Exchange, leaving: Leaving) -> None:
+    def __init__(
+        self, group: Group, exchange: Exchange, leaving: Leaving, loops: Loops, nan: NanPolicy
+    ) -> None:
         self._group = group
         self._exchange = exchange
         self._leaving = leaving
+        self._loops = loops
+        self._nan = nan
         self._own: FinishAsked | None = None
         self._known: FinishAsked | None = None
 
-    def ask(self, asked: FinishAsked, *, is_in_step: bool) -> None:
+    def ask(self, text: str, *, is_in_function: bool) -> None:
         """`run.finish` was called.
 
+        Args:
+            text: Why, for people.
+            is_in_function: Whether one of `run.every` runs, or what follows a pass.
         Raises:
-            ForgeError: In a step of one of several ranks.
+            ForgeError: Outside the loop, and in a step of one of several ranks.
         """
+        if not (self._loops.is_in_step or is_in_function):
+            raise ForgeError(
+                "run.finish() was called outside the loop over run.steps, where nothing is left to"
+                " end: call it in a step, in a function of run.every, or after an epoch's pass."
+            )
+        at = (self._loops.number, self._loops.next_boundary)
+        asked = FinishAsked(*at, text, self._nan.rollbacks)
         if self._group.size == 1:
             self._group.propose(asked)
-        elif is_in_step:
+        elif not is_in_function:
             raise ForgeError(
                 "run.finish() was called inside a step, and this is one of"
                 f" {self._group.size} ranks, which have to end after the same step in every run:"

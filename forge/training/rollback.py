@@ -8,6 +8,8 @@ from forge import messages
 from forge.checkpoint import Checkpoint
 from forge.config.schema import NanConfig
 from forge.data.position import Position
+from forge.process import sections
+from forge.process.progress import Section
 from forge.state import rng
 from forge.training.contents import Contents
 from forge.training.decide import Halt
@@ -49,6 +51,10 @@ class Rollback:
 
     def do(self, position: Position | None, first_bad: int) -> None:
         """To the newest good checkpoint far enough before the first bad step."""
+        with sections.current().inside(Section.start_up, "rollback"):
+            self._go_back(position, first_bad)
+
+    def _go_back(self, position: Position | None, first_bad: int) -> None:
         self._directory.store.on_all("the save before a rollback", self._saver.wait)
         at_most = first_bad - self._config.steps_back
         found = self._directory.rollback_target(self._contents.live, at_most)

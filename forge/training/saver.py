@@ -16,6 +16,8 @@ from forge.checkpoint.save.together import START
 from forge.config.schema import CheckpointConfig, WhenBusy
 from forge.errors import CheckpointError, Exit, unwritable
 from forge.jobdir.ledger import Ledger
+from forge.process import sections
+from forge.process.progress import Section
 from forge.process.time_limit import RECENT_SAVES, Recent, first_save_s
 from forge.training.loop.held import Held
 from forge.training.nan.nan_policy import NanPolicy
@@ -109,6 +111,7 @@ class Saver:
         now, every_s = time.monotonic(), self._config.every_s
         return now >= self._first_by or (every_s is not None and now - self._last_time >= every_s)
 
+    @sections.in_section(Section.save, "periodic")
     def save(self, step: int, state: Callable[[], Any], cause: SaveCause) -> None:
         """A periodic save; a failure is logged and counted, and ends the run only when repeated.
 
@@ -172,6 +175,7 @@ class Saver:
         self._last_time = time.monotonic()
         return True
 
+    @sections.in_section(Section.save, "final")
     def save_final(self, step: int, state: Callable[[], Any], cause: SaveCause) -> None:
         """The save at a stop or at the end; tried more than once.
 
@@ -186,6 +190,7 @@ class Saver:
         snapshot.replaces = False
         self._commit_final(snapshot, cause, began)
 
+    @sections.in_section(Section.save, "for all ranks")
     def save_for_all(self, step: int, states: Sequence[Any]) -> None:
         """Save as rank 0 what each rank would have; of what they share, rank 0's.
 
@@ -200,6 +205,7 @@ class Saver:
         first.logged = states[0]["metrics"]
         self._commit(first, SaveCause.emergency, began, tidies=False, others=others)
 
+    @sections.in_section(Section.save, "copy")
     def hold(self, step: int, state: Callable[[], Any], *, may_write: bool) -> Held | None:
         """Keep the state of this boundary, to be committed if a stop comes before its own save.
 
@@ -217,6 +223,7 @@ class Saver:
             return Held(None)
         snapshot = self._store.snapshot(step, state(), is_complete=False, copy=True)
 
+        @sections.in_section(Section.save, "held")
         def commit(cause: SaveCause = SaveCause.stop) -> None:
             self._settle()
             self._commit_final(snapshot, cause, time.monotonic())
@@ -264,6 +271,7 @@ class Saver:
         if self._failure is not None:
             messages.warn(f"The last save failed: {self._failure}")
 
+    @sections.in_section(Section.save, "in the background")
     def _join(self) -> None:
         if self._thread is not None:
             self._thread.join()

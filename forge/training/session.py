@@ -11,6 +11,7 @@ from typing import Any
 
 from forge import messages
 from forge.checkpoint.save.together import Exchange
+from forge.compat import of_torch
 from forge.config.schema import NanAction, Policy, Resume, SignalAction
 from forge.errors import ConfigError, Exit, RankLost
 from forge.group import start, torchrun
@@ -18,6 +19,7 @@ from forge.group.ranks import MARGIN, START_S
 from forge.health.attempt import Health
 from forge.jobdir import job_dir, spawned
 from forge.jobdir.job_files import RANK, SAVE_WITHIN, forge_dir
+from forge.process import sections
 from forge.process.time_limit import TimeLimit
 from forge.shutdown import stopping
 from forge.state import ddp_buckets, overlooked, rng
@@ -103,6 +105,14 @@ class Session:
     def open(self) -> None:
         """Claim, check, resume."""
         preflight.check_alone(is_inside=any(one._pid == os.getpid() for one in _active))
+        sections.begin(self._policy.hang, os.environ, of_torch.on_compilation)
+        try:
+            self._open()
+        except BaseException:
+            sections.end()  # the script may go on without it
+            raise
+
+    def _open(self) -> None:
         # What cannot be saved is named now, not at a first save hours later.
         with preflight.exits():
             states = self._live.ask()
@@ -361,6 +371,7 @@ class Session:
                 stopping.remove_callback(callback)
             for scale in self._scales:
                 scale.remove()
+            sections.end()
             if not is_leaving:
                 stopping.hold_interrupts(is_held=False)
                 if not self._was_installed:

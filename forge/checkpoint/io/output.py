@@ -17,6 +17,8 @@ from typing import Any
 from forge.checkpoint.format.checksums import CHUNK, crc32, num_chunks
 from forge.checkpoint.io.arena import PAGE
 from forge.filesystem import durable
+from forge.process import sections
+from forge.process.progress import Section
 
 NUM_THREADS = 2
 """Checksums of one chunk are made while another is written."""
@@ -98,6 +100,7 @@ class _Output:
                 if not count:
                     self._set_direct(is_direct=False)
             piece, position = piece[count:], position + count
+            sections.current().advance(Section.save)
 
     def _set_direct(self, *, is_direct: bool) -> None:
         if not hasattr(os, "O_DIRECT"):  # macOS

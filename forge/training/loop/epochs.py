@@ -20,6 +20,7 @@ from typing import Any
 from forge.data import loaders
 from forge.data.position import Position
 from forge.errors import ForgeError
+from forge.process import sections
 from forge.state import rng
 from forge.training.boundary import Boundary
 from forge.training.loop import shortened
@@ -124,6 +125,7 @@ class Epochs:
                 rng.restore(loaded["rng"])
             if self._boundary.pass_through(None, math.inf):
                 return False
+            sections.current().begin_epoch()
             self._place.rng, self._place.step = rng.capture(), self._loops.step
             self._place.loaders = copy.deepcopy(self._loops.loaders.capture())
         self._metrics.begin(self._loops.step)

@@ -90,6 +90,11 @@ class Evaluations:
         found = [one for one in self._all if step > 0 and one.is_due(step, is_end=is_end)]
         return [one.name for one in found if not (is_rest and one.is_due(step, is_end=False))]
 
+    @property
+    def is_entered(self) -> bool:
+        """Whether one of them runs, or what follows a pass."""
+        return self.is_running or self.is_after_pass
+
     def may_poll(self) -> bool:
         """Whether it is the main thread that asks, in one of the functions.
 
@@ -99,7 +104,7 @@ class Evaluations:
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or os.getpid() != self.pid:
             return False
-        if not (self.is_running or self.is_after_pass):
+        if not self.is_entered:
             raise ForgeError(
                 "run.poll() was called outside a function of run.every, where no stop can happen:"
                 " move the evaluation into one (`@run.every(100)` above `def evaluate(step):`)."

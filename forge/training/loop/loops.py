@@ -10,6 +10,7 @@ from typing import Any
 from forge import messages
 from forge.data.position import Position
 from forge.errors import StateMismatch
+from forge.process import sections
 from forge.state import rng
 from forge.training.loop.resumable_loader import ResumableLoaders
 
@@ -167,6 +168,7 @@ class Loops:
         """The loop is left: what follows draws from here on."""
         self._ended.append(rng.capture())
         self.is_between = True
+        sections.current().rest(self.step)
 
     def pass_over(self) -> None:
         """The loop had ended when the run was saved: what follows it draws as it did then."""
