@@ -51,6 +51,7 @@ class Sections:
     Args:
         config: Says how long they may take.
         marks: Where they are marked.
+        step: Steps done.
         listen: Lets two functions be called around each compilation, and returns what ends that;
             None where that is not possible yet.
         clock: Seconds, by a clock that nobody sets.
@@ -60,6 +61,7 @@ class Sections:
         self,
         config: HangConfig,
         marks: Marks,
+        step: Callable[[], int] = int,
         listen: Listen | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -71,7 +73,7 @@ class Sections:
         self._late: dict[tuple[Section, str], Recent] = {}
         """Of each kind that was visited, what its visits have taken."""
         self._num_steps = 0
-        self._step = 0
+        self._step = step
         self._last = clock()
         self._visits = [self._visit(Section.start_up, "")]
         """Those that are open; the last one counts."""
@@ -79,12 +81,8 @@ class Sections:
         self._stop_listening: Callable[[], object] | None = None
         self._mark()
 
-    def begin_step(self, step: int) -> None:
-        """A boundary is left.
-
-        Args:
-            step: Steps done.
-        """
+    def begin_step(self) -> None:
+        """A boundary is left."""
         if self._marks.is_open:
             if self._listen is not None and self._stop_listening is None:
                 # Torch's compiler may be loaded at any time, and is not loaded for this.
@@ -92,20 +90,15 @@ class Sections:
                     self._compilation_begins, self._compilation_ends
                 )
             self._num_steps += 1
-            self._begin(Section.step, step)
+            self._begin(Section.step)
 
-    def rest(self, step: int) -> None:
-        """A loop is left: what follows may be anything, as before the first one.
-
-        Args:
-            step: Steps done.
-        """
+    def rest(self) -> None:
+        """A loop is left: what follows may be anything, as before the first one."""
         if self._marks.is_open:
-            self._begin(Section.start_up, step)
+            self._begin(Section.start_up)
 
-    def _begin(self, section: Section, step: int) -> None:
+    def _begin(self, section: Section) -> None:
         self._close(self._visits[0])
-        self._step = step
         self._visits = [self._visit(section, "")]
         self._mark()
 
@@ -156,7 +149,7 @@ class Sections:
         if self._marks.is_open:
             visit = self._visits[-1]
             visit.is_typical, visit.limit_s = False, max(visit.limit_s, self._first_s)
-            self._marks.enter(Section.compilation, self._step, self._first_s)
+            self._marks.enter(Section.compilation, self._step(), self._first_s)
 
     def _compilation_ends(self, *_: object) -> None:
         # What is left of its step is run for the first time, too.
@@ -202,7 +195,7 @@ class Sections:
     def _mark(self) -> None:
         visit = self._visits[-1]
         self._last = self._clock()
-        self._marks.enter(visit.section, self._step, visit.limit_s)
+        self._marks.enter(visit.section, self._step(), visit.limit_s)
 
     def _is_entered(self) -> bool:
         return self._marks.is_open and threading.get_ident() == self._thread
@@ -228,18 +221,25 @@ def in_section(section: Section, kind: str = "") -> Iterator[None]:
         yield
 
 
-def begin(config: HangConfig, environ: Mapping[str, str], listen: Listen | None = None) -> None:
+def begin(
+    config: HangConfig,
+    environ: Mapping[str, str],
+    step: Callable[[], int] = int,
+    listen: Listen | None = None,
+) -> None:
     """A Run is entered.
 
     Args:
         config: Its limits.
         environ: Says where its supervisor's page is.
+        step: Steps done.
         listen: To compilations; see `Sections`.
     """
     global _current
     _current.close()
     is_wanted = config.action is not HangAction.ignore
-    _current = Sections(config, Marks.open(environ) if is_wanted else Marks(), listen)
+    marks = Marks.open(environ) if is_wanted else Marks()
+    _current = Sections(config, marks, step, listen)
 
 
 def end() -> None:

@@ -166,7 +166,7 @@ class Boundary:
                     if not self.is_alone:
                         break  # at the boundary that all of them agree on
         self._leaving.emergency.leave_boundary(self._visits)
-        sections.current().begin_step(self._loops.step)
+        sections.current().begin_step()
         return False
 
     def _roll_back(self, position: Position | None, first_bad: int) -> None:

@@ -105,7 +105,8 @@ class Session:
     def open(self) -> None:
         """Claim, check, resume."""
         preflight.check_alone(is_inside=any(one._pid == os.getpid() for one in _active))
-        sections.begin(self._policy.hang, os.environ, of_torch.on_compilation)
+        step, listen = lambda: self.loops.step, of_torch.on_compilation
+        sections.begin(self._policy.hang, os.environ, step, listen)
         try:
             self._open()
         except BaseException:

@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from contracts import contract
+from forked import completed
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -371,3 +372,41 @@ def test_gradient_waits_are_looked_up_while_gradients_are_summed_up(alone):
 def is_inside(thread, function):
     frame = sys._current_frames().get(thread.ident)
     return frame is not None and frame.f_code.co_name == function
+
+
+COMPILING = """
+import sys, torch
+import torch._prims  # comes too late where `quick` puts off torch._dynamo
+from forge.compat import of_torch
+
+marks = []
+begins, ends = (lambda *given: marks.append("begins")), (lambda *given: marks.append("ends"))
+
+def backend(module, inputs):
+    marks.append("compiles")
+    return module.forward
+
+loaded = "torch._dynamo.callback" in sys.modules
+assert loaded or of_torch.on_compilation(begins, ends) is None
+assert loaded or "torch._dynamo.callback" not in sys.modules  # it is not loaded for this
+double = torch.compile(lambda x: x * 2, backend=backend, dynamic=False)
+stop = of_torch.on_compilation(begins, ends)
+double(torch.ones(2))
+assert marks == ["begins", "compiles", "ends"], marks
+double(torch.ones(2))
+assert len(marks) == 3, marks
+double(torch.ones(3))
+assert marks == ["begins", "compiles", "ends"] * 2, marks
+stop()
+stop()
+double(torch.ones(4))
+assert marks[6:] == ["compiles"], marks
+"""
+
+
+def test_on_compilation(tmp_path):
+    """A long one is no hang; what runs after it, which may hang, is none."""
+    (tmp_path / "compiling.py").write_text(COMPILING)
+    done = completed(["compiling.py"], tmp_path)
+    with contract(of_torch.on_compilation):
+        assert not done.returncode, done.stdout

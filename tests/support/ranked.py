@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -35,7 +36,8 @@ class RankedJob:
     def checkpoints(self) -> Path:
         return self.directory / "checkpoints"
 
-    def start(self) -> list[Process]:
+    def start(self, environs: Sequence[dict[str, str]] = ()) -> list[Process]:
+        """One attempt; `environs` are for each rank its own."""
         common = {
             "WORLD_SIZE": str(self.size),
             "MASTER_ADDR": "127.0.0.1",
@@ -52,6 +54,7 @@ class RankedJob:
                 RANK=str(rank),
                 LOCAL_RANK=str(rank),
                 **common,
+                **(environs[rank] if environs else {}),
             )
             for rank in range(self.size)
         ]

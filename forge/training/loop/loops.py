@@ -168,7 +168,7 @@ class Loops:
         """The loop is left: what follows draws from here on."""
         self._ended.append(rng.capture())
         self.is_between = True
-        sections.current().rest(self.step)
+        sections.current().rest()
 
     def pass_over(self) -> None:
         """The loop had ended when the run was saved: what follows it draws as it did then."""

@@ -1,0 +1,300 @@
+"""How long each section may take: learned from those of late, and never from the first ones."""
+
+import math
+import threading
+from dataclasses import replace
+
+import pytest
+
+from forge.config.schema import HangConfig
+from forge.process import sections
+from forge.process.progress import Marks, Page, Record, Section
+from forge.process.sections import NUM_FIRST_STEPS, Sections
+
+CONFIG = HangConfig(factor=5.0, min_s=10.0, start_s=1000.0)
+
+
+class Watched:
+    """Sections of which a page is read, by a clock of the test's."""
+
+    def __init__(self, config: HangConfig = CONFIG, listen=None):
+        self.page, self.now, self.done = Page.create(), 0.0, 0
+        marks = Marks.open(self.page.environ)
+        assert marks.is_open
+        self.sections = Sections(config, marks, lambda: self.done, listen, clock=lambda: self.now)
+
+    @property
+    def record(self) -> Record:
+        return self.page.read()
+
+    @property
+    def limit_s(self) -> float:
+        return self.record.limit_s
+
+    def steps(self, *seconds: float) -> float:
+        """So many steps, which take so long; then one more has begun, with this limit."""
+        for one in seconds:
+            self.sections.begin_step()
+            self.now += one
+            self.done += 1
+        self.sections.begin_step()
+        return self.limit_s
+
+    def visit(self, section: Section, *seconds: float, kind: str = "") -> float:
+        """Be in a section, and make progress after so many seconds each; what its limit was."""
+        with self.sections.inside(section, kind):
+            limit_s = self.limit_s
+            for one in seconds:
+                self.now += one
+                self.sections.advance(section)
+        return limit_s
+
+
+@pytest.fixture
+def watched():
+    made = []
+
+    def make(*given):
+        made.append(Watched(*given))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.sections.close()
+        one.page.close()
+
+
+def test_the_limit_is_a_factor_above_the_slowest_step_of_late(watched):
+    """The first ones count for nothing: kernels are chosen then, and buckets made anew."""
+    one = watched()
+    assert one.limit_s == CONFIG.start_s
+    assert one.steps(*[400.0] * NUM_FIRST_STEPS) == CONFIG.start_s
+    one.now += 8.0  # the step that has begun, the first that is learned from
+    assert one.steps(4.0) == 5 * 8.0
+    assert one.steps(*[2.5] * 200) == 5 * 2.5
+    assert one.record.section is Section.step
+
+
+def test_the_limit_is_never_below_the_least(watched):
+    """A step of a millisecond may take five, and five hundred."""
+    assert watched().steps(*[0.001] * 20) == CONFIG.min_s
+
+
+def test_a_limit_that_is_given_is_not_learned(watched):
+    """The first ones may take as long as the start, still."""
+    one = watched(replace(CONFIG, timeout_s=60.0))
+    assert one.limit_s == CONFIG.start_s
+    assert one.steps(*[0.1] * NUM_FIRST_STEPS) == 60.0
+    assert one.steps(*[50.0] * 20) == 60.0
+
+
+def test_the_first_ones_may_take_no_less_than_the_others(watched):
+    """A limit above that of the start counts for the start as well."""
+    assert watched(replace(CONFIG, timeout_s=2000.0)).limit_s == 2000.0
+    assert watched(replace(CONFIG, min_s=3000.0)).limit_s == 3000.0
+
+
+def test_what_makes_progress_is_measured_between_two_marks(watched):
+    """A save that writes for an hour, a piece a minute, is to be found by one slow piece."""
+    one = watched()
+    one.steps(*[1.0] * 9)
+    assert one.visit(Section.save, *[60.0] * 60) == CONFIG.start_s
+    assert one.visit(Section.save, *[60.0] * 60) == CONFIG.start_s  # nothing learned so far
+    assert one.visit(Section.save, *[70.0] * 60) == 5 * 60.0
+    assert one.visit(Section.save) == 5 * 70.0
+
+
+def test_each_mark_of_progress_is_a_change(watched):
+    """That is all that the supervisor sees of it."""
+    one = watched()
+    with one.sections.inside(Section.save, "final"):
+        before = one.record
+        one.sections.advance(Section.save)
+        assert one.record == replace(before, count=before.count + 1)
+
+
+def test_another_section_makes_no_progress(watched):
+    """What a save in the background writes says nothing of the main thread's step."""
+    one = watched()
+    one.steps(1.0)
+    before = one.record
+    writer = threading.Thread(target=one.sections.advance, args=(Section.save,))
+    writer.start()
+    writer.join()
+    assert one.record == before
+    with one.sections.inside(Section.save):
+        before = one.record
+        writer = threading.Thread(target=one.sections.advance, args=(Section.save,))
+        writer.start()
+        writer.join()
+        assert one.record.count == before.count + 1  # that of a save which the main thread awaits
+
+
+def test_another_thread_enters_no_section(watched):
+    """A save in the background waits for other ranks; the main thread is in its step."""
+    one = watched()
+    one.steps(1.0)
+    before = one.record
+
+    def wait():
+        with one.sections.inside(Section.collective):
+            pass
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join()
+    assert one.record == before
+
+
+def test_leaving_a_section_is_progress_of_the_one_around_it(watched):
+    """Its time begins anew, and an error leaves as a return does."""
+    one = watched()
+    one.steps(*[1.0] * 9)
+    around = one.record
+
+    def failing():
+        with one.sections.inside(Section.save):
+            with one.sections.inside(Section.collective):
+                assert one.record.section is Section.collective
+            assert one.record.section is Section.save
+            raise OSError("planted")
+
+    with pytest.raises(OSError, match="planted"):
+        failing()
+    assert (one.record.section, one.record.step) == (Section.step, around.step)
+    assert one.record.limit_s == around.limit_s
+    assert one.record.count > around.count
+
+
+def test_a_step_is_not_charged_for_what_has_a_limit_of_its_own(watched):
+    """Else the save of an hour would let each step take five."""
+    one = watched()
+    one.steps(*[1.0] * 9)
+    one.visit(Section.evaluation, 3600.0)
+    one.now += 3.0
+    assert one.steps(1.0) == 5 * 3.0
+
+
+def test_each_kind_has_a_limit_of_its_own(watched):
+    """A hundred quick evaluations between two slow ones: the slow one is no hang."""
+    one = watched()
+    for _ in range(4):
+        slow = one.visit(Section.evaluation, 900.0, kind="whole test set")
+        quick = [one.visit(Section.evaluation, 4.0, kind="a few batches") for _ in range(100)]
+    assert slow == 5 * 900.0
+    assert quick[-1] == 5 * 4.0
+
+
+def test_waiting_for_others_is_told_apart_by_what_they_do_meanwhile(watched):
+    """Rank 0 evaluates alone for an hour now and then; each step has its short wait, too."""
+    one = watched()
+    for _ in range(4):
+        with one.sections.inside(Section.evaluation, "held_out"):
+            after = one.visit(Section.collective, 3600.0)
+        steps = [one.visit(Section.collective, 4.0) for _ in range(200)]
+    assert after == 5 * 3600.0
+    assert steps[-1] == 5 * 4.0
+
+
+def test_the_first_step_of_an_epoch_is_a_kind_of_its_own(watched):
+    """It starts workers, once in a thousand steps."""
+    one = watched()
+    one.steps(*[1.0] * 9)
+    limits = []
+    for _ in range(4):
+        one.sections.begin_epoch()
+        limits.append(one.limit_s)
+        one.now += 500.0
+        limit_s = one.steps(*[1.0] * 200)
+        assert limit_s == CONFIG.min_s
+    assert limits == [CONFIG.start_s, CONFIG.start_s, 5 * 500.0, 5 * 500.0]
+
+
+def test_a_compilation_has_the_limit_of_a_start_and_nothing_is_learned_from_its_step(watched):
+    """Ten long ones are no hang, and do not hide the next."""
+    heard = {}
+
+    def listen(begins, ends):
+        heard.update(begins=begins, ends=ends, is_over=False)
+        return lambda: heard.update(is_over=True)
+
+    one = watched(CONFIG, listen)
+    learned = one.steps(*[3.0] * 20)
+    for _ in range(10):
+        heard["begins"]()
+        assert (one.record.section, one.limit_s) == (Section.compilation, CONFIG.start_s)
+        assert one.record.step == one.done
+        one.now += 900.0
+        heard["ends"]()
+        # What was compiled runs for the first time.
+        assert (one.record.section, one.limit_s) == (Section.step, CONFIG.start_s)
+        one.now += 100.0
+        assert one.steps(3.0) == learned == 5 * 3.0
+    one.sections.close()
+    assert heard["is_over"]
+
+
+def test_the_compiler_may_be_loaded_later(watched):
+    """The script imports it as it likes; each boundary asks for it, until it is there."""
+    answers = [None, None, lambda: None]
+    one = watched(CONFIG, lambda begins, ends: answers.pop(0))
+    one.steps(*[1.0] * 9)
+    assert answers == []
+
+
+def test_between_two_loops_the_limit_is_that_of_the_start(watched):
+    """What stands there may build the next model."""
+    one = watched()
+    one.steps(*[1.0] * 9)
+    one.sections.rest()
+    assert (one.record.section, one.record.step, one.limit_s) == (
+        Section.start_up,
+        9,
+        CONFIG.start_s,
+    )
+    assert one.steps(1.0) == CONFIG.min_s  # what was learned before counts
+
+
+def test_after_the_run_nothing_hangs(watched):
+    """What the script does then is its own."""
+    one = watched()
+    one.steps(1.0)
+    with one.sections.inside(Section.save):
+        one.sections.close()
+        assert (one.record.section, one.limit_s) == (Section.outside, 0.0)
+    one.sections.begin_step()
+    one.sections.rest()
+    assert one.record.section is Section.outside
+
+
+def test_without_a_supervisor_no_clock_is_read():
+    """A training that nobody watches pays for nothing."""
+
+    def clock():
+        reads.append(None)
+        return math.nan
+
+    reads: list[None] = []
+    one = Sections(CONFIG, Marks(), clock=clock)
+    reads.clear()
+    one.begin_step()
+    one.begin_epoch()
+    with one.inside(Section.save):
+        one.advance(Section.save)
+    one.rest()
+    one.close()
+    assert reads == []
+
+
+def test_those_of_the_run_that_is_open_are_the_current_ones():
+    """Lower layers mark by these, and know of no Run."""
+    page = Page.create()
+    sections.begin(CONFIG, page.environ)
+    with sections.in_section(Section.evaluation, "held_out"):
+        sections.current().advance(Section.evaluation)
+        assert page.read().section is Section.evaluation
+    sections.end()
+    assert page.read().section is Section.outside
+    with sections.in_section(Section.save):
+        assert page.read().section is Section.outside
+    page.close()

@@ -1,0 +1,321 @@
+"""A true forge.Run says in its page what it is doing: whoever reads there sees no other state."""
+
+import itertools
+import json
+import os
+import sys
+import threading
+
+import pytest
+import torch
+from forked import completed
+from harness import PATIENCE_S, wait_for
+from ranked import RankedJob
+
+import forge
+from forge.checkpoint.format.checksums import CHUNK
+from forge.checkpoint.io import output
+from forge.checkpoint.save import staging
+from forge.process import sections
+from forge.process.progress import Page, Record, Section
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd_create is Linux's")
+
+START_S = 700.0
+
+
+@pytest.fixture
+def page(monkeypatch):
+    page = Page.create()
+    for name, value in page.environ.items():
+        monkeypatch.setenv(name, value)
+    yield page
+    page.close()
+
+
+class Looked:
+    """An object of the run that notes the page whenever its state is taken or loaded."""
+
+    def __init__(self, page):
+        self.page = page
+        self.taken, self.loaded = [], []
+
+    def state_dict(self):
+        self.taken.append(self.page.read())
+        return {}
+
+    def load_state_dict(self, state):
+        self.loaded.append(self.page.read())
+
+
+def policy_in(folder, hang=None, **checkpoint):
+    return {
+        "checkpoint": {"dir": str(folder / "checkpoints"), **checkpoint},
+        "hang": {"start_s": START_S} | (hang or {}),
+    }
+
+
+def parts(size=2):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(size, 1, device="cpu")
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def update(run, model, optimizer):
+    loss = model(torch.ones(1, model.in_features, device="cpu")).sum()
+    loss.backward()
+    run.update(loss, optimizer)
+
+
+def test_each_part_of_a_run_is_in_its_section(page, tmp_path):
+    """With the steps that are done, so that a hang can be told from the next at the same place."""
+    model, optimizer = parts()
+    looked, seen, evaluated = Looked(page), [], []
+    run = forge.Run(
+        policy_in(tmp_path, every_steps=4), model=model, optimizer=optimizer, looked=looked
+    )
+    assert page.read() == Record()
+    with run:
+        opened = page.read()
+
+        @run.every(3)
+        def held_out(step):
+            before = page.read()
+            for _ in range(5):
+                run.poll()
+            evaluated.append((step, before, page.read()))
+
+        for step in run.steps(9):
+            seen.append((step, page.read()))
+            update(run, model, optimizer)
+        between = page.read()
+        for _ in run.steps(10):
+            update(run, model, optimizer)
+    after = page.read()
+
+    assert (opened.section, opened.pid, opened.limit_s) == (Section.start_up, os.getpid(), START_S)
+    assert all(one.section is Section.step and one.step == step for step, one in seen)
+    counts = [one.count for _, one in seen]
+    assert counts == sorted(set(counts))
+    # Of boundaries without a save or an evaluation: one mark for a step.
+    assert next(b - a for a, b in itertools.pairwise(counts)) == 1
+    assert [step for step, *_ in evaluated] == [3, 6, 9]
+    for step, before, last in evaluated:
+        assert before.section is last.section is Section.evaluation
+        assert (before.step, last.step) == (step, step)
+        assert last.count >= before.count + 5
+    assert (between.section, between.step, between.limit_s) == (Section.start_up, 9, START_S)
+    assert (after.section, after.limit_s) == (Section.outside, 0.0)
+    # As the Run is entered, to see whether it can be saved at all; then copies and saves.
+    assert {one.section for one in looked.taken if one.step == 0} == {Section.start_up}
+    assert {one.section for one in looked.taken if one.step} == {Section.save}
+    assert {one.step for one in looked.taken} >= {0, 4, 8, 10}
+
+
+def test_what_is_written_is_progress(page, tmp_path, monkeypatch):
+    """A save of an hour moves, piece by piece; one that stands still for minutes hangs."""
+    counts = []
+    write = os.pwrite
+
+    def pwrite(fd, piece, position):
+        if len(piece) >= CHUNK:
+            counts.append((page.read().section, page.read().count))
+        return write(fd, piece, position)
+
+    monkeypatch.setattr(output.os, "pwrite", pwrite)
+    model, optimizer = parts(20 << 20)  # 80 MiB, so that there are several pieces
+    with forge.Run(policy_in(tmp_path), model=model, optimizer=optimizer) as run:
+        for _ in run.steps(1):
+            update(run, model, optimizer)
+    assert {section for section, _ in counts} == {Section.save}
+    assert counts[-1][1] - counts[0][1] >= len(counts) - 3  # two threads write
+    assert len(counts) >= 5
+
+
+def test_a_save_in_the_background_is_no_progress_of_the_step(page, tmp_path, monkeypatch):
+    """Training may hang in its step while a large checkpoint is still being written."""
+    is_written, seen = threading.Event(), []
+    write_file = staging.write_file
+
+    def written(*given):
+        if page.read().section is Section.step:
+            before = page.read()
+            found = write_file(*given)
+            seen.append((before, page.read()))
+            is_written.set()
+            return found
+        return write_file(*given)
+
+    monkeypatch.setattr(staging, "write_file", written)
+    model, optimizer = parts()
+    policy = policy_in(tmp_path, every_steps=2, async_save=True)
+    with forge.Run(policy, model=model, optimizer=optimizer) as run:
+        for step in run.steps(4):
+            update(run, model, optimizer)
+            assert step != 2 or is_written.wait(PATIENCE_S)
+    assert seen
+    assert all(before == after for before, after in seen)
+
+
+def test_an_evaluation_after_an_epochs_pass_is_one(page, tmp_path):
+    """What follows a pass takes as long as it likes, and polls."""
+    model, optimizer = parts()
+    found = []
+    with forge.Run(policy_in(tmp_path), model=model, optimizer=optimizer) as run:
+        for _ in run.epochs(2):
+            before = page.read()
+            for _ in run.batches([1, 2, 3]):
+                update(run, model, optimizer)
+            after = page.read()
+            run.poll()
+            found.append((before.section, after.section, page.read().count > after.count))
+    assert found == [(Section.step, Section.evaluation, True)] * 2
+
+
+def test_a_rollback_may_take_as_long_as_a_start(page, tmp_path):
+    """It loads the model."""
+    model, optimizer = parts()
+    looked = Looked(page)
+    policy = policy_in(tmp_path, every_steps=2)
+    policy["nan"] = {"action": "rollback", "max_consecutive": 1}
+    bad = [5]
+    with forge.Run(policy, model=model, optimizer=optimizer, looked=looked) as run:
+        for step in run.steps(8):
+            loss = model(torch.ones(1, 2, device="cpu")).sum()
+            if bad and step == bad[0]:
+                loss = loss * float(f"{'nan' if bad.pop() else ''}")
+            loss.backward()
+            run.update(loss, optimizer)
+    assert [(one.section, one.limit_s) for one in looked.loaded] == [(Section.start_up, START_S)]
+
+
+@pytest.mark.parametrize("hang", [{"action": "ignore"}, None])
+def test_who_is_not_to_be_watched_marks_nothing(hang, page, tmp_path):
+    """By `hang.action=ignore`, or with resilience disabled."""
+    model, optimizer = parts()
+    policy = policy_in(tmp_path, hang) | ({"enabled": False} if hang is None else {})
+    with forge.Run(policy, model=model, optimizer=optimizer) as run:
+        for _ in run.steps(3):
+            update(run, model, optimizer)
+            assert page.read() == Record()
+    assert page.read() == Record()
+
+
+def test_a_run_that_cannot_be_entered_is_left(page, tmp_path):
+    """The script may go on without it, for hours."""
+    model, optimizer = parts()
+
+    class Failing(Looked):
+        def state_dict(self):
+            super().state_dict()
+            raise ValueError("planted")
+
+    looked = Failing(page)
+    with pytest.raises(BaseException, match="planted"):
+        forge.Run(policy_in(tmp_path), model=model, optimizer=optimizer, a=looked).__enter__()
+    assert [one.section for one in looked.taken] == [Section.start_up]
+    assert page.read().section is Section.outside
+
+
+def test_a_run_that_raises_is_left(page, tmp_path):
+    """What catches the error has no limit."""
+    model, optimizer = parts()
+
+    def train():
+        with forge.Run(policy_in(tmp_path), model=model, optimizer=optimizer) as run:
+            for _ in run.steps(3):
+                raise ValueError("planted")
+
+    with pytest.raises(ValueError, match="planted"):
+        train()
+    assert page.read().section is Section.outside
+
+
+COMPILING = """
+import os, sys, json
+import torch
+import torch._prims  # comes too late where `quick` puts off torch._dynamo
+import forge
+from forge.process.progress import Page
+
+page, found, rest = Page.create(), [], {}
+os.environ.update(page.environ)
+
+def read():
+    one = page.read()
+    return one.section.name, one.step, one.limit_s
+
+def backend(module, inputs):
+    found.append(read())
+    return module.forward
+
+double = torch.compile(lambda x: x * 2, backend=backend)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with forge.Run(json.loads(sys.argv[1]), model=model, optimizer=optimizer) as run:
+    for step in run.steps(9):
+        if step == 6:
+            double(torch.ones(2))
+        rest[step] = read()
+        model(torch.ones(2)).sum().backward()
+        run.update(0.0, optimizer)
+print(json.dumps([found, *rest.values()]))
+"""
+
+
+def test_a_compilation_in_a_step_is_one(tmp_path):
+    """By the compiler's own word: it may take half an hour, in any step."""
+    (tmp_path / "compiling.py").write_text(COMPILING)
+    done = completed(
+        ["compiling.py", json.dumps(policy_in(tmp_path))], tmp_path, joins_output=False
+    )
+    found, *steps = json.loads(done.stdout)
+    assert found == [["compilation", 6, START_S]]
+    assert [(section, step) for section, step, _ in steps] == [("step", n) for n in range(9)]
+    # Before it, after it in the same step, and in the next one.
+    assert [steps[step][2] for step in (5, 6, 7)] == [300.0, START_S, 300.0]
+
+
+def test_the_bits_of_a_training_are_the_same_with_marks(page, tmp_path, monkeypatch):
+    """Nothing that watches may change it."""
+
+    def weights(folder):
+        model, optimizer = parts(8)
+        data = torch.utils.data.DataLoader(list(torch.rand(24, 8)), batch_size=4, shuffle=True)
+        with forge.Run(policy_in(folder), model=model, optimizer=optimizer) as run:
+            for _, batch in run.steps(20, data):
+                loss = model(batch).square().mean()
+                loss.backward()
+                run.update(loss, optimizer)
+        return model.weight.detach().clone()
+
+    with_marks = weights(tmp_path / "with")
+    assert page.read().count
+    for name in page.environ:
+        monkeypatch.delenv(name)
+    assert torch.equal(with_marks, weights(tmp_path / "without"))
+
+
+def test_a_rank_that_waits_for_another_says_so(tmp_path):
+    """So that it is known which one is behind: the one in its step."""
+    pages = [Page.create(), Page.create()]
+    job = RankedJob(tmp_path, wrap="plain", norm=False, stuck=[[7, 1]])
+    processes = job.start([one.environ for one in pages])
+
+    def where():
+        found = [one.read() for one in pages]
+        return all(found) and [(one.section, one.step) for one in found]
+
+    expected = [(Section.collective, 7), (Section.step, 7)]
+    wait_for(lambda: where() == expected, processes[0].popen, f"{expected}; {where()}")
+    assert [one.read().pid for one in pages] == [one.pid for one in processes]
+    for one in pages:
+        one.close()
+
+
+def test_no_run_is_open_after_these():
+    """What is module-level would be seen by the tests that follow."""
+    before = Page.create()
+    sections.current().begin_step()
+    assert before.read() == Record()
+    before.close()
