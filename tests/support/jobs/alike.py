@@ -84,6 +84,7 @@ real_all_reduce, real_clip = dist.all_reduce, nn.utils.clip_grads_with_norm_
 class Awaited:
     def __init__(self, work):
         self.work = work
+        self.is_completed = work.is_completed
 
     def wait(self):
         happened.append("waited")
