@@ -347,8 +347,8 @@ class HangConfig:
     min_s: float = 300.0
     """The least that is learned, in seconds."""
     start_s: float = 1800.0
-    """Seconds from entering `forge.Run` to the first step, and for each of the first steps and
-    compilations, which nothing is learned from."""
+    """Seconds from entering `forge.Run` to the first step, between two loops, and for each of the
+    first steps, saves and evaluations, and compilations: nothing is learned from those."""
     max_restarts: int | None = 3
     """Restarts after a hang; null: no limit. The same hang at the same step twice ends the job."""
 

@@ -313,7 +313,7 @@ class Run:
         What is saved then is the state before the functions of this boundary, whatever they have
         done to it; the job that resumes runs them again. Where the last run was shorter than ten
         copies of the state, a stop waits for the function's end instead. In a worker, another
-        thread or a child process nothing happens.
+        thread or a child process nothing happens. Each call is progress to who looks for hangs.
 
         Returns:
             False: a function that cut itself short would log what no undisturbed run logs.

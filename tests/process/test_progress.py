@@ -4,9 +4,9 @@ import math
 import os
 import struct
 import sys
-import threading
 
 import pytest
+from harness import wait_for
 from started import Popen
 
 from forge.process.progress import PROGRESS, Marks, Page, Record, Section
@@ -61,28 +61,24 @@ def test_a_mark_that_is_being_written_is_not_read(page, marks):
     assert page.read() == Record(os.getpid(), Section.step, 1, 2, 300.0)
 
 
-def test_no_reading_mixes_two_marks(page, marks):
-    """Step and limit go together here; a reader meets the writer at any point of a mark."""
-    done = threading.Event()
+WRITER = """
+import os, itertools
+from forge.process.progress import Marks, Section
+marks = Marks.open(os.environ)
+for number in itertools.count(1):
+    marks.enter(Section(number % 7), number, number * 2.0)
+"""
 
-    def write():
-        number = 0
-        while not done.is_set():
-            number += 1
-            marks.enter(Section(number % 7), number, number * 2.0)
 
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    writer = threading.Thread(target=write)
-    writer.start()
-    found = [page.read() for _ in range(20_000)]
-    done.set()
-    writer.join()
-    sys.setswitchinterval(interval)
-    whole = [one for one in found if one is not None and one.pid]
-    assert whole
+def test_no_reading_mixes_two_marks(page):
+    """Section, step and limit go together here; the writer is met at any point of a mark."""
+    writer = Popen([sys.executable, "-c", WRITER], env=os.environ | page.environ)
+    wait_for(lambda: page.read() not in (None, Record()), writer, "mark")
+    found = [page.read() for _ in range(50_000)]
+    whole = [one for one in found if one is not None]
     assert all((one.section, one.limit_s) == (one.step % 7, one.step * 2.0) for one in whole)
-    assert None in found  # the writer was met in the middle
+    assert whole
+    assert None in found
 
 
 def test_a_fork_does_not_mark(page, marks):

@@ -172,6 +172,24 @@ def test_an_evaluation_after_an_epochs_pass_is_one(page, tmp_path):
     assert found == [(Section.step, Section.evaluation, True)] * 2
 
 
+def test_the_first_step_of_an_epoch_is_told_from_the_others(page, tmp_path):
+    """It starts workers; nothing is known of it before there was one in the second epoch."""
+    model, optimizer = parts()
+    limits = {}
+    with forge.Run(policy_in(tmp_path / "a"), model=model, optimizer=optimizer) as run:
+        for step, _ in run.steps(18, list(range(6))):
+            limits[step] = page.read().limit_s
+            update(run, model, optimizer)
+    assert [step for step, one in limits.items() if one == START_S] == [0, 1, 2, 3, 6]
+    before = []
+    with forge.Run(policy_in(tmp_path / "b"), model=model, optimizer=optimizer) as run:
+        for _ in run.epochs(3):
+            before.append(page.read().limit_s)
+            for _ in run.batches(range(6)):
+                update(run, model, optimizer)
+    assert before == [START_S, START_S, 300.0]
+
+
 def test_a_rollback_may_take_as_long_as_a_start(page, tmp_path):
     """It loads the model."""
     model, optimizer = parts()
@@ -296,18 +314,22 @@ def test_the_bits_of_a_training_are_the_same_with_marks(page, tmp_path, monkeypa
     assert torch.equal(with_marks, weights(tmp_path / "without"))
 
 
-def test_a_rank_that_waits_for_another_says_so(tmp_path):
-    """So that it is known which one is behind: the one in its step."""
+@pytest.mark.parametrize(
+    ("stands", "step", "section"),
+    [("stuck", 7, Section.step), ("unfinished", 5, Section.evaluation)],
+)
+def test_a_rank_that_waits_for_another_says_so(stands, step, section, tmp_path):
+    """So that it is known which one is behind: not the one in a collective."""
     pages = [Page.create(), Page.create()]
-    job = RankedJob(tmp_path, wrap="plain", norm=False, stuck=[[7, 1]])
+    job = RankedJob(tmp_path, wrap="plain", norm=False, **{stands: [[step, 1]]})
     processes = job.start([one.environ for one in pages])
+    expected = [(Section.collective, step), (section, step)]
 
-    def where():
+    def is_there():
         found = [one.read() for one in pages]
-        return all(found) and [(one.section, one.step) for one in found]
+        return all(found) and [(one.section, one.step) for one in found] == expected
 
-    expected = [(Section.collective, 7), (Section.step, 7)]
-    wait_for(lambda: where() == expected, processes[0].popen, f"{expected}; {where()}")
+    wait_for(is_there, processes[0].popen, f"{expected}")
     assert [one.read().pid for one in pages] == [one.pid for one in processes]
     for one in pages:
         one.close()

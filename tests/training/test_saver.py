@@ -9,9 +9,11 @@ import torch
 
 import forge
 from forge.checkpoint.save import together
-from forge.config.schema import CheckpointConfig, NanConfig
+from forge.config.schema import CheckpointConfig, HangConfig, NanConfig
 from forge.errors import CheckpointError, DirectoryInUse
 from forge.jobdir.ledger import Ledger, read
+from forge.process import sections
+from forge.process.progress import Page, Section
 from forge.shutdown import stopping
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import FINAL_TRIES, MAX_FAILURES, SaveCause, Saver
@@ -210,3 +212,31 @@ def test_a_full_disk_under_a_whole_run_ends_it_with_71(tmp_path, monkeypatch):
     assert exit_.value.code == 71
     assert seen[-1] == 13  # saves at 6, 8, 10, 12 and 14 failed
     assert (tmp_path / "latest").resolve().name == "step_4"
+
+
+@pytest.mark.parametrize("way", ["in the background", "for all ranks"])
+def test_a_save_that_is_waited_for_is_one_to_whoever_watches(way, make_saver, monkeypatch):
+    """Its bytes are progress, then: at a halt, and where a rank has died."""
+    saver, store = make_saver(async_save=True)
+    page, may_commit, found = Page.create(), threading.Event(), []
+    sections.begin(HangConfig(), page.environ)
+    commit = store.commit
+
+    def committing(*given):
+        assert may_commit.wait(60)
+        found.append(page.read().section)
+        return commit(*given)
+
+    monkeypatch.setattr(store, "commit", committing)
+    state = {"metrics": {}}
+    if way == "for all ranks":
+        may_commit.set()
+        saver.save_for_all(1, [state])
+    else:
+        saver.save(1, lambda: state, SaveCause.periodic)
+        join = saver._thread.join
+        monkeypatch.setattr(saver._thread, "join", lambda: (may_commit.set(), join()))
+        saver.finish()
+    sections.end()
+    page.close()
+    assert found == [Section.save]

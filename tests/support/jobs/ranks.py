@@ -103,6 +103,8 @@ with forge.Run(policy | spec.get("policy", {}), model=model, optimizer=optimizer
         model.train()
         if [step, rank] in spec.get("finish", []):
             run.finish("enough")
+        if marked("unfinished", step):
+            threading.Event().wait()
 
     if "large" in spec:
         run.state["seen"] = torch.zeros(20_000)
