@@ -347,7 +347,7 @@ class HangConfig:
     min_s: float = 300.0
     """The least that is learned, in seconds."""
     start_s: float = 1800.0
-    """Seconds from entering `forge.Run` to the first step, between two loops, and for each of the
+    """Seconds from entering `forge.Run` to the first step, and for each of the
     first steps, saves and evaluations, and compilations: nothing is learned from those."""
     max_restarts: int | None = 3
     """Restarts after a hang; null: no limit. The same hang at the same step twice ends the job."""

@@ -33,9 +33,9 @@ class Section(IntEnum):
     """What the main thread of a task is doing."""
 
     outside = 0
-    """Before `forge.Run` and after it: no limit."""
+    """Before `forge.Run`, after it and after each of its loops: no limit."""
     start_up = 1
-    """From entering it to the end of the first boundary, and between two loops."""
+    """From entering it to the end of the first boundary."""
     step = 2
     """From one boundary to the next."""
     save = 3

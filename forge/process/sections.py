@@ -1,7 +1,8 @@
 """What the main thread of a Run is doing, section by section, and how long each may take.
 
-    forge.Run is entered    start_up, until the first boundary is left; again between two loops
+    forge.Run is entered    start_up, until the first boundary is left
     a boundary is left      step, until the next one is
+    a loop is left          outside: what follows may take as long as it will
     within them             save, evaluation, collective: each ends where it began
 
 Each section is marked in the task's page (`progress.py`) with its limit: `hang.timeout_s`, or a
@@ -93,9 +94,9 @@ class Sections:
             self._begin(Section.step)
 
     def rest(self) -> None:
-        """A loop is left: what follows may be anything, as before the first one."""
+        """A loop is left: what follows may be anything, and cannot say that it makes progress."""
         if self._marks.is_open:
-            self._begin(Section.start_up)
+            self._begin(Section.outside)
 
     def _begin(self, section: Section) -> None:
         self._close(self._visits[0])
@@ -166,6 +167,8 @@ class Sections:
     # -- limits --------------------------------------------------------------------------------
 
     def _visit(self, section: Section, kind: str) -> _Visit:
+        if section is Section.outside:
+            return _Visit(section, kind, 0.0, is_typical=False)
         late, config = self._late.get((section, kind)), self._config
         is_first = late is None or section is Section.start_up
         is_first = is_first or (section is Section.step and self._num_steps <= NUM_FIRST_STEPS)

@@ -242,16 +242,12 @@ def test_the_compiler_may_be_loaded_later(watched):
     assert answers == []
 
 
-def test_between_two_loops_the_limit_is_that_of_the_start(watched):
-    """What stands there may build the next model."""
+def test_after_a_loop_there_is_no_limit_until_the_next_one(watched):
+    """What stands there may evaluate for hours, and has no way to say that it makes progress."""
     one = watched()
     one.steps(*[1.0] * 9)
     one.sections.rest()
-    assert (one.record.section, one.record.step, one.limit_s) == (
-        Section.start_up,
-        9,
-        CONFIG.start_s,
-    )
+    assert (one.record.section, one.record.step, one.limit_s) == (Section.outside, 9, 0.0)
     assert one.steps(1.0) == CONFIG.min_s  # what was learned before counts
 
 

@@ -104,7 +104,7 @@ def test_each_part_of_a_run_is_in_its_section(page, tmp_path):
         assert before.section is last.section is Section.evaluation
         assert (before.step, last.step) == (step, step)
         assert last.count >= before.count + 5
-    assert (between.section, between.step, between.limit_s) == (Section.start_up, 9, START_S)
+    assert (between.section, between.step, between.limit_s) == (Section.outside, 9, 0.0)
     assert (after.section, after.limit_s) == (Section.outside, 0.0)
     # As the Run is entered, to see whether it can be saved at all; then copies and saves.
     assert {one.section for one in looked.taken if one.step == 0} == {Section.start_up}
