@@ -47,7 +47,7 @@ class ExitCode(IntEnum):
     UNHEALTHY = 69
     """This node failed a health check."""
     FORCED = 70
-    """Stopping took longer than `shutdown.timeout_s`; all stacks were dumped to a file."""
+    """Stopping took longer than `shutdown.timeout_s`, or the job hung; all stacks are in a file."""
     DISK_FULL = 71
     """No room for a checkpoint, on the disk or in the quota; the last good one is in place."""
     IN_USE = 73
@@ -88,6 +88,7 @@ class Reason(Enum):
     crashed = "crashed"
     out_of_memory = "killed for memory"
     rank_lost = "another rank was lost"
+    hung = "it made no progress"
     failed = "failed"
     unanswered = "could not be requeued"
 

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from forge.config.schema import HangAction
+from forge.job.hang_watch import HangWatch
 from forge.job.supervisor import ORPHANED_S, Supervisor
-from forge.jobdir.job_files import RANK, RECOVERS, REPORT, forge_dir, suffix
+from forge.jobdir.job_files import PROGRESS, RANK, RECOVERS, REPORT, STACKS, forge_dir, suffix
 from forge.jobdir.plan import ExecPlan, JobPlan
 from forge.process import processes
 
@@ -130,19 +132,25 @@ def supervisor_of(
         directory: The job's.
         plan: The job's.
         command: What starts the task, where it is the user's main.
-        environment: Of the task.
+        environment: Of the task; what its supervisor adds to it comes in here.
         output: Descriptor that becomes the task's stdout and stderr.
         parent: pid of the process that starts the supervisor.
         early: File with the names of signals that came before it, where there is one.
     """
     rank, rule = int(environment.get(RANK) or 0), environment.get(RECOVERS)
+    for name in (PROGRESS, STACKS):  # of a job that this one runs in
+        environment.pop(name, None)
     shared: tuple[Any, ...] = (
         *(environment, output, plan.actions, plan.timeout_s),
         *(forge_dir(directory) / f"{REPORT}{suffix(rank)}", parent),
         *(plan.cwd, plan.signal, early),
     )
     if plan.exec is None and rule is None:
-        return Supervisor(command, *shared)
+        supervisor = Supervisor(command, *shared)
+        if plan.hang != HangAction.ignore.name:
+            supervisor.hang_watch = HangWatch(forge_dir(directory), environment)
+            environment.update(supervisor.hang_watch.environ)
+        return supervisor
     command = plan.command
     if rule is not None:
         command = ["true"] if rank else plan.requeue.rules[int(rule)].recover

@@ -143,7 +143,14 @@ class LocalJob(Job):
             select.select([self._reader], [], [], min(max(next_s, 0.001), _TICK_S))
             self._drain_signals()
             self._look_for_parent()
+            self._look_for_hangs()
         return self._statuses[child]
+
+    def _look_for_hangs(self) -> None:
+        pids = dict(enumerate(self._ranks))
+        gone = {rank for rank, pid in pids.items() if pid in self._statuses}
+        live = ((rank, pid) for rank, pid in pids.items() if rank not in gone)
+        self.hangs.look(gone, lambda: [r for r, pid in live if processes.is_suspended(pid)])
 
     def _has_failed(self) -> bool:
         """Whether a rank has, and others are there."""

@@ -12,7 +12,10 @@ from typing import Any
 from forge.errors import ExitCode, Reason
 from forge.jobdir.plan import ExecPlan, RequeueLimits
 
-_EXPLAINED = (Reason.halted, Reason.unhealthy, Reason.io_error, Reason.failed)
+_EXPLAINED = (
+    *(Reason.halted, Reason.unhealthy, Reason.io_error),
+    *(Reason.failed, Reason.hung),
+)
 """Where the task knows more than its exit code says."""
 
 
@@ -38,6 +41,8 @@ class Outcome:
     """Whether it was a rule's recovery command, and the job's own has not run."""
     oom_kills: int = 0
     """Processes that were killed for memory meanwhile, by the count of the job's cgroup."""
+    hung_in: tuple[str, int] | None = None
+    """Section and step of the hang that the job itself ended it for."""
 
     @classmethod
     def of_command(
@@ -84,8 +89,8 @@ class Outcome:
             return Reason.requested if self.code == ExitCode.REQUEUE else Reason.failed
         if self.code == ExitCode.REQUEUE and self.said is Reason.time_limit:
             return Reason.time_limit  # it saw the limit come by itself, before we did
-        if self.code == ExitCode.FORCED and self.said is Reason.rank_lost:
-            return Reason.rank_lost
+        if self.code == ExitCode.FORCED and self.said in (Reason.rank_lost, Reason.hung):
+            return self.said
         if self.code == ExitCode.UNHEALTHY and self.said is Reason.halted:
             return Reason.halted  # the policy's word for this check: it is not to start again
         return Reason.of_code(self.code)
@@ -160,6 +165,9 @@ class Counts:
     preemptions: int = 0
     timeouts: int = 0
     failures: int = 0
+    hangs: int = 0
+    last_hang: list[Any] = field(default_factory=list)
+    """Section and step of the last one, and how far the job's checkpoints had come by then."""
     no_progress: int = 0
     """Attempts in a row that saved nothing new."""
     unfair: int = 0
@@ -188,19 +196,23 @@ class Decision:
     """Seconds to wait before the next start."""
 
 
+_PREEMPTIONS = ("preemptions", "max_preemptions", "requeue.max_preemptions")
+_FAILURES = ("failures", "max_failures", "requeue.max_failures")
 _BUDGETS = {
-    Reason.preempted: ("preemptions", "requeue.max_preemptions"),
-    Reason.node_failed: ("preemptions", "requeue.max_preemptions"),
-    Reason.requested: ("preemptions", "requeue.max_preemptions"),
-    Reason.signalled: ("preemptions", "requeue.max_preemptions"),
-    Reason.time_limit: ("timeouts", "requeue.max_timeouts"),
-    Reason.forced: ("failures", "requeue.max_failures"),
-    Reason.crashed: ("failures", "requeue.max_failures"),
-    Reason.out_of_memory: ("failures", "requeue.max_failures"),
-    Reason.rank_lost: ("failures", "requeue.max_failures"),
-    Reason.disk_full: ("failures", "requeue.max_failures"),
+    Reason.preempted: _PREEMPTIONS,
+    Reason.node_failed: _PREEMPTIONS,
+    Reason.requested: _PREEMPTIONS,
+    Reason.signalled: _PREEMPTIONS,
+    Reason.time_limit: ("timeouts", "max_timeouts", "requeue.max_timeouts"),
+    Reason.forced: _FAILURES,
+    Reason.crashed: _FAILURES,
+    Reason.out_of_memory: _FAILURES,
+    Reason.rank_lost: _FAILURES,
+    Reason.disk_full: _FAILURES,
+    Reason.hung: ("hangs", "max_hangs", "hang.max_restarts"),
 }
-_ELSEWHERE = {Reason.unhealthy: ("excluded", "health.max_excluded_nodes")}
+"""Reason -> the count that it uses, the limit that the plan has for it, and the key of that."""
+_ELSEWHERE = {Reason.unhealthy: ("excluded", "max_excluded_nodes", "health.max_excluded_nodes")}
 """Only where a job can be started on other nodes."""
 
 
@@ -240,7 +252,7 @@ def decide(
     if outcome.reason in (Reason.finished, Reason.interrupted, Reason.cancelled, Reason.orphaned):
         return Decision(starts_again=False, because=what)
     budgets = _BUDGETS | (_ELSEWHERE if limits.has_other_nodes else {})
-    counter, budget = budgets.get(outcome.reason, ("", ""))
+    counter, limit, key = budgets.get(outcome.reason, ("", "", ""))
     is_ruled = not counter and counts.recovery is None  # rules are for what they recover
     rule = _rule_for(outcome.code, limits) if is_ruled else None
     if not counter and rule is None:
@@ -250,7 +262,10 @@ def decide(
         return Decision(starts_again=True, because=what)
     if not limits.enabled:
         return Decision(starts_again=False, because=f"{what}; {limits.why_not}")
-    given_up = _without_progress(counts, limits) if has_run else ""
+    if outcome.reason is Reason.hung and limits.is_hang_final:
+        return Decision(starts_again=False, because=f"{what}; `resilience.hang.action=halt`")
+    given_up = _same_hang(outcome, counts)
+    given_up = given_up or (_without_progress(counts, limits) if has_run else "")
     if given_up:
         return Decision(starts_again=False, because=f"{what}; given up: {given_up}")
     if rule is not None:
@@ -263,10 +278,10 @@ def decide(
         if limits.rules[rule].recover:
             counts.recovery = {"rule": rule, "code": outcome.code}
     else:
-        used, most = getattr(counts, counter), getattr(limits, budget.partition(".")[2])
+        used, most = getattr(counts, counter), getattr(limits, limit)
         if most is not None and used >= most:
             return Decision(
-                starts_again=False, because=f"{what}; given up: `resilience.{budget}={most}`"
+                starts_again=False, because=f"{what}; given up: `resilience.{key}={most}`"
             )
         setattr(counts, counter, used + 1)
     counts.restarts += 1
@@ -276,6 +291,17 @@ def decide(
         pauses = counts.failures
     pause_s = _PAUSE_S * 2.0 ** min(pauses - 1, 10) if pauses > 0 else 0.0
     return Decision(starts_again=True, because=what, pause_s=min(pause_s, _MAX_PAUSE_S))
+
+
+def _same_hang(outcome: Outcome, counts: Counts) -> str:
+    """Why a hang that came again ends a job; empty where it is none. Accounts for it."""
+    if outcome.hung_in is None:
+        return ""
+    before, counts.last_hang = counts.last_hang, [*outcome.hung_in, counts.best_step]
+    if before != counts.last_hang:
+        return ""
+    section, step = outcome.hung_in
+    return f"it hung in `{section}` at step {step} before, and has saved nothing new since"
 
 
 def _without_progress(counts: Counts, limits: RequeueLimits) -> str:

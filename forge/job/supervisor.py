@@ -7,6 +7,7 @@ killed cannot end what it started. The supervisor has no torch and no threads. I
     still there after its own deadline shows its stacks, and is killed;
   - ends whatever the task leaves behind, daemons too, since orphans become its children; jobs of
     a sweep inside this one have what is left of the deadline to save;
+  - looks whether the task makes progress, by `hang_watch`;
   - stops the task when its own parent is gone; when it is itself killed, the kernel kills the
     task, and the next parent that adopts orphans ends the rest.
 
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from forge.filesystem.files import read_trusted
+from forge.job.hang_watch import TICK_S, HangWatch
 from forge.jobdir.job_files import TOKEN, write_json
 from forge.process import memory, processes, time_limit
 
@@ -34,7 +36,6 @@ MARGIN_S = 5.0
 """Seconds after the task's own deadline: it ends itself with more to say than we have."""
 ORPHANED_S = 90.0
 """Deadline of a task whose policy has none, once its job's wrapper is gone."""
-_TICK_S = 0.5
 _FORWARDED = [
     getattr(signal, name)
     for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -69,6 +70,10 @@ class Supervisor:
     """File with the names of signals that came before the supervisor could hear them."""
     is_held: bool = False
     """Whether the task did not react, and was killed."""
+    hang_watch: HangWatch | None = None
+    """None: nobody looks whether the task makes progress."""
+    _is_blind: bool = False
+    """Whether it was said that this cannot be looked at."""
     _deadline: float | None = None
     _is_announced: bool = False
     """Whether it is the time limit's announcement that began the deadline."""
@@ -167,7 +172,8 @@ class Supervisor:
         is_orphaned = False
         while not self._has_ended():
             before = time.monotonic()
-            select.select(events, [], [], _TICK_S)
+            tick_s = TICK_S if self.hang_watch is None else self.hang_watch.tick_s
+            select.select(events, [], [], tick_s)
             self._drain_signals()
             if not is_orphaned and os.getppid() != self.parent:
                 is_orphaned = True
@@ -175,8 +181,22 @@ class Supervisor:
                 self._stop_orphan()
             if self._deadline is not None:
                 self._keep_deadline(time.monotonic() - before)
+            if self.hang_watch is not None:
+                self._look_for_hang(self.hang_watch, time.monotonic() - before)
         assert self._status is not None
         return self._status
+
+    def _look_for_hang(self, watch: HangWatch, passed_s: float) -> None:
+        """Ask and answer whether the job hangs; kill the task where its wrapper says so."""
+        try:
+            if watch.tick(passed_s, is_stopping=self._deadline is not None):
+                processes.kill_descendants()
+        except Exception as error:  # noqa: BLE001 - what watches a task never ends it
+            if not self._is_blind:
+                self._is_blind = True
+                text = f"forge: a hang might not be found: {type(error).__name__}: {error}\n"
+                with contextlib.suppress(OSError):  # a full disk, perhaps the same one
+                    os.write(self.output, text.encode())
 
     def _stop_orphan(self) -> None:
         """Our parent is gone: nobody else would end the task."""
@@ -224,7 +244,7 @@ class Supervisor:
         """Count the seconds, but those in which the task, or we, could not run."""
         assert self._deadline is not None
         if not processes.is_suspended(self._task):
-            self._deadline -= min(passed_s, 2 * _TICK_S)
+            self._deadline -= min(passed_s, 2 * TICK_S)
         if self._deadline > 0:
             return
         if self._is_announced and self._until_end_s() > 0:  # the limit was extended meanwhile

@@ -27,10 +27,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from forge.errors import ExitCode, Reason, is_disk_full
-from forge.filesystem.files import make_directory, open_file, write_atomically
+from forge.errors import ExitCode, Reason
+from forge.filesystem.files import make_directory, open_file
 from forge.filesystem.locks import take_lock
 from forge.job import attempts
+from forge.job.hangs import Hangs
+from forge.job.padded import write_padded
 from forge.job.requeue import Counts, Decision, Outcome, decide
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
 from forge.jobdir import ledger, plan, sick, verdict
@@ -73,6 +75,8 @@ class Job(ABC):
         self.forge = forge_dir(directory)
         self.plan = plan.read(directory)
         self.counts = Counts()
+        ranks, action = self.plan.num_ranks, self.plan.hang
+        self.hangs = Hangs(directory, ranks, action, self._record, self._print)
         self._because = ""
         self._asked: Reason | None = None
         self._began = time.time()
@@ -230,25 +234,10 @@ class Job(ABC):
             "has_steps": self.plan.exec is None,
             **more,
         }
-        text = json.dumps(content) + "\n"
         try:
-            # Longer than it needs to be: a full disk has room for the next in its place.
-            write_atomically(self.forge / STATE, text.ljust(_STATE_BYTES))
+            write_padded(self.forge / STATE, json.dumps(content) + "\n", _STATE_BYTES)
         except OSError as error:  # a full disk ends no job
-            if not (is_disk_full(error) and self._overwrite_state(text)):
-                self._print(f"state.json cannot be written: {error}")
-
-    def _overwrite_state(self, text: str) -> bool:
-        """Where there is no room for another file: in the place of the one that is there."""
-        try:
-            fd = open_file(self.forge / STATE, os.O_WRONLY)
-            try:
-                size = os.fstat(fd).st_size
-                return len(text) <= size and os.pwrite(fd, text.ljust(size).encode(), 0) == size
-            finally:
-                os.close(fd)
-        except OSError:
-            return False
+            self._print(f"state.json cannot be written: {error}")
 
     def _record(self, kind: str, **values: Any) -> None:
         """Account for it in the job's own ledger."""
@@ -297,6 +286,7 @@ class Job(ABC):
         for path in self.forge.iterdir():
             if path.name.startswith((REPORT, VERDICT, RESULT, sick.FILE)):  # of every rank
                 path.unlink(missing_ok=True)
+        self.hangs.begin(self._number)
         output = open_file(self.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -309,7 +299,7 @@ class Job(ABC):
         status = self._wait(child, began)
         processes.kill_descendants()  # orphans of a supervisor that was killed
         self._end_strays()
-        outcome = self._outcome(status)
+        outcome = self.hangs.explain(self._outcome(status))
         said = {"reason": outcome.reason.name, "state": outcome.ended_as, "text": str(outcome)}
         self._record("end", code=outcome.code, **said)
         return outcome

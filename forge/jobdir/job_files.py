@@ -10,9 +10,11 @@
 <job dir>/.forge/verdict.json   why the training process says it ended
 <job dir>/.forge/result.pkl     what main returned, or raised
 <job dir>/.forge/sick.json      which node failed a health check; `sick.py` writes and reads it
+<job dir>/.forge/hang.json      a rank makes no progress: what the job's ranks are asked, for now
+<job dir>/hangs/<n>/            the stacks of all ranks of a hang, and which of them is behind
 
-Where a job has several tasks, the last four and the output are there for each: `report.json.1`
-is rank 1's.
+Where a job has several tasks, report, verdict, result, sick.json and output are there for each:
+`report.json.1` is rank 1's.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ STATE = "state.json"
 LOCK = "lock"
 REPORT = "report.json"
 VERDICT = "verdict.json"
+HANG = "hang.json"
 RESULT = "result.pkl"
 CODE = "code.json"
 
@@ -54,6 +57,8 @@ JOB_DIR = "FORGE_JOB_DIR"
 """Environment variable of a task: the job's directory."""
 PROGRESS = "FORGE_PROGRESS"
 """Environment variable of a task: the page of memory in which it says what it is doing."""
+STACKS = "FORGE_STACKS"
+"""Environment variable of a task: memory that its stacks are written to when it hangs."""
 ATTEMPT = "FORGE_ATTEMPT"
 """Environment variable of a task: the number of this attempt, from 1; for a rule's recovery
 command that of the attempt before it."""

@@ -57,6 +57,9 @@ class RequeueLimits:
     max_preemptions: int | None = None
     max_timeouts: int | None = None
     max_failures: int | None = None
+    max_hangs: int | None = None
+    is_hang_final: bool = False
+    """Whether a hang ends the job."""
     max_excluded_nodes: int | None = None
     has_other_nodes: bool = False
     """Whether a job that finds its node unhealthy can be started on others."""
@@ -108,6 +111,8 @@ class JobPlan:
     timeout_s: float
     actions: dict[str, str]
     requeue: RequeueLimits
+    hang: str = "ignore"
+    """What a hang leads to: ignore | warn | restart | halt."""
     written: dict[str, Any] | None = None
     """The config as it was written, for the job's identity; None: without a policy."""
     tasks: int = 1

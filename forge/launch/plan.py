@@ -14,6 +14,8 @@ from forge import messages
 from forge.compat import of_stdlib
 from forge.config.schema import (
     ExecConfig,
+    HangAction,
+    HangConfig,
     Policy,
     Resume,
     SignalAction,
@@ -77,7 +79,10 @@ def make(
     added = {name: at_first}
     is_active = policy is not None and policy.enabled
     policy = policy if policy is not None else Policy()
-    requeue = RequeueLimits.of(policy.requeue)
+    hang = policy.hang if is_active and command is None else HangConfig(action=HangAction.ignore)
+    is_final = hang.action is HangAction.halt
+    more = {"max_hangs": hang.max_restarts, "is_hang_final": is_final}
+    requeue = RequeueLimits.of(policy.requeue, **more)
     if not is_active:
         why = "its config has no active `resilience` policy"
         requeue = replace(requeue, enabled=False, why_not=why)
@@ -113,6 +118,7 @@ def make(
         timeout_s=policy.stop_s,
         actions=actions if is_active else {},
         requeue=requeue,
+        hang=hang.action.name,
         written=written if is_active else None,
         tasks=tasks,
     )

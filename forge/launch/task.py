@@ -26,6 +26,7 @@ from forge.jobdir import verdict
 from forge.jobdir.job_files import RESULT, TASK, forge_dir, suffix
 from forge.jobdir.plan import read
 from forge.jobdir.verdict import Verdict
+from forge.process import stacks
 from forge.shutdown import interpreter_exit
 
 
@@ -50,6 +51,7 @@ def _run(directory: Path) -> int:
     _listen_early(plan.actions, os._exit)  # no import may take it for an error of its own
     if DUMP_SIGNAL is not None:
         faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
+    stacks.register(os.environ)
     sys.argv[:] = plan.argv
     sys.orig_argv[:] = plan.orig_argv
     sys.path[:] = [*plan.path, *(sys.path if not plan.has_whole_path else ())]

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from forge.config.schema import HangAction, HangConfig
+from forge.process import stacks
 from forge.process.progress import Marks, Section
 from forge.process.time_limit import Recent
 
@@ -243,6 +244,7 @@ def begin(
     is_wanted = config.action is not HangAction.ignore
     marks = Marks.open(environ) if is_wanted else Marks()
     _current = Sections(config, marks, step, listen)
+    stacks.register(environ)  # main may train in a process of its own
 
 
 def end() -> None:

@@ -6,7 +6,7 @@ the controller; and this is the only place that requeues the job:
 
     preempted, time limit, asked to, unhealthy or lost node ─► requeued, within its budget
     one of its nodes excluded by another job of the sweep   ─► requeued, before anything is started
-    crashed, killed, forced exit, SIGTERM by hand   ─► started again right here, the nodes are ours
+    crashed, killed, hung, forced exit, SIGTERM     ─► started again right here, the nodes are ours
     cancelled                                       ─► never again
 
 Where Slurm refuses to requeue it, the job is resubmitted; where the controller does not answer
@@ -69,7 +69,7 @@ _SRUN_S = 15.0
 """Seconds for srun to end after its tasks have."""
 _HERE = (
     *(Reason.signalled, Reason.crashed, Reason.out_of_memory),
-    *(Reason.rank_lost, Reason.forced, Reason.failed),
+    *(Reason.rank_lost, Reason.forced, Reason.failed, Reason.hung),
 )
 """Reasons to start the task again on the same nodes."""
 
@@ -267,6 +267,7 @@ class SlurmJob(Job):
                 self._write_state("running", self._because, is_ending=True, time=self._began)
                 deadline = min(deadline, time.monotonic() + self._patience_s())
             reports = self._reports()
+            self.hangs.look([rank for rank, report in enumerate(reports) if report is not None])
             has_failed = any(report is not None and report["code"] != 0 for report in reports)
             if deadline == math.inf and has_failed and not all(reports):
                 deadline = time.monotonic() + self._patience_s()

@@ -4,8 +4,9 @@ One module, since reasons and budgets are one table.
 """
 
 import itertools
+import json
 import signal
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from sweeps import App
@@ -20,6 +21,7 @@ KILLED = Outcome(-signal.SIGKILL)
 REQUESTED = Outcome(ExitCode.REQUEUE)
 LIMIT = Outcome(ExitCode.REQUEUE, asked=Reason.time_limit)
 FORCED = Outcome(ExitCode.FORCED)
+HUNG = Outcome(70, said=Reason.hung, text="rank 1 hangs", hung_in=("step", 7))
 HELD = Outcome(-signal.SIGKILL, is_held=True)
 
 
@@ -54,6 +56,8 @@ REASONS = [
     (Outcome(69, said=Reason.unhealthy, text="ecc on n1"), Reason.unhealthy, "ecc on n1"),
     (Outcome(69, said=Reason.halted, text="ecc on n1"), Reason.halted, "ecc on n1"),
     (FORCED, Reason.forced, "forced exit"),
+    (HUNG, Reason.hung, "rank 1 hangs"),
+    (replace(HUNG, asked=Reason.cancelled), Reason.cancelled, "stopped"),
     (HELD, Reason.forced, "did not react to a signal, and was killed"),
     (Outcome(71), Reason.disk_full, "the disk is full"),
     (Outcome(73), Reason.in_use, "another run uses its directory"),
@@ -105,6 +109,7 @@ COUNTER = {
     Reason.forced: "failures",
     Reason.crashed: "failures",
     Reason.disk_full: "failures",
+    Reason.hung: "hangs",
 }
 AGAIN = set(COUNTER)
 
@@ -119,6 +124,8 @@ def test_by_default_what_came_from_outside_starts_again(outcome):
     used = {"restarts": 0, "preemptions": 0, "timeouts": 0, "failures": 0}
     if outcome.reason in AGAIN:
         used |= {"restarts": 1, COUNTER[outcome.reason]: 1}
+    if outcome.reason is Reason.hung:
+        used["last_hang"] = ["step", 7, 5]
     assert counts == Counts(**used, best_step=5)
 
 
@@ -145,6 +152,37 @@ def test_a_budget_ends_it_and_is_named(outcome, key, most):
     assert counts.restarts == most
     other = LIMIT if outcome is REQUESTED else REQUESTED
     assert decide(other, counts, limits(**{key: most}), most + 1).starts_again
+
+
+def test_a_hang_has_a_budget_of_its_own():
+    """Nobody wants a flaky network to use up what crashes are allowed."""
+    counts, given = Counts(), limits(max_hangs=2, max_failures=0)
+    found = [decide(replace(HUNG, hung_in=("step", n)), counts, given, n) for n in range(3)]
+    assert [one.starts_again for one in found] == [True, True, False]
+    assert found[-1].because == "rank 1 hangs; given up: `resilience.hang.max_restarts=2`"
+    assert (counts.hangs, counts.restarts, counts.failures) == (2, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("section", "step", "saved", "starts_again"),
+    [("step", 7, 5, False), ("save", 7, 5, True), ("step", 8, 5, True), ("step", 7, 6, True)],
+)
+def test_the_same_hang_ends_the_job_unless_it_has_saved_more(section, step, saved, starts_again):
+    """It would hang there every time; what lies between in the queue changes nothing."""
+    counts = Counts()
+    assert decide(HUNG, counts, limits(), 5).starts_again
+    counts = Counts(**json.loads(json.dumps(asdict(counts))))  # as state.json brings it back
+    assert decide(PREEMPTED, counts, limits(), 5).starts_again
+    again = decide(replace(HUNG, hung_in=(section, step)), counts, limits(), saved)
+    assert again.starts_again == starts_again
+    if not starts_again:
+        assert "hung in `step` at step 7 before, and has saved nothing new" in again.because
+
+
+def test_a_hang_ends_the_job_where_the_policy_says_halt():
+    decision = decide(HUNG, Counts(), limits(is_hang_final=True), 5)
+    assert decision.because == "rank 1 hangs; `resilience.hang.action=halt`"
+    assert not decision.starts_again
 
 
 def test_a_check_whose_action_is_halt_ends_the_job_where_there_are_other_nodes():

@@ -317,3 +317,20 @@ def test_a_limit_that_was_extended_moves_the_deadline(announced, tmp_path):
     announced._keep_deadline(1.0)
     assert not announced.is_held
     assert 500 < announced._deadline <= 505
+
+
+def test_what_watches_a_task_never_ends_it(tmp_path):
+    """A full disk, a file that somebody else has made: it is said once, and the task runs on."""
+
+    class Broken:
+        def tick(self, passed_s, *, is_stopping):
+            raise OSError(28, "no space")
+
+    path = tmp_path / "output"
+    output = os.open(path, os.O_WRONLY | os.O_CREAT)
+    one = Supervisor(["true"], {}, output, {}, 1.0, tmp_path / "report.json", os.getpid())
+    for _ in range(3):
+        one._look_for_hang(Broken(), 0.5)
+    os.close(output)
+    text = "forge: a hang might not be found: OSError: [Errno 28] no space\n"
+    assert path.read_text() == text

@@ -1,0 +1,176 @@
+"""What the supervisors and the wrapper of a job ask each other when a rank makes no progress.
+
+<job dir>/.forge/hang.json              the question, of the first rank whose limit has passed
+<job dir>/.forge/hang.json.answer<rank>  what each rank's supervisor answers
+
+    expired   a supervisor's limit has passed; all the others say how their tasks are
+    stacks    by the wrapper: it is a hang; all gather the stacks of their tasks
+    end       by the wrapper: all kill their tasks
+
+The wrapper removes it again where it was no hang, or was only to be logged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from forge.errors import Untrusted
+from forge.filesystem.files import open_file, write_all, write_atomically
+from forge.job.padded import write_padded
+from forge.jobdir.job_files import HANG, read_json, suffix, write_json
+
+_BYTES = 512
+"""Of a question."""
+
+
+class Phase(Enum):
+    """How far a question has come."""
+
+    expired = "expired"
+    stacks = "stacks"
+    end = "end"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What lies in `hang.json`."""
+
+    attempt: int
+    """Of the job: a file of an earlier one says nothing."""
+    rank: int
+    """Who asks."""
+    time: float
+    """When; with rank and attempt it names the question."""
+    phase: Phase = Phase.expired
+    folder: str = ""
+    """Where the stacks go, once it is a hang; in the job's directory."""
+
+    @property
+    def name(self) -> str:
+        """No other question has it."""
+        return f"{self.attempt}-{self.rank}-{self.time}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """How the task of a rank is."""
+
+    question: str
+    phase: Phase
+    rank: int
+    node: str
+    pid: int
+    """Which of its processes trains; 0: none has entered a Run."""
+    section: str
+    step: int
+    count: int
+    waited_s: float
+    """Seconds without progress; those in which it was stopped or traced do not count."""
+    limit_s: float
+    """Of its section; 0 where there is none."""
+    is_expired: bool
+    is_outside: bool
+    """Whether it is before its Run, or after it."""
+    is_suspended: bool
+    """Stopped, or in a debugger."""
+    is_stopping: bool
+    """Whether it was asked to stop: then it has a deadline."""
+    line: str = ""
+    """The line of the user's code that its main thread stands in; of the phase `stacks`."""
+    inside: str = ""
+    """The innermost frame."""
+
+    @property
+    def place(self) -> tuple[int, str, int, int]:
+        """What changes with every progress."""
+        return self.pid, self.section, self.step, self.count
+
+
+def ask(forge: Path, question: Question) -> bool:
+    """Ask it, unless somebody has asked already; returns whether it was asked.
+
+    Raises:
+        OSError: Where it cannot be written.
+    """
+    path = forge / HANG
+    try:
+        fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    except FileExistsError:
+        return False
+    try:
+        write_all(fd, json.dumps(_plain(question)).ljust(_BYTES).encode())
+    except OSError:  # a full disk: half a question would never be answered
+        withdraw(forge)
+        raise
+    finally:
+        os.close(fd)
+    return True
+
+
+def ask_for_stacks(forge: Path, question: Question, folder: str) -> Question:
+    """The wrapper's: it is a hang. Raises OSError where nobody could answer: on a full disk."""
+    moved = replace(question, phase=Phase.stacks, folder=folder)
+    write_atomically(forge / HANG, json.dumps(_plain(moved)).ljust(_BYTES))
+    return moved
+
+
+def end(forge: Path, question: Question) -> None:
+    """The wrapper's: all kill their tasks. Raises OSError where this cannot be written."""
+    moved = replace(question, phase=Phase.end)
+    write_padded(forge / HANG, json.dumps(_plain(moved)), _BYTES)
+
+
+def withdraw(forge: Path) -> None:
+    """There is nothing to answer any more."""
+    with contextlib.suppress(FileNotFoundError):
+        (forge / HANG).unlink()
+
+
+def read(forge: Path, attempt: int) -> Question | None:
+    """The question of this attempt; None where there is none, or only half of one."""
+    # Opening the directory has a network file system ask for its names again.
+    with contextlib.suppress(OSError):
+        os.close(os.open(forge, os.O_RDONLY))
+    content = _read(forge / HANG)
+    try:
+        question = Question(**{**content, "phase": Phase[content["phase"]]})
+    except (TypeError, LookupError):
+        return None
+    return question if question.attempt == attempt else None
+
+
+def answer(forge: Path, given: Answer) -> None:
+    """Answer for a rank. Raises OSError where it cannot be written."""
+    write_json(_answer(forge, given.rank), _plain(given))
+
+
+def answer_of(forge: Path, rank: int, question: Question) -> Answer | None:
+    """What a rank has answered to this question in this phase; None: nothing so far."""
+    content = _read(_answer(forge, rank))
+    try:
+        given = Answer(**{**content, "phase": Phase[content["phase"]]})
+    except (TypeError, LookupError):
+        return None
+    is_of_it = (given.question, given.phase) == (question.name, question.phase)
+    return given if is_of_it else None
+
+
+def _answer(forge: Path, rank: int) -> Path:
+    return forge / f"{HANG}.answer{suffix(rank)}"
+
+
+def _plain(one: Question | Answer) -> dict[str, Any]:
+    return asdict(one) | {"phase": one.phase.name}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return read_json(path) or {}
+    except Untrusted:  # somebody else's: nobody of this job asks anything
+        return {}

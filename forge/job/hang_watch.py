@@ -1,0 +1,180 @@
+"""A supervisor's eye on its task: does it make progress, and if not, what does it stand in?
+
+The task says in a page of memory what it is doing (`process/progress.py`), and how long that may
+take; the seconds are counted here, at each tick of the supervisor, but those in which the task is
+stopped, traced or asked to stop. Once its limit has passed, all ranks of the job are asked; whether
+it is a hang is decided by the job's wrapper (`hangs.py`), since one rank only sees that it waits.
+
+It never waits: what takes longer is done a little at each tick. And it never ends a task by
+itself: where a file cannot be read or written, the task is not watched for a while.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from forge.filesystem.files import write_atomically
+from forge.job import flight_recorder, hang_files
+from forge.job.hang_files import Answer, Phase, Question
+from forge.jobdir.job_files import ATTEMPT, RANK, RANKS
+from forge.process import processes, stacks
+from forge.process.progress import Page, Record, Section
+
+TICK_S = 0.5
+"""Of the supervisor; twice as much is the most that counts of one."""
+_BUSY_TICK_S = 0.05
+"""While stacks are being written."""
+_LOOK_SHARE, _LOOK_S = 0.05, 10.0
+"""Another rank's question is looked for after this part of the limit, and at least so often."""
+_PROCESSES = 64
+"""Of a task, whose stacks are gathered: workers of its loaders are among them."""
+
+
+class HangWatch:
+    """What a supervisor knows of its task's progress."""
+
+    def __init__(self, forge: Path, environment: Mapping[str, str]) -> None:
+        """Make the page of a task.
+
+        Args:
+            forge: The job's `.forge`.
+            environment: That the task is given.
+        """
+        self._forge = forge
+        self._rank = int(environment.get(RANK) or 0)
+        self._attempt = int(environment.get(ATTEMPT) or 0)
+        self._page, self._stacks = Page.create(), stacks.StackPages.create()
+        recorder = {}
+        if int(environment.get(RANKS) or 1) > 1:
+            recorder = flight_recorder.environ(forge, environment)
+        self._given = {**environment, **recorder}
+        self.environ: dict[str, str] = {**recorder, **self._page.environ, **self._stacks.environ}
+        """What is added to the environment of the task."""
+        self._record = Record()
+        self._waited_s = 0.0
+        self._asks_at_s = 0.0
+        """Seconds without progress from which it asks again, after it was no hang."""
+        self._looks_in_s = 0.0
+        self._question: Question | None = None
+        self._work: Generator[None, None, None] | None = None
+        """What is being gathered."""
+
+    @property
+    def tick_s(self) -> float:
+        """Seconds until the next tick, at most."""
+        return TICK_S if self._work is None else _BUSY_TICK_S
+
+    def tick(self, passed_s: float, *, is_stopping: bool) -> bool:
+        """Look at the page, ask and answer.
+
+        Args:
+            passed_s: Seconds since the last tick.
+            is_stopping: Whether the task was asked to stop.
+        Returns:
+            Whether the task is to be killed, since the job hangs.
+        Raises:
+            OSError: Where a question or an answer cannot be written.
+        """
+        self._count(min(passed_s, 2 * TICK_S), is_stopping=is_stopping)
+        if self._work is not None:
+            try:
+                next(self._work)
+            except StopIteration:
+                self._work = None
+            return False
+        self._looks_in_s -= passed_s
+        if self._question is not None or self._looks_in_s <= 0:
+            limit_s = self._limit_s or math.inf
+            self._looks_in_s = min(max(limit_s * _LOOK_SHARE, TICK_S), _LOOK_S)
+            self._take_in(is_stopping=is_stopping)
+        is_due = self._is_expired and self._waited_s > self._asks_at_s
+        if is_due and self._question is None and not is_stopping:
+            self._asks_at_s = self._waited_s + _LOOK_S  # where it cannot be written
+            asked = Question(attempt=self._attempt, rank=self._rank, time=time.time())
+            hang_files.ask(self._forge, asked)
+            self._looks_in_s = 0.0
+        return self._question is not None and self._question.phase is Phase.end
+
+    def _count(self, passed_s: float, *, is_stopping: bool) -> None:
+        record = self._page.read() or self._record  # None: torn, so look again
+        if record.place != self._record.place:
+            self._waited_s = self._asks_at_s = 0.0
+        elif (
+            record.section is not Section.outside
+            and not is_stopping
+            and not processes.is_suspended(record.pid)
+        ):
+            self._waited_s += passed_s
+        self._record = record
+
+    @property
+    def _limit_s(self) -> float:
+        """0.0 where there is none."""
+        return self._record.limit_s if 0 < self._record.limit_s < math.inf else 0.0
+
+    @property
+    def _is_expired(self) -> bool:
+        return 0 < self._limit_s < self._waited_s
+
+    def _take_in(self, *, is_stopping: bool) -> None:
+        """Read the question; answer it once in each of its phases."""
+        before, now = self._question, hang_files.read(self._forge, self._attempt)
+        if now is None and before is not None:  # settled: asked again after twice the time
+            self._asks_at_s = 2 * self._waited_s
+        if now is not None and (before is None or (before.name, before.phase) != _key(now)):
+            if now.phase is Phase.expired:
+                hang_files.answer(self._forge, self._answer(now, is_stopping=is_stopping))
+            elif now.phase is Phase.stacks:
+                self._work = self._gather(now, self._answer(now, is_stopping=is_stopping))
+        self._question = now
+
+    def _answer(self, question: Question, *, is_stopping: bool) -> Answer:
+        record = self._record
+        return Answer(
+            question=question.name,
+            phase=question.phase,
+            rank=self._rank,
+            node=os.environ.get("SLURMD_NODENAME", "") or os.uname().nodename,
+            pid=record.pid,
+            section=record.section.name,
+            step=record.step,
+            count=record.count,
+            waited_s=round(self._waited_s, 1),
+            limit_s=self._limit_s,
+            is_expired=self._is_expired,
+            is_outside=record.section is Section.outside,
+            is_suspended=record.pid > 0 and processes.is_suspended(record.pid),
+            is_stopping=is_stopping,
+        )
+
+    def _gather(self, question: Question, known: Answer) -> Generator[None, None, None]:
+        """Stacks, the kernel's view and NCCL's records, into the hang's folder; then the answer."""
+        folder = self._forge.parent / question.folder
+        first = [known.pid] if known.pid else []
+        others = [pid for pid in processes.descendants() if pid not in first]
+        pids = [*first, *others][:_PROCESSES]
+        found = yield from self._stacks.gather(pids)
+        said = ", ".join(f"{name}={value}" for name, value in asdict(known).items() if value != "")
+        parts = [f"{said}\n"]
+        for pid in pids:
+            parts.append(f"\n== process {pid}: {processes.command(pid)[:200]}\n")
+            parts.append(
+                found.get(pid) or "no Python stacks: it has no handler, or did not react\n"
+            )
+            parts.append(f"In the kernel:\n{stacks.in_kernel(pid)}")
+        frames = next((f for pid in pids if (f := stacks.main_frames(found.get(pid, "")))), [])
+        own = stacks.own_frame(frames)
+        write_atomically(folder / f"rank_{self._rank}.txt", "".join(parts))
+        to = folder / f"nccl_{self._rank}.bin"
+        yield from flight_recorder.collect(self._given, self._rank, to)
+        known = replace(known, line=str(own or ""), inside=str(frames[0]) if frames else "")
+        hang_files.answer(self._forge, known)
+
+
+def _key(question: Question) -> tuple[str, Phase]:
+    return question.name, question.phase

@@ -1,0 +1,316 @@
+"""Whether a job hangs, and what becomes of it: the wrapper's side of `hang_files.py`.
+
+    a limit has passed ─► do all ranks say so? ── no ─► it is only slow: nothing happened
+                                              └─ yes ─► stacks of all ranks, into hangs/<n>/
+                          warn: it is logged  ◄── hang.action ──►  restart, halt: all are killed
+
+A rank that is within its own limit is working, and the others wait for it: a compilation, say. One
+that is stopped, traced or asked to stop makes no progress for a reason. Where one does not answer
+at all, it is the one that is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from forge.config.schema import HangAction
+from forge.errors import ExitCode, Reason
+from forge.job import hang_files
+from forge.job.hang_files import Answer, Phase, Question
+from forge.job.requeue import Outcome
+from forge.jobdir.job_files import HANG, OUTPUT, forge_dir, suffix, write_atomically, write_json
+from forge.process.progress import Section
+
+FOLDER = "hangs"
+_ANSWER_S = 60.0
+"""Seconds for all ranks to say how they are: they look for a question every ten."""
+_STACKS_S = 60.0
+"""Seconds for all ranks to gather their stacks."""
+_TORN_S = 10.0
+"""Seconds after which half a question has nobody any more who writes the rest."""
+_WAITS = Section.collective.name
+
+
+@dataclass(frozen=True)
+class Hang:
+    """What is known of one."""
+
+    rank: int
+    """That holds up the others."""
+    because: str
+    """Why it is this one."""
+    section: str
+    step: int
+    waited_s: float
+    line: str
+    """The line of code that it stands in; empty where it did not say."""
+
+    def __str__(self) -> str:
+        at = f", at {self.line}" if self.line else ""
+        where = f"no progress in `{self.section}` at step {self.step} for {self.waited_s:.0f} s"
+        return f"rank {self.rank} hangs: {where}{at} ({self.because})"
+
+
+class Hangs:
+    """The wrapper's knowledge of hangs, over all attempts of a job."""
+
+    def __init__(
+        self,
+        directory: Path,
+        ranks: int,
+        action: str,
+        record: Callable[..., None],
+        say: Callable[[str], None],
+    ) -> None:
+        """Begin with none.
+
+        Args:
+            directory: The job's.
+            ranks: How many there are.
+            action: The name of a `HangAction`.
+            record: Writes a line of the job's ledger.
+            say: Writes into the job's output.
+        """
+        self._directory, self._forge = directory, forge_dir(directory)
+        self._ranks, self._action = ranks, HangAction[action]
+        self._record, self._say = record, say
+        self._attempt = 0
+        self._asked: Question | None = None
+        self._since = 0.0
+        """When its phase was first seen."""
+        self._torn_since: float | None = None
+        self._before: dict[int, Answer] = {}
+        """The answers of the first phase."""
+        self._ended_for: Hang | None = None
+
+    def begin(self, attempt: int) -> None:
+        """Nothing of an earlier attempt counts any more.
+
+        Args:
+            attempt: The number of the one that begins.
+        """
+        self._attempt, self._asked, self._ended_for = attempt, None, None
+        for path in self._forge.glob(f"{HANG}*"):
+            path.unlink(missing_ok=True)
+
+    def look(self, gone: Collection[int], suspended: Callable[[], Collection[int]] = tuple) -> None:
+        """At each tick of the wrapper: take a question one phase further.
+
+        Args:
+            gone: Ranks that have ended.
+            suspended: Names those whose supervisors are stopped, where that is known from here.
+        """
+        if self._action is HangAction.ignore or self._ended_for is not None:
+            return
+        try:
+            self._look(set(range(self._ranks)) - set(gone), suspended)
+        except OSError as error:  # a full disk, say: the question stays, and so does the job
+            if self._asked is not None:
+                self._say(f"whether the job hangs cannot be found out: {error}")
+                hang_files.withdraw(self._forge)
+                self._asked = None
+
+    def explain(self, outcome: Outcome) -> Outcome:
+        """How an attempt ended, where it was ended for a hang; else as it was."""
+        hang = self._ended_for
+        if hang is None or outcome.is_finished or outcome.asked is not None:
+            return outcome
+        return replace(
+            outcome,
+            code=int(ExitCode.FORCED),
+            said=Reason.hung,
+            text=str(hang),
+            is_held=False,
+            is_supervisor_lost=False,
+            hung_in=(hang.section, hang.step),
+        )
+
+    def _look(self, live: set[int], suspended: Callable[[], Collection[int]]) -> None:
+        question = hang_files.read(self._forge, self._attempt)
+        if question is None:
+            self._asked = None
+            self._clear_torn()
+            return
+        if self._asked is None or self._asked.name != question.name:
+            self._asked, self._since = question, time.monotonic()
+        question = self._asked  # what was written last; a network disk may show an earlier one
+        answers = {
+            rank: given
+            for rank in live
+            if (given := hang_files.answer_of(self._forge, rank, question)) is not None
+        }
+        waits_s = _ANSWER_S if question.phase is Phase.expired else _STACKS_S
+        if live - answers.keys() and time.monotonic() - self._since < waits_s:
+            return
+        excuse = _excuse(answers, live, suspended())
+        if question.phase is Phase.stacks and not excuse:
+            excuse = _progress(self._before, answers)
+        if excuse or not answers:
+            self._withdraw(excuse)
+        elif question.phase is Phase.expired:
+            self._before = answers
+            self._ask_for_stacks(question)
+        else:
+            self._act(question, {**self._before, **answers}, live)
+
+    def _ask_for_stacks(self, question: Question) -> None:
+        folder = self._make_folder()
+        try:
+            self._asked = hang_files.ask_for_stacks(self._forge, question, folder)
+        except OSError:
+            (self._directory / folder).rmdir()
+            raise
+        self._since = time.monotonic()
+
+    def _clear_torn(self) -> None:
+        """Half a question would keep everybody from asking another."""
+        if not (self._forge / HANG).exists():
+            self._torn_since = None
+            return
+        now = time.monotonic()
+        self._torn_since = now if self._torn_since is None else self._torn_since
+        if now - self._torn_since > _TORN_S:
+            hang_files.withdraw(self._forge)
+            self._torn_since = None
+
+    def _withdraw(self, why: str) -> None:
+        assert self._asked is not None
+        self._record("no hang", rank=self._asked.rank, because=why)
+        if self._asked.folder:
+            shutil.rmtree(self._directory / self._asked.folder, ignore_errors=True)
+        hang_files.withdraw(self._forge)
+        self._asked = None
+
+    def _make_folder(self) -> str:
+        """The next of `hangs/<n>`, relative to the job's directory."""
+        above = self._directory / FOLDER
+        above.mkdir(exist_ok=True)
+        numbers = [int(name) for name in os.listdir(above) if name.isdecimal()]
+        name = f"{FOLDER}/{1 + max(numbers, default=0)}"
+        (self._directory / name).mkdir()
+        return name
+
+    def _act(self, question: Question, answers: dict[int, Answer], live: set[int]) -> None:
+        hang = blame(question, answers, live)
+        self._say(f"{hang}; the stacks of all ranks are in {question.folder}")
+        log = f"{OUTPUT}{suffix(hang.rank)}"
+        self._record(
+            "hang",
+            rank=hang.rank,
+            section=hang.section,
+            step=hang.step,
+            waited_s=hang.waited_s,
+            action=self._action.name,
+            folder=question.folder,
+        )
+        with contextlib.suppress(OSError):  # a full disk: the message says the most of it
+            folder = self._directory / question.folder
+            write_json(folder / "summary.json", _summary(hang, answers, live))
+            write_atomically(folder / "summary.txt", _text(hang, answers, live, log))
+        if self._action is HangAction.warn:
+            hang_files.withdraw(self._forge)
+            self._asked = None
+        else:
+            hang_files.end(self._forge, question)
+            self._ended_for = hang
+
+
+def _excuse(answers: dict[int, Answer], live: set[int], suspended: Collection[int]) -> str:
+    """Why a job whose rank waits does not hang; empty: it does."""
+    for rank in sorted(live):
+        given = answers.get(rank)
+        if rank in suspended or (given is not None and given.is_suspended):
+            return f"rank {rank} is stopped, or in a debugger"
+        if given is None or given.is_expired or given.is_outside:
+            continue
+        if given.is_stopping:
+            return f"rank {rank} was asked to stop"
+        return f"rank {rank} is in `{given.section}` for {given.waited_s:.0f} s, within its limit"
+    stopping = [rank for rank, given in answers.items() if given.is_stopping]
+    return f"rank {stopping[0]} was asked to stop" if stopping else ""
+
+
+def _progress(before: dict[int, Answer], now: dict[int, Answer]) -> str:
+    for rank, given in sorted(now.items()):
+        if rank in before and before[rank].place != given.place:
+            return f"rank {rank} has made progress since"
+    return ""
+
+
+def blame(question: Question, answers: dict[int, Answer], live: set[int]) -> Hang:
+    """Which rank holds up the others.
+
+    Args:
+        question: Who asked is it where nothing else says more.
+        answers: Of each rank that has answered.
+        live: All ranks that have not ended.
+    """
+    waited_s = max(one.waited_s for one in answers.values())
+    missing = sorted(live - answers.keys())
+    if missing:
+        because = "it does not answer; is its node there?"
+        behind = min(answers.values(), key=lambda one: one.step)
+        return Hang(missing[0], because, behind.section, behind.step, waited_s, "")
+    left, because = list(answers.values()), "it is the only one"
+    for narrow, why in (
+        (_lowest, "it has done the fewest steps"),
+        (_not_waiting, "the others wait in a collective"),
+        (_elsewhere, "it stands elsewhere than most"),
+    ):
+        fewer = narrow(left)
+        if len(fewer) < len(left):
+            left, because = fewer, why
+    if len(left) == len(answers) > 1:
+        because = "all ranks stand in the same place"
+    found = next((one for one in left if one.rank == question.rank), left[0])
+    place = found.section, found.step, max(found.waited_s, 0.0), found.line
+    return Hang(found.rank, because, *place)
+
+
+def _lowest(left: list[Answer]) -> list[Answer]:
+    least = min(one.step for one in left)
+    return [one for one in left if one.step == least]
+
+
+def _not_waiting(left: list[Answer]) -> list[Answer]:
+    return [one for one in left if one.section != _WAITS] or left
+
+
+def _elsewhere(left: list[Answer]) -> list[Answer]:
+    """Those that are not where the most are."""
+    frames = Counter((one.line, one.inside) for one in left)
+    (most, number), *others = frames.most_common()
+    if not others or others[0][1] == number:
+        return left
+    return [one for one in left if (one.line, one.inside) != most]
+
+
+def _summary(hang: Hang, answers: dict[int, Answer], live: set[int]) -> dict[str, Any]:
+    ranks = {str(rank): asdict(one) | {"phase": one.phase.name} for rank, one in answers.items()}
+    return {
+        **asdict(hang),
+        "time": time.time(),
+        "missing": sorted(live - answers.keys()),
+        "ranks": ranks,
+    }
+
+
+def _text(hang: Hang, answers: dict[int, Answer], live: set[int], log: str) -> str:
+    lines = [f"{hang}", f"What it has printed is in {log}.", ""]
+    for rank in sorted(live):
+        one = answers.get(rank)
+        if one is None:
+            lines.append(f"rank {rank}: no answer")
+            continue
+        where = f"`{one.section}` at step {one.step} for {one.waited_s:.0f} s"
+        lines.append(f"rank {rank} on {one.node}, process {one.pid}: {where}")
+        lines += [f"    {frame}" for frame in dict.fromkeys((one.line, one.inside)) if frame]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,169 @@
+"""What a supervisor makes of its task's page."""
+
+import os
+
+import pytest
+
+from forge.job import hang_files, hang_watch
+from forge.job.hang_files import Phase, Question
+from forge.job.hang_watch import HangWatch
+from forge.jobdir.job_files import ATTEMPT, RANK, RANKS
+from forge.process import processes
+from forge.process.progress import Marks, Section
+
+LIMIT_S = 10.0
+
+
+class Watched:
+    """A task of which this process plays the writer, and its supervisor's eye."""
+
+    def __init__(self, folder, rank=0, ranks=1):
+        self.forge = folder / ".forge"
+        self.forge.mkdir(exist_ok=True)
+        environment = {ATTEMPT: "1", RANK: str(rank), RANKS: str(ranks)}
+        self.watch = HangWatch(self.forge, environment)
+        self.marks = Marks.open(self.watch.environ)
+        self.rank = rank
+
+    def pass_s(self, seconds, *, is_stopping=False):
+        """Ticks of half a second."""
+        return [self.watch.tick(0.5, is_stopping=is_stopping) for _ in range(int(2 * seconds))][-1]
+
+    @property
+    def question(self):
+        return hang_files.read(self.forge, 1)
+
+    def answer(self):
+        return hang_files.answer_of(self.forge, self.rank, self.question)
+
+
+@pytest.fixture
+def task(tmp_path):
+    one = Watched(tmp_path)
+    one.marks.enter(Section.step, 7, LIMIT_S)
+    one.pass_s(0.5)
+    yield one
+    one.marks.close()
+
+
+def test_it_asks_once_the_limit_has_passed_and_answers_itself(task):
+    task.pass_s(LIMIT_S)
+    assert task.question is None
+    task.pass_s(2)
+    assert (task.question.rank, task.question.phase) == (0, Phase.expired)
+    found = task.answer()
+    assert (found.section, found.step, found.pid) == ("step", 7, os.getpid())
+    assert found.is_expired
+    assert found.waited_s > LIMIT_S
+
+
+def test_progress_begins_the_count_anew(task):
+    """A save that writes for an hour, an evaluation of a thousand batches."""
+    for _ in range(5):
+        task.pass_s(LIMIT_S - 1)
+        task.marks.advance()
+    assert task.question is None
+
+
+@pytest.mark.parametrize("limit_s", [0.0, float("inf")])
+def test_without_a_limit_nothing_hangs(task, limit_s):
+    task.marks.enter(Section.step, 8, limit_s)
+    task.pass_s(1000)
+    assert task.question is None
+
+
+def test_outside_of_a_run_nothing_hangs(task):
+    """What main does before and after it is nobody's business."""
+    task.marks.close()
+    task.pass_s(1000)
+    assert task.question is None
+
+
+def test_time_in_which_the_task_is_stopped_or_asked_to_stop_does_not_count(task, monkeypatch):
+    """A debugger; and whoever was asked to stop has a deadline."""
+    task.pass_s(LIMIT_S - 1)
+    task.pass_s(1000, is_stopping=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "is_suspended", lambda pid: pid == os.getpid())
+        task.pass_s(1000)
+    assert task.question is None
+    task.pass_s(3)
+    assert task.question is not None
+
+
+def test_time_in_which_the_supervisor_was_stopped_does_not_count(task):
+    """The whole machine, a gang: one long tick is no long wait."""
+    for _ in range(3):
+        task.watch.tick(1000.0, is_stopping=False)
+    assert task.question is None
+
+
+def test_what_was_no_hang_is_asked_again_after_twice_the_time(task):
+    """Others wait for a rank that is slow: stacks every second would help nobody."""
+    task.pass_s(LIMIT_S + 2)
+    waited_s = task.answer().waited_s
+    hang_files.withdraw(task.forge)
+    task.pass_s(waited_s - 1)
+    assert task.question is None
+    task.pass_s(5)
+    assert task.answer().waited_s > 2 * waited_s
+
+
+def test_another_ranks_question_is_answered_and_the_end_kills(tmp_path):
+    """Rank 1 trains, as far as it knows; the wrapper knows more."""
+    task = Watched(tmp_path, rank=1, ranks=2)
+    task.marks.enter(Section.save, 3, 3600.0)
+    question = Question(attempt=1, rank=0, time=5.0)
+    assert hang_files.ask(task.forge, question)
+    assert not task.pass_s(11)  # within ten seconds it looks
+    found = task.answer()
+    assert (found.rank, found.section, found.is_expired) == (1, "save", False)
+    hang_files.end(task.forge, question)
+    assert task.pass_s(0.5)
+    task.marks.close()
+
+
+def test_a_question_of_another_attempt_says_nothing(task):
+    """A network disk may show a file that is gone."""
+    other = Question(attempt=2, rank=1, time=1.0)
+    assert hang_files.ask(task.forge, other)
+    hang_files.end(task.forge, other)
+    assert not task.pass_s(20)
+
+
+def test_stacks_are_gathered_without_waiting(task, monkeypatch):
+    """A signal to the supervisor is acted on meanwhile."""
+    monkeypatch.setattr(processes, "descendants", lambda root=None: [])
+    task.pass_s(LIMIT_S + 2)
+    (task.forge.parent / "hangs/1").mkdir(parents=True)
+    hang_files.ask_for_stacks(task.forge, task.question, "hangs/1")
+    while task.answer() is None:
+        task.watch.tick(0.05, is_stopping=False)
+        assert task.watch.tick_s in (hang_watch.TICK_S, hang_watch._BUSY_TICK_S)
+    text = (task.forge.parent / "hangs/1/rank_0.txt").read_text()
+    assert f"== process {os.getpid()}" in text
+    assert "no Python stacks" in text  # nothing was registered here
+    assert f"thread {os.getpid()} " in text
+
+
+def test_where_it_cannot_ask_it_says_so_and_tries_again_later(task, monkeypatch):
+    """A full disk: the task trains on, or is looked at by hand."""
+
+    def full(*_):
+        raise OSError(28, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hang_files, "write_all", full)
+        with pytest.raises(OSError, match="no space"):
+            task.pass_s(LIMIT_S + 2)
+        assert task.question is None
+        task.pass_s(5)
+    task.pass_s(10)
+    assert task.question is not None
+
+
+def test_several_ranks_listen_for_nccls_flight_recorder(tmp_path):
+    alone, among = Watched(tmp_path), Watched(tmp_path, rank=1, ranks=2)
+    name = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+    assert name not in alone.watch.environ
+    assert among.watch.environ[name].startswith(str(tmp_path))

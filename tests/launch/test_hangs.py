@@ -1,0 +1,215 @@
+"""Jobs that make no progress, as true processes: found, shown, and started again or ended."""
+
+import pytest
+from hanging_apps import COMPILES, HangingApp, HangingJob, stopped, traced
+from harness import assert_same_bits, made_once, until
+
+SIZE = 4
+
+
+@pytest.fixture
+def make(tmp_path):
+    apps = []
+
+    def made(tasks=1, **more):
+        apps.append(HangingApp(tmp_path / "app", tasks, **more))
+        return apps[-1]
+
+    yield made
+    for app in apps:
+        app.close()
+
+
+def undisturbed(shared_folder, tasks=1, *overrides):
+    """A job in which nobody stands."""
+
+    def run(folder):
+        HangingApp(folder / "app", tasks).finish("lr=0.1", *overrides)
+
+    name = "_".join(("undisturbed_hangs", str(tasks), *overrides))
+    return HangingJob(made_once(shared_folder / name, run) / "app/sweep/0")
+
+
+def assert_same_end(job, other, size=1):
+    for rank in range(size):
+        assert_same_bits(job.weights_of(rank), other.weights_of(rank))
+    assert job.metrics == other.metrics
+
+
+PLACES = [
+    ("step", "lock"),
+    ("save", "pipe"),
+    *(
+        pytest.param(where, how, marks=pytest.mark.proofs)
+        for where in ("start_up", "step", "save", "evaluation")
+        for how in ("lock", "pipe", "gil")
+        if (where, how) not in [("step", "lock"), ("save", "pipe")]
+    ),
+]
+
+
+@pytest.mark.parametrize(("where", "how"), PLACES)
+def test_a_hang_names_its_line_and_the_restart_ends_with_the_same_bits(
+    make, shared_folder, where, how
+):
+    """Nobody has to notice it, and nothing is lost but the time until it is found."""
+    app = make()
+    app.finish(f"hang.where={where}", f"hang.how={how}")
+    job = app.job(0)
+    assert_same_end(job, undisturbed(shared_folder))
+    (hang,) = job.hangs
+    assert (hang["rank"], hang["section"], hang["action"]) == (0, where, "restart")
+    assert app.line(how) in job.output
+    name = app.line(how).rpartition(" ")[2]
+    assert f"in {name}" in job.stacks(0)
+    assert "In the kernel:\n  thread " in job.stacks(0)
+    assert [one["reason"] for one in job.events("end")] == ["hung", "finished"]
+    counts = job.state["counts"]
+    assert (counts["hangs"], counts["restarts"], counts["failures"]) == (1, 1, 0)
+    assert job.is_free()
+
+
+RANKED = [
+    ("step", "gil", True),
+    *(
+        pytest.param(where, how, ddp, marks=pytest.mark.proofs)
+        for where in ("start_up", "step", "save", "evaluation")
+        for how in ("lock", "gil")
+        for ddp in (True, False)
+        if (where, how, ddp) != ("step", "gil", True)
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "how", "ddp"), RANKED)
+def test_one_rank_of_four_hangs_and_is_the_one_that_is_named(make, shared_folder, where, how, ddp):
+    """The others wait in a collective, of torch's or of forge's: their stacks say nothing."""
+    app = make(SIZE)
+    options = (f"hang.ddp={ddp}",)
+    app.finish(f"hang.where={where}", f"hang.how={how}", "hang.rank=2", *options)
+    job = app.job(0)
+    assert_same_end(job, undisturbed(shared_folder, SIZE, *options), SIZE)
+    (hang,) = job.hangs
+    assert (hang["rank"], hang["section"]) == (2, where), job.summary()
+    assert app.line(how) in job.output
+    found = job.summary()
+    assert sorted(found["ranks"]) == ["0", "1", "2", "3"]
+    for rank in range(SIZE):
+        assert "most recent call first" in job.stacks(rank)
+    if not ddp:
+        waiting = {one["section"] for rank, one in found["ranks"].items() if rank != "2"}
+        assert waiting == {"collective"}, found
+    assert [one["reason"] for one in job.events("end")] == ["hung", "finished"]
+
+
+def test_halt_ends_the_job_with_70(make):
+    """Whoever wants to look at it first."""
+    app = make()
+    done = app.run("hang.where=step", "resilience.hang.action=halt")
+    job = app.job(0)
+    assert done.returncode != 0
+    state = job.state
+    assert (state["state"], state["code"], state["reason"]) == ("failed", 70, "hung")
+    assert state["counts"]["restarts"] == 0
+    assert "resilience.hang.action=halt" in state["because"]
+    assert app.line("lock") in state["because"]
+
+
+def test_the_same_hang_again_ends_the_job(make):
+    """It would hang there every time; three restarts would be allowed."""
+    app = make()
+    done = app.run("hang.where=step", "hang.times=9", "hang.at=15")
+    job = app.job(0)
+    assert done.returncode != 0
+    state = job.state
+    assert (state["state"], state["code"], state["reason"]) == ("failed", 70, "hung")
+    assert state["counts"]["hangs"] == 1
+    assert "it hung in `step` at step 15 before" in state["because"]
+    assert len(job.hangs) == 2
+
+
+def test_warn_logs_it_once_and_lets_the_job_go_on(make, shared_folder):
+    """A job that was only slow loses nothing."""
+    app = make()
+    sweep = app.start("hang.where=step", "hang.how=slow", "resilience.hang.action=warn")
+    job = app.job(0)
+    sweep.wait_for(lambda: (job.directory / "hangs/1/summary.txt").exists(), "the hang")
+    (app.folder / "go").touch()
+    assert sweep.wait() == 0, sweep.output
+    assert_same_end(job, undisturbed(shared_folder))
+    assert job.state["counts"]["restarts"] == 0
+    assert len(job.hangs) == 1
+    assert job.output.count("rank 0 hangs") == 1
+    assert not list((job.directory / ".forge").glob("hang.json"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suspended", [stopped, pytest.param(traced, marks=pytest.mark.proofs)])
+def test_a_suspended_rank_is_no_hang_whatever_the_others_wait_for(make, shared_folder, suspended):
+    """Gang scheduling and debuggers stop processes, and let them go on."""
+    app = make(SIZE)
+    where = ("hang.where=step", "hang.how=slow", "hang.rank=2")
+    sweep = app.start(*where, "resilience.hang.timeout_s=2")
+    job = app.job(0)
+    mark = job.directory / "stands 0"
+    sweep.wait_for(lambda: mark.exists() and mark.read_text(), "rank 2")
+    with suspended(int(mark.read_text())):
+        (app.folder / "go").touch()  # nothing but the suspension holds it
+        until(lambda: len(job.events("no hang")) >= 2, "two questions")
+    assert sweep.wait() == 0, sweep.output
+    assert_same_end(job, undisturbed(shared_folder, SIZE), SIZE)
+    assert job.hangs == []
+    assert {one["because"] for one in job.events("no hang")} == {
+        "rank 2 is stopped, or in a debugger"
+    }
+    assert not (job.directory / "hangs").exists()
+
+
+@pytest.mark.proofs
+@pytest.mark.slow
+@pytest.mark.parametrize("tasks", [1, SIZE])
+def test_ten_long_compilations_are_no_hang(make, shared_folder, tasks):
+    """Each takes longer than a step may; the other ranks wait in a collective meanwhile."""
+    app = make(tasks, misbehave=COMPILES)
+    limits = ("resilience.hang.timeout_s=2", "resilience.hang.start_s=60")
+    app.finish(*limits)
+    job = app.job(0)
+    assert_same_end(job, undisturbed(shared_folder, tasks), tasks)
+    assert len(list(job.directory.glob("compiled *"))) == 10
+    assert job.hangs == []
+    assert job.state["counts"]["restarts"] == 0
+    if tasks > 1:
+        assert "is in `compilation`" in str(job.events("no hang"))
+
+
+@pytest.mark.proofs
+def test_the_stacks_of_a_process_that_main_spawned_are_there(make):
+    """Its handlers are not those of the task: spawn begins a new interpreter."""
+    app = make()
+    script = app.folder / "train.py"
+    text = script.read_text().replace("def main(cfg):", "def main(cfg):\n    start(cfg)\n\n", 1)
+    body = text.partition("    start(cfg)\n\n")[2].partition('if __name__ == "__main__":')[0]
+    text = text.replace(body, "\n", 1).replace("\n@hydra.main", f"{AS_CHILD}{body}\n@hydra.main", 1)
+    script.write_text(text)
+    app.finish("hang.where=step")
+    job = app.job(0)
+    (hang,) = job.hangs
+    assert hang["section"] == "step"
+    assert app.line("lock") in job.output
+    assert [one["reason"] for one in job.events("end")] == ["hung", "finished"]
+
+
+AS_CHILD = """
+def start(cfg):
+    import multiprocessing
+    out = HydraConfig.get().runtime.output_dir
+    child = multiprocessing.get_context("spawn").Process(target=train, args=(cfg, out))
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+
+
+def train(cfg, out):
+    import torch
+"""

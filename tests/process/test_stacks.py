@@ -1,0 +1,134 @@
+"""The stacks of a process that does not answer."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+from harness import until
+from started import Popen
+
+from forge.process import stacks
+from forge.process.stacks import StackPages
+
+STANDS = """
+import os, sys, threading
+from pathlib import Path
+from forge.process import stacks
+stacks.register(os.environ)
+
+def other():
+    threading.Event().wait()
+
+threading.Thread(target=other, daemon=True).start()
+
+def stuck():
+    Path(sys.argv[1]).touch()
+    {what}
+
+stuck()
+"""
+WHAT = {
+    "outside the interpreter's lock": "os.read(os.pipe()[0], 1)",
+    "inside it": "import itertools; sum(itertools.repeat(1, 10**13))",
+}
+
+
+@pytest.fixture
+def pages():
+    return StackPages.create()
+
+
+@pytest.fixture
+def stuck(pages, tmp_path):
+    def start(what):
+        ready = tmp_path / "ready"
+        command = [sys.executable, "-c", STANDS.format(what=what), str(ready)]
+        process = Popen(command, env=os.environ | pages.environ)
+        until(ready.exists, "the process")
+        return process.pid
+
+    return start
+
+
+def gathered(pages, pids):
+    work = pages.gather(pids)
+    try:
+        while True:
+            next(work)
+            time.sleep(0.02)  # as its caller does between two ticks
+    except StopIteration as end:
+        return end.value
+
+
+@pytest.mark.parametrize("what", WHAT.values(), ids=WHAT)
+def test_the_stacks_of_all_threads_are_gathered(pages, stuck, what):
+    """A Python handler would never run in either."""
+    pid = stuck(what)
+    text = gathered(pages, [pid])[pid]
+    assert "in other" in text
+    frames = stacks.main_frames(text)
+    assert frames[0].function == "stuck"
+    assert stacks.own_frame(frames) == frames[0]
+
+
+def test_each_process_has_its_own_and_nothing_is_left_of_an_earlier_time(pages, stuck, tmp_path):
+    first = stuck(WHAT["inside it"])
+    (tmp_path / "ready").unlink()
+    second = stuck(WHAT["outside the interpreter's lock"])
+    for _ in range(2):
+        found = gathered(pages, [first, second])
+        assert [found[pid].count("in stuck") for pid in (first, second)] == [1, 1]
+
+
+def test_a_process_without_a_handler_is_not_killed_by_the_signal(pages):
+    """Its default action would end it."""
+    process = Popen([sys.executable, "-c", "print(1, flush=True); input()"], stdin=-1, stdout=-1)
+    process.stdout.read(1)
+    assert gathered(pages, [process.pid]) == {process.pid: ""}
+    assert process.poll() is None
+
+
+def test_a_process_that_does_not_react_is_not_waited_for_long(pages, stuck):
+    """One that is stopped takes no signal; nor does one in the kernel's state D."""
+    pid = stuck(WHAT["inside it"])
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: "state T" in stacks.in_kernel(pid), "stopped process")
+    assert gathered(pages, [pid]) == {pid: ""}
+
+
+def test_where_its_threads_are_in_the_kernel_is_shown(pages, stuck):
+    pid = stuck(WHAT["outside the interpreter's lock"])
+    lines = stacks.in_kernel(pid).splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith(f"  thread {pid} python")
+    assert "state S" in lines[0]
+    assert stacks.in_kernel(2**22 + 1) == ""
+
+
+DUMP = """Thread 0x00007f6 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Current thread 0x00007f7 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 327 in wait
+  File "/home/someone/in, line 3/train.py", line 21 in stuck
+  File "/home/someone/train.py", line 44 in main
+"""
+
+
+def test_the_line_is_the_users_own():
+    """That it waits in a lock of threading's helps nobody."""
+    frames = stacks.main_frames(DUMP)
+    assert [frame.line for frame in frames] == [327, 21, 44]
+    assert str(stacks.own_frame(frames)) == "/home/someone/in, line 3/train.py:21 in stuck"
+    assert stacks.own_frame(frames[:1]) == frames[0]
+    assert stacks.own_frame([]) is None
+
+
+def test_without_a_supervisor_nothing_is_registered(monkeypatch):
+    """A script that is started by hand keeps the signal as it was."""
+    before = signal.getsignal(stacks.SIGNAL)
+    stacks.register({})
+    stacks.register({"FORGE_STACKS": "/proc/1/fd/999"})
+    assert signal.getsignal(stacks.SIGNAL) == before
