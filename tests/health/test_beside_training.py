@@ -68,7 +68,7 @@ def test_what_is_found_beside_training_saves_and_ends_it_with_69(action, reason,
     assert (code, found.exit_code, found.reason) == (69, 69, reason)
     assert "Health check `ecc` failed" in found.text
     assert (job / f"step_{found.step}").is_dir()
-    assert [one.action for one in sick.read(job, 1).values()] == [action]
+    assert [one.action for one in sick.read_all(job, 1).values()] == [action]
 
 
 def test_what_a_doubtful_device_has_computed_is_not_saved(tmp_path):
@@ -144,7 +144,7 @@ def test_all_ranks_leave_a_sick_node_together_and_one_names_it(tmp_path):
     )
     (tmp_path / "sick").touch()
     assert [one.wait() for one in processes] == [69, 69], job.output
-    assert list(sick.read(job.checkpoints, 2)) == [0]
+    assert list(sick.read_all(job.checkpoints, 2)) == [0]
     verdicts = [verdict.read(job.checkpoints, rank) for rank in range(2)]
     assert verdicts[0].step == verdicts[1].step
     (tmp_path / "sick").unlink()

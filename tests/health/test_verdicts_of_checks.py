@@ -96,7 +96,7 @@ def test_a_refusal_names_the_sick_node_and_ends_with_69(action, reason, judge, l
     """The wrapper decides by the reason whether, and by the file where, the job starts again."""
     refusal = judge.judge(ROOM, CheckConfig(action), BAD)
     assert (refusal.exit.code, refusal.exit.reason) == (69, reason)
-    (found,) = sick.read(tmp_path, 2).values()
+    (found,) = sick.read_all(tmp_path, 2).values()
     assert (found.node, found.check, found.action) == ("n1", "room", action.name)
     assert refusal.fact == facts.StopAsked(69, reason, text=refusal.text)
     assert logged == []
@@ -114,7 +114,7 @@ def test_of_ranks_that_differ_only_the_culprit_s_node_is_sick(culprits, is_named
     finding = Finding("rank 1 is behind", is_failed=True, culprits=culprits)
     refusal = judge.judge(SKEW, CheckConfig(CheckAction.exclude_node), Answer(finding))
     assert refusal is not None
-    assert bool(sick.read(tmp_path, 2)) is is_named
+    assert bool(sick.read_all(tmp_path, 2)) is is_named
 
 
 def test_what_all_ranks_find_is_logged_by_one(judge, logged, tmp_path):
