@@ -321,8 +321,8 @@ class HealthConfig:
     enabled: bool = True
     """false: nothing is checked."""
     every_s: float | None = 300.0
-    """How often those that need neither GPU nor other ranks are repeated beside training; null:
-    never."""
+    """How often those that compute nothing on a GPU and write nothing are repeated beside training;
+    null: never."""
     exclude_h: float = 24.0
     """On Slurm: hours for which a job avoids a node that it has left because of a check, and for
     which the sweep's other jobs do where the action was `exclude_node`."""

@@ -44,6 +44,7 @@ class Health:
         objects: What is trained.
         state_bytes: What a checkpoint of this rank's objects takes at least.
         note: Writes an event into the ledger.
+        is_stopping: Whether this process is to leave: then it does not wait for checks of its own.
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class Health:
         objects: Iterable[Any] = (),
         state_bytes: int = 0,
         note: Callable[..., None] = lambda kind, **values: None,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self._config = config
+        self._is_stopping = is_stopping
         self._ranks = ranks
         self._verdicts = Verdicts(job, ranks.rank, note)
         self._pending: dict[str, Answer] = {}
@@ -85,7 +88,7 @@ class Health:
             Exit: With code 69, where one fails and the policy says more than to log it.
             DiskFull: Where the disk is full, which is no fault of the node's.
         """
-        self._check(Scope.node, Scope.task)
+        self._check(Scope.node, Scope.task, unless=self._is_stopping)
 
     def check_ranks(self) -> None:
         """Make the checks of the ranks against each other; every rank has to call it.
@@ -95,9 +98,11 @@ class Health:
         """
         self._check(Scope.ranks)
 
-    def _check(self, *scopes: Scope) -> None:
+    def _check(self, *scopes: Scope, unless: Callable[[], bool] | None = None) -> None:
         for check, config in self._own(scopes):
-            refusal = self._made(check, config)
+            if unless is not None and unless():
+                return
+            refusal = self._made(check, config, unless)
             if refusal is not None:
                 if check.scope is not Scope.ranks or self._ranks.rank == 0:
                     messages.say(f"{refusal.exit}.", logging.ERROR)
@@ -119,8 +124,10 @@ class Health:
             if check.scope in scopes and is_mine:
                 yield check, config
 
-    def _made(self, check: Check, config: CheckConfig) -> Refusal | None:
-        answer = make(check, replace(self._context, config=config))
+    def _made(
+        self, check: Check, config: CheckConfig, unless: Callable[[], bool] | None = None
+    ) -> Refusal | None:
+        answer = make(check, replace(self._context, config=config), unless)
         if answer.is_pending:
             self._pending[check.name] = answer
         if self._context.stopped.is_set():

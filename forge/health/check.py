@@ -7,7 +7,9 @@ policy makes of a finding.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -20,6 +22,8 @@ from forge.health.pace import Pace
 
 _EXCHANGES = 4
 """More than the ranks have in one check."""
+_LOOK_S = 0.2
+"""Seconds until somebody who may have to leave is asked again."""
 
 
 class Scope(Enum):
@@ -118,11 +122,15 @@ class Answer:
         return self.left is not None and self.left.is_alive()
 
 
-def make(check: Check, context: Context) -> Answer:
+def make(check: Check, context: Context, unless: Callable[[], bool] | None = None) -> Answer:
     """Make one check; it fails where it takes longer than its `timeout_s`.
 
     Its thread stays behind then, blocked in a call that does not return.
 
+    Args:
+        check: Which.
+        context: What it looks at.
+        unless: Once it comes true nobody waits any longer, and nothing is found.
     Raises:
         DiskFull: Where the disk is: that is no fault of the node's.
     """
@@ -140,12 +148,24 @@ def make(check: Check, context: Context) -> Answer:
     thread.start()
     # Ranks that meet have a limit for each exchange; one that is not kept, they notice together.
     times = _EXCHANGES if check.scope is Scope.ranks else 1
-    thread.join(times * context.config.timeout_s)
+    deadline = time.monotonic() + times * context.config.timeout_s
+    is_left = _is_left(thread, deadline, unless)
+    late_finding = None if is_left else _late_in(check, context.config.timeout_s)
     # Copied by one read: the answer may come at this moment.
-    found = answers[:1] or [Answer(_late_in(check, context.config.timeout_s), left=thread)]
+    found = answers[:1] or [Answer(late_finding, left=thread)]
     if isinstance(found[0], DiskFull):
         raise found[0]
     return found[0]
+
+
+def _is_left(thread: threading.Thread, deadline: float, unless: Callable[[], bool] | None) -> bool:
+    """Wait for it until then; whether somebody had to leave first."""
+    slice_s = math.inf if unless is None else _LOOK_S
+    while thread.is_alive() and (left_s := deadline - time.monotonic()) > 0:
+        if unless is not None and unless():
+            return True
+        thread.join(min(left_s, slice_s))
+    return False
 
 
 def _late_in(check: Check, timeout_s: float) -> Finding:

@@ -91,8 +91,19 @@ def _is_leaving(pid: int) -> bool:
     try:
         state = Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2]
     except OSError:
-        return True
+        return not _is_alive(pid)
     return state.split()[0] in "ZXD"
+
+
+def _is_alive(pid: int) -> bool:
+    """Also where /proc hides the processes of others (`hidepid`)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is somebody else's
+        pass
+    return True
 
 
 def _described(pid: int) -> str:
@@ -104,6 +115,6 @@ def _described(pid: int) -> str:
     except OSError:
         command, user = "", 0
     if not command:
-        return f"pid {pid}, which has ended"
+        return f"pid {pid}, which {'has ended' if _is_leaving(pid) else 'is hidden'}"
     shown = "".join(c if c.isascii() and c.isprintable() else "?" for c in command.strip())
     return f"pid {pid} of user {user} (`{shown[:77]}{'…' if len(shown) > 77 else ''}`)"

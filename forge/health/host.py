@@ -21,6 +21,8 @@ def shm(context: Context) -> Finding | None:
     if not os.path.isdir(_SHM):
         return None
     found = os.statvfs(_SHM)
+    if not found.f_blocks:  # a tmpfs without a limit
+        return None
     free_gib = found.f_bavail * found.f_frsize / _GIB
     return Finding(
         f"{free_gib:.2f} GiB free in {_SHM}",

@@ -21,6 +21,7 @@ from forge.health.check import Context, Finding
 
 _LEFTOVER = ".step_health_"
 """What begins so in a checkpoint directory, the next attempt removes."""
+_ELSEWHERE = "Save to a file system that every node of the job has mounted."
 _LOOK_S = 0.1
 """A file system of the network shows a new file to the other nodes within seconds."""
 
@@ -76,12 +77,13 @@ def shared_directory(context: Context) -> Finding | None:
         problem = "" if error else _problem(context, context.checkpoint_dir / name, name)
         answers = gathered(context, "the shared file was read", [problem, socket.gethostname()])
     except RankLost as lost:
-        return Finding(str(lost), is_failed=True, culprits=())
+        return _nobody_came(lost)
     finally:
         if made:
             (context.checkpoint_dir / made).unlink(missing_ok=True)
     if error:
-        return Finding(f"rank 0 cannot write there: {error}", is_failed=True, culprits=(0,))
+        text = f"rank 0 cannot write to {context.checkpoint_dir}: {error}"
+        return Finding(text, is_failed=True, remedy=_ELSEWHERE, culprits=(0,))
     blind = [rank for rank, (one, _) in enumerate(answers) if one]
     if not blind:
         return Finding(f"{len(answers)} ranks read what rank 0 has written")
@@ -91,9 +93,15 @@ def shared_directory(context: Context) -> Finding | None:
     return Finding(
         f"{context.checkpoint_dir} is not the same for all ranks: {named}",
         is_failed=True,
-        remedy="Save to a file system that every node of the job has mounted.",
+        remedy=_ELSEWHERE,
         culprits=tuple(blind),
     )
+
+
+def _nobody_came(lost: RankLost) -> Finding:
+    """Whoever does not come: it is not known why, nor whose node is to blame."""
+    remedy = "Look at what that rank waits for, or raise the check's `timeout_s`."
+    return Finding(str(lost), is_failed=True, remedy=remedy, culprits=())
 
 
 def _written(folder: Path) -> tuple[str, str]:
@@ -132,7 +140,7 @@ def clock_skew(context: Context) -> Finding:
         # All ranks come out of the line above within a twentieth of a second.
         found = gathered(context, "the clocks", own | {"clock": time.time()})
     except RankLost as lost:
-        return Finding(str(lost), is_failed=True, culprits=())
+        return _nobody_came(lost)
     return skew_between(found, context.threshold)
 
 

@@ -42,7 +42,9 @@ def room(context: Context) -> Finding | None:
     size = newest_bytes(context.checkpoint_dir) or context.state_bytes
     if not size:
         return None
-    free = shutil.disk_usage(_there(context.checkpoint_dir)).free
+    total, _, free = shutil.disk_usage(_there(context.checkpoint_dir))
+    if not total:  # a tmpfs without a limit, or a file system that does not say
+        return None
     return Finding(
         f"room for {free / size:.1f} more checkpoints of {size / _GIB:.2f} GiB"
         f" ({free / _GIB:.1f} GiB free)",

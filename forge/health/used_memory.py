@@ -1,8 +1,9 @@
 """How much memory a job has used, kept in its directory for its later attempts.
 
-`.forge/memory.json` holds the most that a task has had resident, and the most that was held in the
-innermost cgroup with a limit, which counts the workers of loaders, too. It is written while the
-job trains: a task that is killed for memory has no time to.
+`.forge/memory.json` holds the most that a task has had resident and that nothing but its end gives
+back, and the most that was held in the innermost cgroup with a limit, which counts the workers of
+loaders, too. Pages of files do not count: the tasks of a node may all have mapped the same ones. It
+is written while the job trains: a task that is killed for memory has no time to.
 """
 
 from __future__ import annotations
@@ -26,19 +27,24 @@ class Used(NamedTuple):
     """Bytes of one task."""
 
     rss: int = 0
-    """The most that it has had resident."""
+    """What it has resident, without pages of files."""
     cgroup: int = 0
     """What is held in its innermost cgroup that has a limit, by whichever process."""
 
 
 def now() -> Used:
-    """What this process has used so far."""
+    """What this process uses now; where nobody says, the most that it has had resident."""
     import resource  # Windows has none
 
-    unit = 1 if sys.platform == "darwin" else 1024
     limits = limited()
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return Used(most, limits[0].held if limits else 0)
+    held = limits[0].held if limits else 0
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        pairs = dict(line.split(":", 1) for line in lines)
+        return Used(int(pairs["RssAnon"].split()[0]) * 1024, held)
+    except (OSError, ValueError, KeyError):  # not Linux
+        unit = 1 if sys.platform == "darwin" else 1024
+        return Used(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, held)
 
 
 def note(job: Path) -> None:

@@ -356,7 +356,8 @@ class Job(ABC):
         One that has lost another rank is not what has ended the job, whenever it came to its end;
         nor is one that leaves since the node of another is sick.
         """
-        found = sick.read_all(self.directory, len(ended))
+        said = sick.read_all(self.directory, len(ended))
+        found = {rank for rank, one in said.items() if one.node}
 
         def place(rank: int) -> tuple[bool, float, int]:
             at, outcome = ended[rank]

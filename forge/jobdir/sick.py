@@ -24,7 +24,7 @@ class Sick:
     """A failed check."""
 
     node: str
-    """As Slurm knows it."""
+    """As Slurm knows it; empty where the rank leaves, and its node is not to blame."""
     check: str
     """Name of the check; empty where nobody says."""
     text: str
@@ -39,11 +39,11 @@ class Sick:
 
 
 def write(job_dir: Path, node: str, check: str, text: str, action: str) -> None:
-    """Say that this rank leaves since a check failed on its node.
+    """Say that this rank leaves since a check failed, as a rule on its node.
 
     Args:
         job_dir: The job's directory.
-        node: As Slurm knows it.
+        node: As Slurm knows it; empty where it is not to blame.
         check: Name of the check.
         text: What was found, for people.
         action: `refuse`, `exclude_node` or `halt`.

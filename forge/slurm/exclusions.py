@@ -110,7 +110,7 @@ class Exclusions:
             try:
                 make_directory(folder)
                 write_json(folder / f"{one.node}.json", asdict(made), is_synced=True)
-            except OSError as error:  # a full disk ends no job
+            except (OSError, Untrusted) as error:  # a full disk ends no job
                 self._say(f"other jobs, and later starts, do not learn that {made}: {error}")
 
     def standing(self) -> list[Exclusion]:

@@ -152,6 +152,8 @@ class SlurmJob(Job):
         progress = ledger.read_progress(self.directory)
         self._began = state["time"]
         self._took_s = max(progress.began - self._began, 0.0) if progress is not None else 0.0
+        # What its ranks have said of their nodes, the killed wrapper may not have read.
+        self._exclusions.note(sick.read_all(self.directory, self.slurm.ranks).values())
         if is_same_start:  # our wrapper was killed, and the batch script has started another
             self._end_step()
             return Outcome(-signal.SIGKILL)

@@ -196,6 +196,7 @@ class Session:
             objects=self._live.objects.values(),
             state_bytes=self._live_bytes,
             note=self._directory.ledger.write,
+            is_stopping=stopping.is_stopping,
         )
 
     @property

@@ -1,10 +1,13 @@
 """A node that falls sick while a job trains: it saves, and all ranks leave together."""
 
+import signal
+import sys
 import threading
 
 import forked
 import pytest
-from harness import Job, assert_same_run
+import warm
+from harness import Job, Process, assert_same_run
 from ranked import RankedJob
 
 import forge
@@ -85,6 +88,32 @@ def test_a_warning_is_in_the_ledger_once_and_ends_nothing(tmp_path):
     (event,) = [event for event in events if event["kind"] == "health"]
     assert (event["check"], event["action"]) == ("ecc", "warn")
     assert "the preset `strict` would exclude this node" in event["text"]
+
+
+HANGS = """
+import os, sys, torch, forge
+
+directory, action = sys.argv[1], "exclude_node"
+run = ["sh", "-c", f"touch {directory}/begun; exec sleep 36000"]
+nhc = {"run": run, "timeout_s": 3600.0, "action": action}
+policy = {"checkpoint": {"dir": directory}, "health": {"commands": {"nhc": nhc}}}
+with forge.Run(policy, model=torch.nn.Linear(2, 1)) as run:
+    for _ in run.steps(10**6):
+        pass
+"""
+
+
+def test_a_stop_does_not_wait_for_a_check_at_the_start_that_hangs(tmp_path):
+    """Its grace time would end in a kill; and what a stop cuts short is no verdict."""
+    (tmp_path / "hangs.py").write_text(HANGS)
+    job = tmp_path / "job"
+    job.mkdir()
+    command = [sys.executable, "hangs.py", str(job)]
+    process = Process(command, tmp_path / "output", tmp_path, warm.Popen)
+    process.wait_for(lambda: (job / "begun").exists(), "the command")
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 143, process.output
+    assert sick.read_all(job, 1) == {}
 
 
 def test_nothing_runs_beside_where_it_is_switched_off(tmp_path):

@@ -46,6 +46,21 @@ def test_a_check_that_blocks_fails_at_its_timeout_and_is_seen_to_run_still():
     assert not answer.is_pending
 
 
+def test_who_has_to_leave_waits_for_no_check():
+    """A stop has seconds; a file system that hangs has more."""
+    blocked, asked = threading.Event(), []
+
+    def unless():
+        asked.append(1)
+        return len(asked) > 1
+
+    check = Check("disk", lambda context: blocked.wait() or None, Scope.node)
+    answer = make(check, context(timeout_s=3600.0), unless)
+    assert (answer.finding, answer.error, answer.is_pending) == (None, "", True)
+    blocked.set()
+    answer.left.join()
+
+
 def test_of_ranks_that_meet_none_is_to_blame_for_a_check_that_blocks():
     """Else every node of the job would be excluded."""
     blocked = threading.Event()

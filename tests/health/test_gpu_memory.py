@@ -17,6 +17,9 @@ from forge.health.check import Context
 from forge.jobdir.job_files import TOKEN
 from forge.process import processes
 
+HIDDEN = 2**22 + 1
+"""More than any process has."""
+
 WAITS = [sys.executable, "-c", "import sys; print('here', flush=True); sys.stdin.read()"]
 QUESTION = "ComputeRunningProcesses_v3 gpu0"
 
@@ -158,3 +161,15 @@ def test_in_a_container_nobody_is_accused(monkeypatch, look):
     """There the driver's numbers are not ours: our own process would be another's."""
     monkeypatch.setattr(gpu_memory, "_knows_pids", lambda: False)
     assert look({1: 9000})[0] is None
+
+
+def test_a_process_that_is_hidden_is_not_taken_for_one_that_has_ended(look, monkeypatch):
+    """Where /proc hides other people's processes, each start would wait a minute for them."""
+
+    def refused(pid, number):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refused)
+    found, waits = look({HIDDEN: 9000})
+    assert f"9000 MiB by pid {HIDDEN}, which is hidden" in found.value
+    assert waits == 0

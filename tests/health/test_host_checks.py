@@ -1,5 +1,6 @@
 """Checks of a node by itself, and of its file system."""
 
+import mmap
 import os
 import subprocess
 import sys
@@ -86,6 +87,26 @@ def test_the_memory_of_a_node_is_that_of_all_its_tasks(job):
 def test_a_note_that_makes_no_sense_is_none(job, content):
     (forge_dir(job) / "memory.json").write_text(content)
     assert used_memory.read(job, [0]) == 0
+
+
+def test_files_that_a_task_has_mapped_are_not_memory_that_it_uses(tmp_path):
+    """Eight tasks that map one data set of 100 GiB would need 800, which no node has."""
+    (tmp_path / "data").write_bytes(bytes(64 * 2**20))
+    before = used_memory.now().rss
+    with open(tmp_path / "data", "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    assert sum(mapped[i] for i in range(0, len(mapped), 4096)) == 0
+    assert used_memory.now().rss - before < 32 * 2**20
+    mapped.close()
+
+
+def test_a_file_system_without_a_limit_has_room(tmp_path, monkeypatch):
+    """`tmpfs -o size=0`: it says that it has no blocks, and none is free."""
+    nothing = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: nothing)
+    assert host.shm(context(tmp_path, 1.0)) is None
+    assert storage.room(context(tmp_path, 2.0, state_bytes=100)) is None
+    assert storage.inodes(context(tmp_path, 1e4)) is None
 
 
 def test_zombies_that_nobody_collects_are_counted_by_number(tmp_path):

@@ -15,6 +15,7 @@ from forge.errors import RankLost
 from forge.health import pace, straggler
 from forge.health.check import Context
 from forge.health.pace import NUM_LOOKS, Pace, stragglers
+from forge.jobdir import sick
 
 NEVER = {"policy": {"health": {"every_s": None}}}
 
@@ -190,8 +191,8 @@ def test_a_slow_rank_of_four_is_named_and_its_node_alone_is_sick(tmp_path, how):
     job = RankedJob(tmp_path, 4, "slow_rank.py", slow=2, how=how, policy=policy)
     assert job.run() == [69] * 4, job.output
     assert "Health check `straggler` failed: rank 2 on " in job.output
-    sick = [path.name for path in tmp_path.rglob("sick.json*")]
-    assert sick == ["sick.json.2"]
+    said = sick.read_all(job.checkpoints, 4)
+    assert [rank for rank, one in said.items() if one.node] == [2]
 
 
 def test_looking_for_it_changes_no_bit(tmp_path):

@@ -67,13 +67,25 @@ def test_a_warning_says_what_was_found_what_to_do_and_what_strict_would_do(judge
     ]
 
 
-def test_a_warning_is_logged_once_until_its_text_changes(judge, logged):
-    for count in (3, 3, 4, 4):
-        finding = Finding(f"{count} uncorrected errors", is_failed=True)
-        judge.judge(ECC, CheckConfig(CheckAction.warn), Answer(finding))
+def test_a_warning_is_logged_once_until_the_check_has_passed(judge, logged):
+    """Degrees and megabytes change all the time: five minutes later it is no news."""
+    hot = Check("temperature", lambda context: None, Scope.task)
+    for degrees in (85, 86, None, 85, 80, 87, 88):
+        found = degrees and Finding(f"{degrees} °C", is_failed=degrees > 84)
+        judge.judge(hot, CheckConfig(CheckAction.warn), Answer(found))
+    assert [line.split(": ")[1].partition(". ")[0] for line in logged] == ["85 °C", "87 °C"]
+
+
+def test_another_rank_that_is_slow_is_news(logged, tmp_path):
+    first = Verdicts(tmp_path, 0, lambda kind, **values: None)
+    slow = Check("straggler", lambda context: None, Scope.ranks)
+    for rank, speed in ((2, 50), (2, 55), (3, 60), (2, 50)):
+        text = f"rank {rank} has {speed}%"
+        found = Answer(Finding(text, is_failed=True, culprits=(rank,)))
+        first.judge(slow, CheckConfig(CheckAction.warn), found)
     assert [line.split(": ")[1].partition(". ")[0] for line in logged] == [
-        "3 uncorrected errors",
-        "4 uncorrected errors",
+        "rank 2 has 50%",
+        "rank 3 has 60%",
     ]
 
 
@@ -81,7 +93,9 @@ def test_a_site_s_own_check_and_one_that_strict_only_logs_promise_nothing(judge,
     judge.judge(SITE, CheckConfig(CheckAction.warn), BAD)
     judge.judge(Check("throttle", bool, Scope.task), CheckConfig(CheckAction.warn), BAD)
     assert logged[0].endswith("Only logged (`resilience.health.commands.nhc.action=warn`).")
-    assert logged[1].endswith("Reset the GPU. Only logged.")
+    assert logged[1].endswith(
+        "Reset the GPU. Only logged (`resilience.health.checks.throttle.action=warn`)."
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,6 +113,7 @@ def test_a_refusal_names_the_sick_node_and_ends_with_69(action, reason, judge, l
     (found,) = sick.read_all(tmp_path, 2).values()
     assert (found.node, found.check, found.action) == ("n1", "room", action.name)
     assert refusal.fact == facts.StopAsked(69, reason, text=refusal.text)
+    assert f"(`resilience.health.checks.room.action={action.name}`)" in refusal.text
     assert logged == []
 
 
@@ -110,11 +125,12 @@ def test_what_a_doubtful_gpu_has_computed_is_not_saved(judge):
 
 @pytest.mark.parametrize(("culprits", "is_named"), [((1, 4), True), ((0,), False), ((), False)])
 def test_of_ranks_that_differ_only_the_culprit_s_node_is_sick(culprits, is_named, judge, tmp_path):
-    """All of them leave; one node is avoided."""
+    """All of them leave; one node is avoided, or none: not that of whoever leaves first."""
     finding = Finding("rank 1 is behind", is_failed=True, culprits=culprits)
     refusal = judge.judge(SKEW, CheckConfig(CheckAction.exclude_node), Answer(finding))
     assert refusal is not None
-    assert bool(sick.read_all(tmp_path, 2)) is is_named
+    (found,) = sick.read_all(tmp_path, 2).values()
+    assert found.node == ("n1" if is_named else "")
 
 
 def test_what_all_ranks_find_is_logged_by_one(judge, logged, tmp_path):

@@ -300,6 +300,25 @@ def test_a_wrapper_killed_before_it_has_requeued_leaves_the_node_when_it_is_back
     assert read_json(job.forge / STATE)["counts"]["excluded"] == 1
 
 
+def test_a_wrapper_killed_before_it_has_read_who_is_sick_leaves_the_node_when_it_is_back(jobs):
+    """Else the same check fails there once more, if at the start; if beside training, later."""
+    job = jobs(0, RUNS)
+    job._write_state("running")
+    sick.write(job.directory, "n1", "ecc", "3 errors", "exclude_node")  # and here it is killed
+    again = jobs(0, RUNS)
+    assert again._take_over() == Outcome(-9)
+    with pytest.raises(SystemExit):
+        again._attempt()
+    assert job.controller.did == [("requeue", "7"), ("exclude", ["n1"])]
+
+
+def test_where_no_node_is_to_blame_none_is_excluded(jobs):
+    """A network between two nodes: the first rank that leaves is no culprit."""
+    job = jobs(0)
+    fails(job, "", "exclude_node")
+    assert job._exclusions.standing() == []
+
+
 ASKED_TO_STOP = JobInfo("COMPLETING", "None", 0, None)
 PREEMPTED = JobInfo("RUNNING", "None", 0, "2026-01-01T00:00:00", left_s=3000.0)
 
