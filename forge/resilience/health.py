@@ -365,8 +365,8 @@ def check_nccl_health(timeout_sec: float = 10.0) -> bool:
     """
     if not (dist.is_available() and dist.is_initialized()):
         return True
-    is_cuda = dist.get_backend() == "nccl"
-    device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
+    is_cuda = "nccl" in dist.get_backend()  # also `cpu:gloo,cuda:nccl`
+    device = torch.device("cuda", _own_device()) if is_cuda else torch.device("cpu")
 
     def reduce() -> bool:
         ones = torch.ones(1, device=device)
@@ -375,6 +375,15 @@ def check_nccl_health(timeout_sec: float = 10.0) -> bool:
         return int(ones.item()) == dist.get_world_size()
 
     return bool(bounded(reduce, timeout_sec, default=False))
+
+
+def _own_device() -> int:
+    """The current device where it is this task's own, as in the thread that has chosen it.
+
+    In any other thread it is 0, which may be another task's.
+    """
+    own, current = own_devices(), torch.cuda.current_device()
+    return current if current in own or not own else own[0]
 
 
 def bounded(function: Callable[[], Any], timeout_s: float, default: Any) -> Any:

@@ -4,13 +4,14 @@ import math
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from started import Popen
 
 import forge.resilience
-from forge.resilience import NaNDetector, NaNState, check_gpu_health, check_nccl_health
+from forge.resilience import NaNDetector, NaNState, check_gpu_health, check_nccl_health, health
 from forge.resilience.health import own_devices
 
 NAN, INF = float("nan"), float("inf")
@@ -263,6 +264,26 @@ def test_a_sane_device_is_healthy():
 
 
 # -- between ranks --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl"])
+@pytest.mark.parametrize(("own", "device"), [([3], 3), ([0], 0), ([0, 1], 0), ([], 0)])
+def test_a_collective_is_checked_on_a_gpu_of_the_task_itself(backend, own, device, monkeypatch):
+    """In a check's thread CUDA's current device is 0, whatever the main thread has chosen."""
+    made = []
+
+    def ones(count, device):
+        made.append(device)
+        return torch.ones(count, device="meta")
+
+    answers = {"is_initialized": True, "get_backend": backend, "all_reduce": None}
+    for name, answer in answers.items():
+        monkeypatch.setattr(health.dist, name, lambda *_, answer=answer, **__: answer)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(health, "own_devices", lambda: own)
+    monkeypatch.setattr(health, "torch", SimpleNamespace(**vars(torch) | {"ones": ones}))
+    assert check_nccl_health() is False  # there is none here
+    assert made == [torch.device("cuda", device)]
 
 
 def test_collectives_are_healthy_where_there_are_none():
