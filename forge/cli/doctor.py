@@ -120,7 +120,8 @@ def _print(rows: list[Row], size: int) -> int:
         sys.stdout.write(f"{line}\n")
     failed = [row for row in rows if row.verdict == FAILS]
     where = f"{len({row.where for row in failed})} places" if size > 1 else "here"
-    sys.stdout.write(f"{len(failed)} checks fail, {where}\n" if failed else "Nothing fails\n")
+    what = "1 check fails" if len(failed) == 1 else f"{len(failed)} checks fail"
+    sys.stdout.write(f"{what}, {where}\n" if failed else "Nothing fails\n")
     sys.stdout.flush()
     return int(ExitCode.UNHEALTHY if failed else ExitCode.FINISHED)
 

@@ -293,8 +293,8 @@ class ChecksConfig:
     clock_skew: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 5.0))
     """The clocks of the ranks, and of the file system, differ by at most `threshold` seconds."""
     processes: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 10.0))
-    """At most `threshold` processes of this node wait for a device (state D), and ten times as many
-    are zombies."""
+    """At most `threshold` processes of this node wait for a device (state D), and a hundred
+    times as many are zombies."""
     collective: CheckConfig = field(default_factory=partial(CheckConfig, _WARN))
     """An all-reduce over all ranks comes back right."""
     straggler: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 0.75))

@@ -11,7 +11,7 @@ from forge.process import memory as cgroups
 
 _SHM = "/dev/shm"
 _GIB = 2**30
-_ZOMBIES = 10
+_ZOMBIES = 100
 _BETWEEN_S = 1.0
 """Seconds between two looks at processes that wait for a device: most do so for milliseconds."""
 
@@ -54,8 +54,8 @@ def memory(context: Context) -> Finding | None:
 def processes(context: Context) -> Finding | None:
     """How many processes wait for a device that does not answer, or are collected by nobody.
 
-    Of zombies ten times as many pass: each holds a number and nothing else, and a container without
-    an init keeps those of healthy programs.
+    Of zombies a hundred times as many pass: each holds a number and nothing else,
+    and a container without an init keeps those of healthy programs.
     """
     if not os.path.isdir("/proc/self"):
         return None

@@ -121,7 +121,7 @@ def test_zombies_that_nobody_collects_are_counted_by_number(tmp_path):
     with Popen([sys.executable, "-c", code], text=True, **pipes) as process:
         pids = {int(pid) for pid in process.stdout.readline().split()}
         states = host._states()
-        found = host.processes(context(tmp_path, 0.1))
+        found = host.processes(context(tmp_path, 0.03))
         process.stdin.close()
     assert {pid for pid in pids if states[pid] == "Z"} == pids
     assert found.is_failed

@@ -133,7 +133,7 @@ FAULTS = [
     Fault(
         "zombies",
         "processes",
-        ("resilience.health.checks.processes.threshold=5",),
+        ("resilience.health.checks.processes.threshold=0.5",),
         before=(sys.executable, "-c", ZOMBIES),
         shown="zombies (pid",
     ),
