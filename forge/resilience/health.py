@@ -378,10 +378,7 @@ def check_nccl_health(timeout_sec: float = 10.0) -> bool:
 
 
 def _own_device() -> int:
-    """The current device where it is this task's own, as in the thread that has chosen it.
-
-    In any other thread it is 0, which may be another task's.
-    """
+    """The current device where it is this task's: in a thread that has chosen none it is 0."""
     own, current = own_devices(), torch.cuda.current_device()
     return current if current in own or not own else own[0]
 
