@@ -3,10 +3,12 @@
     supervisor   pages = StackPages.create(); starts the task with pages.environ; pages.gather(pids)
     task         register(os.environ)
 
-By a signal faulthandler writes the stacks of all Python threads; its handler is C, so it runs where
-a call holds the interpreter's lock, too. It writes into memory that the supervisor made: a disk may
-be what the process waits for. What hangs outside Python is shown by the kernel, thread by thread.
-Linux; elsewhere nothing is gathered. Source: proc(5), faulthandler.register.
+By a signal faulthandler writes the stack of the main thread; its handler is C, so it runs where a
+call holds the interpreter's lock, too. By another one it writes those of all Python threads, for a
+process that is to be killed: it reads them while they run, which can crash it. It writes into
+memory that the supervisor made: a disk may be what the process waits for. What hangs outside
+Python is shown by the kernel, thread by thread. Linux; elsewhere nothing is gathered.
+Source: proc(5), faulthandler.register.
 """
 
 from __future__ import annotations
@@ -22,14 +24,17 @@ from typing import NamedTuple
 from forge.jobdir.job_files import STACKS
 from forge.process import processes
 
-# Another than what writes stacks into the output. Not one of those that a policy can name.
+# Others than what writes stacks into the output. Not among those that a policy can name.
 SIGNAL: int | None = signal.SIGRTMAX - 3 if sys.platform == "linux" else None
+ALL_SIGNAL: int | None = signal.SIGRTMAX - 4 if sys.platform == "linux" else None
 _WRITES_S = 1.0
 """Seconds until a process has begun to write; one in the kernel's state D never does."""
 _ALL_S = 5.0
 """Seconds for all processes of a task."""
 _MOST_BYTES = 2**20
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
+_NAME = "forge-stacks"
+_LINK = f"/memfd:{_NAME}"
 _is_registered = False
 """In this process, or in the one that it was forked from."""
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -47,14 +52,14 @@ class Frame(NamedTuple):
 
 
 def register(environ: Mapping[str, str]) -> None:
-    """In a task: have the stacks written on `SIGNAL`, where a supervisor has made a place for them.
+    """In a task: have stacks written on signals, where a supervisor has made a place for them.
 
     Args:
         environ: The environment of this process.
     """
     global _is_registered
     path = environ.get(STACKS, "")
-    if SIGNAL is None or not path or _is_registered:
+    if SIGNAL is None or ALL_SIGNAL is None or not path or _is_registered:
         return
     import faulthandler
 
@@ -62,7 +67,8 @@ def register(environ: Mapping[str, str]) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     except OSError:  # the supervisor is gone
         return
-    faulthandler.register(SIGNAL, file=fd, all_threads=True)
+    faulthandler.register(SIGNAL, file=fd, all_threads=False)
+    faulthandler.register(ALL_SIGNAL, file=fd, all_threads=True)
     _is_registered = True
 
 
@@ -79,7 +85,7 @@ class StackPages:
         if sys.platform != "linux":
             return cls(-1)
         try:
-            return cls(os.memfd_create("forge-stacks", os.MFD_CLOEXEC))
+            return cls(os.memfd_create(_NAME, os.MFD_CLOEXEC))
         except OSError:  # a kernel or a sandbox without
             return cls(-1)
 
@@ -88,22 +94,26 @@ class StackPages:
         """Variables by which a task finds it."""
         return {} if self._fd < 0 else {STACKS: f"/proc/{os.getpid()}/fd/{self._fd}"}
 
-    def gather(self, pids: Iterable[int]) -> Generator[None, None, dict[int, str]]:
+    def gather(
+        self, pids: Iterable[int], *, is_last: bool = False
+    ) -> Generator[None, None, dict[int, str]]:
         """Have processes write their stacks, one after the other; yields while it waits for them.
 
         Args:
             pids: The most important first: there are seconds for all of them.
+            is_last: Whether they are killed then: those of all threads, not of the main one alone.
         Returns:
             pid -> what faulthandler wrote; empty for a process that does not react.
         """
         found: dict[int, str] = {}
+        number = ALL_SIGNAL if is_last else SIGNAL
         deadline = time.monotonic() + _ALL_S
         for pid in pids:
             found[pid] = ""
-            if self._fd < 0 or SIGNAL is None or not processes.catches(pid, SIGNAL):
+            if number is None or not (self._is_open_in(pid) and processes.catches(pid, number)):
                 continue
             os.ftruncate(self._fd, 0)  # what is appended begins here
-            if time.monotonic() > deadline or not processes.send(pid, SIGNAL):
+            if time.monotonic() > deadline or not processes.send(pid, number):
                 continue
             begins_by, size, is_growing = time.monotonic() + _WRITES_S, 0, True
             while is_growing and time.monotonic() < (deadline if size else begins_by):
@@ -113,15 +123,32 @@ class StackPages:
             found[pid] = os.pread(self._fd, _MOST_BYTES, 0).decode(errors="replace")
         return found
 
+    def _is_open_in(self, pid: int) -> bool:
+        """Whether it is ours that a process writes to: a handler of its own is not for this."""
+        if self._fd < 0:
+            return False
+        folder = f"/proc/{pid}/fd"
+        try:
+            own = os.fstat(self._fd)
+            return any(
+                # By name first: to ask for a file's number may wait for a disk.
+                os.readlink(path).startswith(_LINK) and os.path.samestat(os.stat(path), own)
+                for path in (f"{folder}/{name}" for name in os.listdir(folder))
+            )
+        except OSError:  # it is gone, or has closed one meanwhile
+            return False
+
 
 def main_frames(text: str) -> list[Frame]:
     """The stack of a process's main thread, innermost first; empty where it is not shown.
 
     Args:
-        text: What faulthandler has written for it: the main thread is the last of all threads.
+        text: What faulthandler has written of it: the main thread is the last of all threads.
     """
     frames: list[Frame] = []
     for line in text.splitlines():
+        if line == "...":  # there are more threads than it shows, and the main one is the last
+            return []
         if line.startswith(("Thread ", "Current thread ", "Stack (")):
             frames = []
         elif line.startswith('  File "'):

@@ -52,8 +52,8 @@ def stuck(pages, tmp_path):
     return start
 
 
-def gathered(pages, pids):
-    work = pages.gather(pids)
+def gathered(pages, pids, **more):
+    work = pages.gather(pids, **more)
     try:
         while True:
             next(work)
@@ -67,6 +67,9 @@ def test_the_stacks_of_all_threads_are_gathered(pages, stuck, what):
     """A Python handler would never run in either."""
     pid = stuck(what)
     text = gathered(pages, [pid])[pid]
+    assert "in other" not in text  # it may run on: see below
+    assert stacks.main_frames(text)[0].function == "stuck"
+    text = gathered(pages, [pid], is_last=True)[pid]
     assert "in other" in text
     frames = stacks.main_frames(text)
     assert frames[0].function == "stuck"
@@ -90,6 +93,52 @@ def test_a_process_without_a_handler_is_not_killed_by_the_signal(pages):
     assert process.poll() is None
 
 
+OWN = """
+import signal, sys, threading
+signal.signal(signal.SIGRTMAX - 3, lambda *_: print("asked", flush=True))
+print(1, flush=True)
+input()
+"""
+
+
+def test_a_programs_own_handler_is_left_alone(pages):
+    """It may mean anything there; and who becomes another program has none any more."""
+    process = Popen(
+        [sys.executable, "-c", OWN], stdin=-1, stdout=-1, env=os.environ | pages.environ
+    )
+    process.stdout.readline()
+    assert gathered(pages, [process.pid]) == {process.pid: ""}
+    assert process.communicate(b"\n")[0] == b""
+
+
+BEARS = """
+import os, sys, threading
+from pathlib import Path
+from forge.process import stacks
+stacks.register(os.environ)
+
+def rest():
+    while True:
+        thread = threading.Thread(target=sum, args=([1],))
+        thread.start()
+        thread.join()
+
+threading.Thread(target=rest, daemon=True).start()
+Path(sys.argv[1]).touch()
+os.read(os.pipe()[0], 1)
+"""
+
+
+def test_a_process_that_may_live_on_is_not_crashed_by_its_stacks(pages, tmp_path):
+    """Threads that come and go: to read those of all ends it by SIGSEGV after a few times."""
+    ready = tmp_path / "ready"
+    process = Popen([sys.executable, "-c", BEARS, str(ready)], env=os.environ | pages.environ)
+    until(ready.exists, "the process")
+    for _ in range(50):
+        gathered(pages, [process.pid])
+    assert process.poll() is None
+
+
 def test_a_process_that_does_not_react_is_not_waited_for_long(pages, stuck):
     """One that is stopped takes no signal; nor does one in the kernel's state D."""
     pid = stuck(WHAT["inside it"])
@@ -100,6 +149,7 @@ def test_a_process_that_does_not_react_is_not_waited_for_long(pages, stuck):
 
 def test_where_its_threads_are_in_the_kernel_is_shown(pages, stuck):
     pid = stuck(WHAT["outside the interpreter's lock"])
+    until(lambda: "state R" not in stacks.in_kernel(pid), "process that stands")
     lines = stacks.in_kernel(pid).splitlines()
     assert len(lines) == 2
     assert lines[0].startswith(f"  thread {pid} python")
@@ -124,6 +174,11 @@ def test_the_line_is_the_users_own():
     assert str(stacks.own_frame(frames)) == "/home/someone/in, line 3/train.py:21 in stuck"
     assert stacks.own_frame(frames[:1]) == frames[0]
     assert stacks.own_frame([]) is None
+
+
+def test_where_the_main_thread_is_not_shown_nobody_else_is_blamed():
+    """faulthandler ends after a hundred threads, and the main one comes last."""
+    assert stacks.main_frames(DUMP.partition("Current")[0] + "...\n") == []
 
 
 def test_without_a_supervisor_nothing_is_registered(monkeypatch):
