@@ -11,6 +11,7 @@ itself: where a file cannot be read or written, the task is not watched for a wh
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -18,7 +19,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from forge.filesystem.files import write_atomically
+from forge.filesystem.files import append, write_atomically
 from forge.job import flight_recorder, hang_files
 from forge.job.hang_files import Answer, Phase, Question
 from forge.jobdir.job_files import ATTEMPT, RANK, RANKS
@@ -29,8 +30,11 @@ TICK_S = 0.5
 """Of the supervisor; twice as much is the most that counts of one."""
 _BUSY_TICK_S = 0.05
 """While stacks are being written."""
-_LOOK_SHARE, _LOOK_S = 0.05, 10.0
-"""Another rank's question is looked for after this part of the limit, and at least so often."""
+_STANDING, _MOVING = (0.05, 10.0), (0.2, 60.0)
+"""Another rank's question is looked for after this part of the limit, and at least so often: while
+steps go on seldom, since a thousand ranks look at the same disk."""
+_AGAIN_S = 10.0
+"""Until it asks again, where it could not."""
 _PROCESSES = 64
 """Of a task, whose stacks are gathered: workers of its loaders are among them."""
 
@@ -59,7 +63,8 @@ class HangWatch:
         self._waited_s = 0.0
         self._asks_at_s = 0.0
         """Seconds without progress from which it asks again, after it was no hang."""
-        self._looks_in_s = 0.0
+        self._is_stopping = False
+        self._since_look_s = math.inf
         self._question: Question | None = None
         self._work: Generator[None, None, None] | None = None
         """What is being gathered."""
@@ -80,33 +85,45 @@ class HangWatch:
         Raises:
             OSError: Where a question or an answer cannot be written.
         """
-        self._count(min(passed_s, 2 * TICK_S), is_stopping=is_stopping)
+        self._is_stopping = is_stopping
+        self._count(min(passed_s, 2 * TICK_S))
         if self._work is not None:
             try:
                 next(self._work)
             except StopIteration:
                 self._work = None
             return False
-        self._looks_in_s -= passed_s
-        if self._question is not None or self._looks_in_s <= 0:
-            limit_s = self._limit_s or math.inf
-            self._looks_in_s = min(max(limit_s * _LOOK_SHARE, TICK_S), _LOOK_S)
-            self._take_in(is_stopping=is_stopping)
+        self._since_look_s += passed_s
+        if self._question is not None or self._since_look_s >= self._look_s:
+            self._since_look_s = 0.0
+            self._take_in()
         is_due = self._is_expired and self._waited_s > self._asks_at_s
         if is_due and self._question is None and not is_stopping:
-            self._asks_at_s = self._waited_s + _LOOK_S  # where it cannot be written
+            self._asks_at_s = self._waited_s + _AGAIN_S  # where it cannot be written
             asked = Question(attempt=self._attempt, rank=self._rank, time=time.time())
             hang_files.ask(self._forge, asked)
-            self._looks_in_s = 0.0
-        return self._question is not None and self._question.phase is Phase.end
+            self._since_look_s = math.inf
+        is_end = self._question is not None and self._question.phase is Phase.end
+        return is_end and self._work is None
 
-    def _count(self, passed_s: float, *, is_stopping: bool) -> None:
+    @property
+    def _look_s(self) -> float:
+        """Seconds between two looks for another rank's question: few, once it may concern us."""
+        limit_s = self._limit_s or math.inf
+        often, seldom = (
+            min(max(limit_s * share, TICK_S), most_s) for share, most_s in (_STANDING, _MOVING)
+        )
+        return often if self._waited_s >= often else seldom
+
+    def _count(self, passed_s: float) -> None:
         record = self._page.read() or self._record  # None: torn, so look again
+        if record.section is not Section.outside and not self._page.is_held(record.pid):
+            record = replace(record, section=Section.outside, limit_s=0.0)  # it was killed there
         if record.place != self._record.place:
             self._waited_s = self._asks_at_s = 0.0
         elif (
             record.section is not Section.outside
-            and not is_stopping
+            and not self._is_stopping
             and not processes.is_suspended(record.pid)
         ):
             self._waited_s += passed_s
@@ -121,19 +138,21 @@ class HangWatch:
     def _is_expired(self) -> bool:
         return 0 < self._limit_s < self._waited_s
 
-    def _take_in(self, *, is_stopping: bool) -> None:
+    def _take_in(self) -> None:
         """Read the question; answer it once in each of its phases."""
         before, now = self._question, hang_files.read(self._forge, self._attempt)
         if now is None and before is not None:  # settled: asked again after twice the time
             self._asks_at_s = 2 * self._waited_s
         if now is not None and (before is None or (before.name, before.phase) != _key(now)):
             if now.phase is Phase.expired:
-                hang_files.answer(self._forge, self._answer(now, is_stopping=is_stopping))
+                hang_files.answer(self._forge, self._answer(now))
             elif now.phase is Phase.stacks:
-                self._work = self._gather(now, self._answer(now, is_stopping=is_stopping))
+                self._work = self._gather(now, self._answer(now))
+            else:
+                self._work = self._gather_last(now)
         self._question = now
 
-    def _answer(self, question: Question, *, is_stopping: bool) -> Answer:
+    def _answer(self, question: Question) -> Answer:
         record = self._record
         return Answer(
             question=question.name,
@@ -148,19 +167,19 @@ class HangWatch:
             limit_s=self._limit_s,
             is_expired=self._is_expired,
             is_outside=record.section is Section.outside,
-            is_suspended=record.pid > 0 and processes.is_suspended(record.pid),
-            is_stopping=is_stopping,
+            is_suspended=any(map(processes.is_suspended, self._pids(record.pid))),
+            is_stopping=self._is_stopping,
         )
 
     def _gather(self, question: Question, known: Answer) -> Generator[None, None, None]:
         """Stacks, the kernel's view and NCCL's records, into the hang's folder; then the answer."""
         folder = self._forge.parent / question.folder
-        first = [known.pid] if known.pid else []
-        others = [pid for pid in processes.descendants() if pid not in first]
-        pids = [*first, *others][:_PROCESSES]
+        pids = self._pids(known.pid)[:_PROCESSES]
         found = yield from self._stacks.gather(pids)
         said = ", ".join(f"{name}={value}" for name, value in asdict(known).items() if value != "")
-        parts = [f"{said}\n"]
+        parts = [
+            f"{said}\nThe stacks of main threads; at the end those of all, if it was killed.\n"
+        ]
         for pid in pids:
             parts.append(f"\n== process {pid}: {processes.command(pid)[:200]}\n")
             parts.append(
@@ -172,8 +191,23 @@ class HangWatch:
         write_atomically(folder / f"rank_{self._rank}.txt", "".join(parts))
         to = folder / f"nccl_{self._rank}.bin"
         yield from flight_recorder.collect(self._given, self._rank, to)
-        known = replace(known, line=str(own or ""), inside=str(frames[0]) if frames else "")
-        hang_files.answer(self._forge, known)
+        now = self._answer(question)  # it may have moved on meanwhile
+        now = replace(now, line=str(own or ""), inside=str(frames[0]) if frames else "")
+        hang_files.answer(self._forge, now)
+
+    def _gather_last(self, question: Question) -> Generator[None, None, None]:
+        """The stacks of all threads, of a task that is killed then."""
+        pids = self._pids(self._record.pid)[:_PROCESSES]
+        found = yield from self._stacks.gather(pids, is_last=True)
+        parts = [f"\n== all threads of process {pid}\n{found[pid]}" for pid in pids if found[pid]]
+        path = self._forge.parent / question.folder / f"rank_{self._rank}.txt"
+        with contextlib.suppress(OSError):  # a full disk does not keep it from its end
+            append(path, "".join(parts))
+
+    def _pids(self, first: int) -> list[int]:
+        """All processes of the task, the one that trains first: a worker of its may be debugged."""
+        others = [pid for pid in processes.descendants() if pid != first]
+        return [first, *others] if first else others
 
 
 def _key(question: Question) -> tuple[str, Phase]:

@@ -16,7 +16,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,15 @@ from forge.jobdir.job_files import HANG, OUTPUT, forge_dir, suffix, write_atomic
 from forge.process.progress import Section
 
 FOLDER = "hangs"
-_ANSWER_S = 60.0
-"""Seconds for all ranks to say how they are: they look for a question every ten."""
+_ANSWER_S = 120.0
+"""Seconds for all ranks to say how they are: they look for a question every minute."""
 _STACKS_S = 60.0
 """Seconds for all ranks to gather their stacks."""
 _TORN_S = 10.0
 """Seconds after which half a question has nobody any more who writes the rest."""
+_REST_S, _TICK_S = 2.0, 2.0
+"""Between two looks while nobody asks; the most that counts of what lies between two looks, since
+the wrapper may be stopped with its whole job, which then has to answer first."""
 _WAITS = Section.collective.name
 
 
@@ -50,12 +53,15 @@ class Hang:
     section: str
     step: int
     waited_s: float
+    limit_s: float
+    """Of its section; of who asked, where it has none itself."""
     line: str
     """The line of code that it stands in; empty where it did not say."""
 
     def __str__(self) -> str:
         at = f", at {self.line}" if self.line else ""
         where = f"no progress in `{self.section}` at step {self.step} for {self.waited_s:.0f} s"
+        where += f", where {self.limit_s:.0f} s are allowed"
         return f"rank {self.rank} hangs: {where}{at} ({self.because})"
 
 
@@ -84,9 +90,13 @@ class Hangs:
         self._record, self._say = record, say
         self._attempt = 0
         self._asked: Question | None = None
-        self._since = 0.0
-        """When its phase was first seen."""
-        self._torn_since: float | None = None
+        self._waited_s = 0.0
+        """Since its phase was first seen."""
+        self._torn_s = 0.0
+        """Since half a question was."""
+        self._looked = time.monotonic() - _REST_S
+        self._answers: dict[int, Answer] = {}
+        """Of this phase."""
         self._before: dict[int, Answer] = {}
         """The answers of the first phase."""
         self._ended_for: Hang | None = None
@@ -101,17 +111,28 @@ class Hangs:
         for path in self._forge.glob(f"{HANG}*"):
             path.unlink(missing_ok=True)
 
-    def look(self, gone: Collection[int], suspended: Callable[[], Collection[int]] = tuple) -> None:
+    def look(
+        self,
+        gone: Mapping[int, bool],
+        suspended: Callable[[], Collection[int]] = tuple,
+    ) -> None:
         """At each tick of the wrapper: take a question one phase further.
 
         Args:
-            gone: Ranks that have ended.
+            gone: Ranks that have ended, and whether that was a failure.
             suspended: Names those whose supervisors are stopped, where that is known from here.
         """
         if self._action is HangAction.ignore or self._ended_for is not None:
             return
+        passed_s = time.monotonic() - self._looked
+        if self._asked is None and passed_s < _REST_S:
+            return
+        self._looked += passed_s
+        self._waited_s += min(passed_s, _TICK_S)
+        self._torn_s += min(passed_s, _TICK_S)
+        failed = [rank for rank, has_failed in gone.items() if has_failed]
         try:
-            self._look(set(range(self._ranks)) - set(gone), suspended)
+            self._look(set(range(self._ranks)) - gone.keys(), failed, suspended)
         except OSError as error:  # a full disk, say: the question stays, and so does the job
             if self._asked is not None:
                 self._say(f"whether the job hangs cannot be found out: {error}")
@@ -133,24 +154,28 @@ class Hangs:
             hung_in=(hang.section, hang.step),
         )
 
-    def _look(self, live: set[int], suspended: Callable[[], Collection[int]]) -> None:
+    def _look(
+        self, live: set[int], failed: list[int], suspended: Callable[[], Collection[int]]
+    ) -> None:
         question = hang_files.read(self._forge, self._attempt)
         if question is None:
             self._asked = None
             self._clear_torn()
             return
         if self._asked is None or self._asked.name != question.name:
-            self._asked, self._since = question, time.monotonic()
-        question = self._asked  # what was written last; a network disk may show an earlier one
-        answers = {
-            rank: given
-            for rank in live
-            if (given := hang_files.answer_of(self._forge, rank, question)) is not None
-        }
+            self._ask(question)
+        question = self._asked or question  # a network disk may show an earlier one
+        for rank in live - self._answers.keys():
+            if (given := hang_files.answer_of(self._forge, rank, question)) is not None:
+                self._answers[rank] = given
+        answers = {rank: one for rank, one in self._answers.items() if rank in live}
         waits_s = _ANSWER_S if question.phase is Phase.expired else _STACKS_S
-        if live - answers.keys() and time.monotonic() - self._since < waits_s:
+        excuse = f"rank {failed[0]} has failed: the others may save and leave" if failed else ""
+        excuse = excuse or _excuse(answers, live, suspended())
+        if not excuse and live - answers.keys() and self._waited_s < waits_s:
             return
-        excuse = _excuse(answers, live, suspended())
+        if not excuse and not any(one.is_expired for one in answers.values()):
+            excuse = "nobody waits any more"  # the one that has asked is out of its Run by now
         if question.phase is Phase.stacks and not excuse:
             excuse = _progress(self._before, answers)
         if excuse or not answers:
@@ -164,22 +189,20 @@ class Hangs:
     def _ask_for_stacks(self, question: Question) -> None:
         folder = self._make_folder()
         try:
-            self._asked = hang_files.ask_for_stacks(self._forge, question, folder)
+            self._ask(hang_files.ask_for_stacks(self._forge, question, folder))
         except OSError:
             (self._directory / folder).rmdir()
             raise
-        self._since = time.monotonic()
+
+    def _ask(self, question: Question) -> None:
+        self._asked, self._waited_s, self._answers = question, 0.0, {}
 
     def _clear_torn(self) -> None:
         """Half a question would keep everybody from asking another."""
         if not (self._forge / HANG).exists():
-            self._torn_since = None
-            return
-        now = time.monotonic()
-        self._torn_since = now if self._torn_since is None else self._torn_since
-        if now - self._torn_since > _TORN_S:
+            self._torn_s = 0.0
+        elif self._torn_s > _TORN_S:
             hang_files.withdraw(self._forge)
-            self._torn_since = None
 
     def _withdraw(self, why: str) -> None:
         assert self._asked is not None
@@ -200,7 +223,8 @@ class Hangs:
 
     def _act(self, question: Question, answers: dict[int, Answer], live: set[int]) -> None:
         hang = blame(question, answers, live)
-        self._say(f"{hang}; the stacks of all ranks are in {question.folder}")
+        then = _THEN[self._action]
+        self._say(f"{hang}; {then}; stacks, and what to do, are in {question.folder}/summary.txt")
         log = f"{OUTPUT}{suffix(hang.rank)}"
         self._record(
             "hang",
@@ -254,11 +278,13 @@ def blame(question: Question, answers: dict[int, Answer], live: set[int]) -> Han
         live: All ranks that have not ended.
     """
     waited_s = max(one.waited_s for one in answers.values())
+    limit_s = max(one.limit_s for one in answers.values())
     missing = sorted(live - answers.keys())
     if missing:
         because = "it does not answer; is its node there?"
         behind = min(answers.values(), key=lambda one: one.step)
-        return Hang(missing[0], because, behind.section, behind.step, waited_s, "")
+        place = behind.section, behind.step, waited_s, limit_s
+        return Hang(missing[0], because, *place, "")
     left, because = list(answers.values()), "it is the only one"
     for narrow, why in (
         (_lowest, "it has done the fewest steps"),
@@ -271,8 +297,8 @@ def blame(question: Question, answers: dict[int, Answer], live: set[int]) -> Han
     if len(left) == len(answers) > 1:
         because = "all ranks stand in the same place"
     found = next((one for one in left if one.rank == question.rank), left[0])
-    place = found.section, found.step, max(found.waited_s, 0.0), found.line
-    return Hang(found.rank, because, *place)
+    limits = found.waited_s, found.limit_s or limit_s
+    return Hang(found.rank, because, found.section, found.step, *limits, found.line)
 
 
 def _lowest(left: list[Answer]) -> list[Answer]:
@@ -303,8 +329,19 @@ def _summary(hang: Hang, answers: dict[int, Answer], live: set[int]) -> dict[str
     }
 
 
+_THEN = {
+    HangAction.warn: "it is left alone (`resilience.hang.action=warn`)",
+    HangAction.restart: "the job is ended (`resilience.hang.action=restart`)",
+    HangAction.halt: "the job is ended (`resilience.hang.action=halt`)",
+}
+_ADVICE = """
+If it was slow and did not hang: raise `resilience.hang.timeout_s`, or `resilience.hang.start_s` for
+the start, for first steps, saves and evaluations, and for compilations. A long evaluation shows
+that it makes progress by calling `run.poll()` for each batch."""
+
+
 def _text(hang: Hang, answers: dict[int, Answer], live: set[int], log: str) -> str:
-    lines = [f"{hang}", f"What it has printed is in {log}.", ""]
+    lines = [f"{hang}", f"What it has printed is in {log}.", _ADVICE, ""]
     for rank in sorted(live):
         one = answers.get(rank)
         if one is None:

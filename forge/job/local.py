@@ -148,8 +148,9 @@ class LocalJob(Job):
 
     def _look_for_hangs(self) -> None:
         pids = dict(enumerate(self._ranks))
-        gone = {rank for rank, pid in pids.items() if pid in self._statuses}
-        live = ((rank, pid) for rank, pid in pids.items() if rank not in gone)
+        statuses = {rank: self._statuses.get(pid) for rank, pid in pids.items()}
+        gone = {rank: one != 0 for rank, one in statuses.items() if one is not None}
+        live = [(rank, pid) for rank, pid in pids.items() if rank not in gone]
         self.hangs.look(gone, lambda: [r for r, pid in live if processes.is_suspended(pid)])
 
     def _has_failed(self) -> bool:

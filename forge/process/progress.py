@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import struct
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from forge.jobdir.job_files import PROGRESS
 _SIZE = mmap.PAGESIZE
 _SEQUENCE, _PID, _SECTION, _STEP, _COUNT, _LIMIT = range(6)
 """What the words of 8 bytes are; the sequence number is odd while the others are written."""
+_FLOCK = "hhqqi4x"
+"""Linux's struct flock: type, whence, start, length, pid."""
 
 
 class Section(IntEnum):
@@ -35,7 +38,7 @@ class Section(IntEnum):
     outside = 0
     """Before `forge.Run`, after it and after each of its loops: no limit."""
     start_up = 1
-    """From entering it to the end of the first boundary."""
+    """From entering it to the end of the first boundary; grows with what is read."""
     step = 2
     """From one boundary to the next."""
     save = 3
@@ -114,6 +117,19 @@ class Page:
                 return None
         _, pid, section, step, count = integers
         return Record(pid, Section(section), step, count, limit_s)
+
+    def is_held(self, pid: int) -> bool:
+        """Whether a process still marks here: not where it was killed, or runs another program."""
+        if self.fd < 0 or pid == os.getpid():  # a lock of our own is not shown
+            return True
+        import fcntl
+
+        wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        try:
+            (kind, *_) = struct.unpack(_FLOCK, fcntl.fcntl(self.fd, fcntl.F_GETLK, wanted))
+        except OSError:  # a kernel that cannot say so
+            return True
+        return bool(kind != fcntl.F_UNLCK)
 
     def close(self) -> None:
         """Forget it; a task that still marks notices nothing."""

@@ -269,7 +269,8 @@ class SlurmJob(Job):
                 self._write_state("running", self._because, is_ending=True, time=self._began)
                 deadline = min(deadline, time.monotonic() + self._patience_s())
             reports = self._reports()
-            self.hangs.look([rank for rank, report in enumerate(reports) if report is not None])
+            ended = ((rank, report) for rank, report in enumerate(reports) if report is not None)
+            self.hangs.look({rank: report["code"] != 0 for rank, report in ended})
             has_failed = any(report is not None and report["code"] != 0 for report in reports)
             if deadline == math.inf and has_failed and not all(reports):
                 deadline = time.monotonic() + self._patience_s()

@@ -1,6 +1,7 @@
 """What a wrapper makes of the answers of its ranks."""
 
 import json
+import time
 
 import pytest
 
@@ -55,10 +56,10 @@ class Ruled:
         found = hang_files.read(self.forge, 1)
         return None if found is None else found.phase
 
-    def answer(self, *answers, gone=(), suspended=()):
+    def answer(self, *answers, gone=None, suspended=()):
         for one in answers:
             hang_files.answer(self.forge, one)
-        self.hangs.look(gone, lambda: suspended)
+        self.hangs.look(gone or {}, lambda: suspended)
 
 
 @pytest.fixture
@@ -149,8 +150,38 @@ def test_a_rank_whose_supervisor_is_stopped_is_not_missing(tmp_path, monkeypatch
     assert job.phase is None
 
 
+def test_who_has_left_its_run_by_the_time_it_is_asked_does_not_hang(tmp_path):
+    """Its last save took long; now main does whatever it likes."""
+    job = Ruled(tmp_path, ranks=1)
+    job.answer(answer(0, is_outside=True, is_expired=False, section="outside"))
+    assert job.phase is None
+    assert "nobody waits" in job.lines[0][1]["because"]
+
+
+def test_where_a_rank_has_failed_the_others_are_not_killed_as_they_save(job):
+    """Their main threads stand in a collective, while others of their threads save."""
+    job.answer(answer(0), gone={1: True})
+    assert job.phase is None
+    assert "rank 1 has failed" in job.lines[0][1]["because"]
+
+
+def test_one_excuse_is_enough(job):
+    """Nobody has to wait for the answer of a thousandth rank."""
+    job.answer(answer(0, is_expired=False))
+    assert job.phase is None
+
+
+def test_a_wrapper_that_was_stopped_with_its_job_waits_on(job, monkeypatch):
+    """Gang scheduling: an hour has passed, and nobody could answer."""
+    job.answer(answer(0))
+    later = time.monotonic() + 3600
+    monkeypatch.setattr(hangs.time, "monotonic", lambda: later)
+    job.hangs.look({})
+    assert job.phase is Phase.expired
+
+
 def test_a_rank_that_has_ended_is_not_waited_for(job):
-    job.answer(answer(0), gone=[1])
+    job.answer(answer(0), gone={1: False})
     assert job.phase is Phase.stacks
 
 
@@ -175,7 +206,7 @@ def test_half_a_question_keeps_nobody_from_asking(job, monkeypatch):
     """Who asked it was killed meanwhile."""
     monkeypatch.setattr(hangs, "_TORN_S", -1.0)
     (job.forge / "hang.json").write_text('{"attempt": 1, "ra')
-    job.hangs.look([])
+    job.hangs.look({})
     assert hang_files.ask(job.forge, QUESTION)
 
 
@@ -193,7 +224,7 @@ def test_on_a_full_disk_the_job_is_left_alone(job, monkeypatch):
     for rank in range(2):
         hang_files.answer(job.forge, answer(rank))
     monkeypatch.setattr(hang_files, "write_atomically", full)
-    job.hangs.look([])
+    job.hangs.look({})
     assert job.phase is None
     assert "no space" in job.said[0]
     assert list((job.folder / "hangs").iterdir()) == []
@@ -212,7 +243,7 @@ def test_a_disk_that_fills_up_meanwhile_does_not_keep_a_hang_from_its_end(job, m
         hang_files.answer(job.forge, one)
     monkeypatch.setattr(padded, "write_atomically", full)
     monkeypatch.setattr(hangs, "write_atomically", full)
-    job.hangs.look([])
+    job.hangs.look({})
     assert job.phase is Phase.end
     assert job.hangs.explain(Outcome(-9)).reason is Reason.hung
 

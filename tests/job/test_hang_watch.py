@@ -1,8 +1,11 @@
 """What a supervisor makes of its task's page."""
 
 import os
+import sys
 
 import pytest
+from harness import until
+from started import Popen
 
 from forge.job import hang_files, hang_watch
 from forge.job.hang_files import Phase, Question
@@ -115,12 +118,84 @@ def test_another_ranks_question_is_answered_and_the_end_kills(tmp_path):
     task.marks.enter(Section.save, 3, 3600.0)
     question = Question(attempt=1, rank=0, time=5.0)
     assert hang_files.ask(task.forge, question)
-    assert not task.pass_s(11)  # within ten seconds it looks
+    assert not task.pass_s(15)  # within ten seconds it looks
     found = task.answer()
     assert (found.rank, found.section, found.is_expired) == (1, "save", False)
     hang_files.end(task.forge, question)
-    assert task.pass_s(0.5)
+    until(lambda: task.pass_s(0.5), "the end")
     task.marks.close()
+
+
+def test_a_rank_that_makes_progress_looks_for_questions_once_a_minute(tmp_path, monkeypatch):
+    """A thousand of them look at the same disk."""
+    looks = []
+    monkeypatch.setattr(hang_files, "read", lambda *_: looks.append(1))
+    task = Watched(tmp_path)
+    for step in range(600):
+        task.marks.enter(Section.step, step, 300.0)
+        task.pass_s(1)
+    assert len(looks) == 10
+    task.pass_s(100)
+    assert len(looks) == 20  # now others might ask, too
+    task.marks.close()
+
+
+def marking(watch, end):
+    """A process that marks a step, and then does what `end` says."""
+    process = Popen([sys.executable, "-c", MARKS + end], env=os.environ | watch.environ, stdin=-1)
+    until(lambda: watch._page.read().pid == process.pid, "the mark")
+    return process
+
+
+MARKS = """
+import os, sys
+from forge.process.progress import Marks, Section
+marks = Marks.open(os.environ)
+marks.enter(Section.step, 3, 5.0)
+sys.stdin.read(1)
+"""
+
+
+@pytest.mark.parametrize("end", ["os._exit(1)", "os.execlp('sleep', 'sleep', '600')"])
+def test_who_was_killed_in_a_step_does_not_hang_there(tmp_path, end):
+    """A script may train in one process after the other, and outlive one that is killed."""
+    task = Watched(tmp_path)
+    task.marks.close()
+    process = marking(task.watch, end)
+    task.pass_s(4)
+    assert task.watch._waited_s > 3
+    process.communicate(b"1") if "exit" in end else process.stdin.close()
+    until(lambda: not task.watch._page.is_held(process.pid), "the end")
+    task.pass_s(100)
+    assert task.question is None
+
+
+def test_a_worker_in_a_debugger_is_no_hang_of_its_task(task, monkeypatch):
+    """The main thread waits for its batch."""
+    monkeypatch.setattr(processes, "descendants", lambda root=None: [os.getpid(), 77])
+    monkeypatch.setattr(processes, "is_suspended", lambda pid: pid == 77)
+    task.pass_s(LIMIT_S + 2)
+    assert task.answer().is_suspended
+
+
+def test_what_moved_while_its_stacks_were_written_is_answered(task, monkeypatch):
+    """Else the job would be ended for what it has got over."""
+    monkeypatch.setattr(processes, "descendants", lambda root=None: [])
+    task.pass_s(LIMIT_S + 2)
+    before = task.answer()
+
+    def slow(pids):
+        yield
+        task.marks.advance()
+        yield
+        yield
+        return dict.fromkeys(pids, "")
+
+    monkeypatch.setattr(task.watch._stacks, "gather", slow)
+    (task.forge.parent / "hangs/1").mkdir(parents=True)
+    hang_files.ask_for_stacks(task.forge, task.question, "hangs/1")
+    until(lambda: task.pass_s(0.5) or task.answer(), "the answer")
+    assert task.answer().place != before.place
 
 
 def test_a_question_of_another_attempt_says_nothing(task):

@@ -21,6 +21,8 @@ from forge.checkpoint.format.checksums import CHUNK, crc32, num_chunks
 from forge.checkpoint.io.copying import copy_bytes, num_threads
 from forge.errors import DamagedCheckpoint
 from forge.filesystem.files import open_file
+from forge.process import sections
+from forge.process.progress import Section
 
 _STEP = 1 << 20
 """Bytes read at once: they are still in the cache for the checksum and the copy."""
@@ -146,6 +148,7 @@ class _Chunks:
             count = os.preadv(self._fd, [memoryview(buffer)[: end - at]], at)
             if not count:
                 raise EOFError(at)
+            sections.current().advance(Section.start_up)
             checksum = crc32(memoryview(buffer)[:count], checksum)
             self._hand_out(at, torch.frombuffer(buffer, dtype=torch.uint8, count=count))
             at += count
