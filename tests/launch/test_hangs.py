@@ -172,7 +172,7 @@ def test_a_suspended_rank_is_no_hang_whatever_the_others_wait_for(make, shared_f
 def test_ten_long_compilations_are_no_hang(make, shared_folder, tasks):
     """Each takes longer than a step may; the other ranks wait in a collective meanwhile."""
     app = make(tasks, misbehave=COMPILES)
-    limits = ("resilience.hang.timeout_s=2", "resilience.hang.start_s=60")
+    limits = ("resilience.hang.timeout_s=2", "resilience.hang.start_s=30")
     app.finish(*limits)
     job = app.job(0)
     assert_same_end(job, undisturbed(shared_folder, tasks), tasks)

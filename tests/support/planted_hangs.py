@@ -123,7 +123,7 @@ def main() -> int:
             suspended(rows, f"SIGSTOP for {STOPPED_S:.0f} s", stopped, tasks, STOPPED_S)
             suspended(rows, "a debugger for 10 s", traced, tasks, 10.0)
             app = rows.app(tasks, COMPILES)
-            app.finish("resilience.hang.timeout_s=2", "resilience.hang.start_s=60")
+            app.finish("resilience.hang.timeout_s=2", "resilience.hang.start_s=30")
             rows.none("10 compilations of 3 s", app.job(0), tasks)
         print(f"\n{table(rows.rows, HEAD)}")
         print("\n".join(rows.problems) or "Each as it should be.")

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import sys
 import threading
@@ -15,6 +16,7 @@ from ranked import RankedJob
 import forge
 from forge.checkpoint.format.checksums import CHUNK
 from forge.checkpoint.io import output
+from forge.checkpoint.load import file_reading
 from forge.checkpoint.save import staging
 from forge.process import sections
 from forge.process.progress import Page, Record, Section
@@ -130,6 +132,31 @@ def test_what_is_written_is_progress(page, tmp_path, monkeypatch):
     assert {section for section, _ in counts} == {Section.save}
     assert counts[-1][1] - counts[0][1] >= len(counts) - 3  # two threads write
     assert len(counts) >= 5
+
+
+def test_what_is_read_at_the_start_is_progress(page, tmp_path, monkeypatch):
+    """A terabyte on a slow disk takes longer than any limit, and would be begun again and again."""
+    counts = []
+    read = os.preadv
+
+    def preadv(*given):
+        counts.append((page.read().section, page.read().count))
+        return read(*given)
+
+    policy = policy_in(tmp_path, every_steps=2)
+    policy["nan"] = {"action": "rollback", "max_consecutive": 1}  # reads what a start does
+    model, optimizer = parts(10 << 20)
+    with forge.Run(policy, model=model, optimizer=optimizer) as run:
+        for step in run.steps(4):
+            monkeypatch.setattr(file_reading.os, "preadv", preadv)
+            loss = model(torch.ones(1, model.in_features, device="cpu")).sum()
+            if step == 3 and not counts:
+                loss = loss * math.nan
+            loss.backward()
+            run.update(loss, optimizer)
+    assert {section for section, _ in counts} == {Section.start_up}
+    assert len(counts) >= 40
+    assert counts[-1][1] - counts[0][1] >= len(counts) - 8  # threads read
 
 
 def test_a_save_in_the_background_is_no_progress_of_the_step(page, tmp_path, monkeypatch):
