@@ -76,7 +76,7 @@ def _together(health: HealthConfig, context: Context, here: world.World) -> int:
     except RankLost as error:
         sys.stderr.write(f"{error}\n")
         return int(ExitCode.UNHEALTHY)
-    host = socket.gethostname()
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()  # as people exclude it
     own = list(examine(health, context, host, Scope.node))
     own += examine(health, context, f"rank {here.rank} on {host}", Scope.task)
     limits = [getattr(health.checks, name).timeout_s for name in vars(health.checks)]
@@ -119,9 +119,10 @@ def _print(rows: list[Row], size: int) -> int:
     for line in table(_merged(rows) if size > 1 else rows):
         sys.stdout.write(f"{line}\n")
     failed = [row for row in rows if row.verdict == FAILS]
-    where = f"{len({row.where for row in failed})} places" if size > 1 else "here"
+    num_places = len({row.where for row in failed})
+    where = f"in {num_places} place{'s' * (num_places > 1)}" if size > 1 else "here"
     what = "1 check fails" if len(failed) == 1 else f"{len(failed)} checks fail"
-    sys.stdout.write(f"{what}, {where}\n" if failed else "Nothing fails\n")
+    sys.stdout.write(f"{what} {where}\n" if failed else "Nothing fails\n")
     sys.stdout.flush()
     return int(ExitCode.UNHEALTHY if failed else ExitCode.FINISHED)
 

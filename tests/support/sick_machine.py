@@ -2,9 +2,9 @@
 
 Each fault is real where it can be, in a mount namespace of its own (root): a full disk, one without
 inodes, a tiny /dev/shm; zombies, a site's command that fails or hangs, a clock that is shifted
-(libfaketime, where it is installed), a rank that does not come. A product is wrong where the
-machine has a GPU, or plays to have one. Prints fault, failed checks and exit code; its own exit
-code is 1 where one was not found.
+(libfaketime, where it is installed), a rank that does not come. A GPU is played: it multiplies
+wrong, or another process holds its memory, by the answers of its driver. Prints fault, failed
+checks and exit code; its own exit code is 1 where one was not found.
 """
 
 from __future__ import annotations
@@ -51,6 +51,23 @@ doctor.devices = lambda: (0,)
 torch.cuda.is_available = lambda: True
 torch.Tensor.__matmul__ = wrong
 health.torch = Torch()
+sys.argv = ["forge", *sys.argv[1:]]
+sys.exit(main.main())
+"""
+HELD_MEMORY = """
+import os, sys
+sys.path.insert(0, os.environ["NVML_ANSWERS"])
+from nvml_answers import FakeNvml, recorded
+from forge.cli import doctor, main
+from forge.health import gpu_memory, nvml
+
+gpu = FakeNvml(recorded("made_up_h100"))  # held by a process that lives: who has started this one
+held = [{"pid": os.getppid(), "usedGpuMemory": 9000 * 2**20}]
+gpu.answers["ComputeRunningProcesses_v3 gpu0"] = held
+nvml.driver = lambda: gpu
+gpu_memory._knows_pids = lambda: True
+doctor.devices = lambda: (0,)
+os.environ.pop("CUDA_VISIBLE_DEVICES", None)
 sys.argv = ["forge", *sys.argv[1:]]
 sys.exit(main.main())
 """
@@ -131,6 +148,13 @@ FAULTS = [
         shown="wrong matrix product in bfloat16",
     ),
     Fault(
+        "memory held by another process",
+        "gpu_memory",
+        before=(sys.executable, "-c", HELD_MEMORY),
+        env=(("NVML_ANSWERS", str(Path(__file__).parent)),),
+        shown=f"9000 MiB by pid {os.getpid()} of user {os.getuid()}",
+    ),
+    Fault(
         "zombies",
         "processes",
         ("resilience.health.checks.processes.threshold=0.5",),
@@ -155,7 +179,7 @@ def examined(fault: Fault, folder: Path) -> tuple[int, str]:
     arguments = [str(folder), *others, *fault.overrides]
     command = [*DOCTOR, *arguments]
     if fault.before:
-        is_in_place = fault.name == "wrong product"
+        is_in_place = fault.check != "processes"  # a script that plays the doctor's machine
         command = [*fault.before, *(command[3:] if is_in_place else command)]
     if fault.mount:
         shell = f'{fault.mount}; shift; exec "$@"'
