@@ -40,6 +40,7 @@ _REST_S, _TICK_S = 2.0, 2.0
 """Between two looks while nobody asks; the most that counts of what lies between two looks, since
 the wrapper may be stopped with its whole job, which then has to answer first."""
 _WAITS = Section.collective.name
+_TORCH = "/site-packages/torch/"
 
 
 @dataclass(frozen=True)
@@ -290,12 +291,16 @@ def blame(question: Question, answers: dict[int, Answer], live: set[int]) -> Han
         (_lowest, "it has done the fewest steps"),
         (_not_waiting, "the others wait in a collective"),
         (_elsewhere, "it stands elsewhere than most"),
+        (_not_in_torch, "it stands outside of torch, where others may wait for it"),
     ):
         fewer = narrow(left)
         if len(fewer) < len(left):
             left, because = fewer, why
     if len(left) == len(answers) > 1:
+        places = {(one.line, one.inside) for one in left}
         because = "all ranks stand in the same place"
+        if len(places) > 1:
+            because = "the ranks stand in different places; it was the first to say so"
     found = next((one for one in left if one.rank == question.rank), left[0])
     limits = found.waited_s, found.limit_s or limit_s
     return Hang(found.rank, because, found.section, found.step, *limits, found.line)
@@ -317,6 +322,11 @@ def _elsewhere(left: list[Answer]) -> list[Answer]:
     if not others or others[0][1] == number:
         return left
     return [one for one in left if (one.line, one.inside) != most]
+
+
+def _not_in_torch(left: list[Answer]) -> list[Answer]:
+    """Of two ranks neither is elsewhere than most; a collective is waited for in torch."""
+    return [one for one in left if _TORCH not in one.inside] or left
 
 
 def _summary(hang: Hang, answers: dict[int, Answer], live: set[int]) -> dict[str, Any]:

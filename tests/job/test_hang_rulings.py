@@ -258,6 +258,7 @@ def test_a_rank_that_shows_no_stacks_is_not_missing(job, monkeypatch):
     assert "fewest steps" in job.said[0]
 
 
+TORCH = "/v/site-packages/torch/autograd/graph.py"
 BEHIND = {
     "the fewest steps": ({1: {"step": 6}}, 1, "fewest steps"),
     "not in a collective": (
@@ -267,6 +268,15 @@ BEHIND = {
     ),
     "elsewhere": ({1: {"line": "a:1 in f", "inside": "b:2 in g"}}, 1, "elsewhere"),
     "who asked": ({}, 0, "the same place"),
+    "outside of torch": (
+        {
+            n: {"line": f"a:{n} in f", "inside": f"{'/x' if n == 2 else TORCH}:1 in b"}
+            for n in range(4)
+        },
+        2,
+        "outside of torch",
+    ),
+    "nobody knows": ({n: {"line": f"a:{n} in f"} for n in range(4)}, 0, "different places"),
 }
 
 
