@@ -183,7 +183,8 @@ def test_a_finished_job_started_again_trains_nothing(tmp_path, make_job, undistu
     first = (job.checkpoints / "latest").resolve().name
     assert job.run() == 0
     assert (job.checkpoints / "latest").resolve().name == first == "step_26"
-    assert [e["kind"] for e in job.history.attempts[1].events] == ["run", "start", "finish"]
+    kinds = [e["kind"] for e in job.history.attempts[1].events]
+    assert [one for one in kinds if one != "health"] == ["run", "start", "finish"]
     assert_same_run(job, undisturbed(steps=26))
 
 

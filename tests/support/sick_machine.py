@@ -106,8 +106,11 @@ def nhc(script: str, timeout_s: float = 60.0) -> tuple[str, ...]:
     return (f'{key}.run=[sh, -c, "{script}"]', f"{key}.timeout_s={timeout_s}")
 
 
-OF_THIS_MACHINE = "resilience.health.checks.processes.threshold=1000"
-"""Zombies of other tests are no fault that was planted."""
+OF_THIS_MACHINE = {
+    "processes": "resilience.health.checks.processes.threshold=1000",
+    "shm": "resilience.health.checks.shm.threshold=0",
+}
+"""By check: zombies of other tests, or a container's small /dev/shm, are no fault planted here."""
 COLLECTIVE = ("resilience.health.checks.collective.timeout_s=3",)
 FAULTS = [
     Fault("none", ""),
@@ -175,7 +178,7 @@ FAULTS = [
 
 def examined(fault: Fault, folder: Path) -> tuple[int, str]:
     """What the doctor ends with and prints; of several ranks the first that comes."""
-    others = [] if fault.check == "processes" else [OF_THIS_MACHINE]
+    others = [one for check, one in OF_THIS_MACHINE.items() if check != fault.check]
     arguments = [str(folder), *others, *fault.overrides]
     command = [*DOCTOR, *arguments]
     if fault.before:
