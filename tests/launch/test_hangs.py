@@ -38,7 +38,6 @@ def assert_same_end(job, other, size=1):
 
 PLACES = [
     ("step", "lock"),
-    ("save", "pipe"),
     *(
         pytest.param(where, how, marks=pytest.mark.proofs)
         for where in ("start_up", "step", "save", "evaluation")
