@@ -7,7 +7,7 @@
 #   make coverage  lines and branches of forge that the tests run, in subprocesses too
 #   make docs      build the documentation, and list its pages; warnings are errors
 #   make bench     start-up, save and launch times of this machine
-#   make slurm-install  Slurm from the packages of Debian and Ubuntu (root): its tests need it
+#   make slurm-install  Slurm and libfaketime from Debian's or Ubuntu's packages (root): for tests
 #   make slurm-shell    a shell on a throwaway cluster of two nodes, on loopback
 #   make clean     remove the environment and everything that was built
 
@@ -102,7 +102,7 @@ format: $(VENV)/.dev-installed
 
 slurm-install:
 	apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurm-wlm munge
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurm-wlm munge faketime
 
 slurm-shell: $(VENV)/.dev-installed
 	$(IN_VENV) tests/support/cluster.py
