@@ -36,7 +36,7 @@ class CommandSupervisor(Supervisor):
     is_signalled_by_others: bool = False
     """Whether whoever signals us signals the command, too."""
     _stops: list[str] = field(default_factory=list)
-    """Signals that told the command to leave, each once."""
+    """Signals that asked the command to stop, each once."""
     _began: float = 0.0
     _ended: float | None = None
     """When the command itself had, by the monotonic clock."""

@@ -51,7 +51,7 @@ class Outcome:
         """How a command ended, by its supervisor's report: nobody else knows.
 
         Args:
-            report: Its exit code, and the signals that told it to leave.
+            report: Its exit code, and the signals that asked it to stop.
             how: What its plan says; None: it is a rule's recovery command.
             actions: What the policy makes of signals.
         """

@@ -116,8 +116,8 @@ class Sections:
 
         Args:
             section: Which.
-            kind: What tells it from others that take as long as they will; those who wait for
-                other ranks are told from each other by the section around.
+            kind: What distinguishes it from visits that take longer or shorter; a wait for other
+                ranks is distinguished by the section around it.
         """
         if not self._is_entered():
             yield

@@ -1,4 +1,7 @@
-"""What forge needs of torch's private parts."""
+"""What forge needs of torch's private parts.
+
+One module, since it is one list of contracts.
+"""
 
 import sys
 import threading

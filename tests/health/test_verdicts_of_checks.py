@@ -44,7 +44,7 @@ def judge(tmp_path, monkeypatch):
 
 
 def test_strict_in_the_code_is_strict_in_the_preset():
-    """People are told what it would do by the code, and choose it by the file."""
+    """What is logged comes from the code, and what people choose from the file."""
     text = (CONF / "strict.yaml").read_text()
     checks = yaml.safe_load(text)["health"]["checks"]
     assert {name: one["action"] for name, one in checks.items()} == {

@@ -2,21 +2,15 @@
 
 import os
 import threading
-import time
 
 import pytest
+from stepwise import returned
 
 from forge.job import flight_recorder
 
 
 def collected(environ, rank, to):
-    work = flight_recorder.collect(environ, rank, to)
-    try:
-        while True:
-            next(work)
-            time.sleep(0.02)  # as its caller does between two ticks
-    except StopIteration as end:
-        return end.value
+    return returned(flight_recorder.collect(environ, rank, to))
 
 
 def test_torch_is_asked_to_listen_unless_the_user_has_set_it(tmp_path):

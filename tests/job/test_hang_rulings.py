@@ -132,7 +132,7 @@ def test_a_rank_outside_of_its_run_is_the_one_that_is_waited_for(job):
 
 
 def test_a_rank_that_does_not_answer_is_missing_and_named(tmp_path, monkeypatch):
-    """Its node may be gone, and nobody has told us."""
+    """Its node may be gone, and nobody knows yet."""
     job = Ruled(tmp_path)
     monkeypatch.setattr(hangs, "_ANSWER_S", 0.0)
     monkeypatch.setattr(hangs, "_STACKS_S", 0.0)

@@ -28,3 +28,4 @@ def test_a_full_disk_keeps_nobody_from_leaving(tmp_path):
     """The exit code says the same, but not which node."""
     forge_dir(tmp_path).write_text("no directory")
     sick.write(tmp_path, "n1", "ecc", "text", "refuse")
+    assert sick.read_all(tmp_path, 1) == {}

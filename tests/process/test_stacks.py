@@ -3,11 +3,11 @@
 import os
 import signal
 import sys
-import time
 
 import pytest
 from harness import until
 from started import Popen
+from stepwise import returned
 
 from forge.process import stacks
 from forge.process.stacks import StackPages
@@ -53,13 +53,7 @@ def stuck(pages, tmp_path):
 
 
 def gathered(pages, pids, **more):
-    work = pages.gather(pids, **more)
-    try:
-        while True:
-            next(work)
-            time.sleep(0.02)  # as its caller does between two ticks
-    except StopIteration as end:
-        return end.value
+    return returned(pages.gather(pids, **more))
 
 
 @pytest.mark.parametrize("what", WHAT.values(), ids=WHAT)

@@ -1,6 +1,6 @@
 """Which nodes a job stays off, on a controller that gives the answers it is given.
 
-What a true cluster makes of it: `test_sick_nodes.py`.
+What a true cluster makes of it: `test_sick_nodes.py`. One module, since all of it is one rule.
 """
 
 import json
