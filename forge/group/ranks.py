@@ -4,7 +4,8 @@
     each rank r  a thread, woken by that: limit/<n>/<r> = the boundary before which r does not wait
                  once all limits are there, the fact counts from the largest of them on;
                  a stop counts at once where all ranks hold the same boundary
-    main of r    at boundary k: below its limit it goes on; else it waits for its own thread
+    main of r    at boundary k: below its limit it goes on; else it waits for its own thread;
+                 with a fact of its own it waits at the next one, until all limits are there
 
 No rank is asked to act at a boundary that it has passed: after it has published a limit, it passes
 no boundary from there on before the decision, which is never below the limit of any. All read the
@@ -94,7 +95,7 @@ class Ranks:
         with self._failing("the start"):
             there, address, port, *door = _told_by_first(found)
             self._address = _LOOPBACK if there == here else address, port
-            self._own = threading.local()
+            self._here = threading.local()
             self._connection()  # now: one to a store that is gone would be tried for long
         self._begun = -1
         """The boundary that was passed last."""
@@ -104,13 +105,15 @@ class Ranks:
         """The stop of which all learned while they held one."""
         self._limit = math.inf
         """From there on a boundary waits for the round that is open."""
+        self._own: dict[str, int] = {}
+        """Facts of this rank that are not agreed on yet, and which boundary waits for that."""
         self._rounds: collections.deque[tuple[int, Fact]] = collections.deque()
         """Facts that do not count yet, and from which boundary on; it never falls."""
         self._agreed = Agreed()
         self._seen: set[str] = set()
         self._clock: SaveAsked | None = None
         """The save by the clock that was proposed, until it counts."""
-        self._to_propose: queue.SimpleQueue[Fact | None] = queue.SimpleQueue()
+        self._to_propose: queue.SimpleQueue[str] = queue.SimpleQueue()
         # Connected now: a name server may take seconds over an address, and a signal waits then.
         send, answer = (self._send, self._client()), (self._answer, self._client())
         self._threads = [
@@ -135,23 +138,28 @@ class Ranks:
 
     def _connection(self) -> Any:
         """That of this thread."""
-        if not hasattr(self._own, "client"):
-            self._own.client = self._client()
-        return self._own.client
+        if not hasattr(self._here, "client"):
+            self._here.client = self._client()
+        return self._here.client
 
     # -- facts -----------------------------------------------------------------------------------
 
     def propose(self, fact: Fact) -> None:
         """See `Group.propose`."""
-        self._to_propose.put(fact)
+        text = facts.to_text(fact)
+        with self._changed:
+            if text in self._seen or text in self._own or not self._is_news(fact):
+                return
+            self._own[text] = self._begun + 1
+        self._to_propose.put(text)
 
     def agreed(self, boundary: int) -> Agreed:
         """See `Group.agreed`."""
         with self._changed:
-            if boundary >= self._limit and not self._lost:
+            if not self._is_free(boundary) and not self._lost:
                 with sections.current().inside(Section.collective):
-                    self._changed.wait_for(lambda: boundary < self._limit or self._lost, ANSWER_S)
-            if self._lost or boundary >= self._limit:
+                    self._changed.wait_for(lambda: self._is_free(boundary) or self._lost, ANSWER_S)
+            if self._lost or not self._is_free(boundary):
                 raise RankLost(self._lost or f"A rank has not answered within {ANSWER_S:g} s")
             self._begun = boundary
             while self._rounds and self._rounds[0][0] <= boundary:
@@ -160,6 +168,10 @@ class Ranks:
                 if fact == self._clock:
                     self._clock = None
             return self._agreed
+
+    def _is_free(self, boundary: int) -> bool:
+        """Whether neither the round that is open nor a fact of this rank has it wait."""
+        return boundary < min((self._limit, *self._own.values()))
 
     def hold(self, boundary: int) -> None:
         """See `Group.hold`."""
@@ -212,20 +224,17 @@ class Ranks:
             return self._lost
 
     def _send(self, client: Any) -> None:
-        number, text = 0, ""
-        while text != _END:
-            fact = self._to_propose.get()
-            text = facts.to_text(fact) if fact is not None else _END
-            if text in self._seen or (fact is not None and not self._is_news(fact)):
-                continue
+        number = 0
+        while True:
+            text = self._to_propose.get()
             while client.compare_set(f"round/{number}", "", text).decode() != text:
                 number += 1
+            if text == _END:
+                return
 
     def _is_news(self, fact: Fact) -> bool:
         """Whether it is no save by the clock: rank 0 asks for those, one at a time."""
-        if not (isinstance(fact, SaveAsked) and fact.is_periodic):
-            return True
-        with self._changed:
+        if isinstance(fact, SaveAsked) and fact.is_periodic:
             if self.rank != 0 or self._clock is not None:
                 return False
             self._clock = fact
@@ -248,6 +257,7 @@ class Ranks:
             fact = facts.from_text(text)
             with self._changed:
                 self._seen.add(text)
+                self._own.pop(text, None)
                 if held >= 0 and isinstance(fact, StopAsked) and {h for _, h in found} == {held}:
                     self._held_stop = self._held_stop or fact
                 else:
@@ -327,7 +337,7 @@ class Ranks:
             else:
                 self.gather("the end", b"", timeout_s)
                 self._peers.say_goodbye()
-                self._to_propose.put(None)
+                self._to_propose.put(_END)
                 for thread in self._threads:
                     thread.join(timeout_s)
                 self._give("nothing more", b"")

@@ -5,6 +5,8 @@ import json
 import pytest
 from ranked import RankedJob
 
+from forge.group.ranks import MARGIN
+
 STOPS = {"one": [[1, 30]], "the first": [[0, 30]], "all": [[r, 30] for r in range(3)]}
 
 
@@ -20,6 +22,16 @@ def test_all_stop_at_the_same_boundary(who, has_collective, tmp_path):
         stopped = {boundary for boundary, _ in json.loads(found[0])}
         assert len(stopped) == 1
         assert stopped.pop() > 30
+
+
+@pytest.mark.parametrize("who", STOPS)
+def test_a_stop_comes_after_as_many_steps_however_slow_the_store_is(who, tmp_path):
+    """The rank that asks waits for the answers; who counts with a time limit, counts with that."""
+    spec = {"stops": STOPS[who], "has_collective": True, "slow_s": 0.2}
+    job = RankedJob(tmp_path, 3, "agreeing.py", seed=4, **spec)
+    assert job.run() == [0, 0, 0], job.output
+    for found in job.printed:
+        assert {boundary <= 30 + 2 + MARGIN for boundary, _ in json.loads(found[0])} == {True}
 
 
 def test_what_was_proposed_at_different_times_is_agreed_on_in_one_order(tmp_path):

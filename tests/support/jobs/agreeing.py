@@ -8,6 +8,7 @@ import os
 import random
 import sys
 import time
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,17 @@ torch.set_num_threads(1)
 dist.init_process_group(
     "gloo", init_method=f"file://{os.environ['MEETING']}", rank=rank, world_size=size
 )
+if "slow_s" in spec:  # a store that is far away, or a processor with more to do than this thread
+    send = Ranks._send
+
+    def send_late(self, client):
+        def compare_set(*args):
+            time.sleep(spec["slow_s"])
+            return client.compare_set(*args)
+
+        send(self, SimpleNamespace(compare_set=compare_set))
+
+    Ranks._send = send_late
 group = Ranks()
 skew, value = random.Random(100 * spec["seed"] + rank), torch.zeros(4)
 saves = []
