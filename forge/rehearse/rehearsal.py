@@ -158,6 +158,8 @@ class Rehearsal:
             env[strikes.VARIABLE] = f"{strike.name} {strike.count} {strike.fraction}"
         with output.open("ab") as file:
             offset = file.tell()
+            # Raised in a hook of fork, an interrupt would be lost.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
             try:
                 process = subprocess.Popen(
                     self.command,
@@ -166,13 +168,15 @@ class Rehearsal:
                     stdout=file,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl+C is for us, and we end it
-                    preexec_fn=processes.die_with_parent,
+                    preexec_fn=lambda: _begin(mask),
                 )
             except OSError as error:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 raise RehearsalFailed(f"cannot be started: {error}") from error
         code: int | None = None
         with process:
             try:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 code = process.wait(self._timeout_s)
                 if code >= 0:
                     run.left += _left()
@@ -191,6 +195,12 @@ class Rehearsal:
         hits = f", hit by {run.trace()}" if run.hits else ""
         said = output.read_bytes()[offset:].decode(errors="replace").splitlines()[-_SHOWN_LINES:]
         raise RehearsalFailed("\n  | ".join([f"{ended}{hits}. The end of {output}:", *said]))
+
+
+def _begin(mask: set[int | signal.Signals]) -> None:
+    """In the script's process, before it is one."""
+    processes.die_with_parent()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _left() -> list[str]:

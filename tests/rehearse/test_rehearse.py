@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import Process
 from rehearse_all import CASES, SCRIPTS
 
 from forge.jobdir.job_files import REHEARSAL
@@ -168,6 +169,19 @@ def test_whatever_ends_a_rehearsal_ends_the_script(rehearsed, number):
     assert (f"The runs are in {rehearsed.runs}" in rehearsed.output) == (code == 130)
     while marked(rehearsed.runs):  # the kernel ends it an instant after a SIGKILL of its parent
         os.sched_yield()
+
+
+def test_an_interrupt_while_the_script_is_forked_is_heard(rehearsed):
+    """Python runs hooks there, and drops what they raise."""
+    hook = "os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))"
+    main = "from forge.rehearse.command import main; sys.exit(main(sys.argv[1:]))"
+    waits = [sys.executable, "-c", "import time; time.sleep(600)"]
+    process = Process(
+        [sys.executable, "-c", f"import os, signal, sys; {hook}; {main}", "--", *waits],
+        rehearsed.folder / "output.txt",
+        rehearsed.folder,
+    )
+    assert rehearsed.ended(process) == 130, rehearsed.output
 
 
 def marked(runs: Path) -> list[int]:

@@ -11,7 +11,6 @@ import pytest
 from cluster import wait_for
 from commands import COMMANDS, SlurmCommands, ends, wait_ready
 
-from forge.jobdir.job_files import forge_dir
 from forge.process import processes
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -43,7 +42,7 @@ def jobs(cluster, tmp_path_factory):
         )
         timeout = "resilience.shutdown.timeout_s=3"
         sweep = found.start("--config-name", "conf", kinds, timeout, RULES)
-        sweep.wait_for((forge_dir(found.sweep_dir) / "jobs.jsonl").exists, "jobs")
+        found.wait_for_jobs(sweep, len(kinds.split(",")))
         jobs = found.jobs()
         for name in (*AWKWARD, *KILLED, "cancelled", "asked"):
             wait_ready(jobs[name], sweep)

@@ -1,7 +1,6 @@
 """A job of 2 nodes with 2 tasks each on a true Slurm, one rank of which makes no progress."""
 
 import pytest
-from cluster import wait_for
 from hanging_apps import CONF, TRAIN, HangingApp, HangingJob
 from harness import assert_same_bits, made_once
 from slurm_apps import SlurmApp, SlurmJob
@@ -35,7 +34,7 @@ def test_a_rank_that_hangs_costs_one_restart_on_the_same_nodes(cluster, tmp_path
     app = SlurmApp(cluster, tmp_path / "app", TRAIN, f"{conf.rstrip()}{MORE}")
     try:
         sweep = app.start("hang.where=step", "hang.how=gil", "hang.rank=3")
-        wait_for((app.sweep_dir / ".forge/jobs.jsonl").exists, "the job")
+        app.wait_for_jobs(sweep)
         job = Hanging(cluster, app.jobs_by_place()[0].directory)
         assert sweep.wait() == 0, sweep.output + job.output
     finally:

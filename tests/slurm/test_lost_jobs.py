@@ -111,8 +111,7 @@ class Sweep:
             wait_for(lambda: has_ended(jobs["left"]), "end of left", 180)
 
     def _submitted(self):
-        jobs = forge_dir(self.app.sweep_dir) / "jobs.jsonl"
-        until(lambda: jobs.exists() and "extended" in self.app.jobs(), "sweep")
+        until(lambda: "extended" in self.app.jobs(), "sweep")
         return self.app.jobs()
 
     def _lose(self, job):

@@ -33,7 +33,7 @@ class Losses:
         self.app = RankedSlurmApp(cluster, folder / "app")
         self.app.hold(0, *HOLDS)
         self.sweep = self.app.start("kind=plain")
-        wait_for((self.app.sweep_dir / ".forge/jobs.jsonl").exists, "the job")
+        self.app.wait_for_jobs(self.sweep)
         (self.job,) = (RankedStep(cluster, one.directory) for one in self.app.jobs_by_place())
         self.nodes = []
         """Those of each start."""

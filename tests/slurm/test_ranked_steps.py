@@ -80,8 +80,7 @@ def ended(cluster, tmp_path_factory):
         f"++partitions={table(preempted='low')}",
         f"++minutes={table(limit=2)}",
     )
-    wait_for((app.sweep_dir / ".forge/jobs.jsonl").exists, "the jobs")
-    wait_for(lambda: len(app.jobs()) == len(KINDS), "every job")
+    app.wait_for_jobs(sweep, len(KINDS))
     jobs = app.jobs()
     held = {kind: jobs[kind].held(0, SIZE) for kind in KINDS if kind != "plain"}
     os.kill(held["killed"][3], signal.SIGKILL)

@@ -82,7 +82,7 @@ def on_slurm(cluster: Cluster, folder: Path, checks: Checks) -> None:
     commands = SlurmCommands(cluster, folder)
     kinds = f"kind={','.join(COMMANDS)}"
     sweep = commands.start("--config-name", "conf", kinds, "resilience.slurm.nodelist=n2")
-    sweep.wait_for((commands.sweep_dir / ".forge" / "jobs.jsonl").exists, "jobs")
+    commands.wait_for_jobs(sweep, len(COMMANDS))
     jobs = commands.jobs()
     sweep.wait_for(lambda: all(map(is_ready, jobs.values())), "hold of all")
     sweep.wait_for((jobs["torchrun"].directory / "ready 1").exists, "second rank")
@@ -151,7 +151,7 @@ def sweep_of_four(cluster: Cluster, folder: Path, checks: Checks) -> None:
         more = ["resilience.slurm.nodelist=n2", "step_s=0.2"] if is_struck else []
         sweep = app.start(*conf, "lr=0.1,0.2", "seed=1,2", *more)
         if is_struck:
-            sweep.wait_for((app.sweep_dir / ".forge" / "jobs.jsonl").exists, "jobs")
+            app.wait_for_jobs(sweep, 4)
             for job in app.jobs_by_place():
                 started(job, 1, sweep, steps_s=1.0)
             urgent(cluster, app.folder, "--nodelist=n2")

@@ -179,6 +179,10 @@ class SlurmApp(App):
         super().close()
         self.cluster.clear()
 
+    def wait_for_jobs(self, sweep: Process, number: int = 1) -> None:
+        """Until a sweep has given so many jobs their places."""
+        sweep.wait_for(lambda: len(self._places()) >= number, f"{number} jobs")
+
     def jobs_by_place(self) -> list[SlurmJob]:
         """The jobs of the sweep, in the order of their numbers."""
         return [SlurmJob(self.cluster, self.sweep_dir / one["subdir"]) for one in self._places()]
@@ -192,8 +196,9 @@ class SlurmApp(App):
         return dict(zip(kinds, self.jobs_by_place(), strict=True))
 
     def _places(self) -> list[dict]:
-        text = (forge_dir(self.sweep_dir) / "jobs.jsonl").read_text()
-        return [json.loads(line) for line in text.splitlines() if line]
+        index = forge_dir(self.sweep_dir) / "jobs.jsonl"
+        lines = index.read_text().split("\n")[:-1] if index.exists() else []  # the last: in writing
+        return [json.loads(line) for line in lines if line]
 
     def wait_for_gate(self, name: str, sweep: Process) -> None:
         """Until a job of a sweep says that it has come to a place."""
