@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-_OWN, _ROOT = "/proc/self/cgroup", "/sys/fs/cgroup"
+_MEMINFO, _OWN, _ROOT = "/proc/meminfo", "/proc/self/cgroup", "/sys/fs/cgroup"
 _NO_LIMIT = 2**60
 """A limit of cgroup-v1 that is none: the largest number of pages, in bytes."""
 
@@ -28,7 +28,7 @@ class Limited(NamedTuple):
     """Bytes until something is killed: what files have cached goes first."""
 
 
-def available_bytes(meminfo: str = "/proc/meminfo") -> int | None:
+def available_bytes(meminfo: str = _MEMINFO) -> int | None:
     """What the node could still give to processes, without swapping; None where nobody says."""
     try:
         lines = Path(meminfo).read_text().splitlines()
@@ -85,32 +85,33 @@ def _limit(folder: Path, *, is_v1: bool) -> Limited | None:
     return Limited(most, held, max(most - used + stat.get(cached, 0), 0))
 
 
+def free_bytes(meminfo: str = _MEMINFO, own: str = _OWN, root: str = _ROOT) -> int | None:
+    """What this process may still take: the least that the node and its cgroups leave.
+
+    Slurm makes a cgroup for a job, and one for a step. None where nobody says.
+
+    Args:
+        meminfo: Says what the node has.
+        own: Says which cgroups this process is in.
+        root: Where they are mounted.
+    """
+    available = available_bytes(meminfo)
+    found = [] if available is None else [available]
+    return min([*found, *(one.free for one in limited(own, root))], default=None)
+
+
 def oom_kills(own: str = _OWN, root: str = _ROOT) -> int | None:
     """Processes of this cgroup that the kernel has killed for memory; None where nobody counts.
+
+    In a container that sees its own cgroup alone, that one is mounted at the top.
 
     Args:
         own: Says which cgroups this process is in.
         root: Where they are mounted.
     """
-    try:
-        lines = Path(own).read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            candidates = [Path(root, path[1:], "memory.events")]
-        elif "memory" in controllers.split(","):
-            folder = Path(root, "memory")
-            # In a container that sees its own cgroup alone, that one is mounted at the top.
-            candidates = [one / "memory.oom_control" for one in (folder / path[1:], folder)]
-        else:
-            continue
-        for file in candidates:
-            count = _count(file)
-            if count is not None:
-                return count
-    return None
+    files = ("memory.events", "memory.oom_control")
+    counts = (_count(folder / files[is_v1]) for folder, is_v1 in _folders(own, root))
+    return next((one for one in counts if one is not None), None)
 
 
 def _count(file: Path) -> int | None:

@@ -12,10 +12,10 @@ import torch
 from forge import messages
 from forge.checkpoint.format.manifest import Logged
 from forge.checkpoint.format.tensorfile import Layout
-from forge.checkpoint.io import memory
 from forge.checkpoint.io.arena import Arena
 from forge.checkpoint.save.digest import digest
 from forge.checkpoint.save.image import Image, Stream, room_for
+from forge.process import memory
 
 RESERVE = 256 << 20
 """Bytes of memory that a copy must leave free."""
@@ -126,12 +126,12 @@ class Copies:
         return self._image
 
     def _new_arena(self, room: int, *, is_pinned: bool) -> Arena | None:
-        available = memory.available_bytes()
+        available = memory.free_bytes()
         if available is None or room + RESERVE <= available:
             try:
                 return Arena(room, is_pinned=is_pinned)
             except MemoryError:
-                available = memory.available_bytes()
+                available = memory.free_bytes()
         if not self._is_told:
             self._is_told = True
             messages.warn(

@@ -313,7 +313,7 @@ def test_forked_children_do_not_get_the_copy():
 def test_short_memory_makes_a_save_wait_and_says_so_once(store, monkeypatch, caplog):
     """Better slow than killed by the kernel for a copy."""
     state = {"w": torch.ones(1 << 18)}
-    monkeypatch.setattr(copies.memory, "available_bytes", lambda: copies.RESERVE + 1000)
+    monkeypatch.setattr(copies.memory, "free_bytes", lambda: copies.RESERVE + 1000)
     for step in (1, 2):
         snapshot = store.snapshot(step, state, is_complete=False, copy=True)
         assert not snapshot.is_independent
@@ -321,7 +321,7 @@ def test_short_memory_makes_a_save_wait_and_says_so_once(store, monkeypatch, cap
     assert store.newest().manifest.step == 2
     [told] = [r.message for r in caplog.records if "A copy of the state" in r.message]
     assert "0.25 GiB are available" in told
-    monkeypatch.setattr(copies.memory, "available_bytes", lambda: copies.RESERVE + (2 << 20))
+    monkeypatch.setattr(copies.memory, "free_bytes", lambda: copies.RESERVE + (2 << 20))
     assert store.snapshot(3, state, is_complete=False, copy=True).is_independent
 
 
@@ -340,67 +340,3 @@ def test_no_memory_at_all_makes_a_save_wait(store, monkeypatch, caplog):
     monkeypatch.undo()
     store.commit(snapshot)
     assert store.newest().manifest.step == 1
-
-
-V2 = {
-    "proc/self/cgroup": "0::/slurm/job_7/step_0\n",
-    "sys/slurm/job_7/memory.max": "8000000\n",
-    "sys/slurm/job_7/memory.current": "6000000\n",
-    "sys/slurm/job_7/memory.stat": "anon 1\ninactive_file 500000\n",
-    "sys/slurm/job_7/step_0/memory.max": "max\n",
-    "sys/slurm/job_7/step_0/memory.current": "6000000\n",
-}
-V1 = {
-    "proc/self/cgroup": "9:cpuset:/x\n5:hugetlb,memory:/slurm/job_7\n",
-    "sys/memory/slurm/job_7/memory.limit_in_bytes": "9000000\n",
-    "sys/memory/slurm/job_7/memory.usage_in_bytes": "9500000\n",
-    "sys/memory/slurm/job_7/memory.stat": "total_inactive_file 100\n",
-    "sys/memory/slurm/memory.limit_in_bytes": "9223372036854771712\n",
-}
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, None),
-        ({"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    4096 kB\n"}, 4 << 20),
-        (V2, 2_500_000),
-        ({**V2, "proc/meminfo": "MemAvailable: 1000 kB\n"}, 1_024_000),
-        ({**V2, "sys/slurm/job_7/memory.stat": "torn"}, None),
-        (V1, 0),
-    ],
-)
-def test_the_least_of_what_machine_and_cgroups_leave_counts(files, expected, tmp_path, monkeypatch):
-    """Slurm gives each job a cgroup: the machine's free memory is not the job's."""
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(content)
-    monkeypatch.setattr(copies.memory, "PROC", str(tmp_path / "proc"))
-    monkeypatch.setattr(copies.memory, "GROUPS", str(tmp_path / "sys"))
-    assert copies.memory.available_bytes() == expected
-
-
-def test_this_machine_tells_how_much_there_is():
-    """The fixtures above are copies of what a kernel writes: this is one."""
-    assert copies.memory.available_bytes() > 1 << 20
-
-
-# -- a GPU -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-def test_a_copy_from_a_gpu_is_of_the_moment_it_was_asked_for(store):
-    """It runs beside the next step's kernels, which must wait for what they would change."""
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    weights = torch.zeros(64 << 20, device="cuda")
-    for step in range(1, 6):
-        weights.fill_(step)
-        snapshot = store.snapshot(
-            step, {"w": weights, "host": torch.ones(3)}, is_complete=False, copy=True
-        )
-        weights.fill_(-1)
-        torch.empty(64 << 20, device="cuda").fill_(7)
-        store.commit(snapshot)
-        assert snapshot.content._arena.bytes.is_pinned()
-        assert bool((store.newest().state["w"] == step).all())

@@ -13,7 +13,7 @@ import torch
 from bench import DATA, play, play_arguments
 from torch.utils.data import DataLoader
 
-from forge.checkpoint.io import memory
+from forge.process import memory
 from forge.training.loop import holding
 
 AT = 9
@@ -119,7 +119,7 @@ class Polls(torch.utils.data.Dataset):
 def train(bench):
     spec = bench.spec
     if spec.get("no_memory"):
-        memory.available_bytes = lambda: 0
+        memory.free_bytes = lambda: 0
     with bench.run() as run:
         evaluation = Evaluation(bench, bench.directory, run)
         run.every(spec.get("every", 3), at_end=True)(evaluation)

@@ -11,8 +11,8 @@ from harness import assert_same_run
 
 import forge
 from forge.checkpoint.format import manifest
-from forge.checkpoint.io import memory
 from forge.jobdir import ledger, spawned
+from forge.process import memory
 from forge.shutdown import stopping
 from forge.training import leaving
 from forge.training.loop import holding
@@ -347,7 +347,7 @@ def test_a_rollback_to_a_boundary_that_was_held_on_disk_runs_its_functions_again
     a_run, monkeypatch
 ):
     """That checkpoint is of before them: what they log and draw is still to come."""
-    monkeypatch.setattr(memory, "available_bytes", lambda: 0)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 0)
     seen, bad = [], []
 
     def loop(run, step):
