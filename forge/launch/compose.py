@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from hydra.core.utils import filter_overrides
 from omegaconf import DictConfig, OmegaConf, flag_override, read_write
 
 from forge import messages
-from forge.config.schema import Policy
 from forge.errors import ConfigError, FrozenConfigError
 from forge.filesystem.foreign import is_ours
 from forge.hydra_app import frozen, hints
@@ -25,6 +23,7 @@ from forge.jobdir.job_files import STATE, forge_dir
 from forge.jobdir.plan import read_earlier
 from forge.launch import exec, payload, plan
 from forge.launch.hydra_launcher import Request
+from forge.launch.plan import ComposedJob
 from forge.launch.sweep import Place, SweepDir
 
 _SHOWN = 8
@@ -32,25 +31,6 @@ _SHOWN = 8
 
 _LONGEST_NAME = 255
 """Bytes of a file's name, on every file system that clusters have."""
-
-
-@dataclass
-class ComposedJob:
-    """One job of the batch, composed."""
-
-    place: Place
-    directory: Path
-    config: DictConfig
-    policy: Policy | None
-    label: str
-    """Its overrides, for people."""
-    program: str
-    composed: str
-    """sha256 of its config as it was composed."""
-    written: dict[str, Any]
-    """`identity.as_written` of it."""
-    command: exec.Command | None = None
-    """What it runs in place of a main."""
 
 
 def compose(
@@ -118,7 +98,7 @@ def compose(
 
 def _check_source(job: ComposedJob) -> None:
     """Raise ConfigError where the job could not begin with what its policy names."""
-    if job.policy is not None and job.policy.enabled:
+    if job.policy is not None and job.is_active:
         where = Path(job.config.hydra.runtime.cwd)
         problem = job_dir.init_problem(job.policy.checkpoint, job.directory, where)
         if problem:
@@ -286,10 +266,9 @@ def is_stale(job: ComposedJob, code: dict[str, str]) -> bool:
     `code`: as `job_dir.code_fingerprint` has it now.
     """
     changed = job_dir.changed_code(job.directory, code)
-    is_active = job.policy is not None and job.policy.enabled
-    if not changed and (is_active or read_earlier(job.directory).composed == job.composed):
+    if not changed and (job.is_active or read_earlier(job.directory).composed == job.composed):
         return False
-    if is_active:
+    if job.is_active:
         messages.warn(f"{job.directory} was finished with other code: {', '.join(changed[:5])}")
         return False
     return True

@@ -6,9 +6,11 @@ import os
 import secrets
 import shlex
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from omegaconf import DictConfig
 
 from forge import messages
 from forge.compat import of_stdlib
@@ -28,6 +30,7 @@ from forge.jobdir.job_files import OUTPUT, STATE, forge_dir, job_ledger, read_js
 from forge.jobdir.plan import ExecPlan, JobPlan, RequeueLimits, read_earlier
 from forge.launch.exec import Command
 from forge.launch.progress.table import escape
+from forge.launch.sweep import Place
 
 _TAIL_BYTES = 2**16
 _TAIL_COLUMNS = 500
@@ -36,36 +39,50 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 """What has to be on sys.path to import forge."""
 
 
+@dataclass
+class ComposedJob:
+    """One job of a batch, composed: what its plan is made of."""
+
+    place: Place
+    directory: Path
+    """Absolute."""
+    config: DictConfig
+    policy: Policy | None
+    """None where it has none: then it is started once."""
+    label: str
+    """Its overrides, for people."""
+    program: str
+    """What the overrides are overrides of."""
+    composed: str
+    """sha256 of its config as it was composed."""
+    written: dict[str, Any]
+    """`identity.as_written` of it."""
+    command: Command | None = None
+    """What it runs in place of a main."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it has a policy that is not switched off."""
+        return self.policy is not None and self.policy.enabled
+
+
 def make(
-    directory: Path,
-    overrides: list[str],
-    policy: Policy | None,
+    job: ComposedJob,
     main: dict[str, str] | None,
     time_limit_s: float | None,
     threads: int,
-    environment: dict[str, str],
-    program: str,
-    composed: str,
-    written: dict[str, Any],
     tasks: int = 1,
-    command: Command | None = None,
 ) -> JobPlan:
     """The plan of a job in its directory; what must not change is taken from an earlier one.
 
     Args:
-        directory: Absolute path of the job's directory.
-        overrides: What makes the job different from the others.
-        policy: The job's policy; None where it has none: then it is started once.
+        job: As it was composed.
         main: How the task imports the sweep's `__main__`.
         time_limit_s: Seconds that one start may take.
-        threads: Value of OMP_NUM_THREADS, where `environment` has none.
-        environment: The launcher's.
-        program: What the overrides are overrides of.
-        composed: sha256 of the config as it was composed.
-        written: `identity.as_written` of it.
+        threads: Value of OMP_NUM_THREADS, where the environment has none.
         tasks: Ranks of a job on one machine.
-        command: What it runs in place of a main.
     """
+    directory, command = job.directory, job.command
     before = read_earlier(directory)
     place = _place(directory)
     is_same = bool(place) and before.place == place  # a copy of a job is another job
@@ -75,10 +92,9 @@ def make(
     at_first = before.environment.get(name)
     has_started = has_begun(directory) if command is None else job_ledger(directory).exists()
     if at_first is None or not has_started:
-        at_first = environment.get(name) or at_first or str(threads)
+        at_first = os.environ.get(name) or at_first or str(threads)
     added = {name: at_first}
-    is_active = policy is not None and policy.enabled
-    policy = policy if policy is not None else Policy()
+    is_active, policy = job.is_active, job.policy or Policy()
     hang = policy.hang if is_active and command is None else HangConfig(action=HangAction.ignore)
     is_final = hang.action is HangAction.halt
     more = {"max_hangs": hang.max_restarts, "is_hang_final": is_final}
@@ -98,14 +114,14 @@ def make(
         if is_active and has_started and is_same and policy.resume is not Resume.changed:
             words = _as_at_first(words, before.command, directory)
     return JobPlan(
-        overrides=overrides,
+        overrides=list(job.place.overrides),
         command=words,
         exec=_exec_plan(policy.exec) if command is not None else None,
         cwd=cwd,
         environment=added,
         place=place,
-        program=program,
-        composed=composed,
+        program=job.program,
+        composed=job.composed,
         token=str((is_same and before.token) or secrets.token_hex(8)),
         main=main,
         argv=list(sys.argv),
@@ -119,7 +135,7 @@ def make(
         actions=actions if is_active else {},
         requeue=requeue,
         hang=hang.action.name,
-        written=written if is_active else None,
+        written=job.written if is_active else None,
         tasks=tasks,
     )
 

@@ -17,7 +17,7 @@ from forge.filesystem.files import read_trusted
 from forge.hydra_app import frozen
 from forge.jobdir.job_files import RESULT, forge_dir
 from forge.launch import plan, tracebacks
-from forge.launch.compose import ComposedJob
+from forge.launch.plan import ComposedJob
 from forge.launch.progress.observed import ObservedJob
 from forge.launch.progress.view import State
 

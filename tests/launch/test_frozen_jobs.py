@@ -3,8 +3,10 @@
 import json
 import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from omegaconf import OmegaConf
 from sweeps import CONF, App, SweptJob
 
 from forge.config.schema import Policy
@@ -243,7 +245,12 @@ def test_changed_code_is_refused_or_told_where_something_was_trained(tmp_path):
 
 
 def make_plan(directory: Path, threads: int = 4, policy: Policy | None = None, **environment):
-    made = plan.make(directory, ["a=1"], policy, None, None, threads, environment, "x", "y", {})
+    place = Place(0, directory.name, ("a=1",))
+    job = plan.ComposedJob(place, directory, OmegaConf.create(), policy, "a=1", "x", "y", {})
+    with mock.patch.dict(os.environ, environment):
+        if not environment:
+            os.environ.pop("OMP_NUM_THREADS", None)
+        made = plan.make(job, None, None, threads)
     forge_dir(directory).mkdir(exist_ok=True)
     made.write(directory)
     return made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 
@@ -17,10 +16,11 @@ from forge.hydra_app import frozen
 from forge.jobdir import job_dir
 from forge.jobdir.job_files import STATE, TASK, forge_dir, write_atomically
 from forge.launch import opening, payload, plan
-from forge.launch.compose import ComposedJob, compose, is_stale, start_over
+from forge.launch.compose import compose, is_stale, start_over
 from forge.launch.hydra_launcher import Request
 from forge.launch.local import resources
 from forge.launch.local.queue import Queue, QueuedJob
+from forge.launch.plan import ComposedJob
 from forge.launch.results import result_of
 
 log = logging.getLogger(__name__)
@@ -77,25 +77,14 @@ def _freeze(
         try:
             make_trusted_directory(forge_dir(job.directory))
             (forge_dir(job.directory) / STATE).unlink(missing_ok=True)
-            is_active = job.policy is not None and job.policy.enabled
-            if is_active and job.command is None:  # what a command began with is in its plan
+            if job.is_active and job.command is None:  # what a command began with is in its plan
                 frozen.freeze(job.config, job.directory, job.written)
             job_dir.changed_code(job.directory, code)  # the first start notes it
             data, main = shared.with_config(job.config)
             write_atomically(forge_dir(job.directory) / TASK, data)
-            plan.make(
-                job.directory,
-                list(job.place.overrides),
-                job.policy,
-                main,
-                options.time_limit_s,
-                max(options.cpus_per_job // options.tasks_per_job, 1),
-                dict(os.environ),
-                job.program,
-                job.composed,
-                job.written,
-                options.tasks_per_job,
-                job.command,
-            ).write(job.directory)
+            tasks = options.tasks_per_job
+            threads = max(options.cpus_per_job // tasks, 1)
+            made = plan.make(job, main, options.time_limit_s, threads, tasks)
+            made.write(job.directory)
         finally:
             HydraConfig.instance().cfg = outer

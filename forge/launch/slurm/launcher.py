@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 import shlex
 import sys
 from dataclasses import dataclass, replace
@@ -24,9 +23,9 @@ from forge.jobdir import job_dir
 from forge.jobdir.job_files import ENDED, STATE, forge_dir, read_json, write_atomically
 from forge.jobdir.plan import JobPlan, SlurmPlan
 from forge.launch import opening, payload, plan
-from forge.launch.compose import ComposedJob, compose, is_stale, start_over
+from forge.launch.compose import compose, is_stale, start_over
 from forge.launch.hydra_launcher import Request
-from forge.launch.plan import ROOT
+from forge.launch.plan import ROOT, ComposedJob
 from forge.launch.progress.view import State
 from forge.launch.results import result_of
 from forge.launch.slurm import preview, slurm_options
@@ -176,20 +175,12 @@ def _calls(
 ) -> list[Batch]:
     groups = []
     for job in jobs:
-        policy = job.composed.policy
-        is_active = policy is not None and policy.enabled
-        signal = None
-        if policy is not None and is_active:
-            is_main = job.composed.command is None
+        policy, signal, is_requeued = job.composed.policy, None, None
+        if policy is not None and policy.enabled:
+            is_main, is_requeued = job.composed.command is None, policy.requeue.enabled
             signal = policy.signal.name if is_main else policy.exec.signal
-        groups.append(
-            Group(
-                options=job.options,
-                signal=signal,
-                lead_s=policy.signal.lead_s if policy is not None else 0.0,
-                is_requeued=policy.requeue.enabled if policy is not None and is_active else None,
-            )
-        )
+        lead_s = policy.signal.lead_s if policy is not None else 0.0
+        groups.append(Group(job.options, signal, lead_s, is_requeued))
     folder = log_folder(options.submitit_folder, directory)
     return batches(groups, folder, bundle.paths(submissions(directory)), max_array_size)
 
@@ -257,19 +248,7 @@ def _not_submitted(
 def _pack(job: _Job, shared: payload.Shared, cluster: Cluster) -> tuple[Path, JobPlan, bytes]:
     composed, options = job.composed, job.options
     data, main = shared.dump(composed.config)
-    made = plan.make(
-        composed.directory,
-        list(composed.place.overrides),
-        composed.policy,
-        main,
-        options.time_limit_s,
-        options.cpus_per_task or 1,
-        dict(os.environ),
-        composed.program,
-        composed.composed,
-        composed.written,
-        command=composed.command,
-    )
+    made = plan.make(composed, main, options.time_limit_s, options.cpus_per_task or 1)
     python = shlex.split(options.python) if options.python else [sys.executable, "-I", "-S"]
     srun_args = list(options.srun_args or ())
     if options.cpus_per_task is not None:  # since Slurm 22.05 srun does not inherit it
@@ -280,8 +259,7 @@ def _pack(job: _Job, shared: payload.Shared, cluster: Cluster) -> tuple[Path, Jo
         srun_args=srun_args,
         kill_wait_s=cluster.kill_wait_s,
     )
-    is_active = composed.policy is not None and composed.policy.enabled
-    requeue = replace(made.requeue, is_up_to_site=not is_active)
+    requeue = replace(made.requeue, is_up_to_site=not composed.is_active)
     if composed.policy is not None:
         health = composed.policy.health
         most = health.max_excluded_nodes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from forge.launch.compose import ComposedJob
+from forge.launch.plan import ComposedJob
 from forge.launch.slurm.cluster import Cluster
 from forge.launch.slurm.sbatch import Batch
 
