@@ -14,6 +14,7 @@ import os
 import queue
 import sys
 import threading
+from collections.abc import Iterable
 
 PATIENCE_S = 0.5
 """Seconds that one message may hold up its sender."""
@@ -73,6 +74,13 @@ def say(text: str, level: int = logging.INFO) -> None:
 def warn(text: str) -> None:
     """Log a warning."""
     say(text, logging.WARNING)
+
+
+def few(names: Iterable[object], most: int) -> str:
+    """`a, b and 3 more`: the first `most` of them, and how many there are besides."""
+    found = list(map(str, names))
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + more
 
 
 def _start_again() -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forge.messages import few
 from forge.rehearse import source
 from forge.rehearse.rehearsal import Rehearsal, Strike
 
@@ -114,7 +115,7 @@ def _at_resume(
         found.insert(0, f"not saved, so different after the resume at step {step}:")
     put_back = _leaves(before, after, free)
     if put_back and not names:
-        found.append(f"already as step {step} begins, other than saved: {_few(put_back)}")
+        found.append(f"already as step {step} begins, other than saved: {few(put_back, 3)}")
     for a, b in pairs[1:]:
         is_batch_other = b.batch is not None and a.batch != b.batch
         leaves = _leaves(a, b, free)
@@ -129,7 +130,7 @@ def _at_resume(
             )
         if leaves or is_batch_other:
             if not drawn and not is_batch_other and not names:
-                found.append(f"its batch and random states are the same: {_few(leaves)} is not")
+                found.append(f"its batch and random states are the same: {few(leaves, 3)} is not")
             break
     return found
 
@@ -182,7 +183,3 @@ def _is_inside(one: Any, names: list[Any]) -> bool:
     """Whether it is a part of another that is named."""
     file, function, path = one
     return any((file, function) == other[:2] and path.startswith(f"{other[2]}.") for other in names)
-
-
-def _few(paths: list[str]) -> str:
-    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from forge.messages import few
 from forge.rehearse.rehearsal import Run
 
 _SHOWN = 8
@@ -18,7 +19,8 @@ def lines(first: Run, disturbed: list[Run], written: list[str]) -> Iterator[str]
     for command in left:
         yield f"left behind: a process outlives the script that started it: {command[:120]}"
     if written:
-        yield f"new or changed in the working directory, which every run writes to: {_few(written)}"
+        names = few(written, _SHOWN)
+        yield f"new or changed in the working directory, which every run writes to: {names}"
     missing = list(_not_exercised(first))
     if missing:
         yield f"not exercised: {'; '.join(missing)}"
@@ -69,8 +71,3 @@ def _passes(state: dict[str, Any]) -> int | None:
 def _events(run: Run) -> Iterator[dict[str, Any]]:
     for attempt in run.history.attempts:
         yield from attempt.events
-
-
-def _few(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

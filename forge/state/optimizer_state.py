@@ -168,17 +168,18 @@ def shardings(
     """Leaves of what was saved that are to be sharded as their parameters are."""
     for parameter, number in _numbered(optimizer, saved) if is_usual(saved) else ():
         if shards.is_sharded(parameter):
-            for leaf in _tensors(saved["state"].get(number)):
+            for leaf in tensors(saved["state"].get(number)):
                 if leaf.shape == parameter.shape and leaf.dim():
                     yield leaf, Like(parameter)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Those in a tree of mappings, lists and tuples."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping | list | tuple):
         for one in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(one)
+            yield from tensors(one)
 
 
 def pairs(saved: Any, live: Any) -> Iterator[tuple[Any, torch.Tensor]]:

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from forge import messages
 from forge.checkpoint.format import shards
 from forge.checkpoint.format.tensor_encoding import PLAIN_TYPES
-from forge.state import module_state
+from forge.state import module_state, optimizer_state
 
 _SHOWN = 4
 """Parameters that one message names."""
@@ -87,7 +88,7 @@ def nowhere(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Iterator[s
         _memory(leaf)
         for name, state in states.items()
         if name not in optimizers
-        for leaf in _leaves(state)
+        for leaf in filter(_is_plain, optimizer_state.tensors(state))
     }
     for name, optimizer in optimizers.items():
         found = [
@@ -97,19 +98,10 @@ def nowhere(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Iterator[s
             and not (_is_plain(parameter) and _memory(parameter) in saved)
         ]
         if found:
-            more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
             yield (
                 f"{name} trains parameters that nothing else given to forge.Run holds"
-                f" ({', '.join(found[:_SHOWN])}{more})"
+                f" ({messages.few(found, _SHOWN)})"
             )
-
-
-def _leaves(value: Any) -> Iterator[torch.Tensor]:
-    if _is_plain(value):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            yield from _leaves(one)
 
 
 def differences(

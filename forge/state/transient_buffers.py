@@ -39,9 +39,8 @@ class TransientBuffers:
         if not found:
             return
         self._first = {}
-        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         messages.warn(
-            f"{', '.join(found[:_SHOWN])}{more}: changed since the run began, but not saved"
+            f"{messages.few(found, _SHOWN)}: changed since the run began, but not saved"
             " (`persistent=False`): a resume starts with what the script puts there."
             " If it depends on the values, a resume is not exact: register with `persistent=True`."
         )

@@ -102,7 +102,7 @@ def _checkpoint_dir(where: Path) -> Path:
         raise CheckpointError(f"{where}: this job has not saved a checkpoint yet")
     jobs = [path.name for path in below if forge_dir(path).is_dir()]
     if jobs:
-        shown = ", ".join(jobs[:8]) + (" …" if len(jobs) > 8 else "")
+        shown = messages.few(jobs, 8)
         raise CheckpointError(f"{where}: has several jobs. Name one of them: {shown}")
     raise CheckpointError(f"{where}: has no checkpoint. {_EXPECTED}")
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from forge import messages
 from forge.config.schema import NanAction, NanConfig
 from forge.resilience.health import (
     NaNDetector,
@@ -131,9 +132,7 @@ class NanPolicy:
         if not math.isfinite(loss):
             own, problem = _Badness.loss, f"the loss is {loss}"
         elif culprits and self._config.check_gradients:
-            more = f" and {len(culprits) - 3} more" if len(culprits) > 3 else ""
-            own = _Badness.gradient
-            problem = f"the gradient of {', '.join(culprits[:3])}{more}"
+            own, problem = _Badness.gradient, f"the gradient of {messages.few(culprits, 3)}"
         elif not is_finite and not culprits:
             own = _Badness.overflow
         rank, size = place()

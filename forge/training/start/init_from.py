@@ -143,7 +143,9 @@ def _assign(content: Any, live: StateRegistry) -> _Found:
         others = [key for key in content if key != "state_dict"]
         name, module = _the_module(live)
         state = _renamed(content["state_dict"], module)
-        return _Found("its state_dict", {name: state}, [_shown(others)] if others else [])
+        return _Found(
+            "its state_dict", {name: state}, [messages.few(others, _SHOWN)] if others else []
+        )
     if any(isinstance(value, torch.Tensor) for value in content.values()):
         name, module = _the_module(live)
         return _Found("a state_dict", {name: _renamed(content, module)})
@@ -154,8 +156,8 @@ def _by_name(content: Mapping[Any, Any], live: StateRegistry, what: str) -> _Fou
     states = {
         name: content[name] for name in live.objects if isinstance(content.get(name), Mapping)
     }
-    others = [str(key) for key in content if key not in states]
-    return _Found(what, states, [_shown(others)] if others else [])
+    others = [key for key in content if key not in states]
+    return _Found(what, states, [messages.few(others, _SHOWN)] if others else [])
 
 
 def _the_module(live: StateRegistry) -> tuple[str, torch.nn.Module]:
@@ -215,11 +217,5 @@ def _sharded(value: Any, likes: Mapping[int, torch.Tensor]) -> Any:
 def _nothing_fits(content: Mapping[Any, Any], live: StateRegistry) -> str:
     return (
         f"expected the names given to forge.Run ({', '.join(live.objects)}), a state_dict, or a"
-        f" checkpoint of Lightning; found {_shown(content)}"
+        f" checkpoint of Lightning; found {messages.few(content, _SHOWN) or 'nothing'}"
     )
-
-
-def _shown(keys: Any) -> str:
-    names = [str(key) for key in keys]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more if names else "nothing"

@@ -113,9 +113,7 @@ def check_code(directory: Path, action: CodeChange) -> None:
     changed = job_dir.changed_code(directory)
     if not changed:
         return
-    text = f"the code changed since this job was first started: {', '.join(changed[:5])}"
-    if len(changed) > 5:
-        text += f" and {len(changed) - 5} more"
+    text = f"the code changed since this job was first started: {messages.few(changed, 5)}"
     if action is CodeChange.refuse:
         raise ConfigError(
             [

@@ -7,6 +7,7 @@ there; a new rank's is derived from that of rank 0. Sums are made in another ord
 
 from __future__ import annotations
 
+from forge import messages
 from forge.checkpoint import Checkpoint
 from forge.group.group import Group
 from forge.state import rng
@@ -35,8 +36,7 @@ def described(found: Checkpoint, now: int) -> str:
     """A sentence on what that means."""
     before = found.manifest.world_size
     names = found.differing("live.", "run.state.")
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    only = f" Of {', '.join(names[:_SHOWN])}{more} each rank had its own: rank 0's is taken."
+    only = f" Of {messages.few(names, _SHOWN)} each rank had its own: rank 0's is taken."
     return (
         f"{found.path.name} was saved by {before} ranks and is resumed by {now}: sums are made in"
         f" another order from here on, so that the run ends with other last bits than one with"
