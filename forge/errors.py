@@ -261,13 +261,6 @@ class RehearsalFailed(ForgeError):
 class JobTraceback(Exception):
     """What an exception was raised from, as it was in the job's own process."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-
-    def __str__(self) -> str:
-        return f"\n{self.text}"
-
 
 class Exit(SystemExit):
     """Ends the process with `code`; not an `Exception`, so that no `except` takes it for a bug.

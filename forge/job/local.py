@@ -175,10 +175,8 @@ class LocalJob(Job):
         """When and how it ended, by its supervisor's end where that could not report."""
         report = read_json(self.forge / f"{REPORT}{suffix(rank)}")
         if report is None:
-            code, at = (
-                os.waitstatus_to_exitcode(self._statuses[supervisor]),
-                self._ended[supervisor],
-            )
+            code = os.waitstatus_to_exitcode(self._statuses[supervisor])
+            at = self._ended[supervisor]
             if code < 0:
                 killed = Outcome(-9, is_supervisor_lost=True, is_command=self._is_command)
                 return at, replace(killed, asked=self._asked_for(killed))

@@ -69,5 +69,5 @@ def _stored(directory: Path) -> JobReturn | None:
     if shown:
         frames, origin = shown  # no pickle of an error keeps them
         raised = of_hydra.outcome(found).with_traceback(tracebacks.made_again(frames))
-        raised.__cause__ = JobTraceback(origin) if origin else None
+        raised.__cause__ = JobTraceback(f"\n{origin}") if origin else None
     return found

@@ -209,10 +209,7 @@ def catches(pid: int, signum: int) -> bool:
 
 def is_resource_tracker(pid: int) -> bool:
     """Whether it is multiprocessing's helper that removes shared memory once its owner is gone."""
-    try:
-        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+    return "multiprocessing.resource_tracker" in command(pid)
 
 
 def command(pid: int) -> str:
@@ -240,35 +237,32 @@ def _is_alive(pid: int) -> bool:
     return pid in _parents()
 
 
-def end_descendants(job: str | None, save_s: float) -> int:
+def end_descendants(job: str | None, save_s: float) -> None:
     """End every descendant: SIGTERM, and SIGKILL where that has not ended them in a second.
 
     Args:
         job: The mark of the job that they belong to; None: they belong to none.
         save_s: Seconds for those with the mark of another job: a sweep that main has started in
             this one, whose jobs save first.
-    Returns:
-        How many processes were ended by SIGKILL.
     """
     first = descendants()
     for pid in first:
         send(pid, signal.SIGTERM)
     left = wait_gone(first, _GRACE_S)
     wait_gone([pid for pid in left if variable(pid, TOKEN) not in (None, job)], save_s)
-    return kill_descendants()
+    kill_descendants()
 
 
-def kill_descendants() -> int:
+def kill_descendants() -> None:
     """SIGKILL every descendant, those that are born meanwhile too."""
-    killed = 0
     for _ in range(20):  # a pool that restarts its workers is outrun, a fork bomb is not
         left = descendants()
         if not left:
-            break
+            return
         # A tracker of multiprocessing removes what the others shared, once they are gone.
         trackers = [pid for pid in left if is_resource_tracker(pid)]
         others = [pid for pid in left if pid not in trackers]
-        killed += sum(send(pid, signal.SIGKILL) for pid in others or trackers)
+        for pid in others or trackers:
+            send(pid, signal.SIGKILL)
         wait_gone(others or trackers, 1.0)
         wait_gone(trackers, 1.0)
-    return killed

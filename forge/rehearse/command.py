@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # which ends the script, too
     try:
         rehearsal = Rehearsal(command, root.absolute(), options.timeout_s, options.steps)
-        code = verdicts.rehearse(rehearsal, wanted)
+        code = verdicts.Verdict(rehearsal, wanted).rehearse()
     except KeyboardInterrupt:
         code = int(ExitCode.INTERRUPTED)
     if code == 0 and options.directory is None:

@@ -191,11 +191,6 @@ class Verdict:
         return not found
 
 
-def rehearse(rehearsal: Rehearsal, wanted: Wanted) -> int:
-    """0: every run ended as the first; 1: not all did; 2: there is nothing to compare."""
-    return Verdict(rehearsal, wanted).rehearse()
-
-
 def _row(run: Run, ended: str = "", *below: str) -> None:
     row = f"{run.name:<14} {run.took_s:6.1f} {run.num_steps:>6}  {run.trace():<40} {ended}"
     say("\n  ".join([row.rstrip(), *below]))

@@ -26,6 +26,7 @@ from forge.shutdown import stopping
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
 from forge.training.loop.evaluations import Evaluations
+from forge.training.loop.loops import Loops
 from forge.training.loop.plain import PlainLoops
 from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import NESTED
@@ -72,19 +73,23 @@ class Run:
         return self._session if self._session is not None else self._plain
 
     @property
+    def _loops(self) -> Loops | PlainLoops:
+        return self._session.loops if self._session is not None else self._plain
+
+    @property
     def step(self) -> int:
         """Steps done."""
-        return self._session.loops.step if self._session is not None else self._plain.step
+        return self._loops.step
 
     @property
     def epoch(self) -> int:
         """The epoch of `epochs`, else of the loader that is being read; 0 without one."""
-        return self._session.loops.epoch if self._session is not None else self._plain.epoch
+        return self._loops.epoch
 
     @property
     def batch(self) -> int:
         """Batches of this pass through the loader that were done."""
-        return self._session.loops.batch if self._session is not None else self._plain.batch
+        return self._loops.batch
 
     @property
     def resumed_from(self) -> str | None:
@@ -143,11 +148,10 @@ class Run:
             raise ForgeError("Run.steps() needs `with forge.Run(...) as run:` around the loop")
         number = math.inf if n is None else n
         first = loaders[0] if loaders else None
-        inner = self._inner
-        if inner.is_in_step:
+        if self._loops.is_in_step:
             raise ForgeError(NESTED)
         others = [self.loader(one) for one in loaders[1:]]
-        steps = inner.steps(number, first)
+        steps = self._inner.steps(number, first)
         return _joined(steps, others) if others else steps
 
     def loader(self, loader: Iterable[Any]) -> ResumableLoader:
@@ -168,7 +172,7 @@ class Run:
         Raises:
             ForgeError: Inside a loop.
         """
-        if self._inner.is_in_step or self._inner.is_in_epochs:
+        if self._loops.is_in_step or self._loops.is_in_epochs:
             raise ForgeError(
                 "run.loader() was called inside the loop, which would make one more each time: move"
                 " it above the loop."
@@ -241,7 +245,7 @@ class Run:
         Raises:
             ForgeError: Where one of the objects was not given to `forge.Run`, and outside a step.
         """
-        if not self._inner.is_in_step:
+        if not self._loops.is_in_step:
             raise ForgeError(
                 "run.update() was called outside a step, where nothing is counted or saved: call it"
                 " inside `for step, batch in run.steps(n, loader):`, or inside run.batches."

@@ -279,16 +279,6 @@ class Session:
             messages.warn("The process that started this one is gone: saving and exiting")
             os.kill(os.getpid(), signal.SIGTERM)
 
-    @property
-    def is_in_step(self) -> bool:
-        """Whether the user's code runs in a step of a loop."""
-        return self.loops.is_in_step
-
-    @property
-    def is_in_epochs(self) -> bool:
-        """Whether it runs inside the loop over `run.epochs`."""
-        return self.loops.is_in_epochs
-
     # -- the loop, and what follows ------------------------------------------------------------
 
     def _begin_loop(self) -> None:

@@ -13,12 +13,12 @@ import started
 from forge.errors import RehearsalFailed
 from forge.jobdir import job_dir, ledger
 from forge.jobdir.job_files import REHEARSAL
-from forge.rehearse import rehearsal, verdicts
+from forge.rehearse import rehearsal
 from forge.rehearse.command import main
 from forge.rehearse.comparing import differing_leaves, differing_values
 from forge.rehearse.plan import plan, seconds_of, signals_of
 from forge.rehearse.rehearsal import Rehearsal, Run, Strike
-from forge.rehearse.verdicts import Wanted
+from forge.rehearse.verdicts import Verdict, Wanted
 from forge.training.loop import strikes
 
 
@@ -225,7 +225,7 @@ class Ended:
 def test_what_is_measured_of_the_machine_is_left_out_by_name(capsys):
     """Times differ in every run; a loss that does not is compared."""
     hit = ("SIGKILL", ledger.Progress(1, 2, 0.0, None))
-    assert verdicts.rehearse(Ended(hit), Wanted(times=2)) == 0
+    assert Verdict(Ended(hit), Wanted(times=2)).rehearse() == 0
     said = capsys.readouterr().out
     assert "not compared, since undisturbed runs differ in them alone: seconds\n" in said
     assert said.endswith("identical, hit 2 times\n")
@@ -233,7 +233,7 @@ def test_what_is_measured_of_the_machine_is_left_out_by_name(capsys):
 
 def test_runs_that_nothing_hit_are_not_called_identical(capsys):
     """A policy may ignore the signals: then nothing was rehearsed."""
-    assert verdicts.rehearse(Ended(), Wanted(times=2)) == 2
+    assert Verdict(Ended(), Wanted(times=2)).rehearse() == 2
     assert "No run was hit" in capsys.readouterr().out
 
 
@@ -241,7 +241,7 @@ def test_where_time_is_short_there_are_fewer_disturbed_runs(capsys):
     """Rather than none: an answer of one run is an answer; and it is said."""
     hit = ("SIGKILL", ledger.Progress(1, 2, 0.0, None))
     ended = Ended(hit)
-    assert verdicts.rehearse(ended, Wanted(times=3, within_s=1e-9)) == 0
+    assert Verdict(ended, Wanted(times=3, within_s=1e-9)).rehearse() == 0
     assert ended.num_runs == 3
     said = capsys.readouterr().out
     assert "1 of 3 disturbed runs, for the time of --within" in said

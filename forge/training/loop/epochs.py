@@ -25,7 +25,7 @@ from forge.state import rng
 from forge.training.boundary import Boundary
 from forge.training.loop import shortened
 from forge.training.loop.loops import Loops, Phase, Place
-from forge.training.loop.steps import Steps
+from forge.training.loop.steps import Steps, close
 from forge.training.metrics import Metrics
 from forge.training.nan.update import Updater
 
@@ -69,14 +69,14 @@ class Epochs:
     def end(self) -> None:
         """After a break, where somebody still holds the iterators."""
         self._close_pass()
-        _close(self._last)
+        close(self._last)
         if self._kept is not None:
             raise self._kept
 
     def _close_pass(self) -> None:
         """After a break, where a progress bar perhaps still holds the iterator."""
         self._may_stop = False  # or what has followed the pass already would follow it again
-        _close(self._pass)
+        close(self._pass)
         self._may_stop = True
 
     def _epochs(self, count: int) -> Generator[int, None, None]:
@@ -225,9 +225,3 @@ class Epochs:
         self._boundary.end_pass(
             place.epoch + 1, is_first=is_first, may_stop=may_stop, is_left=is_left
         )
-
-
-def _close(one: weakref.ref[Generator[Any, None, None]] | None) -> None:
-    loop = one() if one is not None else None
-    if loop is not None:
-        loop.close()

@@ -10,7 +10,7 @@ from forge.data.position import Position
 from forge.errors import ForgeError
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.resumable_loader import ResumableLoader
-from forge.training.loop.steps import again
+from forge.training.loop.steps import again, close
 from forge.training.nan.update import Updater
 
 
@@ -61,9 +61,7 @@ class PlainLoops:
             while self.epoch < n and not self.is_finished:
                 self._position = None
                 yield self.epoch
-                one = self._pass() if self._pass is not None else None
-                if one is not None:
-                    one.close()  # left by a break, and somebody still holds the iterator
+                close(self._pass)
                 self._evaluations.is_after_pass = False
                 self.epoch += 1
         finally:

@@ -34,6 +34,13 @@ def again(n: float, step: int) -> str:
     )
 
 
+def close(one: weakref.ref[Generator[Any, None, None]] | None) -> None:
+    """End a loop that was left by a break, where somebody still holds its iterator."""
+    loop = one() if one is not None else None
+    if loop is not None:
+        loop.close()
+
+
 class Steps:
     """The loops of one attempt, one after the other."""
 
@@ -66,9 +73,7 @@ class Steps:
 
     def end(self) -> None:
         """After a break, where somebody still holds the iterator."""
-        loop = self._last() if self._last is not None else None
-        if loop is not None:
-            loop.close()
+        close(self._last)
 
     def _loop(self, n: float, loader: Iterable[Any] | None) -> Generator[Any, None, None]:
         loops = self._loops
