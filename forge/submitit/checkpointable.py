@@ -289,7 +289,7 @@ class _Attempt:
             code = ending.code if isinstance(ending.code, int) else 1
             text = ending.text if isinstance(ending, Exit) else f"sys.exit({ending.code!r})"
             said = ending.reason if isinstance(ending, Exit) else None
-            is_stop = code in (ExitCode.REQUEUE, 128 + (received or 0))
+            is_stop = code in (ExitCode.REQUEUE, None if received is None else 128 + received)
         else:
             # With a signal: it hit a helper first, or the task stumbled over it.
             code = self._handler.exit_code if is_stop else 1

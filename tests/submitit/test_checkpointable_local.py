@@ -51,6 +51,7 @@ class Submitted:
 JOBS = {
     "good": ((light.value, 20), {"summand": 2}),
     "bad": ((light.fail,), {}),
+    "leaves": ((light.leave, 128), {}),
     "without a run": (
         (light.wait_without_a_run,),
         {"policy": HASTY | {"requeue": {"no_progress_limit": 2}}},
@@ -91,6 +92,12 @@ def test_a_task_s_value_and_its_error_are_the_job_s(jobs):
     with pytest.raises(FailedJobError, match="ValueError: no such luck"):
         jobs["bad"].result()
     assert len(jobs["bad"].noted("starts")) == 1
+
+
+def test_a_code_that_is_128_and_no_signal_is_the_task_s_own(jobs):
+    """Nobody has stopped it: taken for a stop, Slurm would run it again as at a time limit."""
+    with pytest.raises(FailedJobError, match=r"sys\.exit\(128\); not started again: sys\.exit"):
+        jobs["leaves"].result()
 
 
 def test_a_loop_without_boundaries_is_warned_at_its_first_update_and_fails_at_the_deadline(jobs):

@@ -1,6 +1,7 @@
 """What the tests submit that trains nothing: without torch a job starts in half the time."""
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -34,6 +35,11 @@ def wait_without_a_run(folder):
     begin(folder)
     note(folder, "waits", os.getpid())
     time.sleep(600)
+
+
+def leave(notes, code):
+    """Ends by itself, as a script of anybody's may."""
+    sys.exit(code)
 
 
 def fail(folder):
