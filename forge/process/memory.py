@@ -103,15 +103,15 @@ def free_bytes(meminfo: str = _MEMINFO, own: str = _OWN, root: str = _ROOT) -> i
 def oom_kills(own: str = _OWN, root: str = _ROOT) -> int | None:
     """Processes of this cgroup that the kernel has killed for memory; None where nobody counts.
 
-    In a container that sees its own cgroup alone, that one is mounted at the top.
-
     Args:
         own: Says which cgroups this process is in.
         root: Where they are mounted.
     """
-    files = ("memory.events", "memory.oom_control")
-    counts = (_count(folder / files[is_v1]) for folder, is_v1 in _folders(own, root))
-    return next((one for one in counts if one is not None), None)
+    for folder, is_v1 in _folders(own, root):
+        count = _count(folder / ("memory.oom_control" if is_v1 else "memory.events"))
+        if count is not None or not is_v1:  # those above it count what others have, too
+            return count
+    return None
 
 
 def _count(file: Path) -> int | None:
