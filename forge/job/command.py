@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from forge.config.schema import HangAction
 from forge.job.hang_watch import HangWatch
 from forge.job.supervisor import ORPHANED_S, Supervisor
-from forge.jobdir.job_files import PROGRESS, RANK, RECOVERS, REPORT, STACKS, forge_dir, suffix
+from forge.jobdir.job_files import PROGRESS, RANK, RECOVERS, REPORT, forge_dir, suffix
 from forge.jobdir.plan import ExecPlan, JobPlan
 from forge.process import processes
 
@@ -138,8 +138,7 @@ def supervisor_of(
         early: File with the names of signals that came before it, where there is one.
     """
     rank, rule = int(environment.get(RANK) or 0), environment.get(RECOVERS)
-    for name in (PROGRESS, STACKS):  # of a job that this one runs in
-        environment.pop(name, None)
+    environment.pop(PROGRESS, None)  # of a job that this one runs in
     shared: tuple[Any, ...] = (
         *(environment, output, plan.actions, plan.timeout_s),
         *(forge_dir(directory) / f"{REPORT}{suffix(rank)}", parent),

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
+
+from forge.process.stacks import settled
 
 _BUFFER = "TORCH_FR_BUFFER_SIZE"
 _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
@@ -19,7 +20,6 @@ _FILE = "TORCH_FR_DUMP_TEMP_FILE"
 _RECORDS = "2000"  # torch's own default, which its pipe does not take for granted
 _WRITES_S = 5.0
 """Seconds until the file is there: torch looks at its pipe once a second."""
-_MOST_BYTES = 2**26
 
 
 def environ(forge: Path, given: Mapping[str, str]) -> dict[str, str]:
@@ -31,11 +31,8 @@ def environ(forge: Path, given: Mapping[str, str]) -> dict[str, str]:
     """
     if _PIPE in given or not _has_pipes(forge):
         return {}
-    wanted = {
-        _BUFFER: _RECORDS,
-        _PIPE: str(forge / "nccl_"),
-        _FILE: str(forge / "nccl_trace_"),
-    }
+    files = {_PIPE: str(forge / "nccl_"), _FILE: str(forge / "nccl_trace_")}
+    wanted = {_BUFFER: _RECORDS, **files}
     return {name: value for name, value in wanted.items() if name not in given}
 
 
@@ -73,12 +70,7 @@ def collect(given: Mapping[str, str], rank: int, to: Path) -> Generator[None, No
         os.write(fd, b"1")
     finally:
         os.close(fd)
-    deadline, size, is_growing = time.monotonic() + _WRITES_S, 0, True
-    while is_growing and time.monotonic() < deadline:
-        yield
-        now = _size(file)
-        size, is_growing = now, now == 0 or now > size
-    if not 0 < size < _MOST_BYTES:
+    if not (yield from settled(lambda: _size(file), _WRITES_S, _WRITES_S)):
         return False
     shutil.copyfile(file, to)
     return True
@@ -87,5 +79,5 @@ def collect(given: Mapping[str, str], rank: int, to: Path) -> Generator[None, No
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except OSError:
+    except FileNotFoundError:
         return 0

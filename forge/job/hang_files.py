@@ -24,6 +24,7 @@ from forge.errors import Untrusted
 from forge.filesystem.files import open_file, write_all, write_atomically
 from forge.job.padded import write_padded
 from forge.jobdir.job_files import HANG, read_json, suffix, write_json
+from forge.process.progress import Section
 
 _BYTES = 512
 """Of a question."""
@@ -46,15 +47,15 @@ class Question:
     rank: int
     """Who asks."""
     time: float
-    """When; with rank and attempt it names the question."""
+    """When."""
     phase: Phase = Phase.expired
     folder: str = ""
     """Where the stacks go, once it is a hang; in the job's directory."""
 
     @property
     def name(self) -> str:
-        """No other question has it."""
-        return f"{self.attempt}-{self.rank}-{self.time}"
+        """No other question has it, and none of its other phases."""
+        return f"{self.attempt}-{self.rank}-{self.time}-{self.phase.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ class Answer:
     """How the task of a rank is."""
 
     question: str
-    phase: Phase
+    """Its name."""
     rank: int
     node: str
     pid: int
@@ -70,13 +71,12 @@ class Answer:
     section: str
     step: int
     count: int
+    """Grows with every progress."""
     waited_s: float
     """Seconds without progress; those in which it was stopped or traced do not count."""
     limit_s: float
     """Of its section; 0 where there is none."""
     is_expired: bool
-    is_outside: bool
-    """Whether it is before its Run, or after it."""
     is_suspended: bool
     """Stopped, or in a debugger."""
     is_stopping: bool
@@ -87,90 +87,79 @@ class Answer:
     """The innermost frame."""
 
     @property
-    def place(self) -> tuple[int, str, int, int]:
-        """What changes with every progress."""
-        return self.pid, self.section, self.step, self.count
+    def is_outside(self) -> bool:
+        """Whether it is before its Run, or after it."""
+        return self.section == Section.outside.name
 
 
-def ask(forge: Path, question: Question) -> bool:
-    """Ask it, unless somebody has asked already; returns whether it was asked.
-
-    Raises:
-        OSError: Where it cannot be written.
-    """
-    path = forge / HANG
+def ask(forge: Path, question: Question) -> None:
+    """Ask it, unless somebody has asked already. Raises OSError where it cannot be written."""
     try:
-        fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        fd = open_file(forge / HANG, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
-        return False
+        return
     try:
-        write_all(fd, json.dumps(_plain(question)).ljust(_BYTES).encode())
+        write_all(fd, _text(question).encode())
     except OSError:  # a full disk: half a question would never be answered
         withdraw(forge)
         raise
     finally:
         os.close(fd)
-    return True
 
 
 def ask_for_stacks(forge: Path, question: Question, folder: str) -> Question:
     """The wrapper's: it is a hang. Raises OSError where nobody could answer: on a full disk."""
     moved = replace(question, phase=Phase.stacks, folder=folder)
-    write_atomically(forge / HANG, json.dumps(_plain(moved)).ljust(_BYTES))
+    write_atomically(forge / HANG, _text(moved))
     return moved
 
 
 def end(forge: Path, question: Question) -> None:
     """The wrapper's: all kill their tasks. Raises OSError where this cannot be written."""
-    moved = replace(question, phase=Phase.end)
-    write_padded(forge / HANG, json.dumps(_plain(moved)), _BYTES)
+    write_padded(forge / HANG, _text(replace(question, phase=Phase.end)), _BYTES)
 
 
 def withdraw(forge: Path) -> None:
     """There is nothing to answer any more."""
-    with contextlib.suppress(FileNotFoundError):
-        (forge / HANG).unlink()
+    (forge / HANG).unlink(missing_ok=True)
 
 
 def read(forge: Path, attempt: int) -> Question | None:
-    """The question of this attempt; None where there is none, or only half of one."""
+    """The question of this attempt; None where there is none, or only half of one.
+
+    Raises:
+        TypeError, LookupError: Where another forge has written it. So does `answer_of`.
+    """
     # Opening the directory has a network file system ask for its names again.
     with contextlib.suppress(OSError):
         os.close(os.open(forge, os.O_RDONLY))
     content = _read(forge / HANG)
-    try:
-        question = Question(**{**content, "phase": Phase[content["phase"]]})
-    except (TypeError, LookupError):
+    if content.get("attempt") != attempt:
         return None
-    return question if question.attempt == attempt else None
+    return Question(**{**content, "phase": Phase[content["phase"]]})
 
 
 def answer(forge: Path, given: Answer) -> None:
     """Answer for a rank. Raises OSError where it cannot be written."""
-    write_json(_answer(forge, given.rank), _plain(given))
+    write_json(_answer(forge, given.rank), asdict(given))
 
 
 def answer_of(forge: Path, rank: int, question: Question) -> Answer | None:
     """What a rank has answered to this question in this phase; None: nothing so far."""
     content = _read(_answer(forge, rank))
-    try:
-        given = Answer(**{**content, "phase": Phase[content["phase"]]})
-    except (TypeError, LookupError):
-        return None
-    is_of_it = (given.question, given.phase) == (question.name, question.phase)
-    return given if is_of_it else None
+    return Answer(**content) if content.get("question") == question.name else None
 
 
 def _answer(forge: Path, rank: int) -> Path:
     return forge / f"{HANG}.answer{suffix(rank)}"
 
 
-def _plain(one: Question | Answer) -> dict[str, Any]:
-    return asdict(one) | {"phase": one.phase.name}
+def _text(question: Question) -> str:
+    """Long enough to be written again in its place."""
+    return json.dumps(asdict(question) | {"phase": question.phase.name}).ljust(_BYTES)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
+    with contextlib.suppress(Untrusted):  # somebody else's: nobody of this job asks anything
         return read_json(path) or {}
-    except Untrusted:  # somebody else's: nobody of this job asks anything
-        return {}
+    return {}

@@ -30,9 +30,9 @@ TICK_S = 0.5
 """Of the supervisor; twice as much is the most that counts of one."""
 _BUSY_TICK_S = 0.05
 """While stacks are being written."""
-_STANDING, _MOVING = (0.05, 10.0), (0.2, 60.0)
-"""Another rank's question is looked for after this part of the limit, and at least so often: while
-steps go on seldom, since a thousand ranks look at the same disk."""
+_LOOK, _LOOK_S, _MOVING = 0.05, 10.0, 6
+"""Another rank's question is looked for after this part of the limit, and at least so often; while
+steps go on so many times less often, since a thousand ranks look at the same disk."""
 _AGAIN_S = 10.0
 """Until it asks again, where it could not."""
 _PROCESSES = 64
@@ -52,12 +52,12 @@ class HangWatch:
         self._forge = forge
         self._rank = int(environment.get(RANK) or 0)
         self._attempt = int(environment.get(ATTEMPT) or 0)
-        self._page, self._stacks = Page.create(), stacks.StackPages.create()
+        self._page = Page.create()
         recorder = {}
         if int(environment.get(RANKS) or 1) > 1:
             recorder = flight_recorder.environ(forge, environment)
         self._given = {**environment, **recorder}
-        self.environ: dict[str, str] = {**recorder, **self._page.environ, **self._stacks.environ}
+        self.environ: dict[str, str] = {**recorder, **self._page.environ}
         """What is added to the environment of the task."""
         self._record = Record()
         self._waited_s = 0.0
@@ -109,17 +109,14 @@ class HangWatch:
     @property
     def _look_s(self) -> float:
         """Seconds between two looks for another rank's question: few, once it may concern us."""
-        limit_s = self._limit_s or math.inf
-        often, seldom = (
-            min(max(limit_s * share, TICK_S), most_s) for share, most_s in (_STANDING, _MOVING)
-        )
-        return often if self._waited_s >= often else seldom
+        often_s = min(max(_LOOK * (self._limit_s or math.inf), TICK_S), _LOOK_S)
+        return often_s if self._waited_s >= often_s else _MOVING * often_s
 
     def _count(self, passed_s: float) -> None:
         record = self._page.read() or self._record  # None: torn, so look again
-        if record.section is not Section.outside and not self._page.is_held(record.pid):
+        if record.section is not Section.outside and not self._page.is_held():
             record = replace(record, section=Section.outside, limit_s=0.0)  # it was killed there
-        if record.place != self._record.place:
+        if record.count != self._record.count:
             self._waited_s = self._asks_at_s = 0.0
         elif (
             record.section is not Section.outside
@@ -143,7 +140,7 @@ class HangWatch:
         before, now = self._question, hang_files.read(self._forge, self._attempt)
         if now is None and before is not None:  # settled: asked again after twice the time
             self._asks_at_s = 2 * self._waited_s
-        if now is not None and (before is None or (before.name, before.phase) != _key(now)):
+        if now is not None and now != before:
             if now.phase is Phase.expired:
                 hang_files.answer(self._forge, self._answer(now))
             elif now.phase is Phase.stacks:
@@ -156,7 +153,6 @@ class HangWatch:
         record = self._record
         return Answer(
             question=question.name,
-            phase=question.phase,
             rank=self._rank,
             node=os.environ.get("SLURMD_NODENAME", "") or os.uname().nodename,
             pid=record.pid,
@@ -166,7 +162,6 @@ class HangWatch:
             waited_s=round(self._waited_s, 1),
             limit_s=self._limit_s,
             is_expired=self._is_expired,
-            is_outside=record.section is Section.outside,
             is_suspended=any(map(processes.is_suspended, self._pids(record.pid))),
             is_stopping=self._is_stopping,
         )
@@ -175,7 +170,7 @@ class HangWatch:
         """Stacks, the kernel's view and NCCL's records, into the hang's folder; then the answer."""
         folder = self._forge.parent / question.folder
         pids = self._pids(known.pid)[:_PROCESSES]
-        found = yield from self._stacks.gather(pids)
+        found = yield from stacks.gather(self._page.fd, pids)
         said = ", ".join(f"{name}={value}" for name, value in asdict(known).items() if value != "")
         parts = [
             f"{said}\nThe stacks of main threads; at the end those of all, if it was killed.\n"
@@ -187,18 +182,17 @@ class HangWatch:
             )
             parts.append(f"In the kernel:\n{stacks.in_kernel(pid)}")
         frames = next((f for pid in pids if (f := stacks.main_frames(found.get(pid, "")))), [])
-        own = stacks.own_frame(frames)
         write_atomically(folder / f"rank_{self._rank}.txt", "".join(parts))
         to = folder / f"nccl_{self._rank}.bin"
         yield from flight_recorder.collect(self._given, self._rank, to)
         now = self._answer(question)  # it may have moved on meanwhile
-        now = replace(now, line=str(own or ""), inside=str(frames[0]) if frames else "")
+        now = replace(now, line=stacks.own_frame(frames), inside=frames[0] if frames else "")
         hang_files.answer(self._forge, now)
 
     def _gather_last(self, question: Question) -> Generator[None, None, None]:
         """The stacks of all threads, of a task that is killed then."""
         pids = self._pids(self._record.pid)[:_PROCESSES]
-        found = yield from self._stacks.gather(pids, is_last=True)
+        found = yield from stacks.gather(self._page.fd, pids, is_last=True)
         parts = [f"\n== all threads of process {pid}\n{found[pid]}" for pid in pids if found[pid]]
         path = self._forge.parent / question.folder / f"rank_{self._rank}.txt"
         with contextlib.suppress(OSError):  # a full disk does not keep it from its end
@@ -208,7 +202,3 @@ class HangWatch:
         """All processes of the task, the one that trains first: a worker of its may be debugged."""
         others = [pid for pid in processes.descendants() if pid != first]
         return [first, *others] if first else others
-
-
-def _key(question: Question) -> tuple[str, Phase]:
-    return question.name, question.phase

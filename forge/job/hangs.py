@@ -16,7 +16,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,6 @@ _ANSWER_S = 120.0
 """Seconds for all ranks to say how they are: they look for a question every minute."""
 _STACKS_S = 60.0
 """Seconds for all ranks to gather their stacks."""
-_TORN_S = 10.0
-"""Seconds after which half a question has nobody any more who writes the rest."""
 _REST_S, _TICK_S = 2.0, 2.0
 """Between two looks while nobody asks; the most that counts of what lies between two looks, since
 the wrapper may be stopped with its whole job, which then has to answer first."""
@@ -93,14 +91,14 @@ class Hangs:
         self._asked: Question | None = None
         self._waited_s = 0.0
         """Since its phase was first seen."""
-        self._torn_s = 0.0
-        """Since half a question was."""
         self._looked = time.monotonic() - _REST_S
         self._answers: dict[int, Answer] = {}
         """Of this phase."""
         self._before: dict[int, Answer] = {}
         """The answers of the first phase."""
         self._ended_for: Hang | None = None
+        self._is_blind = False
+        """Whether it was said in this attempt that this cannot be looked at."""
 
     def begin(self, attempt: int) -> None:
         """Nothing of an earlier attempt counts any more.
@@ -108,20 +106,15 @@ class Hangs:
         Args:
             attempt: The number of the one that begins.
         """
-        self._attempt, self._asked, self._ended_for = attempt, None, None
+        self._attempt, self._asked, self._ended_for, self._is_blind = attempt, None, None, False
         for path in self._forge.glob(f"{HANG}*"):
             path.unlink(missing_ok=True)
 
-    def look(
-        self,
-        gone: Mapping[int, bool],
-        suspended: Callable[[], Collection[int]] = tuple,
-    ) -> None:
+    def look(self, gone: Mapping[int, bool]) -> None:
         """At each tick of the wrapper: take a question one phase further.
 
         Args:
             gone: Ranks that have ended, and whether that was a failure.
-            suspended: Names those whose supervisors are stopped, where that is known from here.
         """
         if self._action is HangAction.ignore or self._ended_for is not None:
             return
@@ -130,15 +123,17 @@ class Hangs:
             return
         self._looked += passed_s
         self._waited_s += min(passed_s, _TICK_S)
-        self._torn_s += min(passed_s, _TICK_S)
         failed = [rank for rank, has_failed in gone.items() if has_failed]
         try:
-            self._look(set(range(self._ranks)) - gone.keys(), failed, suspended)
-        except OSError as error:  # a full disk, say: the question stays, and so does the job
-            if self._asked is not None:
-                self._say(f"whether the job hangs cannot be found out: {error}")
+            self._look(set(range(self._ranks)) - gone.keys(), failed)
+        except Exception as error:  # noqa: BLE001 - what watches a job never ends it
+            if not self._is_blind:
+                self._is_blind = True
+                what = f"{type(error).__name__}: {error}"
+                self._say(f"whether the job hangs cannot be found out: {what}")
+            self._asked = None
+            with contextlib.suppress(OSError):  # the same disk
                 hang_files.withdraw(self._forge)
-                self._asked = None
 
     def explain(self, outcome: Outcome) -> Outcome:
         """How an attempt ended, where it was ended for a hang; else as it was."""
@@ -152,64 +147,43 @@ class Hangs:
             text=str(hang),
             is_held=False,
             is_supervisor_lost=False,
-            hung_in=(hang.section, hang.step),
+            hung_at=hang.step,
         )
 
-    def _look(
-        self, live: set[int], failed: list[int], suspended: Callable[[], Collection[int]]
-    ) -> None:
-        question = hang_files.read(self._forge, self._attempt)
+    def _look(self, live: set[int], failed: list[int]) -> None:
+        if self._asked is None and (found := hang_files.read(self._forge, self._attempt)):
+            self._ask(found)
+        question = self._asked
         if question is None:
-            self._asked = None
-            self._clear_torn()
             return
-        if self._asked is None or self._asked.name != question.name:
-            self._ask(question)
-        question = self._asked or question  # a network disk may show an earlier one
         for rank in live - self._answers.keys():
             if (given := hang_files.answer_of(self._forge, rank, question)) is not None:
                 self._answers[rank] = given
         answers = {rank: one for rank, one in self._answers.items() if rank in live}
         waits_s = _ANSWER_S if question.phase is Phase.expired else _STACKS_S
         excuse = f"rank {failed[0]} has failed: the others may save and leave" if failed else ""
-        excuse = excuse or _excuse(answers, live, suspended())
+        excuse = excuse or _excuse(answers)
         if not excuse and live - answers.keys() and self._waited_s < waits_s:
             return
         if not excuse and not any(one.is_expired for one in answers.values()):
             excuse = "nobody waits any more"  # the one that has asked is out of its Run by now
         if question.phase is Phase.stacks and not excuse:
             excuse = _progress(self._before, answers)
-        if excuse or not answers:
-            self._withdraw(excuse)
+        if excuse:
+            self._withdraw(question, excuse)
         elif question.phase is Phase.expired:
             self._before = answers
-            self._ask_for_stacks(question)
+            self._ask(hang_files.ask_for_stacks(self._forge, question, self._make_folder()))
         else:
             self._act(question, {**self._before, **answers}, live)
-
-    def _ask_for_stacks(self, question: Question) -> None:
-        folder = self._make_folder()
-        try:
-            self._ask(hang_files.ask_for_stacks(self._forge, question, folder))
-        except OSError:
-            (self._directory / folder).rmdir()
-            raise
 
     def _ask(self, question: Question) -> None:
         self._asked, self._waited_s, self._answers = question, 0.0, {}
 
-    def _clear_torn(self) -> None:
-        """Half a question would keep everybody from asking another."""
-        if not (self._forge / HANG).exists():
-            self._torn_s = 0.0
-        elif self._torn_s > _TORN_S:
-            hang_files.withdraw(self._forge)
-
-    def _withdraw(self, why: str) -> None:
-        assert self._asked is not None
-        self._record("no hang", rank=self._asked.rank, because=why)
-        if self._asked.folder:
-            shutil.rmtree(self._directory / self._asked.folder, ignore_errors=True)
+    def _withdraw(self, question: Question, why: str) -> None:
+        self._record("no hang", rank=question.rank, because=why)
+        if question.folder:
+            shutil.rmtree(self._directory / question.folder, ignore_errors=True)
         hang_files.withdraw(self._forge)
         self._asked = None
 
@@ -224,7 +198,8 @@ class Hangs:
 
     def _act(self, question: Question, answers: dict[int, Answer], live: set[int]) -> None:
         hang = blame(question, answers, live)
-        then = _THEN[self._action]
+        then = "left alone" if self._action is HangAction.warn else "ended"
+        then = f"the job is {then} (`resilience.hang.action={self._action.name}`)"
         self._say(f"{hang}; {then}; stacks, and what to do, are in {question.folder}/summary.txt")
         log = f"{OUTPUT}{suffix(hang.rank)}"
         self._record(
@@ -248,24 +223,22 @@ class Hangs:
             self._ended_for = hang
 
 
-def _excuse(answers: dict[int, Answer], live: set[int], suspended: Collection[int]) -> str:
+def _excuse(answers: dict[int, Answer]) -> str:
     """Why a job whose rank waits does not hang; empty: it does."""
-    for rank in sorted(live):
-        given = answers.get(rank)
-        if rank in suspended or (given is not None and given.is_suspended):
+    for rank, given in sorted(answers.items()):
+        if given.is_suspended:
             return f"rank {rank} is stopped, or in a debugger"
-        if given is None or given.is_expired or given.is_outside:
-            continue
         if given.is_stopping:
             return f"rank {rank} was asked to stop"
-        return f"rank {rank} is in `{given.section}` for {given.waited_s:.0f} s, within its limit"
-    stopping = [rank for rank, given in answers.items() if given.is_stopping]
-    return f"rank {stopping[0]} was asked to stop" if stopping else ""
+        if not (given.is_expired or given.is_outside):
+            where = f"in `{given.section}` for {given.waited_s:.0f} s"
+            return f"rank {rank} is {where}, within its limit"
+    return ""
 
 
 def _progress(before: dict[int, Answer], now: dict[int, Answer]) -> str:
     for rank, given in sorted(now.items()):
-        if rank in before and before[rank].place != given.place:
+        if rank in before and before[rank].count != given.count:
             return f"rank {rank} has made progress since"
     return ""
 
@@ -278,15 +251,9 @@ def blame(question: Question, answers: dict[int, Answer], live: set[int]) -> Han
         answers: Of each rank that has answered.
         live: All ranks that have not ended.
     """
-    waited_s = max(one.waited_s for one in answers.values())
-    limit_s = max(one.limit_s for one in answers.values())
-    missing = sorted(live - answers.keys())
-    if missing:
-        because = "it does not answer; is its node there?"
-        behind = min(answers.values(), key=lambda one: one.step)
-        place = behind.section, behind.step, waited_s, limit_s
-        return Hang(missing[0], because, *place, "")
     left, because = list(answers.values()), "it is the only one"
+    if len(left) > 1:
+        because = "nothing tells it from the others; it was the first to say so"
     for narrow, why in (
         (_lowest, "it has done the fewest steps"),
         (_not_waiting, "the others wait in a collective"),
@@ -296,14 +263,12 @@ def blame(question: Question, answers: dict[int, Answer], live: set[int]) -> Han
         fewer = narrow(left)
         if len(fewer) < len(left):
             left, because = fewer, why
-    if len(left) == len(answers) > 1:
-        places = {(one.line, one.inside) for one in left}
-        because = "all ranks stand in the same place"
-        if len(places) > 1:
-            because = "the ranks stand in different places; it was the first to say so"
     found = next((one for one in left if one.rank == question.rank), left[0])
-    limits = found.waited_s, found.limit_s or limit_s
-    return Hang(found.rank, because, found.section, found.step, *limits, found.line)
+    limit_s = found.limit_s or max(one.limit_s for one in answers.values())
+    place = found.section, found.step, found.waited_s, limit_s
+    if missing := sorted(live - answers.keys()):
+        return Hang(missing[0], "it does not answer; is its node there?", *place, "")
+    return Hang(found.rank, because, *place, found.line)
 
 
 def _lowest(left: list[Answer]) -> list[Answer]:
@@ -330,20 +295,10 @@ def _not_in_torch(left: list[Answer]) -> list[Answer]:
 
 
 def _summary(hang: Hang, answers: dict[int, Answer], live: set[int]) -> dict[str, Any]:
-    ranks = {str(rank): asdict(one) | {"phase": one.phase.name} for rank, one in answers.items()}
-    return {
-        **asdict(hang),
-        "time": time.time(),
-        "missing": sorted(live - answers.keys()),
-        "ranks": ranks,
-    }
+    ranks = {str(rank): asdict(one) for rank, one in answers.items()}
+    return {**asdict(hang), "missing": sorted(live - answers.keys()), "ranks": ranks}
 
 
-_THEN = {
-    HangAction.warn: "it is left alone (`resilience.hang.action=warn`)",
-    HangAction.restart: "the job is ended (`resilience.hang.action=restart`)",
-    HangAction.halt: "the job is ended (`resilience.hang.action=halt`)",
-}
 _ADVICE = """
 If it was slow and did not hang: raise `resilience.hang.timeout_s`, or `resilience.hang.start_s` for
 the start, for first steps, saves and evaluations, and for compilations. A long evaluation shows

@@ -147,11 +147,8 @@ class LocalJob(Job):
         return self._statuses[child]
 
     def _look_for_hangs(self) -> None:
-        pids = dict(enumerate(self._ranks))
-        statuses = {rank: self._statuses.get(pid) for rank, pid in pids.items()}
-        gone = {rank: one != 0 for rank, one in statuses.items() if one is not None}
-        live = [(rank, pid) for rank, pid in pids.items() if rank not in gone]
-        self.hangs.look(gone, lambda: [r for r, pid in live if processes.is_suspended(pid)])
+        statuses = {rank: self._statuses.get(pid) for rank, pid in enumerate(self._ranks)}
+        self.hangs.look({rank: one != 0 for rank, one in statuses.items() if one is not None})
 
     def _has_failed(self) -> bool:
         """Whether a rank has, and others are there."""

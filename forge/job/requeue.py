@@ -41,8 +41,8 @@ class Outcome:
     """Whether it was a rule's recovery command, and the job's own has not run."""
     oom_kills: int = 0
     """Processes that were killed for memory meanwhile, by the count of the job's cgroup."""
-    hung_in: tuple[str, int] | None = None
-    """Section and step of the hang that the job itself ended it for."""
+    hung_at: int | None = None
+    """Steps done, at the hang that the job itself ended it for."""
 
     @classmethod
     def of_command(
@@ -166,8 +166,8 @@ class Counts:
     timeouts: int = 0
     failures: int = 0
     hangs: int = 0
-    last_hang: list[Any] = field(default_factory=list)
-    """Section and step of the last one, and how far the job's checkpoints had come by then."""
+    last_hang: list[int] = field(default_factory=list)
+    """Steps done at the last one, and how far the job's checkpoints had come by then."""
     no_progress: int = 0
     """Attempts in a row that saved nothing new."""
     unfair: int = 0
@@ -295,13 +295,13 @@ def decide(
 
 def _same_hang(outcome: Outcome, counts: Counts) -> str:
     """Why a hang that came again ends a job; empty where it is none. Accounts for it."""
-    if outcome.hung_in is None:
+    if outcome.hung_at is None:
         return ""
-    before, counts.last_hang = counts.last_hang, [*outcome.hung_in, counts.best_step]
+    # Not by the section: of ranks that wait for each other another one may be blamed next time.
+    before, counts.last_hang = counts.last_hang, [outcome.hung_at, counts.best_step]
     if before != counts.last_hang:
         return ""
-    section, step = outcome.hung_in
-    return f"it hung in `{section}` at step {step} before, and has saved nothing new since"
+    return f"it hung at step {outcome.hung_at} before, and has saved nothing new since"
 
 
 def _without_progress(counts: Counts, limits: RequeueLimits) -> str:

@@ -56,9 +56,8 @@ RANK = "FORGE_RANK"
 JOB_DIR = "FORGE_JOB_DIR"
 """Environment variable of a task: the job's directory."""
 PROGRESS = "FORGE_PROGRESS"
-"""Environment variable of a task: the page of memory in which it says what it is doing."""
-STACKS = "FORGE_STACKS"
-"""Environment variable of a task: memory that its stacks are written to when it hangs."""
+"""Environment variable of a task: the page of memory in which it says what it is doing, and behind
+which its stacks are written when it hangs."""
 ATTEMPT = "FORGE_ATTEMPT"
 """Environment variable of a task: the number of this attempt, from 1; for a rule's recovery
 command that of the attempt before it."""

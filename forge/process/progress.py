@@ -9,7 +9,8 @@ which the record stays the same, since it knows when the task was stopped or tra
 
 It lies in memory that both map. A mark is a few stores, which neither wait nor fail: a file could
 block the training on a network disk, or end it by SIGBUS once it is cut short. The page is filled
-when it is made, and sealed against being cut. Linux; elsewhere nothing is marked.
+when it is made, and sealed against being cut; behind it `stacks.py` has the task write what its
+threads stand in. Linux; elsewhere nothing is marked.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import secrets
 import struct
 import sys
 from collections.abc import Mapping
@@ -28,6 +30,7 @@ from forge.jobdir.job_files import PROGRESS
 _SIZE = mmap.PAGESIZE
 _SEQUENCE, _PID, _SECTION, _STEP, _COUNT, _LIMIT = range(6)
 """What the words of 8 bytes are; the sequence number is odd while the others are written."""
+_WORDS = struct.Struct("5qd")
 _FLOCK = "hhqqi4x"
 """Linux's struct flock: type, whence, start, length, pid."""
 
@@ -65,16 +68,11 @@ class Record:
     limit_s: float = 0.0
     """Seconds without a change until it hangs; 0 or infinite: it never does."""
 
-    @property
-    def place(self) -> tuple[int, Section, int, int]:
-        """What changes with every progress."""
-        return self.pid, self.section, self.step, self.count
-
 
 class Page:
     """The reader's side; the page exists as long as one of the two maps it."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int = -1) -> None:
         """Map what `create` has made; `fd` is closed with it. -1: there is none."""
         self.fd = fd
         self._memory = mmap.mmap(fd, _SIZE, access=mmap.ACCESS_READ) if fd >= 0 else None
@@ -83,20 +81,17 @@ class Page:
     def create(cls) -> Page:
         """Make one; where there can be none, one in which nobody ever writes."""
         if sys.platform != "linux":
-            return cls(-1)
+            return cls()
         import fcntl
 
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         try:
-            fd = os.memfd_create("forge-progress", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            fd = os.memfd_create(f"forge-{secrets.token_hex(8)}", flags)
+            os.write(fd, bytes(_SIZE))  # all the memory that marks will ever need
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         except OSError:  # a kernel or a sandbox without: nothing is watched, and all else works
-            return cls(-1)
-        try:
-            os.write(fd, bytes(_SIZE))  # all the memory it will ever need
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            return cls(fd)
-        except OSError:
-            os.close(fd)
-            return cls(-1)
+            return cls()
+        return cls(fd)
 
     @property
     def environ(self) -> dict[str, str]:
@@ -107,28 +102,19 @@ class Page:
         """What was written last; None while it is being written."""
         if self._memory is None:
             return Record()
-        with memoryview(self._memory) as plain, plain.cast("q") as words, plain.cast("d") as reals:
-            integers, limit_s = words[:_LIMIT].tolist(), reals[_LIMIT]
-            # A processor that stores in another order shows it in one of two readings.
-            if integers[_SEQUENCE] & 1 or (integers, limit_s) != (
-                words[:_LIMIT].tolist(),
-                reals[_LIMIT],
-            ):
-                return None
-        _, pid, section, step, count = integers
+        words = _WORDS.unpack_from(self._memory)
+        # A processor that stores in another order shows it in one of two readings.
+        if words[_SEQUENCE] & 1 or words != _WORDS.unpack_from(self._memory):
+            return None
+        _, pid, section, step, count, limit_s = words
         return Record(pid, Section(section), step, count, limit_s)
 
-    def is_held(self, pid: int) -> bool:
-        """Whether a process still marks here: not where it was killed, or runs another program."""
-        if self.fd < 0 or pid == os.getpid():  # a lock of our own is not shown
-            return True
+    def is_held(self) -> bool:
+        """Whether a process marks here: not the one that was killed, or runs another program."""
         import fcntl
 
         wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        try:
-            (kind, *_) = struct.unpack(_FLOCK, fcntl.fcntl(self.fd, fcntl.F_GETLK, wanted))
-        except OSError:  # a kernel that cannot say so
-            return True
+        kind, *_ = struct.unpack(_FLOCK, fcntl.fcntl(self.fd, fcntl.F_GETLK, wanted))
         return bool(kind != fcntl.F_UNLCK)
 
     def close(self) -> None:
@@ -144,7 +130,7 @@ class Marks:
 
     def __init__(self, fd: int = -1) -> None:
         """Map the page that `open` has found; -1: marks go nowhere."""
-        self._fd = fd
+        self._fd, self._pid = fd, os.getpid()
         self._count = 0
         self._words: memoryview | None = None
         if fd >= 0:
@@ -195,7 +181,7 @@ class Marks:
         self._count += 1
         sequence = words[_SEQUENCE] | 1  # odd already, where an exception came between
         words[_SEQUENCE] = sequence
-        words[_PID] = _pid
+        words[_PID] = self._pid
         words[_SECTION] = section
         words[_STEP] = step
         words[_COUNT] = self._count
@@ -223,13 +209,10 @@ class Marks:
 
 
 _open: list[Marks] = []
-_pid = os.getpid()
 
 
 def _forked() -> None:
     """A worker has the mapping of its parent; it is not what the parent does."""
-    global _pid
-    _pid = os.getpid()
     for marks in [*_open]:
         with contextlib.suppress(OSError):  # closed by whoever forked
             marks._forget()

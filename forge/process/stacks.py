@@ -1,54 +1,42 @@
 """What the threads of a process stand in, without its help: it may not answer any more.
 
-    supervisor   pages = StackPages.create(); starts the task with pages.environ; pages.gather(pids)
+    supervisor   starts the task with page.environ (`progress.py`); gather(page.fd, pids)
     task         register(os.environ)
 
 By a signal faulthandler writes the stack of the main thread; its handler is C, so it runs where a
 call holds the interpreter's lock, too. By another one it writes those of all Python threads, for a
-process that is to be killed: it reads them while they run, which can crash it. It writes into
-memory that the supervisor made: a disk may be what the process waits for. What hangs outside
+process that is to be killed: it reads them while they run, which can crash it. It writes behind
+the task's page of progress, in memory: a disk may be what the process waits for. What hangs outside
 Python is shown by the kernel, thread by thread. Linux; elsewhere nothing is gathered.
 Source: proc(5), faulthandler.register.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import signal
 import sys
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
-from forge.jobdir.job_files import STACKS
+from forge.jobdir.job_files import PROGRESS
 from forge.process import processes
 
 # Others than what writes stacks into the output. Not among those that a policy can name.
-SIGNAL: int | None = signal.SIGRTMAX - 3 if sys.platform == "linux" else None
-ALL_SIGNAL: int | None = signal.SIGRTMAX - 4 if sys.platform == "linux" else None
+SIGNAL: int = signal.SIGRTMAX - 3 if sys.platform == "linux" else 0
+ALL_SIGNAL: int = signal.SIGRTMAX - 4 if sys.platform == "linux" else 0
 _WRITES_S = 1.0
 """Seconds until a process has begun to write; one in the kernel's state D never does."""
 _ALL_S = 5.0
 """Seconds for all processes of a task."""
 _MOST_BYTES = 2**20
-_LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
-_NAME = "forge-stacks"
-_LINK = f"/memfd:{_NAME}"
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_NOT_THE_USERS = (_OURS, "/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
 _is_registered = False
 """In this process, or in the one that it was forked from."""
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
-
-class Frame(NamedTuple):
-    """A line of Python that a thread stands in."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
 
 
 def register(environ: Mapping[str, str]) -> None:
@@ -58,8 +46,8 @@ def register(environ: Mapping[str, str]) -> None:
         environ: The environment of this process.
     """
     global _is_registered
-    path = environ.get(STACKS, "")
-    if SIGNAL is None or ALL_SIGNAL is None or not path or _is_registered:
+    path = environ.get(PROGRESS, "")
+    if not path or _is_registered:
         return
     import faulthandler
 
@@ -72,121 +60,105 @@ def register(environ: Mapping[str, str]) -> None:
     _is_registered = True
 
 
-class StackPages:
-    """The supervisor's side: memory that the processes of its task write to."""
+def gather(
+    fd: int, pids: Iterable[int], *, is_last: bool = False
+) -> Generator[None, None, dict[int, str]]:
+    """Have processes write their stacks, one after the other; yields while it waits for them.
 
-    def __init__(self, fd: int) -> None:
-        """`fd` is what `create` has made; -1: there is none."""
-        self._fd = fd
-
-    @classmethod
-    def create(cls) -> StackPages:
-        """Make it; where that cannot be, only the kernel's view is gathered."""
-        if sys.platform != "linux":
-            return cls(-1)
-        try:
-            return cls(os.memfd_create(_NAME, os.MFD_CLOEXEC))
-        except OSError:  # a kernel or a sandbox without
-            return cls(-1)
-
-    @property
-    def environ(self) -> dict[str, str]:
-        """Variables by which a task finds it."""
-        return {} if self._fd < 0 else {STACKS: f"/proc/{os.getpid()}/fd/{self._fd}"}
-
-    def gather(
-        self, pids: Iterable[int], *, is_last: bool = False
-    ) -> Generator[None, None, dict[int, str]]:
-        """Have processes write their stacks, one after the other; yields while it waits for them.
-
-        Args:
-            pids: The most important first: there are seconds for all of them.
-            is_last: Whether they are killed then: those of all threads, not of the main one alone.
-        Returns:
-            pid -> what faulthandler wrote; empty for a process that does not react.
-        """
-        found: dict[int, str] = {}
-        number = ALL_SIGNAL if is_last else SIGNAL
-        deadline = time.monotonic() + _ALL_S
-        for pid in pids:
-            found[pid] = ""
-            if number is None or not (self._is_open_in(pid) and processes.catches(pid, number)):
-                continue
-            os.ftruncate(self._fd, 0)  # what is appended begins here
-            if time.monotonic() > deadline or not processes.send(pid, number):
-                continue
-            begins_by, size, is_growing = time.monotonic() + _WRITES_S, 0, True
-            while is_growing and time.monotonic() < (deadline if size else begins_by):
-                yield
-                now = os.fstat(self._fd).st_size
-                size, is_growing = now, now == 0 or now > size
-            found[pid] = os.pread(self._fd, _MOST_BYTES, 0).decode(errors="replace")
-        return found
-
-    def _is_open_in(self, pid: int) -> bool:
-        """Whether it is ours that a process writes to: a handler of its own is not for this."""
-        if self._fd < 0:
-            return False
-        folder = f"/proc/{pid}/fd"
-        try:
-            own = os.fstat(self._fd)
-            return any(
-                # By name first: to ask for a file's number may wait for a disk.
-                os.readlink(path).startswith(_LINK) and os.path.samestat(os.stat(path), own)
-                for path in (f"{folder}/{name}" for name in os.listdir(folder))
-            )
-        except OSError:  # it is gone, or has closed one meanwhile
-            return False
+    Args:
+        fd: Of the page that they write behind; -1: there is none.
+        pids: The most important first: there are seconds for all of them.
+        is_last: Whether they are killed then: those of all threads, not of the main one alone.
+    Returns:
+        pid -> what faulthandler wrote; empty for a process that does not react.
+    """
+    found: dict[int, str] = {}
+    number = ALL_SIGNAL if is_last else SIGNAL
+    deadline = time.monotonic() + _ALL_S
+    for pid in pids:
+        found[pid] = ""
+        if not (_is_open_in(pid, fd) and processes.catches(pid, number)):
+            continue
+        begin, left_s = os.fstat(fd).st_size, deadline - time.monotonic()
+        if left_s > 0 and processes.send(pid, number):
+            grown = functools.partial(_bytes_behind, fd, begin)
+            size = yield from settled(grown, _WRITES_S, left_s)
+            found[pid] = os.pread(fd, min(size, _MOST_BYTES), begin).decode(errors="replace")
+    return found
 
 
-def main_frames(text: str) -> list[Frame]:
+def _bytes_behind(fd: int, begin: int) -> int:
+    return os.fstat(fd).st_size - begin
+
+
+def settled(size: Callable[[], int], begins_s: float, ends_s: float) -> Generator[None, None, int]:
+    """Until what somebody else writes is there, and grows no more; yields while it waits.
+
+    Args:
+        size: Bytes that are there.
+        begins_s: Seconds until there are any.
+        ends_s: Seconds for all of them.
+    Returns:
+        How many they are.
+    """
+    began, found = time.monotonic(), 0
+    while time.monotonic() - began < (ends_s if found else min(begins_s, ends_s)):
+        yield
+        before, found = found, size()
+        if 0 < found <= before:
+            break
+    return found
+
+
+def _is_open_in(pid: int, fd: int) -> bool:
+    """Whether it is ours that a process writes to: a handler of its own is not for this."""
+    folder = f"/proc/{pid}/fd"
+    try:  # by name, which no other memory has: to ask for a file's number may wait for a disk
+        name = os.readlink(f"/proc/self/fd/{fd}")
+        return any(os.readlink(f"{folder}/{one}") == name for one in os.listdir(folder))
+    except OSError:  # it is gone, or has closed one meanwhile
+        return False
+
+
+def main_frames(text: str) -> list[str]:
     """The stack of a process's main thread, innermost first; empty where it is not shown.
 
     Args:
         text: What faulthandler has written of it: the main thread is the last of all threads.
     """
-    frames: list[Frame] = []
+    frames: list[str] = []
     for line in text.splitlines():
         if line == "...":  # there are more threads than it shows, and the main one is the last
             return []
         if line.startswith(("Thread ", "Current thread ", "Stack (")):
             frames = []
         elif line.startswith('  File "'):
-            file, _, rest = line.removeprefix('  File "').rpartition('", line ')
-            number, _, function = rest.partition(" in ")
-            if number.isdecimal():
-                frames.append(Frame(file, int(number), function))
+            file, _, where = line.removeprefix('  File "').rpartition('", line ')
+            frames.append(f"{file}:{where}")
     return frames
 
 
-def own_frame(frames: list[Frame]) -> Frame | None:
+def own_frame(frames: list[str]) -> str:
     """The innermost frame of a stack that is of the user's own code, else the innermost one."""
-    for frame in frames:
-        if not frame.file.startswith(_OURS) and not any(part in frame.file for part in _LIBRARY):
-            return frame
-    return frames[0] if frames else None
+    own = (one for one in frames if not any(part in one for part in _NOT_THE_USERS))
+    return next(own, frames[0] if frames else "")
 
 
 def in_kernel(pid: int) -> str:
     """What each thread of a process does in the kernel, a line each; empty where it is gone."""
     lines = []
-    for thread in sorted(_threads(pid), key=int):
-        folder = Path("/proc", str(pid), "task", thread)
-        name, stat, wchan = (_text(folder / file) for file in ("comm", "stat", "wchan"))
-        if not stat:
-            continue  # it ended while we looked
-        fields = stat.rpartition(")")[2].split()
-        cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        where = wchan if wchan not in ("", "0") else "-"
-        lines.append(f"  thread {thread} {name}: state {fields[0]}, in {where}, {cpu_s:.2f} s CPU")
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _threads(pid: int) -> list[str]:
-    try:
-        return os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return []
+    with contextlib.suppress(OSError):  # it ends while we look
+        for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
+            folder = Path("/proc", str(pid), "task", thread)
+            name, stat, wchan = (_text(folder / file) for file in ("comm", "stat", "wchan"))
+            if not stat:
+                continue  # the thread has
+            fields = stat.rpartition(")")[2].split()
+            cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            where = wchan if wchan not in ("", "0") else "-"
+            state = f"state {fields[0]}, in {where}, {cpu_s:.2f} s CPU"
+            lines.append(f"  thread {thread} {name}: {state}\n")
+    return "".join(lines)
 
 
 def _text(path: Path) -> str:

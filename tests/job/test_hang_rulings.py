@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,6 @@ QUESTION = Question(attempt=1, rank=0, time=12.5)
 def answer(rank, **changes):
     fields = {
         "question": QUESTION.name,
-        "phase": Phase.expired,
         "rank": rank,
         "node": "n1",
         "pid": 100 + rank,
@@ -27,7 +27,6 @@ def answer(rank, **changes):
         "waited_s": 11.0,
         "limit_s": 10.0,
         "is_expired": True,
-        "is_outside": False,
         "is_suspended": False,
         "is_stopping": False,
     }
@@ -49,17 +48,17 @@ class Ruled:
             self.said.append,
         )
         self.hangs.begin(1)
-        assert hang_files.ask(self.forge, QUESTION)
+        hang_files.ask(self.forge, QUESTION)
 
     @property
     def phase(self):
         found = hang_files.read(self.forge, 1)
         return None if found is None else found.phase
 
-    def answer(self, *answers, gone=None, suspended=()):
+    def answer(self, *answers, gone=None):
         for one in answers:
             hang_files.answer(self.forge, one)
-        self.hangs.look(gone or {}, lambda: suspended)
+        self.hangs.look(gone or {})
 
 
 @pytest.fixture
@@ -68,7 +67,8 @@ def job(tmp_path):
 
 
 def stacks(*answers):
-    return [Answer(**{**vars(one), "phase": Phase.stacks}) for one in answers]
+    name = replace(QUESTION, phase=Phase.stacks).name
+    return [replace(one, question=name) for one in answers]
 
 
 def test_a_hang_is_shown_by_all_and_then_ended(job):
@@ -84,7 +84,7 @@ def test_a_hang_is_shown_by_all_and_then_ended(job):
     assert (found["rank"], found["step"], sorted(found["ranks"])) == (0, 7, ["0", "1"])
     ended = job.hangs.explain(Outcome(-9))
     assert (ended.reason, ended.exit_code, ended.state) == (Reason.hung, 70, "failed")
-    assert ended.hung_in == ("step", 7)
+    assert ended.hung_at == 7
 
 
 def test_what_the_job_was_asked_meanwhile_stays_its_reason(job):
@@ -125,7 +125,7 @@ def test_a_rank_that_has_moved_on_while_stacks_were_written_was_slow(job):
 
 def test_a_rank_outside_of_its_run_is_the_one_that_is_waited_for(job):
     """It never came, or has left: nobody knows how long that takes."""
-    both = answer(0), answer(1, is_outside=True, is_expired=False, section="outside", step=0)
+    both = answer(0), answer(1, is_expired=False, section="outside", step=0)
     job.answer(*both)
     job.answer(*stacks(*both))
     assert job.lines[0][1]["rank"] == 1
@@ -143,17 +143,10 @@ def test_a_rank_that_does_not_answer_is_missing_and_named(tmp_path, monkeypatch)
     assert "does not answer" in job.said[0]
 
 
-def test_a_rank_whose_supervisor_is_stopped_is_not_missing(tmp_path, monkeypatch):
-    job = Ruled(tmp_path)
-    monkeypatch.setattr(hangs, "_ANSWER_S", 0.0)
-    job.answer(answer(0), suspended=[1])
-    assert job.phase is None
-
-
 def test_who_has_left_its_run_by_the_time_it_is_asked_does_not_hang(tmp_path):
     """Its last save took long; now main does whatever it likes."""
     job = Ruled(tmp_path, ranks=1)
-    job.answer(answer(0, is_outside=True, is_expired=False, section="outside"))
+    job.answer(answer(0, is_expired=False, section="outside"))
     assert job.phase is None
     assert "nobody waits" in job.lines[0][1]["because"]
 
@@ -198,20 +191,21 @@ def test_warn_goes_on(tmp_path):
 def test_a_question_of_an_earlier_attempt_is_gone_when_the_next_begins(job):
     job.hangs.begin(2)
     assert list(job.forge.iterdir()) == []
-    assert hang_files.ask(job.forge, Question(attempt=1, rank=1, time=1.0))
+    hang_files.ask(job.forge, Question(attempt=1, rank=1, time=1.0))
     assert hang_files.read(job.forge, 2) is None
 
 
-def test_half_a_question_keeps_nobody_from_asking(job, monkeypatch):
-    """Who asked it was killed meanwhile."""
-    monkeypatch.setattr(hangs, "_TORN_S", -1.0)
+def test_half_a_question_is_gone_when_the_next_attempt_begins(job):
+    """Who asked it was killed meanwhile, and its task with it, so there is one."""
     (job.forge / "hang.json").write_text('{"attempt": 1, "ra')
     job.hangs.look({})
-    assert hang_files.ask(job.forge, QUESTION)
+    assert job.lines == job.said == []
+    job.hangs.begin(2)
+    assert list(job.forge.iterdir()) == []
 
 
 def test_only_the_first_asks(job):
-    assert not hang_files.ask(job.forge, Question(attempt=1, rank=1, time=3.0))
+    hang_files.ask(job.forge, Question(attempt=1, rank=1, time=3.0))
     assert hang_files.read(job.forge, 1) == QUESTION
 
 
@@ -227,7 +221,29 @@ def test_on_a_full_disk_the_job_is_left_alone(job, monkeypatch):
     job.hangs.look({})
     assert job.phase is None
     assert "no space" in job.said[0]
-    assert list((job.folder / "hangs").iterdir()) == []
+    assert job.hangs.explain(Outcome(-9)).reason is Reason.crashed
+
+
+@pytest.mark.parametrize("what", ["read-only", "by another forge"])
+def test_what_cannot_be_read_or_written_never_ends_the_wrapper(job, monkeypatch, what):
+    """A disk that has failed takes back no question; code may be exchanged below a job."""
+    for rank in range(2):
+        hang_files.answer(job.forge, answer(rank))
+    if what == "read-only":
+
+        def refuse(*_, **__):
+            raise OSError(30, "read-only")
+
+        monkeypatch.setattr(hang_files, "write_atomically", refuse)
+        monkeypatch.setattr(hang_files, "withdraw", refuse)
+    else:
+        content = json.loads((job.forge / "hang.json").read_text())
+        (job.forge / "hang.json").write_text(json.dumps(content | {"more": 1}))
+    for _ in range(3):
+        job.hangs._looked = 0.0
+        job.hangs.look({})
+    assert len(job.said) == 1
+    assert "cannot be found out" in job.said[0]
     assert job.hangs.explain(Outcome(-9)).reason is Reason.crashed
 
 
@@ -267,7 +283,7 @@ BEHIND = {
         "wait in a collective",
     ),
     "elsewhere": ({1: {"line": "a:1 in f", "inside": "b:2 in g"}}, 1, "elsewhere"),
-    "who asked": ({}, 0, "the same place"),
+    "who asked": ({}, 0, "nothing tells it from the others"),
     "outside of torch": (
         {
             n: {"line": f"a:{n} in f", "inside": f"{'/x' if n == 2 else TORCH}:1 in b"}
@@ -276,7 +292,11 @@ BEHIND = {
         2,
         "outside of torch",
     ),
-    "nobody knows": ({n: {"line": f"a:{n} in f"} for n in range(4)}, 0, "different places"),
+    "nobody knows": (
+        {n: {"line": f"a:{n} in f"} for n in range(4)},
+        0,
+        "nothing tells it from the others",
+    ),
 }
 
 

@@ -11,8 +11,8 @@ from forge.job import hang_files, hang_watch
 from forge.job.hang_files import Phase, Question
 from forge.job.hang_watch import HangWatch
 from forge.jobdir.job_files import ATTEMPT, RANK, RANKS
-from forge.process import processes
-from forge.process.progress import Marks, Section
+from forge.process import processes, stacks
+from forge.process.progress import Marks, Page, Section
 
 LIMIT_S = 10.0
 
@@ -41,7 +41,13 @@ class Watched:
 
 
 @pytest.fixture
-def task(tmp_path):
+def held(monkeypatch):
+    """A process is not shown a lock of its own."""
+    monkeypatch.setattr(Page, "is_held", lambda page: True)
+
+
+@pytest.fixture
+def task(tmp_path, held):
     one = Watched(tmp_path)
     one.marks.enter(Section.step, 7, LIMIT_S)
     one.pass_s(0.5)
@@ -112,12 +118,12 @@ def test_what_was_no_hang_is_asked_again_after_twice_the_time(task):
     assert task.answer().waited_s > 2 * waited_s
 
 
-def test_another_ranks_question_is_answered_and_the_end_kills(tmp_path):
+def test_another_ranks_question_is_answered_and_the_end_kills(tmp_path, held):
     """Rank 1 trains, as far as it knows; the wrapper knows more."""
     task = Watched(tmp_path, rank=1, ranks=2)
     task.marks.enter(Section.save, 3, 3600.0)
     question = Question(attempt=1, rank=0, time=5.0)
-    assert hang_files.ask(task.forge, question)
+    hang_files.ask(task.forge, question)
     assert not task.pass_s(15)  # within ten seconds it looks
     found = task.answer()
     assert (found.rank, found.section, found.is_expired) == (1, "save", False)
@@ -126,7 +132,7 @@ def test_another_ranks_question_is_answered_and_the_end_kills(tmp_path):
     task.marks.close()
 
 
-def test_a_rank_that_makes_progress_looks_for_questions_once_a_minute(tmp_path, monkeypatch):
+def test_a_rank_that_makes_progress_looks_for_questions_once_a_minute(tmp_path, held, monkeypatch):
     """A thousand of them look at the same disk."""
     looks = []
     monkeypatch.setattr(hang_files, "read", lambda *_: looks.append(1))
@@ -165,7 +171,7 @@ def test_who_was_killed_in_a_step_does_not_hang_there(tmp_path, end):
     task.pass_s(4)
     assert task.watch._waited_s > 3
     process.communicate(b"1") if "exit" in end else process.stdin.close()
-    until(lambda: not task.watch._page.is_held(process.pid), "the end")
+    until(lambda: not task.watch._page.is_held(), "the end")
     task.pass_s(100)
     assert task.question is None
 
@@ -184,24 +190,24 @@ def test_what_moved_while_its_stacks_were_written_is_answered(task, monkeypatch)
     task.pass_s(LIMIT_S + 2)
     before = task.answer()
 
-    def slow(pids):
+    def slow(fd, pids):
         yield
         task.marks.advance()
         yield
         yield
         return dict.fromkeys(pids, "")
 
-    monkeypatch.setattr(task.watch._stacks, "gather", slow)
+    monkeypatch.setattr(stacks, "gather", slow)
     (task.forge.parent / "hangs/1").mkdir(parents=True)
     hang_files.ask_for_stacks(task.forge, task.question, "hangs/1")
     until(lambda: task.pass_s(0.5) or task.answer(), "the answer")
-    assert task.answer().place != before.place
+    assert task.answer().count != before.count
 
 
 def test_a_question_of_another_attempt_says_nothing(task):
     """A network disk may show a file that is gone."""
     other = Question(attempt=2, rank=1, time=1.0)
-    assert hang_files.ask(task.forge, other)
+    hang_files.ask(task.forge, other)
     hang_files.end(task.forge, other)
     assert not task.pass_s(20)
 

@@ -21,7 +21,7 @@ KILLED = Outcome(-signal.SIGKILL)
 REQUESTED = Outcome(ExitCode.REQUEUE)
 LIMIT = Outcome(ExitCode.REQUEUE, asked=Reason.time_limit)
 FORCED = Outcome(ExitCode.FORCED)
-HUNG = Outcome(70, said=Reason.hung, text="rank 1 hangs", hung_in=("step", 7))
+HUNG = Outcome(70, said=Reason.hung, text="rank 1 hangs", hung_at=7)
 HELD = Outcome(-signal.SIGKILL, is_held=True)
 
 
@@ -125,7 +125,7 @@ def test_by_default_what_came_from_outside_starts_again(outcome):
     if outcome.reason in AGAIN:
         used |= {"restarts": 1, COUNTER[outcome.reason]: 1}
     if outcome.reason is Reason.hung:
-        used["last_hang"] = ["step", 7, 5]
+        used["last_hang"] = [7, 5]
     assert counts == Counts(**used, best_step=5)
 
 
@@ -157,26 +157,25 @@ def test_a_budget_ends_it_and_is_named(outcome, key, most):
 def test_a_hang_has_a_budget_of_its_own():
     """Nobody wants a flaky network to use up what crashes are allowed."""
     counts, given = Counts(), limits(max_hangs=2, max_failures=0)
-    found = [decide(replace(HUNG, hung_in=("step", n)), counts, given, n) for n in range(3)]
+    found = [decide(replace(HUNG, hung_at=n), counts, given, n) for n in range(3)]
     assert [one.starts_again for one in found] == [True, True, False]
     assert found[-1].because == "rank 1 hangs; given up: `resilience.hang.max_restarts=2`"
     assert (counts.hangs, counts.restarts, counts.failures) == (2, 2, 0)
 
 
 @pytest.mark.parametrize(
-    ("section", "step", "saved", "starts_again"),
-    [("step", 7, 5, False), ("save", 7, 5, True), ("step", 8, 5, True), ("step", 7, 6, True)],
+    ("step", "saved", "starts_again"), [(7, 5, False), (8, 5, True), (7, 6, True)]
 )
-def test_the_same_hang_ends_the_job_unless_it_has_saved_more(section, step, saved, starts_again):
+def test_the_same_hang_ends_the_job_unless_it_has_saved_more(step, saved, starts_again):
     """It would hang there every time; what lies between in the queue changes nothing."""
     counts = Counts()
     assert decide(HUNG, counts, limits(), 5).starts_again
     counts = Counts(**json.loads(json.dumps(asdict(counts))))  # as state.json brings it back
     assert decide(PREEMPTED, counts, limits(), 5).starts_again
-    again = decide(replace(HUNG, hung_in=(section, step)), counts, limits(), saved)
+    again = decide(replace(HUNG, hung_at=step), counts, limits(), saved)
     assert again.starts_again == starts_again
     if not starts_again:
-        assert "hung in `step` at step 7 before, and has saved nothing new" in again.because
+        assert "hung at step 7 before, and has saved nothing new" in again.because
 
 
 def test_a_hang_ends_the_job_where_the_policy_says_halt():

@@ -47,7 +47,7 @@ def test_every_mark_is_a_change(page, marks):
         lambda: marks.enter(Section.step, 3, 1.0),
     ):
         mark()
-        seen.add(page.read().place)
+        seen.add(page.read())
     assert len(seen) == 4
 
 

@@ -10,7 +10,7 @@ from started import Popen
 from stepwise import returned
 
 from forge.process import stacks
-from forge.process.stacks import StackPages
+from forge.process.progress import Page
 
 STANDS = """
 import os, sys, threading
@@ -36,54 +36,56 @@ WHAT = {
 
 
 @pytest.fixture
-def pages():
-    return StackPages.create()
+def page():
+    page = Page.create()
+    yield page
+    page.close()
 
 
 @pytest.fixture
-def stuck(pages, tmp_path):
+def stuck(page, tmp_path):
     def start(what):
         ready = tmp_path / "ready"
         command = [sys.executable, "-c", STANDS.format(what=what), str(ready)]
-        process = Popen(command, env=os.environ | pages.environ)
+        process = Popen(command, env=os.environ | page.environ)
         until(ready.exists, "the process")
         return process.pid
 
     return start
 
 
-def gathered(pages, pids, **more):
-    return returned(pages.gather(pids, **more))
+def gathered(page, pids, **more):
+    return returned(stacks.gather(page.fd, pids, **more))
 
 
 @pytest.mark.parametrize("what", WHAT.values(), ids=WHAT)
-def test_the_stacks_of_all_threads_are_gathered(pages, stuck, what):
+def test_the_stacks_of_all_threads_are_gathered(page, stuck, what):
     """A Python handler would never run in either."""
     pid = stuck(what)
-    text = gathered(pages, [pid])[pid]
+    text = gathered(page, [pid])[pid]
     assert "in other" not in text  # it may run on: see below
-    assert stacks.main_frames(text)[0].function == "stuck"
-    text = gathered(pages, [pid], is_last=True)[pid]
+    assert stacks.main_frames(text)[0].endswith(" in stuck")
+    text = gathered(page, [pid], is_last=True)[pid]
     assert "in other" in text
     frames = stacks.main_frames(text)
-    assert frames[0].function == "stuck"
+    assert frames[0].endswith(" in stuck")
     assert stacks.own_frame(frames) == frames[0]
 
 
-def test_each_process_has_its_own_and_nothing_is_left_of_an_earlier_time(pages, stuck, tmp_path):
+def test_each_process_has_its_own_and_nothing_is_left_of_an_earlier_time(page, stuck, tmp_path):
     first = stuck(WHAT["inside it"])
     (tmp_path / "ready").unlink()
     second = stuck(WHAT["outside the interpreter's lock"])
     for _ in range(2):
-        found = gathered(pages, [first, second])
+        found = gathered(page, [first, second])
         assert [found[pid].count("in stuck") for pid in (first, second)] == [1, 1]
 
 
-def test_a_process_without_a_handler_is_not_killed_by_the_signal(pages):
+def test_a_process_without_a_handler_is_not_killed_by_the_signal(page):
     """Its default action would end it."""
     process = Popen([sys.executable, "-c", "print(1, flush=True); input()"], stdin=-1, stdout=-1)
     process.stdout.read(1)
-    assert gathered(pages, [process.pid]) == {process.pid: ""}
+    assert gathered(page, [process.pid]) == {process.pid: ""}
     assert process.poll() is None
 
 
@@ -95,13 +97,11 @@ input()
 """
 
 
-def test_a_programs_own_handler_is_left_alone(pages):
+def test_a_programs_own_handler_is_left_alone(page):
     """It may mean anything there; and who becomes another program has none any more."""
-    process = Popen(
-        [sys.executable, "-c", OWN], stdin=-1, stdout=-1, env=os.environ | pages.environ
-    )
+    process = Popen([sys.executable, "-c", OWN], stdin=-1, stdout=-1, env=os.environ | page.environ)
     process.stdout.readline()
-    assert gathered(pages, [process.pid]) == {process.pid: ""}
+    assert gathered(page, [process.pid]) == {process.pid: ""}
     assert process.communicate(b"\n")[0] == b""
 
 
@@ -123,25 +123,25 @@ os.read(os.pipe()[0], 1)
 """
 
 
-def test_a_process_that_may_live_on_is_not_crashed_by_its_stacks(pages, tmp_path):
+def test_a_process_that_may_live_on_is_not_crashed_by_its_stacks(page, tmp_path):
     """Threads that come and go: to read those of all ends it by SIGSEGV after a few times."""
     ready = tmp_path / "ready"
-    process = Popen([sys.executable, "-c", BEARS, str(ready)], env=os.environ | pages.environ)
+    process = Popen([sys.executable, "-c", BEARS, str(ready)], env=os.environ | page.environ)
     until(ready.exists, "the process")
     for _ in range(50):
-        gathered(pages, [process.pid])
+        gathered(page, [process.pid])
     assert process.poll() is None
 
 
-def test_a_process_that_does_not_react_is_not_waited_for_long(pages, stuck):
+def test_a_process_that_does_not_react_is_not_waited_for_long(page, stuck):
     """One that is stopped takes no signal; nor does one in the kernel's state D."""
     pid = stuck(WHAT["inside it"])
     os.kill(pid, signal.SIGSTOP)
     until(lambda: "state T" in stacks.in_kernel(pid), "stopped process")
-    assert gathered(pages, [pid]) == {pid: ""}
+    assert gathered(page, [pid]) == {pid: ""}
 
 
-def test_where_its_threads_are_in_the_kernel_is_shown(pages, stuck):
+def test_where_its_threads_are_in_the_kernel_is_shown(page, stuck):
     pid = stuck(WHAT["outside the interpreter's lock"])
     until(lambda: "state R" not in stacks.in_kernel(pid), "process that stands")
     lines = stacks.in_kernel(pid).splitlines()
@@ -164,10 +164,11 @@ Current thread 0x00007f7 (most recent call first):
 def test_the_line_is_the_users_own():
     """That it waits in a lock of threading's helps nobody."""
     frames = stacks.main_frames(DUMP)
-    assert [frame.line for frame in frames] == [327, 21, 44]
-    assert str(stacks.own_frame(frames)) == "/home/someone/in, line 3/train.py:21 in stuck"
+    assert frames[0] == "/usr/lib/python3.11/threading.py:327 in wait"
+    assert len(frames) == 3
+    assert stacks.own_frame(frames) == "/home/someone/in, line 3/train.py:21 in stuck"
     assert stacks.own_frame(frames[:1]) == frames[0]
-    assert stacks.own_frame([]) is None
+    assert stacks.own_frame([]) == ""
 
 
 def test_where_the_main_thread_is_not_shown_nobody_else_is_blamed():
@@ -179,5 +180,5 @@ def test_without_a_supervisor_nothing_is_registered(monkeypatch):
     """A script that is started by hand keeps the signal as it was."""
     before = signal.getsignal(stacks.SIGNAL)
     stacks.register({})
-    stacks.register({"FORGE_STACKS": "/proc/1/fd/999"})
+    stacks.register({"FORGE_PROGRESS": "/proc/1/fd/999"})
     assert signal.getsignal(stacks.SIGNAL) == before
