@@ -24,7 +24,6 @@ from forge.errors import Untrusted
 from forge.filesystem.files import open_file, write_all, write_atomically
 from forge.job.padded import write_padded
 from forge.jobdir.job_files import HANG, read_json, suffix, write_json
-from forge.process.progress import Section
 
 _BYTES = 512
 """Of a question."""
@@ -77,19 +76,12 @@ class Answer:
     limit_s: float
     """Of its section; 0 where there is none."""
     is_expired: bool
-    is_suspended: bool
-    """Stopped, or in a debugger."""
-    is_stopping: bool
-    """Whether it was asked to stop: then it has a deadline."""
+    excuse: str
+    """Why it is no hang, as far as this rank knows; empty: it may be one."""
     line: str = ""
     """The line of the user's code that its main thread stands in; of the phase `stacks`."""
     inside: str = ""
     """The innermost frame."""
-
-    @property
-    def is_outside(self) -> bool:
-        """Whether it is before its Run, or after it."""
-        return self.section == Section.outside.name
 
 
 def ask(forge: Path, question: Question) -> None:

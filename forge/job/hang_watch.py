@@ -109,7 +109,7 @@ class HangWatch:
     @property
     def _look_s(self) -> float:
         """Seconds between two looks for another rank's question: few, once it may concern us."""
-        often_s = min(max(_LOOK * (self._limit_s or math.inf), TICK_S), _LOOK_S)
+        often_s = min(max(_LOOK * (self._record.limit_s or math.inf), TICK_S), _LOOK_S)
         return often_s if self._waited_s >= often_s else _MOVING * often_s
 
     def _count(self, passed_s: float) -> None:
@@ -127,13 +127,8 @@ class HangWatch:
         self._record = record
 
     @property
-    def _limit_s(self) -> float:
-        """0.0 where there is none."""
-        return self._record.limit_s if 0 < self._record.limit_s < math.inf else 0.0
-
-    @property
     def _is_expired(self) -> bool:
-        return 0 < self._limit_s < self._waited_s
+        return 0 < self._record.limit_s < self._waited_s
 
     def _take_in(self) -> None:
         """Read the question; answer it once in each of its phases."""
@@ -160,11 +155,20 @@ class HangWatch:
             step=record.step,
             count=record.count,
             waited_s=round(self._waited_s, 1),
-            limit_s=self._limit_s,
+            limit_s=record.limit_s,
             is_expired=self._is_expired,
-            is_suspended=any(map(processes.is_suspended, self._pids(record.pid))),
-            is_stopping=self._is_stopping,
+            excuse=self._excuse(),
         )
+
+    def _excuse(self) -> str:
+        record = self._record
+        if any(map(processes.is_suspended, self._pids(record.pid))):
+            return "is stopped, or in a debugger"
+        if self._is_stopping:  # it has a deadline
+            return "was asked to stop"
+        if self._is_expired or record.section is Section.outside:
+            return ""
+        return f"is in `{record.section.name}` for {self._waited_s:.0f} s, within its limit"
 
     def _gather(self, question: Question, known: Answer) -> Generator[None, None, None]:
         """Stacks, the kernel's view and NCCL's records, into the hang's folder; then the answer."""

@@ -34,9 +34,9 @@ _ANSWER_S = 120.0
 """Seconds for all ranks to say how they are: they look for a question every minute."""
 _STACKS_S = 60.0
 """Seconds for all ranks to gather their stacks."""
-_REST_S, _TICK_S = 2.0, 2.0
-"""Between two looks while nobody asks; the most that counts of what lies between two looks, since
-the wrapper may be stopped with its whole job, which then has to answer first."""
+_TICK_S = 2.0
+"""Between two looks while nobody asks; and the most that counts of what lies between two, since the
+wrapper may be stopped with its whole job, which then has to answer first."""
 _WAITS = Section.collective.name
 _TORCH = "/site-packages/torch/"
 
@@ -91,11 +91,11 @@ class Hangs:
         self._asked: Question | None = None
         self._waited_s = 0.0
         """Since its phase was first seen."""
-        self._looked = time.monotonic() - _REST_S
+        self._looked = time.monotonic() - _TICK_S
         self._answers: dict[int, Answer] = {}
         """Of this phase."""
         self._before: dict[int, Answer] = {}
-        """The answers of the first phase."""
+        """Of the one before."""
         self._ended_for: Hang | None = None
         self._is_blind = False
         """Whether it was said in this attempt that this cannot be looked at."""
@@ -119,7 +119,7 @@ class Hangs:
         if self._action is HangAction.ignore or self._ended_for is not None:
             return
         passed_s = time.monotonic() - self._looked
-        if self._asked is None and passed_s < _REST_S:
+        if self._asked is None and passed_s < _TICK_S:
             return
         self._looked += passed_s
         self._waited_s += min(passed_s, _TICK_S)
@@ -161,24 +161,32 @@ class Hangs:
                 self._answers[rank] = given
         answers = {rank: one for rank, one in self._answers.items() if rank in live}
         waits_s = _ANSWER_S if question.phase is Phase.expired else _STACKS_S
-        excuse = f"rank {failed[0]} has failed: the others may save and leave" if failed else ""
-        excuse = excuse or _excuse(answers)
+        excuse = self._excuse(answers, failed)
         if not excuse and live - answers.keys() and self._waited_s < waits_s:
             return
         if not excuse and not any(one.is_expired for one in answers.values()):
             excuse = "nobody waits any more"  # the one that has asked is out of its Run by now
-        if question.phase is Phase.stacks and not excuse:
-            excuse = _progress(self._before, answers)
         if excuse:
             self._withdraw(question, excuse)
         elif question.phase is Phase.expired:
-            self._before = answers
             self._ask(hang_files.ask_for_stacks(self._forge, question, self._make_folder()))
         else:
             self._act(question, {**self._before, **answers}, live)
 
     def _ask(self, question: Question) -> None:
+        self._before = self._answers if question.folder else {}
         self._asked, self._waited_s, self._answers = question, 0.0, {}
+
+    def _excuse(self, answers: dict[int, Answer], failed: list[int]) -> str:
+        """Why a job whose rank waits does not hang; empty: it does."""
+        if failed:
+            return f"rank {failed[0]} has failed: the others may save and leave"
+        for rank, one in sorted(answers.items()):
+            if one.excuse:
+                return f"rank {rank} {one.excuse}"
+            if one.count != self._before.get(rank, one).count:
+                return f"rank {rank} has made progress since"
+        return ""
 
     def _withdraw(self, question: Question, why: str) -> None:
         self._record("no hang", rank=question.rank, because=why)
@@ -202,15 +210,7 @@ class Hangs:
         then = f"the job is {then} (`resilience.hang.action={self._action.name}`)"
         self._say(f"{hang}; {then}; stacks, and what to do, are in {question.folder}/summary.txt")
         log = f"{OUTPUT}{suffix(hang.rank)}"
-        self._record(
-            "hang",
-            rank=hang.rank,
-            section=hang.section,
-            step=hang.step,
-            waited_s=hang.waited_s,
-            action=self._action.name,
-            folder=question.folder,
-        )
+        self._record("hang", **asdict(hang), action=self._action.name, folder=question.folder)
         with contextlib.suppress(OSError):  # a full disk: the message says the most of it
             folder = self._directory / question.folder
             write_json(folder / "summary.json", _summary(hang, answers, live))
@@ -221,26 +221,6 @@ class Hangs:
         else:
             hang_files.end(self._forge, question)
             self._ended_for = hang
-
-
-def _excuse(answers: dict[int, Answer]) -> str:
-    """Why a job whose rank waits does not hang; empty: it does."""
-    for rank, given in sorted(answers.items()):
-        if given.is_suspended:
-            return f"rank {rank} is stopped, or in a debugger"
-        if given.is_stopping:
-            return f"rank {rank} was asked to stop"
-        if not (given.is_expired or given.is_outside):
-            where = f"in `{given.section}` for {given.waited_s:.0f} s"
-            return f"rank {rank} is {where}, within its limit"
-    return ""
-
-
-def _progress(before: dict[int, Answer], now: dict[int, Answer]) -> str:
-    for rank, given in sorted(now.items()):
-        if rank in before and before[rank].count != given.count:
-            return f"rank {rank} has made progress since"
-    return ""
 
 
 def blame(question: Question, answers: dict[int, Answer], live: set[int]) -> Hang:

@@ -66,7 +66,7 @@ class Record:
     count: int = 0
     """Grows with each mark: a section entered or left, bytes saved, a batch evaluated."""
     limit_s: float = 0.0
-    """Seconds without a change until it hangs; 0 or infinite: it never does."""
+    """Seconds without a change until it hangs; 0: it never does."""
 
 
 class Page:
@@ -173,7 +173,7 @@ class Marks:
         Args:
             section: What it does.
             step: Steps done.
-            limit_s: Seconds without another mark until it hangs; 0 or infinite: it never does.
+            limit_s: Seconds without another mark until it hangs; 0: it never does.
         """
         words = self._words
         if words is None:

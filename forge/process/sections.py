@@ -171,22 +171,18 @@ class Sections:
         if section is Section.outside:
             return _Visit(section, kind, 0.0, is_typical=False)
         late, config = self._late.get((section, kind)), self._config
-        is_first = late is None or section is Section.start_up
+        is_first = section is Section.start_up
         is_first = is_first or (section is Section.step and self._num_steps <= NUM_FIRST_STEPS)
-        if is_first or late is None:
-            limit_s = self._first_s
-        elif config.timeout_s is not None:
-            limit_s = config.timeout_s
-        elif late.longest:
-            limit_s = max(config.min_s, config.factor * late.longest)
-        else:
-            limit_s = self._first_s
-        return _Visit(section, kind, limit_s, is_typical=not is_first)
+        if late is None or is_first:
+            return _Visit(section, kind, self._first_s, is_typical=False)
+        limit_s = config.timeout_s or max(config.min_s, config.factor * late.longest)
+        return _Visit(section, kind, limit_s, is_typical=True)
 
     def _close(self, visit: _Visit) -> None:
         """It is over: learn from it."""
         self._measure()
-        late = self._late.setdefault((visit.section, visit.kind), Recent(NUM_LATE))
+        at_first_s = self._first_s / self._config.factor
+        late = self._late.setdefault((visit.section, visit.kind), Recent(NUM_LATE, at_first_s))
         if visit.is_typical:
             late.add(visit.longest_s)
 
