@@ -139,7 +139,7 @@ class HangWatch:
             if now.phase is Phase.expired:
                 hang_files.answer(self._forge, self._answer(now))
             elif now.phase is Phase.stacks:
-                self._work = self._gather(now, self._answer(now))
+                self._work = self._gather(now)
             else:
                 self._work = self._gather_last(now)
         self._question = now
@@ -170,23 +170,19 @@ class HangWatch:
             return ""
         return f"is in `{record.section.name}` for {self._waited_s:.0f} s, within its limit"
 
-    def _gather(self, question: Question, known: Answer) -> Generator[None, None, None]:
+    def _gather(self, question: Question) -> Generator[None, None, None]:
         """Stacks, the kernel's view and NCCL's records, into the hang's folder; then the answer."""
-        folder = self._forge.parent / question.folder
+        folder, known = self._forge.parent / question.folder, self._answer(question)
         pids = self._pids(known.pid)[:_PROCESSES]
         found = yield from stacks.gather(self._page.fd, pids)
         said = ", ".join(f"{name}={value}" for name, value in asdict(known).items() if value != "")
-        parts = [
-            f"{said}\nThe stacks of main threads; at the end those of all, if it was killed.\n"
-        ]
-        for pid in pids:
-            parts.append(f"\n== process {pid}: {processes.command(pid)[:200]}\n")
-            parts.append(
-                found.get(pid) or "no Python stacks: it has no handler, or did not react\n"
-            )
-            parts.append(f"In the kernel:\n{stacks.in_kernel(pid)}")
-        frames = next((f for pid in pids if (f := stacks.main_frames(found.get(pid, "")))), [])
-        write_atomically(folder / f"rank_{self._rank}.txt", "".join(parts))
+        text = f"{said}\nThe stacks of main threads; at the end those of all, if it was killed.\n"
+        for pid, python in found.items():
+            python = python or "no Python stacks: it has no handler, or did not react\n"
+            text += f"\n== process {pid}: {processes.command(pid)[:200]}\n{python}"
+            text += f"In the kernel:\n{stacks.in_kernel(pid)}"
+        frames = next(filter(None, map(stacks.main_frames, found.values())), [])
+        write_atomically(folder / f"rank_{self._rank}.txt", text)
         to = folder / f"nccl_{self._rank}.bin"
         yield from flight_recorder.collect(self._given, self._rank, to)
         now = self._answer(question)  # it may have moved on meanwhile
@@ -197,10 +193,11 @@ class HangWatch:
         """The stacks of all threads, of a task that is killed then."""
         pids = self._pids(self._record.pid)[:_PROCESSES]
         found = yield from stacks.gather(self._page.fd, pids, is_last=True)
-        parts = [f"\n== all threads of process {pid}\n{found[pid]}" for pid in pids if found[pid]]
+        said = ((pid, text) for pid, text in found.items() if text)
+        text = "".join(f"\n== all threads of process {pid}\n{text}" for pid, text in said)
         path = self._forge.parent / question.folder / f"rank_{self._rank}.txt"
         with contextlib.suppress(OSError):  # a full disk does not keep it from its end
-            append(path, "".join(parts))
+            append(path, text)
 
     def _pids(self, first: int) -> list[int]:
         """All processes of the task, the one that trains first: a worker of its may be debugged."""

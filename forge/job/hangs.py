@@ -91,7 +91,7 @@ class Hangs:
         self._asked: Question | None = None
         self._waited_s = 0.0
         """Since its phase was first seen."""
-        self._looked = time.monotonic() - _TICK_S
+        self._looked = 0.0
         self._answers: dict[int, Answer] = {}
         """Of this phase."""
         self._before: dict[int, Answer] = {}
@@ -171,7 +171,8 @@ class Hangs:
         elif question.phase is Phase.expired:
             self._ask(hang_files.ask_for_stacks(self._forge, question, self._make_folder()))
         else:
-            self._act(question, {**self._before, **answers}, live)
+            known = {**self._before, **answers}
+            self._act(question, {rank: known[rank] for rank in sorted(known.keys() & live)}, live)
 
     def _ask(self, question: Question) -> None:
         self._before = self._answers if question.folder else {}

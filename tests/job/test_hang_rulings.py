@@ -168,6 +168,14 @@ def test_a_rank_that_has_ended_is_not_waited_for(job):
     assert job.phase is Phase.stacks
 
 
+def test_a_rank_that_has_ended_meanwhile_is_not_blamed(job):
+    """It had left its Run while the others waited for it, and then came to its end."""
+    both = answer(0, section="collective"), answer(1, section="outside", is_expired=False)
+    job.answer(*both)
+    job.answer(*stacks(both[0]), gone={1: False})
+    assert job.lines[0][1]["rank"] == 0
+
+
 def test_warn_goes_on(tmp_path):
     job = Ruled(tmp_path, action="warn")
     both = answer(0), answer(1)
