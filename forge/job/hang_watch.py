@@ -11,7 +11,6 @@ itself: where a file cannot be read or written, the task is not watched for a wh
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import time
@@ -19,7 +18,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from forge.filesystem.files import append, write_atomically
+from forge.filesystem.files import write_atomically
 from forge.job import flight_recorder, hang_files
 from forge.job.hang_files import Answer, Phase, Question
 from forge.jobdir.job_files import ATTEMPT, RANK, RANKS
@@ -103,8 +102,7 @@ class HangWatch:
             asked = Question(attempt=self._attempt, rank=self._rank, time=time.time())
             hang_files.ask(self._forge, asked)
             self._since_look_s = math.inf
-        is_end = self._question is not None and self._question.phase is Phase.end
-        return is_end and self._work is None
+        return self._question is not None and self._question.phase is Phase.end
 
     @property
     def _look_s(self) -> float:
@@ -140,8 +138,6 @@ class HangWatch:
                 hang_files.answer(self._forge, self._answer(now))
             elif now.phase is Phase.stacks:
                 self._work = self._gather(now)
-            else:
-                self._work = self._gather_last(now)
         self._question = now
 
     def _answer(self, question: Question) -> Answer:
@@ -176,7 +172,9 @@ class HangWatch:
         pids = self._pids(known.pid)[:_PROCESSES]
         found = yield from stacks.gather(self._page.fd, pids)
         said = ", ".join(f"{name}={value}" for name, value in asdict(known).items() if value != "")
-        text = f"{said}\nThe stacks of main threads; at the end those of all, if it was killed.\n"
+        text = (
+            f"{said}\nThe stacks of main threads; its output has those of all, if it was killed.\n"
+        )
         for pid, python in found.items():
             python = python or "no Python stacks: it has no handler, or did not react\n"
             text += f"\n== process {pid}: {processes.command(pid)[:200]}\n{python}"
@@ -188,16 +186,6 @@ class HangWatch:
         now = self._answer(question)  # it may have moved on meanwhile
         now = replace(now, line=stacks.own_frame(frames), inside=frames[0] if frames else "")
         hang_files.answer(self._forge, now)
-
-    def _gather_last(self, question: Question) -> Generator[None, None, None]:
-        """The stacks of all threads, of a task that is killed then."""
-        pids = self._pids(self._record.pid)[:_PROCESSES]
-        found = yield from stacks.gather(self._page.fd, pids, is_last=True)
-        said = ((pid, text) for pid, text in found.items() if text)
-        text = "".join(f"\n== all threads of process {pid}\n{text}" for pid, text in said)
-        path = self._forge.parent / question.folder / f"rank_{self._rank}.txt"
-        with contextlib.suppress(OSError):  # a full disk does not keep it from its end
-            append(path, text)
 
     def _pids(self, first: int) -> list[int]:
         """All processes of the task, the one that trains first: a worker of its may be debugged."""

@@ -19,7 +19,6 @@ from forge.errors import ExitCode, Reason
 from forge.filesystem.files import exit_on_error
 from forge.job.command import supervisor_of
 from forge.job.requeue import Counts, Outcome
-from forge.job.supervisor import DUMP_SIGNAL
 from forge.job.wrapper import Job
 from forge.jobdir.job_files import (
     RANK,
@@ -31,7 +30,7 @@ from forge.jobdir.job_files import (
     read_json,
     suffix,
 )
-from forge.process import processes, time_limit, world
+from forge.process import processes, stacks, time_limit, world
 from forge.process.world import World
 
 _TICK_S = 0.5
@@ -157,11 +156,7 @@ class LocalJob(Job):
     def _end_the_others(self) -> None:
         """Those that have not followed the rank that failed."""
         self._print("ranks are still there after another has failed: their stacks, then SIGKILL")
-        if DUMP_SIGNAL is not None:
-            for pid in processes.descendants():
-                if processes.catches(pid, DUMP_SIGNAL):
-                    processes.send(pid, DUMP_SIGNAL)
-            select.select([self._reader], [], [], 1.0)  # they write
+        stacks.show_all(processes.descendants(), self._reader)
         processes.kill_descendants()
 
     def _outcome(self, status: int) -> Outcome:

@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 from forge.filesystem.files import read_trusted
 from forge.job.hang_watch import TICK_S, HangWatch
 from forge.jobdir.job_files import TOKEN, write_json
-from forge.process import memory, processes, time_limit
+from forge.process import memory, processes, stacks, time_limit
 
 MARGIN_S = 5.0
 """Seconds after the task's own deadline: it ends itself with more to say than we have."""
@@ -41,10 +41,6 @@ _FORWARDED = [
     for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
     if hasattr(signal, name)  # Windows imports this module, too
 ]
-
-# Shows the stacks of every thread, even of one that holds the interpreter's lock: faulthandler's
-# handler is C. Not one of the signals that a policy can name.
-DUMP_SIGNAL: int | None = signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else None
 
 
 @dataclass
@@ -190,7 +186,7 @@ class Supervisor:
         """Ask and answer whether the job hangs; kill the task where its wrapper says so."""
         try:
             if watch.tick(passed_s, is_stopping=self._deadline is not None):
-                processes.kill_descendants()
+                self._kill("the job hangs")
         except Exception as error:  # noqa: BLE001 - what watches a task never ends it
             if not self._is_blind:
                 self._is_blind = True
@@ -251,8 +247,10 @@ class Supervisor:
             self._deadline = self._until_end_s() + self.margin_s
             return
         self.is_held = True
-        if DUMP_SIGNAL is not None and processes.catches(self._task, DUMP_SIGNAL):
-            os.write(self.output, b"forge: no reaction to a signal; the stacks of all threads:\n")
-            processes.send(self._task, DUMP_SIGNAL)
-            select.select([self._reader], [], [], 1.0)  # it writes; SIGCHLD ends the wait
+        self._kill("no reaction to a signal")
+
+    def _kill(self, why: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk does not keep it from its end
+            os.write(self.output, f"forge: {why}; the stacks of all threads:\n".encode())
+        stacks.show_all([self._task], self._reader)
         processes.kill_descendants()

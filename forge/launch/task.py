@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 from forge.compat import of_hydra
 from forge.errors import ExitCode, Reason, is_disk_full
 from forge.filesystem.files import exit_on_error, read_trusted, write_atomically
-from forge.job.supervisor import DUMP_SIGNAL
 from forge.jobdir import verdict
 from forge.jobdir.job_files import RESULT, TASK, forge_dir, suffix
 from forge.jobdir.plan import read
@@ -49,8 +48,8 @@ def _run(directory: Path) -> int:
     atexit.register(_at_exit)  # the first of all, so it comes after the others
     plan = read(directory)
     _listen_early(plan.actions, os._exit)  # no import may take it for an error of its own
-    if DUMP_SIGNAL is not None:
-        faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
+    if stacks.ALL_SIGNAL:
+        faulthandler.register(stacks.ALL_SIGNAL, file=2, all_threads=True)
     stacks.register(os.environ)
     sys.argv[:] = plan.argv
     sys.orig_argv[:] = plan.orig_argv

@@ -15,7 +15,6 @@ threads stand in. Linux; elsewhere nothing is marked.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import secrets
@@ -214,8 +213,7 @@ _open: list[Marks] = []
 def _forked() -> None:
     """A worker has the mapping of its parent; it is not what the parent does."""
     for marks in [*_open]:
-        with contextlib.suppress(OSError):  # closed by whoever forked
-            marks._forget()
+        marks._forget()
 
 
 if hasattr(os, "register_at_fork"):

@@ -4,10 +4,10 @@
     task         register(os.environ)
 
 By a signal faulthandler writes the stack of the main thread; its handler is C, so it runs where a
-call holds the interpreter's lock, too. By another one it writes those of all Python threads, for a
-process that is to be killed: it reads them while they run, which can crash it. It writes behind
-the task's page of progress, in memory: a disk may be what the process waits for. What hangs outside
-Python is shown by the kernel, thread by thread. Linux; elsewhere nothing is gathered.
+call holds the interpreter's lock, too. It writes behind the task's page of progress, in memory: a
+disk may be what the process waits for. What hangs outside Python is shown by the kernel, thread by
+thread. By another signal a process that is to be killed writes those of all its Python threads into
+its output: they are read while they run, which can crash it. Linux; elsewhere nothing is gathered.
 Source: proc(5), faulthandler.register.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import select
 import signal
 import sys
 import time
@@ -25,9 +26,9 @@ from pathlib import Path
 from forge.jobdir.job_files import PROGRESS
 from forge.process import processes
 
-# Others than what writes stacks into the output. Not among those that a policy can name.
+# Not among those that a policy can name.
 SIGNAL: int = signal.SIGRTMAX - 3 if sys.platform == "linux" else 0
-ALL_SIGNAL: int = signal.SIGRTMAX - 4 if sys.platform == "linux" else 0
+ALL_SIGNAL: int = signal.SIGRTMAX - 2 if sys.platform == "linux" else 0
 _WRITES_S = 1.0
 """Seconds until a process has begun to write; one in the kernel's state D never does."""
 _ALL_S = 5.0
@@ -40,7 +41,7 @@ _is_registered = False
 
 
 def register(environ: Mapping[str, str]) -> None:
-    """In a task: have stacks written on signals, where a supervisor has made a place for them.
+    """In a task: have its stack written on a signal, where a supervisor has made a place for it.
 
     Args:
         environ: The environment of this process.
@@ -56,31 +57,40 @@ def register(environ: Mapping[str, str]) -> None:
     except OSError:  # the supervisor is gone
         return
     faulthandler.register(SIGNAL, file=fd, all_threads=False)
-    faulthandler.register(ALL_SIGNAL, file=fd, all_threads=True)
     _is_registered = True
 
 
-def gather(
-    fd: int, pids: Iterable[int], *, is_last: bool = False
-) -> Generator[None, None, dict[int, str]]:
+def show_all(pids: Iterable[int], reader: int) -> None:
+    """Have processes that are to be killed write the stacks of all threads into their output.
+
+    Args:
+        pids: Which.
+        reader: A descriptor that can be read once one of them has ended.
+    """
+    asked = [pid for pid in pids if ALL_SIGNAL and processes.catches(pid, ALL_SIGNAL)]
+    for pid in asked:
+        processes.send(pid, ALL_SIGNAL)
+    if asked:
+        select.select([reader], [], [], _WRITES_S)
+
+
+def gather(fd: int, pids: Iterable[int]) -> Generator[None, None, dict[int, str]]:
     """Have processes write their stacks, one after the other; yields while it waits for them.
 
     Args:
         fd: Of the page that they write behind; -1: there is none.
         pids: The most important first: there are seconds for all of them.
-        is_last: Whether they are killed then: those of all threads, not of the main one alone.
     Returns:
         pid -> what faulthandler wrote; empty for a process that does not react.
     """
     found: dict[int, str] = {}
-    number = ALL_SIGNAL if is_last else SIGNAL
     deadline = time.monotonic() + _ALL_S
     for pid in pids:
         found[pid] = ""
-        if not (_is_open_in(pid, fd) and processes.catches(pid, number)):
+        if not (_is_open_in(pid, fd) and processes.catches(pid, SIGNAL)):
             continue
         begin, left_s = os.fstat(fd).st_size, deadline - time.monotonic()
-        if left_s > 0 and processes.send(pid, number):
+        if left_s > 0 and processes.send(pid, SIGNAL):
             grown = functools.partial(_bytes_behind, fd, begin)
             size = yield from settled(grown, _WRITES_S, left_s)
             found[pid] = os.pread(fd, min(size, _MOST_BYTES), begin).decode(errors="replace")

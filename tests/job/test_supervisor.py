@@ -145,8 +145,8 @@ def test_what_the_gil_holds_hostage_is_shown_and_killed(watched):
     one = watched(
         """
         import faulthandler, itertools
-        from forge.job.supervisor import DUMP_SIGNAL
-        faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
+        from forge.process.stacks import ALL_SIGNAL
+        faulthandler.register(ALL_SIGNAL, file=2, all_threads=True)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
         def stuck_here():

@@ -61,6 +61,7 @@ def test_a_hang_names_its_line_and_the_restart_ends_with_the_same_bits(
     assert app.line(how) in job.output
     name = app.line(how).rpartition(" ")[2]
     assert f"in {name}" in job.stacks(0)
+    assert f"in {name}" in job.output.partition("the job hangs; the stacks of all threads:")[2]
     assert "In the kernel:\n  thread " in job.stacks(0)
     assert [one["reason"] for one in job.events("end")] == ["hung", "finished"]
     counts = job.state["counts"]

@@ -116,6 +116,7 @@ def test_one_process_of_a_task_marks(page, marks):
     assert page.read().section is Section.outside
     assert other() == "True"
     assert page.read().section is Section.save
+    assert page.read().count > before.count + 1  # by this alone progress is known
 
 
 @pytest.mark.parametrize(
