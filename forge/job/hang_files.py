@@ -18,15 +18,10 @@ import os
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
-from forge.errors import Untrusted
 from forge.filesystem.files import open_file, write_all, write_atomically
 from forge.job.padded import write_padded
 from forge.jobdir.job_files import HANG, read_json, suffix, write_json
-
-_BYTES = 512
-"""Of a question."""
 
 
 class Phase(Enum):
@@ -108,7 +103,8 @@ def ask_for_stacks(forge: Path, question: Question, folder: str) -> Question:
 
 def end(forge: Path, question: Question) -> None:
     """The wrapper's: all kill their tasks. Raises OSError where this cannot be written."""
-    write_padded(forge / HANG, _text(replace(question, phase=Phase.end)), _BYTES)
+    # No longer than what is there: even a full disk has room for it.
+    write_padded(forge / HANG, _text(replace(question, phase=Phase.end)), 0)
 
 
 def withdraw(forge: Path) -> None:
@@ -121,12 +117,13 @@ def read(forge: Path, attempt: int) -> Question | None:
 
     Raises:
         TypeError, LookupError: Where another forge has written it. So does `answer_of`.
+        Untrusted: Where somebody else could have.
     """
     # Opening the directory has a network file system ask for its names again.
     with contextlib.suppress(OSError):
         os.close(os.open(forge, os.O_RDONLY))
-    content = _read(forge / HANG)
-    if content.get("attempt") != attempt:
+    content = read_json(forge / HANG)
+    if content is None or content["attempt"] != attempt:
         return None
     return Question(**{**content, "phase": Phase[content["phase"]]})
 
@@ -138,8 +135,10 @@ def answer(forge: Path, given: Answer) -> None:
 
 def answer_of(forge: Path, rank: int, question: Question) -> Answer | None:
     """What a rank has answered to this question in this phase; None: nothing so far."""
-    content = _read(_answer(forge, rank))
-    return Answer(**content) if content.get("question") == question.name else None
+    content = read_json(_answer(forge, rank))
+    if content is None or content["question"] != question.name:
+        return None
+    return Answer(**content)
 
 
 def _answer(forge: Path, rank: int) -> Path:
@@ -147,11 +146,4 @@ def _answer(forge: Path, rank: int) -> Path:
 
 
 def _text(question: Question) -> str:
-    """Long enough to be written again in its place."""
-    return json.dumps(asdict(question) | {"phase": question.phase.name}).ljust(_BYTES)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    with contextlib.suppress(Untrusted):  # somebody else's: nobody of this job asks anything
-        return read_json(path) or {}
-    return {}
+    return json.dumps(asdict(question) | {"phase": question.phase.name})

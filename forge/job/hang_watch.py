@@ -34,8 +34,6 @@ _LOOK, _LOOK_S, _MOVING = 0.05, 10.0, 6
 steps go on so many times less often, since a thousand ranks look at the same disk."""
 _AGAIN_S = 10.0
 """Until it asks again, where it could not."""
-_PROCESSES = 64
-"""Of a task, whose stacks are gathered: workers of its loaders are among them."""
 
 
 class HangWatch:
@@ -97,11 +95,10 @@ class HangWatch:
             self._since_look_s = 0.0
             self._take_in()
         is_due = self._is_expired and self._waited_s > self._asks_at_s
-        if is_due and self._question is None and not is_stopping:
+        if is_due and self._question is None:
             self._asks_at_s = self._waited_s + _AGAIN_S  # where it cannot be written
             asked = Question(attempt=self._attempt, rank=self._rank, time=time.time())
             hang_files.ask(self._forge, asked)
-            self._since_look_s = math.inf
         return self._question is not None and self._question.phase is Phase.end
 
     @property
@@ -169,7 +166,7 @@ class HangWatch:
     def _gather(self, question: Question) -> Generator[None, None, None]:
         """Stacks, the kernel's view and NCCL's records, into the hang's folder; then the answer."""
         folder, known = self._forge.parent / question.folder, self._answer(question)
-        pids = self._pids(known.pid)[:_PROCESSES]
+        pids = self._pids(known.pid)
         found = yield from stacks.gather(self._page.fd, pids)
         said = ", ".join(f"{name}={value}" for name, value in asdict(known).items() if value != "")
         text = (

@@ -17,7 +17,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ class Hangs:
         """Of the one before."""
         self._ended_for: Hang | None = None
         self._is_blind = False
-        """Whether it was said in this attempt that this cannot be looked at."""
+        """Whether it was said that this cannot be looked at."""
 
     def begin(self, attempt: int) -> None:
         """Nothing of an earlier attempt counts any more.
@@ -106,7 +106,7 @@ class Hangs:
         Args:
             attempt: The number of the one that begins.
         """
-        self._attempt, self._asked, self._ended_for, self._is_blind = attempt, None, None, False
+        self._attempt, self._asked, self._ended_for = attempt, None, None
         for path in self._forge.glob(f"{HANG}*"):
             path.unlink(missing_ok=True)
 
@@ -140,15 +140,8 @@ class Hangs:
         hang = self._ended_for
         if hang is None or outcome.is_finished or outcome.asked is not None:
             return outcome
-        return replace(
-            outcome,
-            code=int(ExitCode.FORCED),
-            said=Reason.hung,
-            text=str(hang),
-            is_held=False,
-            is_supervisor_lost=False,
-            hung_at=hang.step,
-        )
+        code = int(ExitCode.FORCED)
+        return Outcome(code, said=Reason.hung, text=str(hang), hung_at=hang.step)
 
     def _look(self, live: set[int], failed: list[int]) -> None:
         if self._asked is None and (found := hang_files.read(self._forge, self._attempt)):

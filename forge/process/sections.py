@@ -151,7 +151,7 @@ class Sections:
         if self._marks.is_open:
             visit = self._visits[-1]
             visit.is_typical, visit.limit_s = False, max(visit.limit_s, self._first_s)
-            self._marks.enter(Section.compilation, self._step(), self._first_s)
+            self._marks.enter(Section.compilation, self._step(), visit.limit_s)
 
     def _compilation_ends(self, *_: object) -> None:
         # What is left of its step is run for the first time, too.
@@ -171,8 +171,7 @@ class Sections:
         if section is Section.outside:
             return _Visit(section, kind, 0.0, is_typical=False)
         late, config = self._late.get((section, kind)), self._config
-        is_first = section is Section.start_up
-        is_first = is_first or (section is Section.step and self._num_steps <= NUM_FIRST_STEPS)
+        is_first = section is Section.step and self._num_steps <= NUM_FIRST_STEPS
         if late is None or is_first:
             return _Visit(section, kind, self._first_s, is_typical=False)
         limit_s = config.timeout_s or max(config.min_s, config.factor * late.longest)
@@ -194,7 +193,6 @@ class Sections:
 
     def _mark(self) -> None:
         visit = self._visits[-1]
-        self._last = self._clock()
         self._marks.enter(visit.section, self._step(), visit.limit_s)
 
     def _is_entered(self) -> bool:
@@ -236,7 +234,6 @@ def begin(
         listen: To compilations; see `Sections`.
     """
     global _current
-    _current.close()
     is_wanted = config.action is not HangAction.ignore
     marks = Marks.open(environ) if is_wanted else Marks()
     _current = Sections(config, marks, step, listen)

@@ -90,7 +90,7 @@ def gather(fd: int, pids: Iterable[int]) -> Generator[None, None, dict[int, str]
         if not (_is_open_in(pid, fd) and processes.catches(pid, SIGNAL)):
             continue
         begin, left_s = os.fstat(fd).st_size, deadline - time.monotonic()
-        if left_s > 0 and processes.send(pid, SIGNAL):
+        if processes.send(pid, SIGNAL):
             grown = functools.partial(_bytes_behind, fd, begin)
             size = yield from settled(grown, _WRITES_S, left_s)
             found[pid] = os.pread(fd, min(size, _MOST_BYTES), begin).decode(errors="replace")

@@ -47,6 +47,7 @@ def test_the_record_is_asked_for_and_copied(tmp_path):
 
     def torch():
         assert os.read(reader, 1) == b"1"
+        assert not file.exists()
         file.write_bytes(b"the record")
 
     keeps = os.open(pipe, os.O_WRONLY)  # else the reader sees an end before anybody has written

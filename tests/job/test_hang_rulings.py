@@ -59,6 +59,10 @@ class Ruled:
             hang_files.answer(self.forge, one)
         self.hangs.look(gone or {})
 
+    def ask_again(self):
+        hang_files.ask(self.forge, QUESTION)
+        self.hangs._looked = 0.0  # long ago
+
 
 @pytest.fixture
 def job(tmp_path):
@@ -81,7 +85,8 @@ def test_a_hang_is_shown_by_all_and_then_ended(job):
     assert [kind for kind, _ in job.lines] == ["hang"]
     found = json.loads((job.folder / "hangs/1/summary.json").read_text())
     assert (found["rank"], found["step"], sorted(found["ranks"])) == (0, 7, ["0", "1"])
-    ended = job.hangs.explain(Outcome(-9))
+    ended = job.hangs.explain(Outcome(-9, is_held=True, is_supervisor_lost=True))
+    assert str(ended) == job.said[0].partition("; the job")[0]
     assert (ended.reason, ended.exit_code, ended.state) == (Reason.hung, 70, "failed")
     assert ended.hung_at == 7
 
@@ -115,10 +120,10 @@ def test_a_rank_that_has_moved_on_while_stacks_were_written_was_slow(job):
 
 def test_a_rank_outside_of_its_run_is_the_one_that_is_waited_for(job):
     """It never came, or has left: nobody knows how long that takes."""
-    both = answer(0), answer(1, is_expired=False, section="outside", step=0)
+    both = answer(0), answer(1, is_expired=False, section="outside", step=0, limit_s=0.0)
     job.answer(*both)
     job.answer(*stacks(*both))
-    assert job.lines[0][1]["rank"] == 1
+    assert (job.lines[0][1]["rank"], job.lines[0][1]["limit_s"]) == (1, 10.0)
 
 
 def test_a_rank_that_does_not_answer_is_missing_and_named(tmp_path, monkeypatch):
@@ -184,6 +189,11 @@ def test_warn_goes_on(tmp_path):
     assert job.phase is None
     assert [kind for kind, _ in job.lines] == ["hang"]
     assert job.hangs.explain(Outcome(-9)).reason is Reason.crashed
+    job.ask_again()
+    moved = answer(0, count=10), answer(1, count=10)
+    job.answer(*moved)
+    job.answer(*stacks(*moved))
+    assert [one["folder"] for _, one in job.lines] == ["hangs/1", "hangs/2"]
 
 
 def test_a_question_of_an_earlier_attempt_is_gone_when_the_next_begins(job):
@@ -200,6 +210,16 @@ def test_half_a_question_is_gone_when_the_next_attempt_begins(job):
     assert job.lines == job.said == []
     job.hangs.begin(2)
     assert list(job.forge.iterdir()) == []
+
+
+def test_where_nobody_asks_it_is_looked_now_and_then(job, monkeypatch):
+    """A wrapper wakes up for much else."""
+    job.hangs.begin(1)
+    looks = []
+    monkeypatch.setattr(hang_files, "read", lambda *_: looks.append(1))
+    for _ in range(3):
+        job.hangs.look({})
+    assert looks == [1]
 
 
 def test_only_the_first_asks(job):
@@ -220,6 +240,10 @@ def test_on_a_full_disk_the_job_is_left_alone(job, monkeypatch):
     assert job.phase is None
     assert "no space" in job.said[0]
     assert job.hangs.explain(Outcome(-9)).reason is Reason.crashed
+    monkeypatch.undo()
+    job.ask_again()  # once there is room
+    job.answer(answer(0), answer(1))
+    assert job.phase is Phase.stacks
 
 
 @pytest.mark.parametrize("what", ["read-only", "by another forge"])
@@ -281,6 +305,11 @@ BEHIND = {
         "wait in a collective",
     ),
     "elsewhere": ({1: {"line": "a:1 in f", "inside": "b:2 in g"}}, 1, "elsewhere"),
+    "all in torch": (
+        {n: {"line": f"a:{n} in f", "inside": f"{TORCH}:{n} in b"} for n in range(4)},
+        0,
+        "nothing tells it",
+    ),
     "who asked": ({}, 0, "nothing tells it from the others"),
     "outside of torch": (
         {
@@ -305,3 +334,5 @@ def test_the_rank_that_holds_up_the_others_is_named(changes, rank, because):
     found = blame(QUESTION, answers, set(range(4)))
     assert found.rank == rank
     assert because in str(found)
+    other = blame(replace(QUESTION, rank=3), answers, set(range(4)))
+    assert other.rank == (3 if "nothing tells" in because else rank)

@@ -115,6 +115,10 @@ def test_what_was_no_hang_is_asked_again_after_twice_the_time(task):
     assert task.question is None
     task.pass_s(5)
     assert task.answer().waited_s > 2 * waited_s
+    hang_files.withdraw(task.forge)
+    task.marks.advance()
+    task.pass_s(LIMIT_S + 2)  # it has moved on: this is another one
+    assert task.answer().waited_s < waited_s + 1
 
 
 def test_another_ranks_question_is_answered_and_the_end_kills(tmp_path, held):
@@ -174,6 +178,9 @@ def test_who_was_killed_in_a_step_does_not_hang_there(tmp_path, end):
     until(lambda: not task.watch._page.is_held(), "the end")
     task.pass_s(100)
     assert task.question is None
+    hang_files.ask(task.forge, Question(attempt=1, rank=1, time=1.0))
+    task.pass_s(100)
+    assert (task.answer().section, task.answer().excuse) == ("outside", "")
 
 
 def test_a_worker_in_a_debugger_is_no_hang_of_its_task(task, monkeypatch):
@@ -203,13 +210,14 @@ def test_what_moved_while_its_stacks_were_written_is_answered(task, monkeypatch)
         task.marks.advance()
         yield
         yield
-        return dict.fromkeys(pids, "")
+        return dict.fromkeys(pids, 'Stack (most recent call first):\n  File "a.py", line 3 in f\n')
 
     monkeypatch.setattr(stacks, "gather", slow)
     (task.forge.parent / "hangs/1").mkdir(parents=True)
     hang_files.ask_for_stacks(task.forge, task.question, "hangs/1")
     until(lambda: task.pass_s(0.5) or task.answer(), "the answer")
     assert task.answer().count != before.count
+    assert task.answer().line == task.answer().inside == "a.py:3 in f"
 
 
 def test_a_question_of_another_attempt_says_nothing(task):
@@ -226,9 +234,11 @@ def test_stacks_are_gathered_without_waiting(task, monkeypatch):
     task.pass_s(LIMIT_S + 2)
     (task.forge.parent / "hangs/1").mkdir(parents=True)
     hang_files.ask_for_stacks(task.forge, task.question, "hangs/1")
+    assert task.watch.tick_s == hang_watch.TICK_S
+    task.watch.tick(0.5, is_stopping=False)
     while task.answer() is None:
+        assert task.watch.tick_s == hang_watch._BUSY_TICK_S
         task.watch.tick(0.05, is_stopping=False)
-        assert task.watch.tick_s in (hang_watch.TICK_S, hang_watch._BUSY_TICK_S)
     text = (task.forge.parent / "hangs/1/rank_0.txt").read_text()
     assert f"== process {os.getpid()}" in text
     assert "no Python stacks" in text  # nothing was registered here

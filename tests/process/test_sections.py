@@ -175,6 +175,36 @@ def test_a_step_is_not_charged_for_what_has_a_limit_of_its_own(watched):
     assert one.steps(1.0) == 5 * 3.0
 
 
+def test_what_a_step_took_before_it_was_left_for_another_section_is_learned(watched):
+    """Steps wait for other ranks, or save, at their ends."""
+    one = watched()
+    one.steps(*[1.0] * 9)
+    one.now += 4.0
+    one.visit(Section.collective, 1.0)
+    assert one.steps(1.0) == 5 * 4.0
+
+
+def test_waits_of_the_start_teach_nothing_about_those_of_steps(watched):
+    """Rank 0 may read for an hour."""
+    one = watched()
+    for _ in range(3):
+        one.visit(Section.collective, 3600.0)
+    one.steps(*[1.0] * 9)
+    for _ in range(2):
+        one.visit(Section.collective, 1.0)
+    assert one.visit(Section.collective) == CONFIG.min_s
+
+
+def test_a_loop_that_begins_inside_of_a_section_ends_it(watched):
+    """What is left of the section then is no return to it."""
+    one = watched()
+    with one.sections.inside(Section.evaluation):
+        one.sections.begin_epoch()  # the data of an evaluation
+        assert one.record.section is Section.evaluation
+        one.sections.begin_step()
+    assert one.record.section is Section.step
+
+
 def test_each_kind_has_a_limit_of_its_own(watched):
     """A hundred quick evaluations between two slow ones: the slow one is no hang."""
     one = watched()
@@ -282,10 +312,12 @@ def test_without_a_supervisor_no_clock_is_read():
     assert reads == []
 
 
-def test_those_of_the_run_that_is_open_are_the_current_ones():
+def test_those_of_the_run_that_is_open_are_the_current_ones(monkeypatch):
     """Lower layers mark by these, and know of no Run."""
-    page = Page.create()
+    page, shown = Page.create(), []
+    monkeypatch.setattr(sections.stacks, "register", shown.append)
     sections.begin(CONFIG, page.environ)
+    assert shown == [page.environ]  # main may train in a process that it has spawned
     with sections.in_section(Section.evaluation, "held_out"):
         sections.current().advance(Section.evaluation)
         assert page.read().section is Section.evaluation

@@ -1,5 +1,6 @@
 """The stacks of a process that does not answer."""
 
+import faulthandler
 import os
 import signal
 import sys
@@ -138,6 +139,50 @@ def test_a_process_that_does_not_react_is_not_waited_for_long(page, stuck):
     assert gathered(page, [pid]) == {pid: ""}
 
 
+MARKS = """
+import os, sys
+from forge.process.progress import Marks
+marks = Marks.open(os.environ)
+print(1, flush=True)
+input()
+"""
+
+
+def test_a_process_that_only_marks_is_not_killed_by_the_signal(page):
+    """It has the memory open already, and its handler comes later."""
+    process = Popen(
+        [sys.executable, "-c", MARKS], stdin=-1, stdout=-1, env=os.environ | page.environ
+    )
+    process.stdout.readline()
+    assert gathered(page, [process.pid]) == {process.pid: ""}
+    assert process.poll() is None
+
+
+def test_once_the_time_for_all_is_over_nobody_is_waited_for(page, stuck, monkeypatch):
+    """Workers of loaders are many."""
+    pid = stuck(WHAT["inside it"])
+    monkeypatch.setattr(stacks, "_ALL_S", 0.0)
+    with pytest.raises(StopIteration):
+        next(stacks.gather(page.fd, [pid]))
+
+
+def test_what_still_grows_is_waited_for():
+    """A stack is written line by line."""
+    sizes = [0, 0, 5, 9, 9, 12]
+    assert returned(stacks.settled(lambda: sizes.pop(0), 60.0, 60.0)) == 9
+    assert returned(stacks.settled(lambda: 0, 0.05, 60.0)) == 0
+
+
+def test_one_handler_is_enough(page, monkeypatch):
+    """Each Run asks for it, and a worker has that of its parent."""
+    made = []
+    monkeypatch.setattr(faulthandler, "register", lambda *_, **more: made.append(more["file"]))
+    monkeypatch.setattr(stacks, "_is_registered", False)
+    for _ in range(2):
+        stacks.register(page.environ)
+    os.close(*made)
+
+
 def test_where_its_threads_are_in_the_kernel_is_shown(page, stuck):
     pid = stuck(WHAT["outside the interpreter's lock"])
     until(lambda: "state R" not in stacks.in_kernel(pid), "process that stands")
@@ -146,6 +191,13 @@ def test_where_its_threads_are_in_the_kernel_is_shown(page, stuck):
     assert lines[0].startswith(f"  thread {pid} python")
     assert "state S" in lines[0]
     assert stacks.in_kernel(2**22 + 1) == ""
+
+
+def test_a_thread_that_ends_meanwhile_is_left_out(monkeypatch):
+    own = str(os.getpid())
+    monkeypatch.setattr(os, "listdir", lambda _: [str(2**22 + 1), own])
+    (line,) = stacks.in_kernel(os.getpid()).splitlines()
+    assert line.startswith(f"  thread {own} ")
 
 
 DUMP = """Thread 0x00007f6 (most recent call first):
