@@ -70,14 +70,7 @@ def collect(given: Mapping[str, str], rank: int, to: Path) -> Generator[None, No
         os.write(fd, b"1")
     finally:
         os.close(fd)
-    if not (yield from settled(lambda: _size(file), _WRITES_S, _WRITES_S)):
+    if not (yield from settled(file, 0, _WRITES_S, _WRITES_S)):
         return False
     shutil.copyfile(file, to)
     return True
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0

@@ -17,7 +17,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,23 +45,22 @@ _TORCH = "/site-packages/torch/"
 class Hang:
     """What is known of one."""
 
-    rank: int
-    """That holds up the others."""
+    who: Answer
+    """Of the rank that holds up the others; what it did not say is that of the one that is behind."""
     because: str
     """Why it is this one."""
-    section: str
-    step: int
-    waited_s: float
-    limit_s: float
-    """Of its section; of who asked, where it has none itself."""
-    line: str
-    """The line of code that it stands in; empty where it did not say."""
 
     def __str__(self) -> str:
-        at = f", at {self.line}" if self.line else ""
-        where = f"no progress in `{self.section}` at step {self.step} for {self.waited_s:.0f} s"
-        where += f", where {self.limit_s:.0f} s are allowed"
-        return f"rank {self.rank} hangs: {where}{at} ({self.because})"
+        who = self.who
+        at = f", at {who.line}" if who.line else ""
+        where = f"no progress in `{who.section}` at step {who.step} for {who.waited_s:.0f} s"
+        where += f", where {who.limit_s:.0f} s are allowed"
+        return f"rank {who.rank} hangs: {where}{at} ({self.because})"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The same for a file."""
+        return {**asdict(self.who), "because": self.because}
 
 
 class Hangs:
@@ -141,7 +140,7 @@ class Hangs:
         if hang is None or outcome.is_finished or outcome.asked is not None:
             return outcome
         code = int(ExitCode.FORCED)
-        return Outcome(code, said=Reason.hung, text=str(hang), hung_at=hang.step)
+        return Outcome(code, said=Reason.hung, text=str(hang), hung_at=hang.who.step)
 
     def _look(self, live: set[int], failed: list[int]) -> None:
         if self._asked is None and (found := hang_files.read(self._forge, self._attempt)):
@@ -203,12 +202,12 @@ class Hangs:
         then = "left alone" if self._action is HangAction.warn else "ended"
         then = f"the job is {then} (`resilience.hang.action={self._action.name}`)"
         self._say(f"{hang}; {then}; stacks, and what to do, are in {question.folder}/summary.txt")
-        log = f"{OUTPUT}{suffix(hang.rank)}"
-        self._record("hang", **asdict(hang), action=self._action.name, folder=question.folder)
+        self._record("hang", **hang.fields, action=self._action.name, folder=question.folder)
         with contextlib.suppress(OSError):  # a full disk: the message says the most of it
             folder = self._directory / question.folder
-            write_json(folder / "summary.json", _summary(hang, answers, live))
-            write_atomically(folder / "summary.txt", _text(hang, answers, live, log))
+            ranks = {str(rank): asdict(one) for rank, one in answers.items()}
+            write_json(folder / "summary.json", hang.fields | {"ranks": ranks})
+            write_atomically(folder / "summary.txt", _text(hang, answers, live))
         if self._action is HangAction.warn:
             hang_files.withdraw(self._forge)
             self._asked = None
@@ -238,11 +237,12 @@ def blame(question: Question, answers: dict[int, Answer], live: set[int]) -> Han
         if len(fewer) < len(left):
             left, because = fewer, why
     found = next((one for one in left if one.rank == question.rank), left[0])
-    limit_s = found.limit_s or max(one.limit_s for one in answers.values())
-    place = found.section, found.step, found.waited_s, limit_s
+    if not found.limit_s:  # it is outside of its Run
+        found = replace(found, limit_s=max(one.limit_s for one in answers.values()))
     if missing := sorted(live - answers.keys()):
-        return Hang(missing[0], "it does not answer; is its node there?", *place, "")
-    return Hang(found.rank, because, *place, found.line)
+        found = replace(found, rank=missing[0], node="", pid=0, line="", inside="")
+        because = "it does not answer; is its node there?"
+    return Hang(found, because)
 
 
 def _lowest(left: list[Answer]) -> list[Answer]:
@@ -268,18 +268,14 @@ def _not_in_torch(left: list[Answer]) -> list[Answer]:
     return [one for one in left if _TORCH not in one.inside] or left
 
 
-def _summary(hang: Hang, answers: dict[int, Answer], live: set[int]) -> dict[str, Any]:
-    ranks = {str(rank): asdict(one) for rank, one in answers.items()}
-    return {**asdict(hang), "missing": sorted(live - answers.keys()), "ranks": ranks}
-
-
 _ADVICE = """
 If it was slow and did not hang: raise `resilience.hang.timeout_s`, or `resilience.hang.start_s` for
 the start, for first steps, saves and evaluations, and for compilations. A long evaluation shows
 that it makes progress by calling `run.poll()` for each batch."""
 
 
-def _text(hang: Hang, answers: dict[int, Answer], live: set[int], log: str) -> str:
+def _text(hang: Hang, answers: dict[int, Answer], live: set[int]) -> str:
+    log = f"{OUTPUT}{suffix(hang.who.rank)}"
     lines = [f"{hang}", f"What it has printed is in {log}.", _ADVICE, ""]
     for rank in sorted(live):
         one = answers.get(rank)

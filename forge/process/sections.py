@@ -234,8 +234,7 @@ def begin(
         listen: To compilations; see `Sections`.
     """
     global _current
-    is_wanted = config.action is not HangAction.ignore
-    marks = Marks.open(environ) if is_wanted else Marks()
+    marks = Marks() if config.action is HangAction.ignore else Marks.open(environ)
     _current = Sections(config, marks, step, listen)
     stacks.register(environ)  # main may train in a process of its own
 

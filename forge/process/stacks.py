@@ -14,13 +14,12 @@ Source: proc(5), faulthandler.register.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 
 from forge.jobdir.job_files import PROGRESS
@@ -91,30 +90,30 @@ def gather(fd: int, pids: Iterable[int]) -> Generator[None, None, dict[int, str]
             continue
         begin, left_s = os.fstat(fd).st_size, deadline - time.monotonic()
         if processes.send(pid, SIGNAL):
-            grown = functools.partial(_bytes_behind, fd, begin)
-            size = yield from settled(grown, _WRITES_S, left_s)
+            size = yield from settled(fd, begin, _WRITES_S, left_s)
             found[pid] = os.pread(fd, min(size, _MOST_BYTES), begin).decode(errors="replace")
     return found
 
 
-def _bytes_behind(fd: int, begin: int) -> int:
-    return os.fstat(fd).st_size - begin
-
-
-def settled(size: Callable[[], int], begins_s: float, ends_s: float) -> Generator[None, None, int]:
+def settled(
+    file: int | Path, begin: int, begins_s: float, ends_s: float
+) -> Generator[None, None, int]:
     """Until what somebody else writes is there, and grows no more; yields while it waits.
 
     Args:
-        size: Bytes that are there.
-        begins_s: Seconds until there are any.
-        ends_s: Seconds for all of them.
+        file: What they write to.
+        begin: Where in it.
+        begins_s: Seconds until there is anything.
+        ends_s: Seconds for all of it.
     Returns:
-        How many they are.
+        How many bytes it is.
     """
     began, found = time.monotonic(), 0
     while time.monotonic() - began < (ends_s if found else min(begins_s, ends_s)):
         yield
-        before, found = found, size()
+        before = found
+        with contextlib.suppress(FileNotFoundError):
+            found = os.stat(file).st_size - begin
         if 0 < found <= before:
             break
     return found

@@ -332,7 +332,7 @@ def test_the_rank_that_holds_up_the_others_is_named(changes, rank, because):
     """Whoever is ahead must not be blamed."""
     answers = {n: answer(n, **changes.get(n, {})) for n in range(4)}
     found = blame(QUESTION, answers, set(range(4)))
-    assert found.rank == rank
+    assert found.who.rank == rank
     assert because in str(found)
     other = blame(replace(QUESTION, rank=3), answers, set(range(4)))
-    assert other.rank == (3 if "nothing tells" in because else rank)
+    assert other.who.rank == (3 if "nothing tells" in because else rank)

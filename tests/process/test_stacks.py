@@ -166,11 +166,20 @@ def test_once_the_time_for_all_is_over_nobody_is_waited_for(page, stuck, monkeyp
         next(stacks.gather(page.fd, [pid]))
 
 
-def test_what_still_grows_is_waited_for():
+def test_what_still_grows_is_waited_for(tmp_path):
     """A stack is written line by line."""
-    sizes = [0, 0, 5, 9, 9, 12]
-    assert returned(stacks.settled(lambda: sizes.pop(0), 60.0, 60.0)) == 9
-    assert returned(stacks.settled(lambda: 0, 0.05, 60.0)) == 0
+    file = tmp_path / "file"
+
+    def written(work):
+        for size in (None, 7, 12, 16, 16, 20):
+            next(work)
+            if size is not None:
+                file.write_bytes(bytes(size))
+
+    with pytest.raises(StopIteration) as end:
+        written(stacks.settled(file, 7, 60.0, 60.0))
+    assert end.value.value == 9
+    assert returned(stacks.settled(file, 16, 0.05, 60.0)) == 0
 
 
 def test_one_handler_is_enough(page, monkeypatch):
