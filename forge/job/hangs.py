@@ -46,7 +46,7 @@ class Hang:
     """What is known of one."""
 
     who: Answer
-    """Of the rank that holds up the others; what it did not say is that of the one that is behind."""
+    """Of the rank that holds up the others; a missing one has the place of the one behind."""
     because: str
     """Why it is this one."""
 

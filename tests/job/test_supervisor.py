@@ -319,6 +319,17 @@ def test_a_limit_that_was_extended_moves_the_deadline(announced, tmp_path):
     assert 500 < announced._deadline <= 505
 
 
+def test_a_full_disk_does_not_keep_a_task_from_being_killed(tmp_path, monkeypatch):
+    """Its output cannot say so; the supervisor must not end over that."""
+    killed, full = [], os.open("/dev/full", os.O_WRONLY)
+    monkeypatch.setattr(processes, "kill_descendants", lambda: killed.append(1))
+    one = Supervisor(["true"], {}, full, {}, 1.0, tmp_path / "report.json", os.getpid())
+    one._task, one._reader = 2**22 + 1, -1
+    one._kill("no reaction to a signal")
+    os.close(full)
+    assert killed == [1]
+
+
 def test_what_watches_a_task_never_ends_it(tmp_path):
     """A full disk, a file that somebody else has made: it is said once, and the task runs on."""
 
