@@ -279,8 +279,8 @@ def test_a_disk_that_fills_up_meanwhile_does_not_keep_a_hang_from_its_end(job, m
     job.answer(*both)
     for one in stacks(*both):
         hang_files.answer(job.forge, one)
-    monkeypatch.setattr(padded, "write_atomically", full)
-    monkeypatch.setattr(hangs, "write_atomically", full)
+    for module in (padded, hangs, hang_files):
+        monkeypatch.setattr(module, "write_atomically", full)
     job.hangs.look({})
     assert job.phase is Phase.end
     assert job.hangs.explain(Outcome(-9)).reason is Reason.hung
