@@ -13,14 +13,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from forge import messages
 from forge.config.schema import CheckAction, CheckConfig, HealthConfig
-from forge.errors import ConfigError, DiskFull
+from forge.errors import ConfigError
 from forge.group.group import Group
 from forge.health import command, used_memory
 from forge.health.check import Answer, Check, Context, Scope, make
@@ -63,8 +63,8 @@ class Health:
         self._is_stopping = is_stopping
         self._ranks = ranks
         self._verdicts = Verdicts(job, ranks.rank, note)
-        self._pending: dict[str, Answer] = {}
-        """What has not answered in time, and still runs."""
+        self._answers: dict[str, Answer] = {}
+        """By check, the last one: what has not answered in time may still run."""
         self._thread: threading.Thread | None = None
         here = _here()
         self._context = Context(
@@ -88,7 +88,7 @@ class Health:
             Exit: With code 69, where one fails and the policy says more than to log it.
             DiskFull: Where the disk is full, which is no fault of the node's.
         """
-        self._check(Scope.node, Scope.task, unless=self._is_stopping)
+        self._check(Scope.node, Scope.task)
 
     def check_ranks(self) -> None:
         """Make the checks of the ranks against each other; every rank has to call it.
@@ -98,11 +98,9 @@ class Health:
         """
         self._check(Scope.ranks)
 
-    def _check(self, *scopes: Scope, unless: Callable[[], bool] | None = None) -> None:
-        for check, config in self._own(scopes):
-            if unless is not None and unless():
-                return
-            refusal = self._made(check, config, unless)
+    def _check(self, *scopes: Scope) -> None:
+        for check, config in asked_for(self._config, self._context, *scopes):
+            refusal = self._made(check, config)
             if refusal is not None:
                 if check.scope is not Scope.ranks or self._ranks.rank == 0:
                     messages.say(f"{refusal.exit}.", logging.ERROR)
@@ -111,25 +109,16 @@ class Health:
     @property
     def limit_s(self) -> float:
         """Seconds that the checks of a rank may take together, before the others give it up."""
-        every = self._own((Scope.node, Scope.task), is_of_any_rank=True)
-        return sum(config.timeout_s for _, config in every)
+        every = asked_for(self._config, replace(self._context, is_first_of_node=True))
+        return sum(config.timeout_s for check, config in every if check.scope is not Scope.ranks)
 
-    def _own(
-        self, scopes: Iterable[Scope], *, is_of_any_rank: bool = False
-    ) -> Iterator[tuple[Check, CheckConfig]]:
-        """Those that this rank makes, with their config, in the order of the table."""
-        is_first = self._context.is_first_of_node
-        for check, config in enabled(self._config):
-            is_mine = check.scope is not Scope.node or is_of_any_rank or is_first
-            if check.scope in scopes and is_mine:
-                yield check, config
-
-    def _made(
-        self, check: Check, config: CheckConfig, unless: Callable[[], bool] | None = None
-    ) -> Refusal | None:
-        answer = make(check, replace(self._context, config=config), unless)
-        if answer.is_pending:
-            self._pending[check.name] = answer
+    def _made(self, check: Check, config: CheckConfig) -> Refusal | None:
+        # The ranks meet in each of theirs: all of them make it, or none.
+        is_left = bool if check.scope is Scope.ranks else self._is_stopping
+        if is_left() or self._answers.get(check.name, Answer()).is_pending:
+            return None
+        answer = make(check, replace(self._context, config=config), is_left)
+        self._answers[check.name] = answer
         if self._context.stopped.is_set():
             return None  # the end of the attempt may have caused it
         return self._verdicts.judge(check, config, answer)
@@ -163,16 +152,11 @@ class Health:
     def _look(self) -> Refusal | None:
         """The first refusal of a round."""
         used_memory.note(self._context.job)
-        for check, config in self._own((Scope.node, Scope.task, Scope.ranks)):
-            pending = self._pending.get(check.name)
-            if not check.is_passive or (pending is not None and pending.is_pending):
-                continue
-            try:
+        for check, config in asked_for(self._config, self._context):
+            if check.is_passive and not self._context.stopped.is_set():
                 refusal = self._made(check, config)
-            except DiskFull:
-                continue  # the next save says so
-            if refusal is not None or self._context.stopped.is_set():
-                return refusal
+                if refusal is not None:
+                    return refusal
         return None
 
     def stop(self) -> None:
@@ -189,15 +173,21 @@ class Health:
             used_memory.note(self._context.job)
 
 
-def enabled(config: HealthConfig) -> list[tuple[Check, CheckConfig]]:
-    """The checks that a policy asks for, with their config, in the order in which they are made."""
-    if not config.enabled:
-        return []
+def asked_for(
+    config: HealthConfig, context: Context, *scopes: Scope
+) -> list[tuple[Check, CheckConfig]]:
+    """The checks of these scopes, or of all, that this rank makes, in order, with their config."""
     found = [(check, getattr(config.checks, check.name)) for check in CHECKS]
     for name, one in config.commands.items():
         given = CheckConfig(one.action, timeout_s=one.timeout_s)
         found.append((command.check(name, one), given))
-    return [(check, one) for check, one in found if one.action is not CheckAction.ignore]
+    return [
+        (check, one)
+        for check, one in found
+        if config.enabled and one.action is not CheckAction.ignore
+        if check.scope in (scopes or Scope)
+        if check.scope is not Scope.node or context.is_first_of_node
+    ]
 
 
 def _here() -> world.World:

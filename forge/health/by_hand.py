@@ -8,7 +8,7 @@ from typing import Any
 
 from forge.config.schema import CheckConfig, HealthConfig
 from forge.errors import DiskFull
-from forge.health.attempt import enabled
+from forge.health.attempt import asked_for
 from forge.health.check import Answer, Check, Context, Finding, Scope, make
 
 OK, FAILS, NOT_HERE, NOT_MADE = "ok", "FAILS", "not here", "not made"
@@ -41,11 +41,7 @@ def examine(config: HealthConfig, context: Context, where: str, *scopes: Scope) 
     Yields:
         A row for each.
     """
-    for check, one in enabled(config):
-        if check.scope not in scopes:
-            continue
-        if check.scope is Scope.node and not context.is_first_of_node:
-            continue
+    for check, one in asked_for(config, context, *scopes):
         try:
             answer = make(check, replace(context, config=one))
         except DiskFull as error:

@@ -7,16 +7,15 @@ policy makes of a finding.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
 from forge.config.schema import CheckConfig
-from forge.errors import DiskFull
+from forge.errors import DiskFull, RankLost
 from forge.group.group import Group, Solo
 from forge.health.pace import Pace
 
@@ -82,10 +81,13 @@ class Context:
     stopped: threading.Event = field(default_factory=threading.Event)
     """Set once nobody waits for the answer any more."""
 
-    @property
-    def threshold(self) -> float:
-        """Of a check that has one; 0 where the policy has set it to null."""
-        return self.config.threshold or 0.0
+    def is_above(self, value: float) -> bool:
+        """Whether it is more than the policy allows, where that has a threshold."""
+        return self.config.threshold is not None and value > self.config.threshold
+
+    def is_below(self, value: float) -> bool:
+        """Whether it is less than the policy asks for, where that has a threshold."""
+        return self.config.threshold is not None and value < self.config.threshold
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Check:
     """Its key in `health.checks`, or in `health.commands`."""
     look: Callable[[Context], Finding | None]
     """Says what it has found; None where it does not apply here. It may block; what it raises is
-    no verdict, except `DiskFull`."""
+    no verdict, except `DiskFull` and `RankLost`."""
     scope: Scope
     is_passive: bool = False
     """Whether it may run beside training: it computes nothing on a GPU, writes nothing, and meets
@@ -122,7 +124,7 @@ class Answer:
         return self.left is not None and self.left.is_alive()
 
 
-def make(check: Check, context: Context, unless: Callable[[], bool] | None = None) -> Answer:
+def make(check: Check, context: Context, unless: Callable[[], bool] = lambda: False) -> Answer:
     """Make one check; it fails where it takes longer than its `timeout_s`.
 
     Its thread stays behind then, blocked in a call that does not return.
@@ -141,39 +143,30 @@ def make(check: Check, context: Context, unless: Callable[[], bool] | None = Non
             answers.append(Answer(check.look(context)))
         except DiskFull as error:
             answers.append(error)
+        except RankLost as lost:  # it is not known why, nor whose node is to blame
+            remedy = "Look at what it waits for and at the network, or raise `timeout_s`."
+            answers.append(Answer(Finding(str(lost), is_failed=True, remedy=remedy, culprits=())))
         except Exception as error:  # noqa: BLE001 - who cannot look has seen no fault of the node
             answers.append(Answer(error=f"{type(error).__name__}: {error}"))
 
     thread = threading.Thread(target=look, name="forge-check", daemon=True)
     thread.start()
     # Ranks that meet have a limit for each exchange; one that is not kept, they notice together.
-    times = _EXCHANGES if check.scope is Scope.ranks else 1
-    deadline = time.monotonic() + times * context.config.timeout_s
-    is_left = _is_left(thread, deadline, unless)
-    late_finding = None if is_left else _late_in(check, context.config.timeout_s)
-    # Copied by one read: the answer may come at this moment.
-    found = answers[:1] or [Answer(late_finding, left=thread)]
-    if isinstance(found[0], DiskFull):
-        raise found[0]
-    return found[0]
+    is_of_all = check.scope is Scope.ranks
+    deadline = time.monotonic() + context.config.timeout_s * (_EXCHANGES if is_of_all else 1)
+    while thread.is_alive() and (left_s := deadline - time.monotonic()) > 0 and not unless():
+        thread.join(min(left_s, _LOOK_S))
+    if not answers:
+        # Of ranks that meet any may be to blame.
+        finding = None if unless() else late(context.config.timeout_s, () if is_of_all else None)
+        return Answer(finding, left=thread)
+    if isinstance(answers[0], DiskFull):
+        raise answers[0]
+    return answers[0]
 
 
-def _is_left(thread: threading.Thread, deadline: float, unless: Callable[[], bool] | None) -> bool:
-    """Wait for it until then; whether somebody had to leave first."""
-    slice_s = math.inf if unless is None else _LOOK_S
-    while thread.is_alive() and (left_s := deadline - time.monotonic()) > 0:
-        if unless is not None and unless():
-            return True
-        thread.join(min(left_s, slice_s))
-    return False
-
-
-def _late_in(check: Check, timeout_s: float) -> Finding:
-    culprits = () if check.scope is Scope.ranks else None  # any of them may be to blame
-    return replace(late(timeout_s), culprits=culprits)
-
-
-def late(timeout_s: float) -> Finding:
+def late(timeout_s: float, culprits: tuple[int, ...] | None = None) -> Finding:
     """What is found of a check that does not answer."""
     remedy = "Look at what it waits for, or raise its `timeout_s`."
-    return Finding(f"no answer within {timeout_s:g} s", is_failed=True, remedy=remedy)
+    value = f"no answer within {timeout_s:g} s"
+    return Finding(value, is_failed=True, remedy=remedy, culprits=culprits)

@@ -7,6 +7,7 @@ every check. Thresholds and their sources: docs/reference/gpu-checks.md.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from forge.errors import GpuGone
@@ -21,11 +22,8 @@ _RECOVERY = {
     2: "a reboot of the node",
     3: "the end of all peer-to-peer traffic of the GPU, and a reset then",
     4: "the end of all work on the GPU, and a reset then",
-    5: "the recovery of its IMEX domain",
-    6: "a reset of its bus",
-    7: "a reboot of the whole system",
 }
-"""NVML_GPU_RECOVERY_ACTION_…: what each asks for."""
+"""NVML_GPU_RECOVERY_ACTION_…: what the usual ones ask for."""
 
 _SLOWED = {
     "nvmlClocksEventReasonHwSlowdown": "hardware slowdown",
@@ -37,192 +35,154 @@ _SLOWED = {
 has set (application clocks, boost in step) are left out."""
 
 
-def each(context: Context, look: Callable[[Gpu], Finding | None]) -> Finding | None:
-    """Look at each of the task's own GPUs.
+def of_each(
+    look: Callable[[Gpu, Context], Finding | None],
+) -> Callable[[Context], Finding | None]:
+    """The check of all of a task's own GPUs that this one of a single GPU makes.
 
-    Args:
-        context: With the task's devices.
-        look: Says what one GPU has, in a few words; None where it has no answer.
-    Returns:
-        The failures, each with its GPU's name; where there are none, what all have; None where no
-        GPU has an answer.
-    Raises:
-        pynvml.NVMLError: Where nothing has failed, and one could not be asked.
+    It finds the failures, each with its GPU's name; where there are none, what all have; nothing
+    where no GPU has an answer. An error that says nothing of a GPU is raised where no other fails.
     """
-    found, errors = [], []
-    try:
-        gpus = own_gpus(context.devices)
-    except GpuGone as gone:
-        return Finding(f"{gone}", is_failed=True, remedy=_RESET)
-    for gpu in gpus:
-        try:
-            found.append((gpu, look(gpu)))
-        except GpuGone as gone:
-            text = f"does not answer its driver any more ({gone})"
-            found.append((gpu, Finding(text, is_failed=True, remedy=_RESET)))
-        except gpu.nvml.NVMLError as error:
-            errors.append(error)  # another one may have failed for all that
-    failed = [(gpu, one) for gpu, one in found if one and one.is_failed]
-    if failed:
-        return Finding(
-            "; ".join(f"{gpu.name}: {one.value}" for gpu, one in failed),
-            is_failed=True,
-            remedy=" ".join(dict.fromkeys(one.remedy for _, one in failed)),
-        )
-    if errors:
-        raise errors[0]
-    values = dict.fromkeys(one.value for _, one in found if one)
-    return Finding("; ".join(values)) if values else None
+
+    @functools.wraps(look)
+    def check(context: Context) -> Finding | None:
+        found, errors = dict[str, Finding](), []
+        for gpu in own_gpus(context.devices):
+            try:
+                one = look(gpu, context)
+            except GpuGone as gone:
+                text = f"does not answer its driver any more ({gone})"
+                one = Finding(text, is_failed=True, remedy=_RESET)
+            except gpu.nvml.NVMLError as error:
+                errors.append(error)
+                continue
+            if one is not None:
+                found[gpu.name] = one
+        failed = {name: one for name, one in found.items() if one.is_failed}
+        if failed:
+            return Finding(
+                "; ".join(f"{name}: {one.value}" for name, one in failed.items()),
+                is_failed=True,
+                remedy=" ".join(dict.fromkeys(one.remedy for one in failed.values())),
+            )
+        if errors:
+            raise errors[0]
+        values = dict.fromkeys(one.value for one in found.values())
+        return Finding("; ".join(values)) if values else None
+
+    return check
 
 
-def is_above(value: float, context: Context) -> bool:
-    """Whether it is more than the policy allows, where that sets a limit."""
-    limit = context.config.threshold
-    return limit is not None and value > limit
-
-
-def ecc(context: Context) -> Finding | None:
+@of_each
+def ecc(gpu: Gpu, context: Context) -> Finding | None:
     """Whether bits of its memory were lost since its driver was loaded."""
-
-    def look(gpu: Gpu) -> Finding | None:
-        kind, since = gpu.nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, gpu.nvml.NVML_VOLATILE_ECC
-        count = gpu.ask("TotalEccErrors", kind, since)
-        if count is None:
-            return None
-        return Finding(
-            f"uncorrected memory errors since the driver was loaded: {count}",
-            is_failed=is_above(count, context),
-            remedy="What was computed on it may be wrong. Have the GPU reset, then tested.",
-        )
-
-    return each(context, look)
+    kind, since = gpu.nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, gpu.nvml.NVML_VOLATILE_ECC
+    count = gpu.ask("TotalEccErrors", kind, since)
+    if count is None:
+        return None
+    return Finding(
+        f"uncorrected memory errors since the driver was loaded: {count}",
+        is_failed=context.is_above(count),
+        remedy="What was computed on it may be wrong. Have the GPU reset, then tested.",
+    )
 
 
-def row_remap(context: Context) -> Finding | None:
+@of_each
+def row_remap(gpu: Gpu, context: Context) -> Finding | None:
     """Whether rows of its memory are worn out, and no others have taken their place."""
-
-    def look(gpu: Gpu) -> Finding | None:
-        rows = gpu.ask("RemappedRows")
-        if rows is None:
-            return None
-        corrected, uncorrected, is_pending, has_failed = rows
-        if has_failed:
-            remedy = "No spare row is left there: have the GPU replaced."
-            return Finding("a row could not be remapped", is_failed=True, remedy=remedy)
-        if is_pending:
-            remedy = "Have the GPU reset, or the node rebooted: the row is remapped then."
-            return Finding("a row waits to be remapped", is_failed=True, remedy=remedy)
-        return Finding(f"remapped rows: {corrected + uncorrected}, none waits")
-
-    return each(context, look)
+    rows = gpu.ask("RemappedRows")
+    if rows is None:
+        return None
+    corrected, uncorrected, is_pending, has_failed = rows
+    if has_failed:
+        remedy = "No spare row is left there: have the GPU replaced."
+        return Finding("a row could not be remapped", is_failed=True, remedy=remedy)
+    if is_pending:
+        remedy = "Have the GPU reset, or the node rebooted: the row is remapped then."
+        return Finding("a row waits to be remapped", is_failed=True, remedy=remedy)
+    return Finding(f"remapped rows: {corrected + uncorrected}, none waits")
 
 
-def retired_pages(context: Context) -> Finding | None:
+@of_each
+def retired_pages(gpu: Gpu, context: Context) -> Finding | None:
     """Whether many pages of its memory were given up; GPUs before those with row remapping."""
-
-    def look(gpu: Gpu) -> Finding | None:
-        single = gpu.nvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS
-        double = gpu.nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR
-        pages = [gpu.ask("RetiredPages", cause) for cause in (single, double)]
-        if None in pages:
-            return None
-        count = sum(map(len, pages))
-        if gpu.ask("RetiredPagesPendingStatus"):
-            remedy = "Have the node rebooted: the page is retired then."
-            return Finding("a page waits to be retired", is_failed=True, remedy=remedy)
-        return Finding(
-            f"retired pages: {count}",
-            is_failed=is_above(count, context),
-            remedy="Its memory wears out: have the GPU tested, and replaced.",
-        )
-
-    return each(context, look)
+    single = gpu.nvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS
+    double = gpu.nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR
+    pages = [gpu.ask("RetiredPages", cause) for cause in (single, double)]
+    if None in pages:
+        return None
+    if gpu.ask("RetiredPagesPendingStatus"):
+        remedy = "Have the node rebooted: the page is retired then."
+        return Finding("a page waits to be retired", is_failed=True, remedy=remedy)
+    count = sum(map(len, pages))
+    return Finding(
+        f"retired pages: {count}",
+        is_failed=context.is_above(count),
+        remedy="Its memory wears out: have the GPU tested, and replaced.",
+    )
 
 
-def recovery_action(context: Context) -> Finding | None:
+@of_each
+def recovery_action(gpu: Gpu, context: Context) -> Finding | None:
     """Whether the driver wants the GPU reset, the node rebooted or the like; driver 570 and on."""
-
-    def look(gpu: Gpu) -> Finding | None:
-        action = gpu.field("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")
-        if action is None:
-            return None
-        if action == gpu.nvml.NVML_GPU_RECOVERY_ACTION_NONE:
-            return Finding("none asked for")
-        wanted = _RECOVERY.get(action, f"recovery action {action}")
-        remedy = (
-            "Do so before anything else runs on it; the kernel's log has the XID that led to it."
-        )
-        return Finding(f"its driver asks for {wanted}", is_failed=True, remedy=remedy)
-
-    return each(context, look)
+    action = gpu.field("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")
+    if action is None:
+        return None
+    if action == gpu.nvml.NVML_GPU_RECOVERY_ACTION_NONE:
+        return Finding("none asked for")
+    wanted = _RECOVERY.get(action, f"recovery action {action}")
+    remedy = "Do so before anything else runs on it; the kernel's log has the XID that led to it."
+    return Finding(f"its driver asks for {wanted}", is_failed=True, remedy=remedy)
 
 
-def throttle(context: Context) -> Finding | None:
-    """Whether it slows down for heat, a weak power supply or its hardware."""
-
-    def look(gpu: Gpu) -> Finding | None:
-        reasons = gpu.ask("CurrentClocksEventReasons")
-        if reasons is None:  # by a driver before 535
-            reasons = gpu.ask("CurrentClocksThrottleReasons")
-        if reasons is None:
-            return None
-        found = [text for name, text in _SLOWED.items() if reasons & getattr(gpu.nvml, name)]
-        return Finding(
-            f"slowed down: {', '.join(found)} ({reasons:#x})" if found else "not slowed down",
-            is_failed=bool(found),
-            remedy="Have its cooling and its power looked at.",
-        )
-
-    return each(context, look)
+@of_each
+def throttle(gpu: Gpu, context: Context) -> Finding | None:
+    """Whether it slows down for heat, a weak power supply or its hardware; driver 535 and on."""
+    reasons = gpu.ask("CurrentClocksEventReasons")
+    if reasons is None:
+        return None
+    found = [text for name, text in _SLOWED.items() if reasons & getattr(gpu.nvml, name)]
+    return Finding(
+        f"slowed down: {', '.join(found)} ({reasons:#x})" if found else "not slowed down",
+        is_failed=bool(found),
+        remedy="Have its cooling and its power looked at.",
+    )
 
 
-def temperature(context: Context) -> Finding | None:
+@of_each
+def temperature(gpu: Gpu, context: Context) -> Finding | None:
     """How hot it is."""
-
-    def look(gpu: Gpu) -> Finding | None:
-        celsius = gpu.ask("TemperatureV", gpu.nvml.NVML_TEMPERATURE_GPU)
-        if celsius is None:  # by a driver before 570
-            celsius = gpu.ask("Temperature", gpu.nvml.NVML_TEMPERATURE_GPU)
-        if celsius is None:
-            return None
-        return Finding(
-            f"{celsius} °C",
-            is_failed=is_above(celsius, context),
-            remedy="Have its cooling looked at.",
-        )
-
-    return each(context, look)
+    # TemperatureV takes its place, and is only in drivers from 570 on.
+    celsius = gpu.ask("Temperature", gpu.nvml.NVML_TEMPERATURE_GPU)
+    if celsius is None:
+        return None
+    remedy = "Have its cooling looked at."
+    return Finding(f"{celsius} °C", is_failed=context.is_above(celsius), remedy=remedy)
 
 
-def clocks(context: Context) -> Finding | None:
+@of_each
+def clocks(gpu: Gpu, context: Context) -> Finding | None:
     """How fast it computes, where it does."""
-
-    def look(gpu: Gpu) -> Finding | None:
-        mhz = gpu.ask("ClockInfo", gpu.nvml.NVML_CLOCK_SM) if gpu.is_at_work else None
-        if mhz is None:
-            return None
-        return Finding(
-            f"{mhz} MHz at work",
-            is_failed=mhz < context.threshold,
-            remedy="`nvidia-smi -q -d CLOCK,PERFORMANCE` says why; somebody may have set a limit.",
-        )
-
-    return each(context, look)
+    mhz = gpu.ask("ClockInfo", gpu.nvml.NVML_CLOCK_SM) if gpu.is_at_work else None
+    if mhz is None:
+        return None
+    return Finding(
+        f"{mhz} MHz at work",
+        is_failed=context.is_below(mhz),
+        remedy="`nvidia-smi -q -d CLOCK,PERFORMANCE` says why; somebody may have set a limit.",
+    )
 
 
-def pcie(context: Context) -> Finding | None:
+@of_each
+def pcie(gpu: Gpu, context: Context) -> Finding | None:
     """Whether its link to the host has all its lanes, and while it works its full speed."""
-
-    def look(gpu: Gpu) -> Finding | None:
-        width, max_width = gpu.ask("CurrPcieLinkWidth"), gpu.ask("MaxPcieLinkWidth")
-        generation, full = gpu.ask("CurrPcieLinkGeneration"), gpu.ask("MaxPcieLinkGeneration")
-        if None in (width, max_width, generation, full):
-            return None
-        is_slow = generation < full and gpu.is_at_work
-        return Finding(
-            f"PCIe generation {generation} of {full}, {width} of {max_width} lanes",
-            is_failed=width < max_width or is_slow,
-            remedy="Have the GPU seated anew, or its riser or board replaced.",
-        )
-
-    return each(context, look)
+    width, max_width = gpu.ask("CurrPcieLinkWidth"), gpu.ask("MaxPcieLinkWidth")
+    generation, full = gpu.ask("CurrPcieLinkGeneration"), gpu.ask("MaxPcieLinkGeneration")
+    if None in (width, max_width, generation, full):
+        return None
+    is_slow = generation < full and gpu.is_at_work
+    return Finding(
+        f"PCIe generation {generation} of {full}, {width} of {max_width} lanes",
+        is_failed=width < max_width or is_slow,
+        remedy="Have the GPU seated anew, or its riser or board replaced.",
+    )

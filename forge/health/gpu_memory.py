@@ -38,7 +38,7 @@ def gpu_memory(context: Context) -> Finding | None:
     end = time.monotonic() + context.config.timeout_s * 0.9 - _LOOK_S
     while True:
         leaving: list[int] = []
-        found = gpu.each(context, functools.partial(_of_one, context, leaving))
+        found = gpu.of_each(functools.partial(_of_one, leaving))(context)
         is_worth_it = leaving or context.config.action is not CheckAction.warn
         if found is None or not found.is_failed or context.is_beside or not is_worth_it:
             return found
@@ -46,14 +46,14 @@ def gpu_memory(context: Context) -> Finding | None:
             return found
 
 
-def _of_one(context: Context, leaving: list[int], one: Gpu) -> Finding | None:
-    running = one.part and one.ask("ComputeRunningProcesses_v3", of=one.part)
+def _of_one(leaving: list[int], one: Gpu, context: Context) -> Finding | None:
+    running = None if one.is_split else one.ask("ComputeRunningProcesses_v3")
     if running is None:
         return None
     others = {process.pid: (process.usedGpuMemory or 0) / 2**20 for process in running}
     for pid in _family(others):
         del others[pid]
-    leaving += filter(_is_leaving, others)
+    leaving += filter(_has_ended, others)
     largest = sorted(others, key=lambda pid: -others[pid])
     named = [f"{others[pid]:.0f} MiB by {_described(pid)}" for pid in largest[:4]]
     if len(largest) > 4:
@@ -61,7 +61,7 @@ def _of_one(context: Context, leaving: list[int], one: Gpu) -> Finding | None:
     mib = sum(others.values())
     return Finding(
         f"{mib:.0f} MiB held by others" + (f": {', '.join(named)}" if named else ""),
-        is_failed=gpu.is_above(mib, context),
+        is_failed=context.is_above(mib),
         remedy="End them, or have the GPU's node looked at where they do not go.",
     )
 
@@ -86,17 +86,16 @@ def _is_of(pid: int, family: dict[str, str | None]) -> bool:
     return all(processes.variable(pid, name) == value for name, value in family.items())
 
 
-def _is_leaving(pid: int) -> bool:
-    """Whether a process has ended, and only its memory is still to go."""
+def _has_ended(pid: int) -> bool:
+    """Whether only its memory is still to go; not of one that is hidden (`hidepid`)."""
     try:
         state = Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2]
+        return state.split()[0] in "ZXD"  # D: it is being taken down by the driver
     except OSError:
-        return not _is_alive(pid)
-    return state.split()[0] in "ZXD"
+        return not _exists(pid)
 
 
-def _is_alive(pid: int) -> bool:
-    """Also where /proc hides the processes of others (`hidepid`)."""
+def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -108,13 +107,11 @@ def _is_alive(pid: int) -> bool:
 
 def _described(pid: int) -> str:
     """For people: its number, what it runs and whose it is."""
-    folder = Path("/proc", str(pid))
+    shown = "".join(c if c.isascii() and c.isprintable() else "?" for c in processes.command(pid))
     try:
-        command = folder.joinpath("cmdline").read_text("utf-8", "replace").replace("\0", " ")
-        user = folder.stat().st_uid
+        user = os.stat(f"/proc/{pid}").st_uid
     except OSError:
-        command, user = "", 0
-    if not command:
-        return f"pid {pid}, which {'has ended' if _is_leaving(pid) else 'is hidden'}"
-    shown = "".join(c if c.isascii() and c.isprintable() else "?" for c in command.strip())
+        shown = ""
+    if not shown:
+        return f"pid {pid}, which {'has ended' if _has_ended(pid) else 'is hidden'}"
     return f"pid {pid} of user {user} (`{shown[:77]}{'…' if len(shown) > 77 else ''}`)"

@@ -26,7 +26,7 @@ def shm(context: Context) -> Finding | None:
     free_gib = found.f_bavail * found.f_frsize / _GIB
     return Finding(
         f"{free_gib:.2f} GiB free in {_SHM}",
-        is_failed=free_gib < context.threshold,
+        is_failed=context.is_below(free_gib),
         remedy="Give the container more (`--shm-size`, `--ipc=host`), or remove what lies there.",
     )
 
@@ -46,7 +46,7 @@ def memory(context: Context) -> Finding | None:
     free = min([available, *(one.free for one in limits)]) + now
     return Finding(
         f"{free / _GIB:.2f} GiB of memory for the job, which has used {before / _GIB:.2f} before",
-        is_failed=free < context.threshold * before,
+        is_failed=context.is_below(free / before),
         remedy="Look at who else runs there, or ask for more memory (`mem_gb`).",
     )
 
@@ -62,13 +62,13 @@ def processes(context: Context) -> Finding | None:
     states = _states()
     zombies = [pid for pid, state in states.items() if state == "Z"]
     waiting = [pid for pid, state in states.items() if state == "D"]
-    if len(waiting) > context.threshold:
+    if context.is_above(len(waiting)):
         context.stopped.wait(_BETWEEN_S)
         again = _states()
         waiting = [pid for pid in waiting if again.get(pid) == "D"]
     return Finding(
         f"{_count(waiting, 'processes wait for a device (state D)')}, {_count(zombies, 'zombies')}",
-        is_failed=max(len(waiting), len(zombies) / _ZOMBIES) > context.threshold,
+        is_failed=context.is_above(max(len(waiting), len(zombies) / _ZOMBIES)),
         remedy="`ps -eo pid,ppid,stat,wchan:20,cmd` shows whose they are; often a disk hangs.",
     )
 

@@ -36,26 +36,27 @@ class Gpu:
     nvml: Any
     """The module pynvml, initialised."""
     handle: Any
-    """Of the GPU: what its parts share."""
-    part: Any
-    """Of what the task computes on: the GPU, or its MIG instance; None: an unknown instance."""
+    """None: it no longer answers, not even who it is."""
     name: str
     """As people find it: CUDA's number in this task, the UUID, the address on the PCI bus."""
+    is_split: bool = False
+    """Whether the task has only a part of it (MIG)."""
 
-    def ask(self, question: str, *args: Any, of: Any = None) -> Any:
+    def ask(self, question: str, *args: Any) -> Any:
         """Ask one thing of the GPU.
 
         Args:
             question: A function of pynvml, without `nvmlDeviceGet`.
             args: What it takes after the handle.
-            of: Another handle: `part`.
         Returns:
             The answer; None where this GPU, or its driver, has none.
         Raises:
             GpuGone: Where the GPU no longer answers.
             pynvml.NVMLError: For any other error, as "Unknown Error".
         """
-        return answer(self.nvml, question, of or self.handle, *args)
+        if self.handle is None:
+            raise GpuGone("its UUID is not known")
+        return answer(self.nvml, question, self.handle, *args)
 
     def field(self, name: str) -> int | None:
         """Ask for a value that has no function of its own.

@@ -15,9 +15,6 @@ from forge.errors import GpuGone
 from forge.health import nvml
 from forge.health.nvml import Gpu
 
-_Visible = tuple[Any, Any]
-"""The handles of a GPU, and of its MIG instance that is named; None where none is."""
-
 
 def own_gpus(devices: Sequence[int]) -> list[Gpu]:
     """Find the GPUs that CUDA devices are, or are parts of.
@@ -27,7 +24,6 @@ def own_gpus(devices: Sequence[int]) -> list[Gpu]:
     Returns:
         Those that can be told; none where there is no driver.
     Raises:
-        GpuGone: Where one of them no longer answers.
         pynvml.NVMLError: Where the driver is there, and cannot be asked.
     """
     pynvml = nvml.driver() if devices else None
@@ -41,7 +37,7 @@ def own_gpus(devices: Sequence[int]) -> list[Gpu]:
         found = _by_number(pynvml, handles, named)
         if not _is_order_known(pynvml, handles) and len(devices) < len(handles):
             return []
-    return [_gpu(pynvml, number, *found[number]) for number in devices if number < len(found)]
+    return [_gpu(pynvml, number, found[number]) for number in devices if number < len(found)]
 
 
 def _accessible(pynvml: Any) -> list[Any]:
@@ -59,7 +55,7 @@ def _accessible(pynvml: Any) -> list[Any]:
     return found
 
 
-def _by_number(pynvml: Any, handles: list[Any], named: str | None) -> list[_Visible]:
+def _by_number(pynvml: Any, handles: list[Any], named: str | None) -> list[Any]:
     """CUDA takes the numbers up to the first that is none; where one comes twice it takes none."""
     numbers: list[int] = []
     for text in [str(n) for n in range(len(handles))] if named is None else named.split(","):
@@ -67,21 +63,19 @@ def _by_number(pynvml: Any, handles: list[Any], named: str | None) -> list[_Visi
             break
         numbers.append(int(text))
     is_valid = len(set(numbers)) == len(numbers)
-    return [(handles[number], None) for number in numbers] if is_valid else []
+    return [handles[number] for number in numbers] if is_valid else []
 
 
-def _by_uuid(pynvml: Any, handles: list[Any], names: list[str]) -> list[_Visible]:
+def _by_uuid(pynvml: Any, handles: list[Any], names: list[str]) -> list[Any]:
     """The UUID of a GPU may be cut short, where one GPU alone begins so."""
-    found: list[_Visible] = []
+    found: list[Any] = []
     for name in names:
         if name.startswith("MIG-"):
             part = nvml.answer(pynvml, "HandleByUUID", name)
-            whole = part and nvml.answer(pynvml, "DeviceHandleFromMigDeviceHandle", part)
-            meant = [(whole, part)] if whole else []
+            meant = [part and nvml.answer(pynvml, "DeviceHandleFromMigDeviceHandle", part)]
         else:
-            known = [one for one in handles if _known(pynvml, "UUID", one).startswith(name)]
-            meant = [(one, None) for one in known]
-        if len(meant) != 1:
+            meant = [one for one in handles if _known(pynvml, "UUID", one).startswith(name)]
+        if len(meant) != 1 or meant[0] is None:
             break
         found += meant
     return found
@@ -93,23 +87,18 @@ def _is_order_known(pynvml: Any, handles: list[Any]) -> bool:
     return is_same or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
 
 
-def _known(pynvml: Any, question: str, handle: Any) -> str:
-    """A name of a GPU that may be somebody else's; empty where it does not answer."""
+def _known(pynvml: Any, question: str, handle: Any) -> Any:
+    """What a GPU that may be somebody else's says; an empty text where it does not answer."""
     try:
-        return str((handle and nvml.answer(pynvml, question, handle)) or "")
+        return (handle and nvml.answer(pynvml, question, handle)) or ""
     except (GpuGone, pynvml.NVMLError):
         return ""  # whoever has it is to know
 
 
-def _gpu(pynvml: Any, number: int, handle: Any, instance: Any) -> Gpu:
-    uuid = _known(pynvml, "UUID", handle)
+def _gpu(pynvml: Any, number: int, handle: Any) -> Gpu:
+    uuid, bus = _known(pynvml, "UUID", handle), _known(pynvml, "PciInfo", handle)
     if not uuid:
-        raise GpuGone(f"GPU {number} does not answer its driver any more")
-    bus = pynvml.nvmlDeviceGetPciInfo(handle).busId
-    address = bus.decode() if isinstance(bus, bytes) else bus
-    name = f"GPU {number} ({uuid}, {address})"
-    if instance is None:
-        modes = nvml.answer(pynvml, "MigMode", handle)
-        # Of a GPU that is split CUDA takes one instance, and nobody says which.
-        instance = None if modes and modes[0] else handle
-    return Gpu(pynvml, handle, instance, name)
+        return Gpu(pynvml, None, f"GPU {number}")
+    modes = _known(pynvml, "MigMode", handle)
+    name = f"GPU {number} ({uuid}, {bus and bus.busId})"
+    return Gpu(pynvml, handle, name, is_split=bool(modes and modes[0]))

@@ -34,7 +34,7 @@ def disk(context: Context) -> Finding:
             raise DiskFull(text) from error
         return Finding(text, is_failed=True, remedy=remedy)
     value = f"{free_gib:.1f} GiB free in {place}"
-    return Finding(value, is_failed=free_gib < context.threshold, remedy=remedy)
+    return Finding(value, is_failed=context.is_below(free_gib), remedy=remedy)
 
 
 def room(context: Context) -> Finding | None:
@@ -48,7 +48,7 @@ def room(context: Context) -> Finding | None:
     return Finding(
         f"room for {free / size:.1f} more checkpoints of {size / _GIB:.2f} GiB"
         f" ({free / _GIB:.1f} GiB free)",
-        is_failed=free < context.threshold * size,
+        is_failed=context.is_below(free / size),
         remedy="Make room, keep fewer (`resilience.checkpoint.keep_last`), or save elsewhere.",
     )
 
@@ -72,7 +72,7 @@ def inodes(context: Context) -> Finding | None:
         return None
     return Finding(
         f"{found.f_favail} free inodes in {context.checkpoint_dir}",
-        is_failed=found.f_favail < context.threshold,
+        is_failed=context.is_below(found.f_favail),
         remedy="Remove files there, many small ones above all: `df -i` shows how many there are.",
     )
 

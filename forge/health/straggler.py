@@ -28,7 +28,7 @@ def straggler(context: Context) -> Finding | None:
             ranks.forget(before)  # whoever has given this one has done with that
     except RankLost:
         return None  # it leaves, or its checks take longer: others look after that
-    return found(list(map(json.loads, given)), context.threshold)
+    return found(list(map(json.loads, given)), context.config.threshold or 0.0)
 
 
 def found(given: list[tuple[float | None, str]], threshold: float) -> Finding | None:

@@ -141,7 +141,7 @@ def test_a_check_that_still_hangs_is_not_made_again(monkeypatch, tmp_path):
     assert health._look() is None
     assert len(looks) == 1
     ended.set()
-    health._pending["ecc"].left.join()
+    health._answers["ecc"].left.join()
     assert health._look() is None
     assert len(looks) == 2
 

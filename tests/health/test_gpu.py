@@ -65,7 +65,7 @@ def test_a_healthy_gpu_fails_no_check(monkeypatch, name, look):
         (gpu.throttle, {"CurrentClocksEventReasons__gpu1": 0x48}, "heat, by the hardware (0x48)"),
         (gpu.throttle, {"CurrentClocksEventReasons__gpu1": 0x20}, "heat, by the driver"),
         (gpu.throttle, {"CurrentClocksEventReasons__gpu1": 0x88}, "power brake"),
-        (gpu.temperature, {"TemperatureV__gpu1__0": 85}, "85 °C"),
+        (gpu.temperature, {"Temperature__gpu1__0": 85}, "85 °C"),
         (gpu.clocks, {"ClockInfo__gpu1__1": 345}, "345 MHz"),
         (gpu.pcie, {"CurrPcieLinkWidth__gpu1": 8}, "8 of 16 lanes"),
         (gpu.pcie, {"CurrPcieLinkGeneration__gpu1": 1}, "generation 1 of 5"),
@@ -96,7 +96,7 @@ def test_where_the_policy_sets_no_threshold_none_is_exceeded(monkeypatch, look):
         (gpu.throttle, {"CurrentClocksEventReasons__gpu0": 0x1}),  # idle
         (gpu.throttle, {"CurrentClocksEventReasons__gpu0": 0x2}),  # somebody's application clocks
         (gpu.throttle, {"CurrentClocksEventReasons__gpu0": 0x10}),  # boost in step
-        (gpu.temperature, {"TemperatureV__gpu0__0": 84}),
+        (gpu.temperature, {"Temperature__gpu0__0": 84}),
         (gpu.row_remap, {"RemappedRows__gpu0": (4, 1, 0, 0)}),  # and it has been done
         (gpu.clocks, {"ClockInfo__gpu0__1": 345, "PerformanceState__gpu0": 8}),
         (
@@ -132,8 +132,6 @@ def test_who_has_no_answer_fails_nothing(monkeypatch, look, error):
     for question in answers:
         if not question.startswith(place):
             answers[question] = {"error": NUMBER[error]}
-    answers |= {f"CurrentClocksThrottleReasons gpu{n}": {"error": NUMBER[error]} for n in (0, 1)}
-    answers |= {f"Temperature gpu{n} 0": {"error": NUMBER[error]} for n in (0, 1)}
     monkeypatch.setattr(nvml, "driver", lambda: FakeNvml(answers))
     assert look(Context(CheckConfig(), Path(), Path(), (0, 1))) is None
 

@@ -10,8 +10,9 @@ import pytest
 from started import Popen
 
 from forge.config.schema import CheckConfig
-from forge.health import host, storage, used_memory
+from forge.health import host, peers, storage, used_memory
 from forge.health.check import Context
+from forge.health.table import CHECKS
 from forge.jobdir.job_files import forge_dir
 from forge.process.memory import available_bytes, limited
 
@@ -30,6 +31,16 @@ def test_a_healthy_node_passes(job):
     for look in (storage.disk, storage.inodes, host.shm, host.processes):
         found = look(context(job, 0.0 if look is not host.processes else 1e6))
         assert found is None or not found.is_failed, found
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_where_the_policy_sets_no_threshold_nothing_fails(job, check, monkeypatch):
+    """`threshold: null` is no threshold of 0: any zombie would exclude a node."""
+    monkeypatch.setattr(host, "_states", lambda: {2: "D", 3: "Z"})
+    monkeypatch.setattr(host, "_BETWEEN_S", 0.0)
+    monkeypatch.setattr(peers, "_ahead_of_files_s", lambda folder: 1.0)
+    found = check.look(context(job))
+    assert found is None or not found.is_failed, found
 
 
 def test_a_directory_that_cannot_be_written_fails(tmp_path):

@@ -77,17 +77,17 @@ def test_a_lost_gpu_is_its_owner_s_alone(answers, question):
     answers[question] = LOST
     assert handles((0,)) == ["gpu0"]
     with pytest.raises(GpuGone):
-        own_gpus((1,))
+        own_gpus((1,))[0].ask("MigMode")
 
 
 def test_of_a_mig_instance_the_gpu_is_known(monkeypatch, answers):
-    """Its hardware is checked; of memory the instance's alone, where it is known which."""
+    """Its hardware is checked; its memory is others', too."""
     answers.clear()
     answers.update(recorded("made_up_mig"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", MIG)
-    assert [(gpu.handle, gpu.part) for gpu in own_gpus((0,))] == [("gpu0", "mig")]
+    assert [(gpu.handle, gpu.is_split) for gpu in own_gpus((0,))] == [("gpu0", True)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert [(gpu.handle, gpu.part) for gpu in own_gpus((0,))] == [("gpu0", None)]
+    assert [(gpu.handle, gpu.is_split) for gpu in own_gpus((0,))] == [("gpu0", True)]
     answers[f"HandleByUUID {MIG}"] = {"error": NUMBER["not_found"]}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", MIG)
     assert own_gpus((0,)) == []

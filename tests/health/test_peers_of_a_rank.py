@@ -2,13 +2,14 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from forge.config.schema import CheckConfig
 from forge.errors import RankLost
 from forge.health import peers
-from forge.health.check import Context
+from forge.health.check import Check, Context, Scope, make
 
 
 class Rank:
@@ -66,13 +67,20 @@ def test_where_rank_0_cannot_write_it_is_the_one(tmp_path):
     (tmp_path / "file").touch()
     found = found_by(peers.shared_directory, [tmp_path / "file" / "in", tmp_path])
     assert {one.culprits for one in found} == {(0,)}
+    assert "rank 0 on " in found[1].value
+    assert " cannot write there: [Errno" in found[1].value
 
 
 @pytest.mark.parametrize("look", [peers.shared_directory, peers.clock_skew, peers.collective])
 def test_a_rank_that_does_not_come_is_a_failure_of_nobody_s_node(look, tmp_path):
-    found = found_by(look, [tmp_path, tmp_path], timeout_s=0.05, only=[0])
-    assert found[0].is_failed
-    assert found[0].culprits == ()
+    check = Check("of all", look, Scope.ranks)
+    (answer,) = found_by(
+        lambda context: make(check, context), [tmp_path] * 2, timeout_s=0.05, only=[0]
+    )
+    assert answer.finding.is_failed
+    assert answer.finding.value.startswith("not all have come to health/")
+    assert answer.finding.culprits == ()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_clocks_that_agree_pass(tmp_path):
@@ -103,7 +111,8 @@ def test_the_clock_that_is_wrong_is_the_one_the_others_contradict(
         {"node": f"n{rank}", "clock": clock, "file_s": offset}
         for rank, (clock, offset) in enumerate(zip(clocks, offsets, strict=True))
     ]
-    found = peers.skew_between(given, 5.0)
+    context = Context(CheckConfig(threshold=5.0), Path(), Path())
+    found = peers.skew_between(given, context)
     assert (found.is_failed, found.culprits) == (is_failed, culprits)
 
 
@@ -128,4 +137,4 @@ def test_a_rank_that_is_alone_has_no_peers(tmp_path):
     context = Context(CheckConfig(), tmp_path, tmp_path)
     assert peers.collective(context) is None
     assert peers.shared_directory(context) is None
-    assert not peers.clock_skew(context).is_failed or context.threshold == 0
+    assert not peers.clock_skew(context).is_failed

@@ -51,7 +51,7 @@ ANSWERS = {
     "RetiredPages": raises(pynvml.NVML_ERROR_NOT_SUPPORTED),
     "FieldValues": fields,
     "CurrentClocksEventReasons": lambda handle: 4,
-    "TemperatureV": lambda handle, sensor: 50,
+    "Temperature": lambda handle, sensor: 50,
     "PerformanceState": lambda handle: 0,
     "UtilizationRates": lambda handle: pynvml.c_nvmlUtilization_t(gpu=99, memory=7),
     "ClockInfo": lambda handle, kind: 1700,
