@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from forge.config import loading
-from forge.config.schema import HealthConfig
-from forge.errors import ConfigError, ExitCode, RankLost
-from forge.health.attempt import devices
-from forge.health.by_hand import FAILS, Row, examine
-from forge.health.check import Context, Scope
+from forge.config.schema import CheckConfig, HealthConfig
+from forge.errors import ConfigError, DiskFull, ExitCode, RankLost
+from forge.health.attempt import asked_for, devices
+from forge.health.check import Answer, Context, Finding, Scope, make
 from forge.process import world
 
 _WHAT = """\
@@ -23,6 +24,19 @@ makes the health checks of this node, its GPUs and its peers by hand, and prints
 has found; exit code 69 where one fails"""
 _MARGIN_S = 30.0
 """Seconds that a rank may take beside its checks."""
+OK, FAILS, NOT_HERE, NOT_MADE = "ok", "FAILS", "not here", "not made"
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    check: str
+    where: str
+    """The node, or the rank."""
+    verdict: str
+    threshold: str
+    found: str = ""
+    remedy: str = ""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,79 +65,84 @@ def main(arguments: list[str]) -> int:
         return int(error.exit_code)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # else it prints C++ stacks of its own
     context = Context(
-        config=health.checks.disk,
+        config=CheckConfig(),
         checkpoint_dir=options.dir.absolute(),
         job=options.dir.absolute(),
         devices=devices(),
         local_size=here.local_size,
         is_first_of_node=here.local_rank == 0,
     )
-    return _alone(health, context) if here.size == 1 else _together(health, context, here)
+    if here.size == 1:
+        return _print(_examined(health, context, socket.gethostname(), *Scope))
+    return _together(health, context, here)
 
 
-def _alone(health: HealthConfig, context: Context) -> int:
-    return _print(list(examine(health, context, socket.gethostname(), *Scope)), 1)
+def _examined(config: HealthConfig, context: Context, where: str, *scopes: Scope) -> Iterator[Row]:
+    """Make the checks of these scopes, whatever the policy would do; a row for each."""
+    for check, one in asked_for(config, context, *scopes):
+        try:
+            answer = make(check, replace(context, config=one))
+        except DiskFull as error:
+            answer = Answer(Finding(str(error), is_failed=True, remedy="Make room."))
+        found = answer.finding
+        if found is None:
+            verdict = NOT_MADE if answer.error else NOT_HERE
+            found = Finding(answer.error)
+        else:
+            verdict = FAILS if found.is_failed else OK
+        threshold = "" if one.threshold is None else f"{one.threshold:g}"
+        remedy = found.remedy if found.is_failed else ""
+        yield Row(check.name, where, verdict, threshold, found.value, remedy)
 
 
 def _together(health: HealthConfig, context: Context, here: world.World) -> int:
-    """Rank 0 prints what all have found, and all end with the same code."""
-    from forge.group.meeting import Meeting  # it needs torch
+    """All ranks know what all have found, and end with the same code; rank 0 prints it."""
+    from forge.group.meeting import meet  # it needs torch
 
-    config = health.checks.collective
-    is_hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    try:
-        meeting = Meeting(here, config.timeout_s, is_hosted=is_hosted)
-    except RankLost as error:
-        sys.stderr.write(f"{error}\n")
-        return int(ExitCode.UNHEALTHY)
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()  # as people exclude it
-    own = list(examine(health, context, host, Scope.node))
-    own += examine(health, context, f"rank {here.rank} on {host}", Scope.task)
     limits = [getattr(health.checks, name).timeout_s for name in vars(health.checks)]
     limit_s = sum(limits) + sum(one.timeout_s for one in health.commands.values()) + _MARGIN_S
-    come = meeting.gather("node", [row.as_json() for row in own], limit_s)
-    if meeting.missing:
-        own = [_unreachable(meeting.missing, here.size, config.timeout_s)] if not here.rank else []
-    else:
-        meeting.initialise(limit_s)
-        own = list(_between(health, context))
-    rows = [Row(**one) for found in come.values() for one in found]
-    return meeting.answer(lambda: _print(rows + own, here.size), limit_s)
+    is_hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    lost = ""
+    try:
+        meet(here, health.checks.collective.timeout_s, limit_s, is_hosted=is_hosted)
+    except RankLost as error:
+        lost = str(error)
+    rows = list(_examined(health, context, host, Scope.node))
+    rows += _examined(health, context, f"rank {here.rank} on {host}", Scope.task)
+    if not lost:
+        try:
+            return _print(_of_all(rows, health, context, limit_s), is_shown=here.rank == 0)
+        except RankLost as error:
+            lost = str(error)
+    what = "Look whether it has started, and at the network between the nodes."
+    return _print([*rows, Row("collective", "all ranks", FAILS, "", lost, what)])
 
 
-def _between(health: HealthConfig, context: Context) -> Iterator[Row]:
-    """What the ranks find of each other; the same on all of them."""
+def _of_all(
+    rows: list[Row], health: HealthConfig, context: Context, limit_s: float
+) -> Iterator[Row]:
+    """What each rank has found, and all of them together; the same on each."""
     from forge.group.ranks import Ranks
 
     ranks = Ranks()
     try:
-        yield from examine(health, replace(context, ranks=ranks), "all ranks", Scope.ranks)
+        for text in ranks.gather("the rows", json.dumps(rows).encode(), limit_s):
+            yield from (Row(*row) for row in json.loads(text))
+        yield from _examined(health, replace(context, ranks=ranks), "all ranks", Scope.ranks)
     finally:
         ranks.close(_MARGIN_S)
 
 
-def _unreachable(missing: Sequence[int], size: int, timeout_s: float) -> Row:
-    named = ", ".join(map(str, missing[:16]))
-    return Row(
-        "collective",
-        "all ranks",
-        FAILS,
-        "",
-        f"rank {named} of {size} has not come within {timeout_s:g} s",
-        "Look whether it has started, and at the network between the nodes.",
-    )
-
-
-def _print(rows: list[Row], size: int) -> int:
+def _print(found: Iterable[Row], *, is_shown: bool = True) -> int:
     """The table; the exit code."""
-    for line in table(_merged(rows) if size > 1 else rows):
-        sys.stdout.write(f"{line}\n")
+    rows = list(found)
     failed = [row for row in rows if row.verdict == FAILS]
-    num_places = len({row.where for row in failed})
-    where = f"in {num_places} place{'s' * (num_places > 1)}" if size > 1 else "here"
-    what = "1 check fails" if len(failed) == 1 else f"{len(failed)} checks fail"
-    sys.stdout.write(f"{what} {where}\n" if failed else "Nothing fails\n")
-    sys.stdout.flush()
+    if is_shown:
+        what = "1 check fails" if len(failed) == 1 else f"{len(failed)} checks fail"
+        for line in (*table(_merged(rows)), what if failed else "Nothing fails"):
+            sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
     return int(ExitCode.UNHEALTHY if failed else ExitCode.FINISHED)
 
 
@@ -133,25 +152,19 @@ def _merged(rows: Iterable[Row]) -> list[Row]:
     for row in rows:
         is_failed = row.verdict == FAILS
         found.setdefault((row.check, row.verdict, row.where if is_failed else ""), []).append(row)
-    return [_of_several(several) for several in found.values()]
-
-
-def _of_several(rows: list[Row]) -> Row:
-    first = rows[0]
-    if not rows[1:]:
-        return first
-    where = f"{first.where} and {len(rows) - 1} more"
-    return Row(first.check, where, first.verdict, first.threshold, first.found, first.remedy)
+    return [
+        first._replace(where=f"{first.where} and {len(rest)} more") if rest else first
+        for first, *rest in found.values()
+    ]
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
     """Lines for people: what to do stands below what fails."""
-    heads = Row("check", "where", "verdict", "threshold", "found")
-    cells = [(r.check, r.where, r.verdict, r.threshold, r.found) for r in (heads, *rows)]
-    widths = [max(map(len, column)) for column in list(zip(*cells, strict=True))[:-1]]
-    indent = " " * sum(width + 2 for width in widths)
-    for row, one in zip((heads, *rows), cells, strict=True):
-        padded = [f"{cell:{width}}  " for cell, width in zip(one, (*widths, 0), strict=True)]
-        yield "".join(padded).rstrip()
+    lines = [Row("check", "where", "verdict", "threshold"), *rows]
+    widths = [max(len(row[column]) for row in lines) for column in range(4)]
+    for row in lines:
+        cells = [f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)]
+        found = row.found if row is not lines[0] else "found"
+        yield "  ".join([*cells, found]).rstrip()
         if row.remedy:
-            yield f"{indent}{row.remedy}"
+            yield f"{' ' * sum(width + 2 for width in widths)}{row.remedy}"

@@ -7,7 +7,7 @@ import pytest
 from sick_machine import FAULTS, examined, failed_in, is_found, is_possible
 
 from forge.cli import doctor
-from forge.health.by_hand import FAILS, OK, Row
+from forge.cli.doctor import FAILS, OK, Row
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
