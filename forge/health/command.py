@@ -16,12 +16,11 @@ import time
 
 from forge.config.schema import CommandCheckConfig
 from forge.health.check import Check, Context, Finding, Scope, late
-from forge.process.processes import open_pidfd
 
 _KEPT = 16_384
 """Bytes of its output that are kept: the last ones."""
-_LOOK_S = 0.5
-"""Seconds until it is asked again whether anybody still waits."""
+_LOOK_S = 0.1
+"""Seconds until it is seen that the command has ended, or that nobody waits any longer."""
 _MARGIN = 0.9
 """Of the timeout: the rest is for killing it."""
 _SHOWN = 500
@@ -71,10 +70,9 @@ def _judged(command: list[str], code: int, output: bytes) -> Finding:
         raise InterruptedError(f"`{shlex.join(command)}` was stopped by a signal ({number})")
     lines = output.decode(errors="replace").strip().splitlines()
     last = f": {lines[-1].strip()[:_SHOWN]}" if lines else ", and printed nothing"
-    if code == 0:
-        return Finding(f"exit code 0{last if lines else ''}")
     ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    return Finding(ended + last, is_failed=True, remedy=f"Run `{shlex.join(command)}` there.")
+    remedy = f"Run `{shlex.join(command)}` there."
+    return Finding(ended + last, is_failed=code != 0, remedy=remedy)
 
 
 def _followed(process: subprocess.Popen[bytes], context: Context) -> bytes | None:
@@ -85,29 +83,20 @@ def _followed(process: subprocess.Popen[bytes], context: Context) -> bytes | Non
     assert process.stdout is not None
     deadline = time.monotonic() + _MARGIN * context.config.timeout_s
     pipe, output = process.stdout.fileno(), b""
-    os.set_blocking(pipe, False)
-    handle = open_pidfd(process.pid)
     sources = select.poll()  # `select` takes no descriptor from 1024 on
     sources.register(pipe, select.POLLIN)
-    if handle is not None:
-        sources.register(handle, select.POLLIN)
-    try:
-        while True:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or context.stopped.is_set():
-                return None
-            ready = dict(sources.poll(1000 * min(left_s, _LOOK_S if handle is not None else 0.05)))
-            has_ended = _has_ended(process)
-            if pipe in ready or has_ended:
-                chunk = _read(pipe)
-                output = (output + (chunk or b""))[-_KEPT:]
-                if chunk == b"" and pipe in ready:
-                    sources.unregister(pipe)  # closed: it would be ready all the time
-            if has_ended:
-                return output
-    finally:
-        if handle is not None:
-            os.close(handle)
+    while not _has_ended(process):
+        if time.monotonic() >= deadline or context.stopped.is_set():
+            return None
+        if sources.poll(1000 * _LOOK_S):
+            chunk = os.read(pipe, 1 << 20)
+            output = (output + chunk)[-_KEPT:]
+            if not chunk:
+                sources.unregister(pipe)  # closed: it would be ready all the time
+    os.set_blocking(pipe, False)
+    with contextlib.suppress(BlockingIOError):  # nothing more
+        output += os.read(pipe, 1 << 20)
+    return output[-_KEPT:]
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
@@ -118,11 +107,3 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:  # somebody else has collected it
         return True
-
-
-def _read(pipe: int) -> bytes | None:
-    """Some of what is there; None where there is nothing yet, nothing where it is closed."""
-    try:
-        return os.read(pipe, 1 << 20)
-    except BlockingIOError:
-        return None

@@ -35,6 +35,7 @@ def test_exit_code_0_passes_and_any_other_fails_with_the_last_line(tmp_path):
     assert (good.is_failed, good.value) == (False, "exit code 0: all well")
     bad = answer([*SHELL, "echo fine; echo no fan >&2; echo; exit 3"], tmp_path).finding
     assert (bad.is_failed, bad.value) == (True, "exit code 3: no fan")
+    assert answer(["true"], tmp_path).finding.value == "exit code 0, and printed nothing"
     silent = answer(["false"], tmp_path).finding
     assert silent.value == "exit code 1, and printed nothing"
     crashed = answer([*SHELL, "kill -SEGV $$"], tmp_path).finding
