@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from forge import messages
 from forge.config.conversion import COMMANDS
@@ -15,7 +14,7 @@ from forge.config.schema import CheckAction, CheckConfig
 from forge.config.strict import STRICT
 from forge.errors import Exit, ExitCode, Reason
 from forge.group.facts import Failed, StopAsked
-from forge.health.check import Answer, Check, Finding, Scope
+from forge.health.check import Answer, Check, Scope
 from forge.jobdir import sick
 
 _WOULD = {
@@ -63,7 +62,7 @@ class Verdicts:
         self._job = job
         self._rank = rank
         self._note = note
-        self._said: set[tuple[str, object]] = set()
+        self._said: set[tuple[object, ...]] = set()
         """(check, what of it was logged) since it passed last; not the values, which change."""
         self._logged: dict[str, str] = {}
         """What was found -> the check that it was logged of."""
@@ -76,55 +75,51 @@ class Verdicts:
         Returns:
             None where the job may stay.
         """
-        if answer.error:
-            text = f"Health check `{check.name}` was not made: {answer.error}"
-            self._log(check.name, "not made", text)
-        finding = answer.finding
+        finding, name = answer.finding, check.name
+        if answer.error and self._is_new(name, "not made"):
+            self._log(name, f"Health check `{name}` was not made: {answer.error}")
         if finding is None:
             return None
         if not finding.is_failed:
-            self._said = {one for one in self._said if one[0] != check.name}
+            self._said = {one for one in self._said if one[0] != name}
             return None
         where = f" on {self.node}" if finding.culprits is None else ""
         limit = "" if config.threshold is None else f" (threshold {config.threshold:g})"
-        text = f"Health check `{check.name}` failed{where}: {finding.value}{limit}"
+        text = f"Health check `{name}` failed{where}: {finding.value}{limit}"
         advice = f". {finding.remedy}" if finding.remedy else "."
+        # What all ranks find, one of them says.
+        is_mine = check.scope is not Scope.ranks or self._rank == 0
         if config.action is CheckAction.warn:
-            if self._is_to_be_logged(check, finding):
-                text = f"{text}{advice} {_only_logged(check.name)}"
-                self._log(check.name, finding.culprits, text, config.action)
-            return None
-        is_halt = config.action is CheckAction.halt
-        # Of no node, where it is not this one: else the first that leaves would be taken for sick.
-        node = self.node if self._is_own(finding) else ""
-        sick.write(self._job, node, check.name, text, config.action.name)
-        if check.scope is not Scope.ranks or self._rank == 0:
-            self._note_down(check.name, config.action, text)
-        what = "The job ends, and is not started again" if is_halt else "The job leaves this node"
-        what += f" (`{_action(check.name, config.action)}`)"
-        reason = Reason.halted if is_halt else Reason.unhealthy
-        return Refusal(f"{text}{advice} {what}", reason, check.is_doubtful)
-
-    def _is_to_be_logged(self, check: Check, finding: Finding) -> bool:
-        if (check.name, finding.culprits) in self._said:
-            return False
-        if check.scope is Scope.task:
             # A GPU that is lost fails each of its checks, in the same words.
-            return self._logged.setdefault(finding.value, check.name) == check.name
-        return check.scope is not Scope.ranks or self._rank == 0  # once, not on every rank
+            is_first = (
+                check.scope is not Scope.task
+                or self._logged.setdefault(finding.value, name) == name
+            )
+            if is_mine and is_first and self._is_new(name, finding.culprits):
+                self._log(name, f"{text}{advice} {_only_logged(name)}", action="warn")
+            return None
+        # Of no node, where it is not this one: else the first that leaves would be taken for sick.
+        is_own = finding.culprits is None or self._rank in finding.culprits
+        node = self.node if is_own else ""
+        sick.write(self._job, sick.Sick(node, name, text, config.action.name))
+        if is_mine:
+            self._note_down(name, text, action=config.action.name)
+        is_halt = config.action is CheckAction.halt
+        what = "The job ends, and is not started again" if is_halt else "The job leaves this node"
+        reason = Reason.halted if is_halt else Reason.unhealthy
+        full = f"{text}{advice} {what} (`{_action(name, config.action)}`)"
+        return Refusal(full, reason, check.is_doubtful)
 
-    def _is_own(self, finding: Finding) -> bool:
-        return finding.culprits is None or self._rank in finding.culprits
+    def _is_new(self, *what: object) -> bool:
+        is_new = what not in self._said
+        self._said.add(what)
+        return is_new
 
-    def _log(self, name: str, what: object, text: str, action: CheckAction | None = None) -> None:
-        if (name, what) in self._said:
-            return
-        self._said.add((name, what))
+    def _log(self, name: str, text: str, **values: str) -> None:
         messages.warn(text)
-        self._note_down(name, action, text)
+        self._note_down(name, text, **values)
 
-    def _note_down(self, name: str, action: CheckAction | None, text: str) -> None:
-        values: dict[str, Any] = {"action": action.name} if action is not None else {}
+    def _note_down(self, name: str, text: str, **values: str) -> None:
         self._note("health", check=name, node=self.node, text=text, **values)
 
 

@@ -38,21 +38,13 @@ class Sick:
         return Reason.halted if self.action == "halt" else Reason.unhealthy
 
 
-def write(job_dir: Path, node: str, check: str, text: str, action: str) -> None:
-    """Say that this rank leaves since a check failed, as a rule on its node.
-
-    Args:
-        job_dir: The job's directory.
-        node: As Slurm knows it; empty where it is not to blame.
-        check: Name of the check.
-        text: What was found, for people.
-        action: `refuse`, `exclude_node` or `halt`.
-    """
+def write(job_dir: Path, found: Sick) -> None:
+    """Say that this rank leaves since a check failed, as a rule on its node."""
     path = forge_dir(job_dir) / f"{FILE}{suffix()}"
     # Where the disk is full the wrapper goes by the exit codes: of the rank that left first.
     with contextlib.suppress(OSError):
         make_directory(path.parent)
-        write_json(path, asdict(Sick(node, check, text, action)))
+        write_json(path, asdict(found))
 
 
 def read(job_dir: Path, rank: int) -> Sick | None:

@@ -68,7 +68,7 @@ def jobs(wrapper, folders, monkeypatch, silence):
 def fails(job, node, action, check="ecc"):
     """Its attempt has ended with 69, on this node; how that is decided and what is done."""
     report(job, 0, 69, node=node)
-    sick.write(job.directory, node, check, "3 errors", action)
+    sick.write(job.directory, Sick(node, check, "3 errors", action))
     job.controller.answers[:] = [RUNS, RUNS]
     outcome = job._outcome(exited(69))
     decision = job._decide(outcome)
@@ -291,7 +291,7 @@ def test_a_wrapper_killed_before_it_has_requeued_leaves_the_node_when_it_is_back
     """The batch script has started another, in the same allocation."""
     job = jobs(0, RUNS)
     report(job, 0, 69, node="n1")
-    sick.write(job.directory, "n1", "ecc", "3 errors", "refuse")
+    sick.write(job.directory, Sick("n1", "ecc", "3 errors", "refuse"))
     assert job._decide(job._outcome(exited(69))).starts_again
     job._write_state("starting", "ecc")  # and here it is killed
     with pytest.raises(SystemExit):
@@ -304,7 +304,9 @@ def test_a_wrapper_killed_before_it_has_read_who_is_sick_leaves_the_node_when_it
     """Else the same check fails there once more, if at the start; if beside training, later."""
     job = jobs(0, RUNS)
     job._write_state("running")
-    sick.write(job.directory, "n1", "ecc", "3 errors", "exclude_node")  # and here it is killed
+    sick.write(
+        job.directory, Sick("n1", "ecc", "3 errors", "exclude_node")
+    )  # and here it is killed
     again = jobs(0, RUNS)
     assert again._take_over() == Outcome(-9)
     with pytest.raises(SystemExit):

@@ -195,7 +195,7 @@ def test_the_rank_whose_check_failed_says_why(wrapper, monkeypatch):
     verdict.write(job.directory, Verdict(Reason.unhealthy, "rank 1 leaves", 69))
     report(job, 1, 69, time=9.0, node="n2")
     monkeypatch.setenv(RANK, "1")
-    sick.write(job.directory, "n2", "ecc", "ecc on n2", "halt")
+    sick.write(job.directory, sick.Sick("n2", "ecc", "ecc on n2", "halt"))
     monkeypatch.delenv(RANK)
     outcome = job._outcome(exited(69))
     assert (outcome.reason, str(outcome)) == (Reason.halted, "ecc on n2")
