@@ -100,8 +100,8 @@ def _together(health: HealthConfig, context: Context, here: world.World) -> int:
     from forge.group.meeting import meet  # it needs torch
 
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()  # as people exclude it
-    limits = [getattr(health.checks, name).timeout_s for name in vars(health.checks)]
-    limit_s = sum(limits) + sum(one.timeout_s for one in health.commands.values()) + _MARGIN_S
+    of_all = asked_for(health, replace(context, is_first_of_node=True))
+    limit_s = sum(one.timeout_s for _, one in of_all) + _MARGIN_S
     is_hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     lost = ""
     try:

@@ -92,17 +92,13 @@ def _has_ended(pid: int) -> bool:
         state = Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2]
         return state.split()[0] in "ZXD"  # D: it is being taken down by the driver
     except OSError:
-        return not _exists(pid)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:  # it is somebody else's
+            pass
         return False
-    except OSError:  # it is somebody else's
-        pass
-    return True
 
 
 def _described(pid: int) -> str:

@@ -9,13 +9,14 @@ is written while the job trains: a task that is killed for memory has no time to
 from __future__ import annotations
 
 import contextlib
-import sys
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from forge.errors import Untrusted
 from forge.jobdir.job_files import forge_dir, read_json, suffix, write_json
+from forge.process import processes
 from forge.process.memory import limited
 
 _NAME = "memory.json"
@@ -33,18 +34,10 @@ class Used(NamedTuple):
 
 
 def now() -> Used:
-    """What this process uses now; where nobody says, the most that it has had resident."""
-    import resource  # Windows has none
-
+    """What this process uses now; 0 where nobody says (not Linux)."""
+    resident = processes.status(os.getpid()).get("RssAnon", "0 kB")
     limits = limited()
-    held = limits[0].held if limits else 0
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        pairs = dict(line.split(":", 1) for line in lines)
-        return Used(int(pairs["RssAnon"].split()[0]) * 1024, held)
-    except (OSError, ValueError, KeyError):  # not Linux
-        unit = 1 if sys.platform == "darwin" else 1024
-        return Used(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, held)
+    return Used(int(resident.split()[0]) * 1024, limits[0].held if limits else 0)
 
 
 def note(job: Path) -> None:

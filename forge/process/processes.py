@@ -186,7 +186,7 @@ def reap() -> dict[int, int]:
         found[pid] = status
 
 
-def _status(pid: int) -> dict[str, str]:
+def status(pid: int) -> dict[str, str]:
     """The fields of /proc/<pid>/status; empty where there are none."""
     try:
         text = Path("/proc", str(pid), "status").read_text(errors="replace")
@@ -198,13 +198,13 @@ def _status(pid: int) -> dict[str, str]:
 
 def is_suspended(pid: int) -> bool:
     """Whether the process is stopped, or runs under a debugger. Linux; elsewhere False."""
-    status = _status(pid)
-    return status.get("State", "")[:1] in ("T", "t") or status.get("TracerPid", "0") != "0"
+    found = status(pid)
+    return found.get("State", "")[:1] in ("T", "t") or found.get("TracerPid", "0") != "0"
 
 
 def catches(pid: int, signum: int) -> bool:
     """Whether the process has a handler for the signal. Linux; elsewhere False."""
-    return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (signum - 1) & 1)
+    return bool(int(status(pid).get("SigCgt", "0"), 16) >> (signum - 1) & 1)
 
 
 def is_resource_tracker(pid: int) -> bool:
@@ -233,7 +233,7 @@ def wait_gone(pids: list[int], timeout_s: float) -> list[int]:
 
 def _is_alive(pid: int) -> bool:
     if sys.platform.startswith("linux"):
-        return _status(pid).get("State", "X")[:1] not in "ZX"
+        return status(pid).get("State", "X")[:1] not in "ZX"
     return pid in _parents()
 
 

@@ -368,32 +368,24 @@ def check_nccl_health(timeout_sec: float = 10.0) -> bool:
     is_cuda = "nccl" in dist.get_backend()  # also `cpu:gloo,cuda:nccl`
     device = torch.device("cuda", _own_device()) if is_cuda else torch.device("cpu")
 
-    def reduce() -> bool:
-        ones = torch.ones(1, device=device)
-        work = dist.all_reduce(ones, async_op=True)
-        work.wait(timedelta(seconds=timeout_sec))
-        return int(ones.item()) == dist.get_world_size()
+    answers = []
 
-    return bool(bounded(reduce, timeout_sec, default=False))
+    def reduce() -> None:
+        try:
+            ones = torch.ones(1, device=device)
+            work = dist.all_reduce(ones, async_op=True)
+            work.wait(timedelta(seconds=timeout_sec))
+            answers.append(int(ones.item()) == dist.get_world_size())
+        except Exception as error:  # noqa: BLE001 - a failed check is an answer, and logged
+            messages.warn(f"health check failed: {error}")
+
+    thread = threading.Thread(target=reduce, name="forge-health", daemon=True)
+    thread.start()
+    thread.join(timeout_sec)  # NCCL's own wait ends when the GPU has the sum, or never
+    return answers == [True]
 
 
 def _own_device() -> int:
     """The current device where it is this task's: in a thread that has chosen none it is 0."""
     own, current = own_devices(), torch.cuda.current_device()
     return current if current in own or not own else own[0]
-
-
-def bounded(function: Callable[[], Any], timeout_s: float, default: Any) -> Any:
-    """`function()`, or `default` where it raises or takes longer than `timeout_s` seconds."""
-    result: list[Any] = [default]
-
-    def call() -> None:
-        try:
-            result[0] = function()
-        except Exception as error:  # noqa: BLE001 - a failed check is an answer, and logged
-            messages.warn(f"health check failed: {error}")
-
-    thread = threading.Thread(target=call, name="forge-health", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    return default if thread.is_alive() else result[0]

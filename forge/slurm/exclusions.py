@@ -26,7 +26,6 @@ from forge.slurm.client import JobInfo
 
 FOLDER = "excluded"
 _NODE = re.compile(r"\w[\w.-]*")
-_KINDS = {"found": (int, float), "until": (int, float)}
 
 
 @dataclass(frozen=True)
@@ -115,11 +114,13 @@ class Exclusions:
 
     def standing(self) -> list[Exclusion]:
         """What holds now, one for each node: what this job has found first, then the newest."""
-        now, newest = time.time(), dict[str, Exclusion]()
-        for one in [*self._read(self._shared), *self._read(self._own), *self._noted]:
-            if one.until > now and self._is_preferred(one, newest.get(one.node)):
-                newest[one.node] = one
-        return sorted(newest.values(), key=self._rank)
+        now, own = time.time(), str(self._job)
+        found = [*self._noted, *self._read(self._own), *self._read(self._shared)]
+        by_node = dict[str, Exclusion]()
+        for one in sorted(found, key=lambda one: (one.job != own, -one.found)):
+            if one.until > now:
+                by_node.setdefault(one.node, one)
+        return list(by_node.values())
 
     def choose(self, info: JobInfo | None, needed: int, within_s: float) -> Choice:
         """Which nodes the job is kept off, so that enough of them are left.
@@ -176,12 +177,6 @@ class Exclusions:
             self._say(f"excluded nodes are not read: {error}")
             return []
 
-    def _rank(self, one: Exclusion) -> tuple[bool, float]:
-        return one.job != str(self._job), -one.found
-
-    def _is_preferred(self, one: Exclusion, other: Exclusion | None) -> bool:
-        return other is None or self._rank(one) < self._rank(other)
-
 
 def choose(
     standing: Iterable[Exclusion],
@@ -215,10 +210,9 @@ def choose(
 
 def _read_one(path: Path) -> Exclusion | None:
     """None: there is none, or none that makes sense."""
-    content = read_json(path)
-    fields = Exclusion.__annotations__
-    if content is None or content.keys() != fields.keys():
+    content = read_json(path) or {}
+    try:
+        found = Exclusion(**content | {name: float(content[name]) for name in ("found", "until")})
+    except (KeyError, TypeError, ValueError):
         return None
-    if not all(isinstance(content[name], _KINDS.get(name, str)) for name in fields):
-        return None
-    return Exclusion(**content) if _NODE.fullmatch(content["node"]) else None
+    return found if _NODE.fullmatch(str(found.node)) else None
