@@ -5,28 +5,16 @@ The preset itself is `conf/resilience/strict.yaml`; a test holds the two equal.
 
 from __future__ import annotations
 
-from forge.config.schema import CheckAction
+from dataclasses import fields
 
-_BY_ACTION = {
+from forge.config.schema import CheckAction, ChecksConfig
+
+_OTHERS = {
     CheckAction.refuse: ("disk",),
     CheckAction.halt: ("room", "inodes", "collective"),
     CheckAction.warn: ("throttle", "temperature"),
-    CheckAction.exclude_node: (
-        "gpu",
-        "gpu_memory",
-        "ecc",
-        "row_remap",
-        "retired_pages",
-        "recovery_action",
-        "clocks",
-        "pcie",
-        "shared_directory",
-        "shm",
-        "memory",
-        "clock_skew",
-        "processes",
-        "straggler",
-    ),
 }
-STRICT = {name: action for action, names in _BY_ACTION.items() for name in names}
+STRICT = {one.name: CheckAction.exclude_node for one in fields(ChecksConfig)} | {
+    name: action for action, names in _OTHERS.items() for name in names
+}
 """Name of a built-in check -> its action."""

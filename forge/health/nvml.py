@@ -1,19 +1,17 @@
 """Asking the NVIDIA driver about a GPU.
 
 NVML is the driver's own library. Asking it opens no CUDA context and takes no memory of a GPU. Its
-binding, nvidia-ml-py, is imported only where the driver is there and something is to be asked.
+binding, nvidia-ml-py, is imported only where a task has GPUs and something is to be asked.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from dataclasses import dataclass
 from typing import Any
 
 from forge.errors import GpuGone
 
-_LIBRARY = "libnvidia-ml.so.1"
 _NO_DRIVER = ("NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_DRIVER_NOT_LOADED")
 _GONE = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED")
 _NO_ANSWER = (
@@ -109,10 +107,6 @@ def driver() -> Any:
     Raises:
         pynvml.NVMLError: Where the driver is there, and cannot be asked.
     """
-    try:
-        ctypes.CDLL(_LIBRARY)
-    except OSError:
-        return None
     import pynvml
 
     try:

@@ -210,9 +210,11 @@ def choose(
 
 def _read_one(path: Path) -> Exclusion | None:
     """None: there is none, or none that makes sense."""
-    content = read_json(path) or {}
+    content, kinds = read_json(path) or {}, {"found": float, "until": float}
     try:
-        found = Exclusion(**content | {name: float(content[name]) for name in ("found", "until")})
+        values: dict[str, Any] = {
+            name: kinds.get(name, str)(content[name]) for name in Exclusion.__annotations__
+        }
     except (KeyError, TypeError, ValueError):
         return None
-    return found if _NODE.fullmatch(str(found.node)) else None
+    return Exclusion(**values) if _NODE.fullmatch(values["node"]) else None
