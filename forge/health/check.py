@@ -49,10 +49,6 @@ class Finding:
     culprits: tuple[int, ...] | None = None
     """Whose nodes have failed, by rank; None: the one that the check was made on."""
 
-    def __str__(self) -> str:
-        """For people."""
-        return f"{self.value}. {self.remedy}" if self.is_failed and self.remedy else self.value
-
 
 @dataclass(frozen=True)
 class Context:

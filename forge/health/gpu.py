@@ -125,9 +125,10 @@ def retired_pages(gpu: Gpu, context: Context) -> Finding | None:
 @of_each
 def recovery_action(gpu: Gpu, context: Context) -> Finding | None:
     """Whether the driver wants the GPU reset, the node rebooted or the like; driver 570 and on."""
-    action = gpu.field("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")
-    if action is None:
+    values = gpu.ask("FieldValues", [gpu.nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
+    if not values or values[0].nvmlReturn != gpu.nvml.NVML_SUCCESS:
         return None
+    action = values[0].value.uiVal
     if action == gpu.nvml.NVML_GPU_RECOVERY_ACTION_NONE:
         return Finding("none asked for")
     wanted = _RECOVERY.get(action, f"recovery action {action}")

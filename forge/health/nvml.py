@@ -54,43 +54,20 @@ class Gpu:
         """
         if self.handle is None:
             raise GpuGone("its UUID is not known")
-        return answer(self.nvml, question, self.handle, *args)
-
-    def field(self, name: str) -> int | None:
-        """Ask for a value that has no function of its own.
-
-        Args:
-            name: A constant of pynvml, `NVML_FI_DEV_…`.
-        Returns:
-            An unsigned number; None where this GPU, or its driver, has none.
-        Raises:
-            GpuGone: Where the GPU no longer answers.
-        """
-        values = self.ask("FieldValues", [getattr(self.nvml, name)])
-        return values[0].value.uiVal if values and values[0].nvmlReturn == 0 else None
+        try:
+            return getattr(self.nvml, f"nvmlDeviceGet{question}")(self.handle, *args)
+        except self.nvml.NVMLError as error:
+            if is_one_of(self.nvml, error, _NO_ANSWER):
+                return None
+            if is_one_of(self.nvml, error, _GONE):
+                raise GpuGone(str(error)) from error
+            raise
 
     @property
     def is_at_work(self) -> bool:
         """Whether it computes: an idle GPU lowers its clocks and its link's speed."""
         state, use = self.ask("PerformanceState"), self.ask("UtilizationRates")
         return state == self.nvml.NVML_PSTATE_0 and use is not None and use.gpu >= 50
-
-
-def answer(nvml: Any, question: str, handle: Any, *args: Any) -> Any:
-    """What `nvmlDeviceGet<question>` says; None where this GPU, or its driver, has no answer.
-
-    Raises:
-        GpuGone: Where the GPU no longer answers.
-        pynvml.NVMLError: For any other error.
-    """
-    try:
-        return getattr(nvml, f"nvmlDeviceGet{question}")(handle, *args)
-    except nvml.NVMLError as error:
-        if is_one_of(nvml, error, _NO_ANSWER):
-            return None
-        if is_one_of(nvml, error, _GONE):
-            raise GpuGone(str(error)) from error
-        raise
 
 
 def is_one_of(nvml: Any, error: Any, names: tuple[str, ...]) -> bool:

@@ -71,11 +71,11 @@ def _by_uuid(pynvml: Any, handles: list[Any], names: list[str]) -> list[Any]:
     found: list[Any] = []
     for name in names:
         if name.startswith("MIG-"):
-            part = nvml.answer(pynvml, "HandleByUUID", name)
-            meant = [part and nvml.answer(pynvml, "DeviceHandleFromMigDeviceHandle", part)]
+            part = _known(pynvml, "HandleByUUID", name)
+            meant = [part and _known(pynvml, "DeviceHandleFromMigDeviceHandle", part)]
         else:
             meant = [one for one in handles if _known(pynvml, "UUID", one).startswith(name)]
-        if len(meant) != 1 or meant[0] is None:
+        if len(meant) != 1 or not meant[0]:
             break
         found += meant
     return found
@@ -90,7 +90,7 @@ def _is_order_known(pynvml: Any, handles: list[Any]) -> bool:
 def _known(pynvml: Any, question: str, handle: Any) -> Any:
     """What a GPU that may be somebody else's says; an empty text where it does not answer."""
     try:
-        return (handle and nvml.answer(pynvml, question, handle)) or ""
+        return Gpu(pynvml, handle, "").ask(question) or ""
     except (GpuGone, pynvml.NVMLError):
         return ""  # whoever has it is to know
 

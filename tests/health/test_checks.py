@@ -7,7 +7,7 @@ import pytest
 
 from forge.config.schema import CheckConfig, ChecksConfig
 from forge.errors import DiskFull
-from forge.health.check import Check, Context, Finding, Scope, make
+from forge.health.check import Check, Context, Scope, make
 from forge.health.table import CHECKS
 
 
@@ -87,8 +87,3 @@ def test_a_full_disk_is_an_error_of_its_own():
 
     with pytest.raises(DiskFull, match="no room"):
         make(Check("disk", look, Scope.node), context())
-
-
-def test_what_is_found_is_told_with_what_to_do_only_where_it_is_bad():
-    assert str(Finding("3 errors", is_failed=True, remedy="Reset it.")) == "3 errors. Reset it."
-    assert str(Finding("0 errors", remedy="Reset it.")) == "0 errors"

@@ -81,7 +81,8 @@ def main() -> None:
         if check.look.__module__.startswith("forge.health.gpu"):
             config = getattr(ChecksConfig(), check.name)
             answer = make(check, Context(config, Path(), Path(), devices, is_beside=True))
-            print(f"{check.name}: {answer.error or answer.finding or 'no answer here'}")
+            found = answer.finding
+            print(f"{check.name}: {answer.error or (found and found.value) or 'no answer here'}")
     driver = pynvml.nvmlSystemGetDriverVersion()
     content = {"driver": driver, "binding": pynvml.__name__, "answers": recorder.answers}
     FOLDER.mkdir(exist_ok=True)
