@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from forge.config import loading
-from forge.config.schema import CheckConfig, HealthConfig
+from forge.config.schema import HealthConfig
 from forge.errors import ConfigError, DiskFull, ExitCode, RankLost
-from forge.health.attempt import asked_for, devices
+from forge.health import attempt
 from forge.health.check import Answer, Context, Finding, Scope, make
 from forge.process import world
 
@@ -64,14 +64,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"{error}\n")
         return int(error.exit_code)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # else it prints C++ stacks of its own
-    context = Context(
-        config=CheckConfig(),
-        checkpoint_dir=options.dir.absolute(),
-        job=options.dir.absolute(),
-        devices=devices(),
-        local_size=here.local_size,
-        is_first_of_node=here.local_rank == 0,
-    )
+    context = attempt.here(health, options.dir.absolute(), options.dir.absolute())
     if here.size == 1:
         return _print(_examined(health, context, socket.gethostname(), *Scope))
     return _together(health, context, here)
@@ -79,7 +72,7 @@ def main(arguments: list[str]) -> int:
 
 def _examined(config: HealthConfig, context: Context, where: str, *scopes: Scope) -> Iterator[Row]:
     """Make the checks of these scopes, whatever the policy would do; a row for each."""
-    for check, one in asked_for(config, context, *scopes):
+    for check, one in attempt.asked_for(config, context, *scopes):
         try:
             answer = make(check, replace(context, config=one))
         except DiskFull as error:
@@ -100,7 +93,7 @@ def _together(health: HealthConfig, context: Context, here: world.World) -> int:
     from forge.group.meeting import meet  # it needs torch
 
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()  # as people exclude it
-    of_all = asked_for(health, replace(context, is_first_of_node=True))
+    of_all = attempt.asked_for(health, replace(context, is_first_of_node=True))
     limit_s = sum(one.timeout_s for _, one in of_all) + _MARGIN_S
     is_hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     lost = ""

@@ -21,7 +21,7 @@ from typing import Any
 from forge import messages
 from forge.config.schema import CheckAction, CheckConfig, HealthConfig
 from forge.errors import ConfigError
-from forge.group.group import Group
+from forge.group.group import Group, Solo
 from forge.health import command, used_memory
 from forge.health.check import Answer, Check, Context, Scope, make
 from forge.health.pace import Pace
@@ -38,11 +38,7 @@ class Health:
 
     Args:
         config: Of the checks.
-        job: The job's directory.
-        checkpoint_dir: Where it saves.
-        ranks: All ranks of the job.
-        objects: What is trained.
-        state_bytes: What a checkpoint of this rank's objects takes at least.
+        context: Of this rank.
         note: Writes an event into the ledger.
         is_stopping: Whether this process is to leave: then it does not wait for checks of its own.
     """
@@ -50,34 +46,17 @@ class Health:
     def __init__(
         self,
         config: HealthConfig,
-        job: Path,
-        checkpoint_dir: Path,
-        ranks: Group,
-        *,
-        objects: Iterable[Any] = (),
-        state_bytes: int = 0,
+        context: Context,
         note: Callable[..., None] = lambda kind, **values: None,
         is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self._config = config
+        self._context = context
         self._is_stopping = is_stopping
-        self._ranks = ranks
-        self._verdicts = Verdicts(job, ranks.rank, note)
+        self._verdicts = Verdicts(context.job, context.ranks.rank, note)
         self._answers: dict[str, Answer] = {}
         """By check, the last one: what has not answered in time may still run."""
         self._thread: threading.Thread | None = None
-        here = _here()
-        self._context = Context(
-            config=CheckConfig(),
-            checkpoint_dir=checkpoint_dir,
-            job=job,
-            devices=devices() if config.enabled else (),
-            ranks=ranks,
-            local_size=here.local_size,
-            is_first_of_node=here.local_rank == 0,
-            state_bytes=state_bytes,
-            pace=Pace(objects) if config.enabled and ranks.size > 1 else None,
-        )
 
     # -- at the start ----------------------------------------------------------------------------
 
@@ -102,7 +81,7 @@ class Health:
         for check, config in asked_for(self._config, self._context, *scopes):
             refusal = self._made(check, config)
             if refusal is not None:
-                if check.scope is not Scope.ranks or self._ranks.rank == 0:
+                if check.scope is not Scope.ranks or self._context.ranks.rank == 0:
                     messages.say(f"{refusal.exit}.", logging.ERROR)
                 raise refusal.exit
 
@@ -145,7 +124,7 @@ class Health:
                 messages.warn(f"The health checks beside training have ended: {error!r}")
                 return
             if refusal is not None and not self._context.stopped.is_set():
-                self._ranks.propose(refusal.fact)
+                self._context.ranks.propose(refusal.fact)
                 return
             due = max(due + every_s, time.monotonic())  # none is made up for
 
@@ -190,13 +169,41 @@ def asked_for(
     ]
 
 
-def _here() -> world.World:
-    """This rank among those of its node; alone where the environment does not say."""
+def here(
+    config: HealthConfig,
+    job: Path,
+    checkpoint_dir: Path,
+    ranks: Group | None = None,
+    objects: Iterable[Any] = (),
+    state_bytes: int = 0,
+) -> Context:
+    """What the checks of this rank may look at.
+
+    Args:
+        config: Of the checks.
+        job: The job's directory.
+        checkpoint_dir: Where it saves.
+        ranks: All ranks of the job; None: there is no other.
+        objects: What is trained.
+        state_bytes: What a checkpoint of this rank's objects takes at least.
+    """
+    ranks = ranks or Solo()
     try:
-        return world.of(os.environ)
+        own = world.of(os.environ)
     except ConfigError:  # torch.distributed was initialised by other means
         rank = os.environ.get("LOCAL_RANK", "")
-        return world.World(local_rank=int(rank) if rank.isdecimal() else 0)
+        own = world.World(local_rank=int(rank) if rank.isdecimal() else 0)
+    return Context(
+        config=CheckConfig(),
+        checkpoint_dir=checkpoint_dir,
+        job=job,
+        devices=devices() if config.enabled else (),
+        ranks=ranks,
+        local_size=own.local_size,
+        is_first_of_node=own.local_rank == 0,
+        state_bytes=state_bytes,
+        pace=Pace(objects) if config.enabled and ranks.size > 1 else None,
+    )
 
 
 def devices() -> tuple[int, ...]:

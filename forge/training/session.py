@@ -16,7 +16,7 @@ from forge.config.schema import NanAction, Policy, Resume, SignalAction
 from forge.errors import ConfigError, Exit, RankLost
 from forge.group import start, torchrun
 from forge.group.ranks import MARGIN, START_S
-from forge.health.attempt import Health
+from forge.health import attempt
 from forge.jobdir import job_dir, spawned
 from forge.jobdir.job_files import RANK, SAVE_WITHIN, forge_dir
 from forge.process import sections
@@ -187,17 +187,11 @@ class Session:
         exchange.first("the claim", opened)
         exchange.give("the directories", opened if group.rank else lambda: None)
 
-    def _checks(self, job: Path, checkpoint_dir: Path) -> Health:
-        return Health(
-            self._policy.health,
-            job,
-            checkpoint_dir,
-            self._group,
-            objects=self._live.objects.values(),
-            state_bytes=self._live_bytes,
-            note=self._directory.ledger.write,
-            is_stopping=stopping.is_stopping,
-        )
+    def _checks(self, job: Path, checkpoint_dir: Path) -> attempt.Health:
+        config, objects = self._policy.health, self._live.objects.values()
+        context = attempt.here(config, job, checkpoint_dir, self._group, objects, self._live_bytes)
+        note = self._directory.ledger.write
+        return attempt.Health(config, context, note, stopping.is_stopping)
 
     @property
     def _live_bytes(self) -> int:

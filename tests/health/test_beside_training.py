@@ -13,7 +13,6 @@ from ranked import RankedJob
 import forge
 from forge.config.schema import CheckAction, CheckConfig, ChecksConfig, HealthConfig
 from forge.errors import Reason
-from forge.group.group import Solo
 from forge.health import attempt
 from forge.health.check import Check, Scope
 from forge.jobdir import sick, verdict
@@ -24,6 +23,11 @@ def site(directory, action="exclude_node"):
     script = f"test ! -e {directory}/sick || {{ echo no fan; exit 3; }}"
     nhc = {"run": ["sh", "-c", script], "timeout_s": 60.0, "action": action}
     return {"every_s": 0.05, "commands": {"nhc": nhc}}
+
+
+def started(config, folder, **given):
+    """What looks after the only rank of a job in this directory."""
+    return attempt.Health(config, attempt.here(config, folder, folder), **given)
 
 
 PLANTED = """
@@ -118,7 +122,7 @@ def test_a_stop_does_not_wait_for_a_check_at_the_start_that_hangs(tmp_path):
 
 def test_nothing_runs_beside_where_it_is_switched_off(tmp_path):
     for health in ({"every_s": None}, {"enabled": False, "every_s": 0.01}):
-        seen = attempt.Health(HealthConfig(**health), tmp_path, tmp_path, Solo())
+        seen = started(HealthConfig(**health), tmp_path)
         seen.watch()
         assert seen._thread is None
         seen.close()
@@ -136,7 +140,7 @@ def test_a_check_that_still_hangs_is_not_made_again(monkeypatch, tmp_path):
     monkeypatch.setattr(attempt, "CHECKS", (check,))
     ecc = CheckConfig(CheckAction.warn, timeout_s=0.01)
     config = HealthConfig(checks=ChecksConfig(ecc=ecc))
-    health = attempt.Health(config, tmp_path, tmp_path, Solo())
+    health = started(config, tmp_path)
     assert health._look() is None
     assert health._look() is None
     assert len(looks) == 1
@@ -144,6 +148,20 @@ def test_a_check_that_still_hangs_is_not_made_again(monkeypatch, tmp_path):
     health._answers["ecc"].left.join()
     assert health._look() is None
     assert len(looks) == 2
+
+
+def test_of_a_rank_that_is_to_stop_only_those_of_all_ranks_are_made(monkeypatch, tmp_path):
+    """It waits for nothing of its own; the others would wait for it a whole limit."""
+    made = []
+    checks = {
+        scope: Check(name, lambda context, name=name: made.append(name), scope)
+        for scope, name in ((Scope.node, "disk"), (Scope.task, "ecc"), (Scope.ranks, "collective"))
+    }
+    monkeypatch.setattr(attempt, "CHECKS", tuple(checks.values()))
+    health = started(HealthConfig(), tmp_path, is_stopping=lambda: True)
+    health.check_node()
+    health.check_ranks()
+    assert made == ["collective"]
 
 
 def test_a_sick_node_costs_no_step_and_no_bit(tmp_path):

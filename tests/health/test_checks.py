@@ -22,6 +22,13 @@ def test_the_names_of_the_built_in_checks_are_keys_of_the_policy():
     assert set(names) <= set(vars(ChecksConfig()))
 
 
+def test_what_is_at_the_threshold_passes():
+    """A disk of which 0 GiB have to be free may be full: that is `room`'s to say."""
+    given = Context(CheckConfig(threshold=2.0), Path(), Path())
+    assert [given.is_above(value) for value in (1.9, 2, 2.1)] == [False, False, True]
+    assert [given.is_below(value) for value in (1.9, 2, 2.1)] == [True, False, False]
+
+
 def test_what_meets_other_ranks_or_computes_does_not_run_beside_training():
     """A collective between two of the training's own would hang it."""
     for check in CHECKS:

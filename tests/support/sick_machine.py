@@ -25,7 +25,8 @@ FAKETIME = next(iter(glob.glob("/usr/lib/*/faketime/libfaketime.so.1")), "")
 DOCTOR = [sys.executable, "-m", "forge", "doctor", "--here", "--dir"]
 WRONG_PRODUCT = """
 import sys, torch
-from forge.cli import doctor, main
+from forge.cli import main
+from forge.health import attempt
 from forge.resilience import health
 
 class Cuda:  # the check's own product, on a CPU that adds one to a sum in bfloat16
@@ -47,7 +48,7 @@ def wrong(one, other):
         found[0, 0] += 1
     return found
 
-doctor.devices = lambda: (0,)
+attempt.devices = lambda: (0,)
 torch.cuda.is_available = lambda: True
 torch.Tensor.__matmul__ = wrong
 health.torch = Torch()
@@ -58,7 +59,8 @@ HELD_MEMORY = """
 import os, sys
 sys.path.insert(0, os.environ["NVML_ANSWERS"])
 from nvml_answers import FakeNvml, recorded
-from forge.cli import doctor, main
+from forge.cli import main
+from forge.health import attempt
 from forge.health import gpu_memory, nvml
 
 gpu = FakeNvml(recorded("made_up_h100"))  # held by a process that lives: who has started this one
@@ -66,7 +68,7 @@ held = [{"pid": os.getppid(), "usedGpuMemory": 9000 * 2**20}]
 gpu.answers["ComputeRunningProcesses_v3 gpu0"] = held
 nvml.driver = lambda: gpu
 gpu_memory._knows_pids = lambda: True
-doctor.devices = lambda: (0,)
+attempt.devices = lambda: (0,)
 os.environ.pop("CUDA_VISIBLE_DEVICES", None)
 sys.argv = ["forge", *sys.argv[1:]]
 sys.exit(main.main())
