@@ -123,7 +123,7 @@ class Health:
             except Exception as error:  # noqa: BLE001 - a watch that fails must not end a training
                 messages.warn(f"The health checks beside training have ended: {error!r}")
                 return
-            if refusal is not None and not self._context.stopped.is_set():
+            if refusal is not None:
                 self._context.ranks.propose(refusal.fact)
                 return
             due = max(due + every_s, time.monotonic())  # none is made up for

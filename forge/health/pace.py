@@ -46,7 +46,12 @@ class Pace:
     """
 
     def __init__(self, objects: Iterable[Any]) -> None:
-        found = [ddp for one in objects for ddp in _wrapped(one)]
+        from torch import nn
+
+        modules = [m for one in objects if isinstance(one, nn.Module) for m in one.modules()]
+        found: list[Any] = [
+            m for m in modules if isinstance(m, nn.parallel.DistributedDataParallel)
+        ]
         # Rank 0 waits in a broadcast for the slowest, and seems to be slow itself.
         is_clear = not any(ddp.will_sync_module_buffers() for ddp in found)
         self._models = [_Model(ddp) for ddp in found] if is_clear else []
@@ -95,40 +100,3 @@ def _num_measured(*steps: int) -> list[int]:
     """Of how many steps each mean is; where DDP was given another rate, in proportion to that."""
     is_usual = all(step % _EVERY == 0 for step in steps)
     return [_NUM_FIRST + step // _EVERY if is_usual else step for step in steps]
-
-
-def _wrapped(one: Any) -> list[Any]:
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
-
-    modules = one.modules() if isinstance(one, nn.Module) else ()
-    return [module for module in modules if isinstance(module, DistributedDataParallel)]
-
-
-def stragglers(waiting: list[float | None], threshold: float) -> list[tuple[int, float]]:
-    """The ranks that hold the others up.
-
-    A rank's own share of a step is what is left without its waits, those apart that even the
-    slowest has: the sum itself. The slowest has the whole step. A rank that is slow in what takes
-    a small part of the step is no straggler, though it were ten times as slow in that.
-
-    Args:
-        waiting: By rank, the share of its time that it waits; None where that is not known.
-        threshold: The least speed, as a share of the median rank's. Below that share of the
-            slowest rank's time, a rank holds nobody up, however fast the others are.
-    Returns:
-        Each with its speed as a share of the median rank's, the slowest first. Of an even number
-        of ranks the faster one of the middle counts, so that of two one can be slow.
-    """
-    known = {rank: share for rank, share in enumerate(waiting) if share is not None}
-    if len(known) < 2:
-        return []
-    least = min(known.values())
-    own = {rank: 1.0 - (share - least) for rank, share in known.items()}
-    median = statistics.median_low(own.values())
-    slow = [
-        (rank, median / value)
-        for rank, value in own.items()
-        if value > threshold and median / value < threshold
-    ]
-    return sorted(slow, key=lambda one: one[1])

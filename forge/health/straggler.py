@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
+import statistics
 
 from forge.errors import RankLost
 from forge.health.check import Context, Finding
-from forge.health.pace import stragglers
 
 _KEY = "health/the pace, {}"
 
@@ -34,21 +34,32 @@ def straggler(context: Context) -> Finding | None:
 def found(given: list[tuple[float | None, str]], threshold: float) -> Finding | None:
     """What the ranks' values say.
 
+    A rank's own share of a step is what is left without its waits, those apart that even the
+    slowest has: the sum itself. The slowest has the whole step. A rank that is slow in what takes
+    a small part of the step is no straggler, though it were ten times as slow in that. Of an even
+    number of ranks the faster one of the middle is the median, so that of two one can be slow.
+
     Args:
-        given: By rank, the share of its time that it waits for others, and its node.
-        threshold: The least speed, as a share of the median rank's.
+        given: By rank, the share of its time that it waits for others (None where that is not
+            known), and its node.
+        threshold: The least speed, as a share of the median rank's. Below that share of the
+            slowest rank's time, a rank holds nobody up, however fast the others are.
     """
-    waiting = [share for share, _ in given]
-    if sum(share is not None for share in waiting) < 2:
+    known = {rank: share for rank, (share, _) in enumerate(given) if share is not None}
+    if len(known) < 2:
         return None
-    slow = stragglers(waiting, threshold)
+    least = min(known.values())
+    own = {rank: 1.0 - (share - least) for rank, share in known.items()}
+    median = statistics.median_low(own.values())
+    slow = [r for r in own if own[r] > threshold and median / own[r] < threshold]
     if not slow:
         return Finding(f"{len(given)} ranks are equally fast", culprits=())
-    named = [f"rank {rank} on {given[rank][1]} has {speed:.0%}" for rank, speed in slow[:4]]
+    slow.sort(key=lambda rank: -own[rank])
+    named = [f"rank {r} on {given[r][1]} has {median / own[r]:.0%}" for r in slow[:4]]
     more = f", and {len(slow) - 4} more" if slow[4:] else ""
     return Finding(
         f"{', '.join(named)}{more} of the median rank's speed",
         is_failed=True,
         remedy="All wait for it: compare its GPU's clocks, its data and what else its node does.",
-        culprits=tuple(rank for rank, _ in slow),
+        culprits=tuple(slow),
     )

@@ -3,6 +3,7 @@
 import signal
 import sys
 import threading
+from dataclasses import replace
 
 import forked
 import pytest
@@ -14,7 +15,7 @@ import forge
 from forge.config.schema import CheckAction, CheckConfig, ChecksConfig, HealthConfig
 from forge.errors import Reason
 from forge.health import attempt
-from forge.health.check import Check, Scope
+from forge.health.check import Check, Finding, Scope
 from forge.jobdir import sick, verdict
 
 
@@ -148,6 +149,21 @@ def test_a_check_that_still_hangs_is_not_made_again(monkeypatch, tmp_path):
     health._answers["ecc"].left.join()
     assert health._look() is None
     assert len(looks) == 2
+
+
+def test_what_is_found_once_the_attempt_leaves_is_no_verdict(monkeypatch, tmp_path):
+    """Leaving may have caused it; and the node would be excluded for it."""
+
+    def look(context):
+        health.stop()
+        return Finding("3 errors", is_failed=True)
+
+    check = Check("ecc", look, Scope.task, is_passive=True)
+    monkeypatch.setattr(attempt, "CHECKS", (check, replace(check, name="pcie", look=pytest.fail)))
+    ecc = CheckConfig(CheckAction.exclude_node)
+    health = started(HealthConfig(checks=ChecksConfig(ecc=ecc)), tmp_path)
+    assert health._look() is None
+    assert sick.read_all(tmp_path, 1) == {}
 
 
 def test_of_a_rank_that_is_to_stop_only_those_of_all_ranks_are_made(monkeypatch, tmp_path):

@@ -15,7 +15,7 @@ from forge.config.schema import CheckConfig
 from forge.errors import RankLost
 from forge.health import pace, straggler
 from forge.health.check import Context
-from forge.health.pace import NUM_LOOKS, Pace, stragglers
+from forge.health.pace import NUM_LOOKS, Pace
 from forge.jobdir import sick
 
 NEVER = {"policy": {"health": {"every_s": None}}}
@@ -40,9 +40,11 @@ NEVER = {"policy": {"health": {"every_s": None}}}
 )
 def test_who_waits_least_is_the_slow_one(waiting, expected):
     """The others' time is spent on waiting for it."""
-    found = stragglers(waiting, 0.75)
-    assert [rank for rank, _ in found] == [rank for rank, _ in expected]
-    assert [speed for _, speed in found] == pytest.approx([speed for _, speed in expected])
+    found = straggler.found([(share, "n1") for share in waiting], 0.75)
+    named = [f"rank {rank} on n1 has {speed:.0%}" for rank, speed in expected]
+    assert found is None or found.culprits == tuple(rank for rank, _ in expected)
+    assert bool(found and found.is_failed) == bool(expected)
+    assert not expected or found.value == f"{', '.join(named)} of the median rank's speed"
 
 
 @pytest.fixture
