@@ -145,12 +145,9 @@ def skew_between(found: list[dict[str, Any]], context: Context) -> Finding:
     spread_s = max(clocks) - min(clocks)
     file_s = max((one["file_s"] for one in found), key=abs)
     value = f"{abs(file_s):.1f} s from the clock of the file system"
-    culprits: tuple[int, ...] | None = None
+    culprits: tuple[int, ...] | None = () if found[1:] else None
     if found[1:]:
-        culprits, value = (
-            (),
-            f"the clocks of {len(found)} ranks are {spread_s:.1f} s apart, {value}",
-        )
+        value = f"the clocks of {len(found)} ranks are {spread_s:.1f} s apart, {value}"
     if context.is_above(spread_s):
         # Of two that differ, the one that the file system contradicts is wrong.
         ranks = [(round(abs(one["clock"] - middle), 1), abs(one["file_s"])) for one in found]

@@ -1,12 +1,20 @@
 """How a check is made: bounded, and an error of its own is no verdict."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from forge.config.schema import CheckConfig, ChecksConfig
+from forge.config.schema import (
+    CheckAction,
+    CheckConfig,
+    ChecksConfig,
+    CommandCheckConfig,
+    HealthConfig,
+)
 from forge.errors import DiskFull
+from forge.health.attempt import Health, asked_for
 from forge.health.check import Check, Context, Scope, make
 from forge.health.table import CHECKS
 
@@ -20,6 +28,24 @@ def test_the_names_of_the_built_in_checks_are_keys_of_the_policy():
     names = [check.name for check in CHECKS]
     assert len(set(names)) == len(names)
     assert set(names) <= set(vars(ChecksConfig()))
+
+
+def test_what_the_policy_ignores_is_not_made(tmp_path):
+    """Neither a check of forge's nor a site's own."""
+    ignored = CheckConfig(CheckAction.ignore)
+    nhc = CommandCheckConfig(["false"], action=CheckAction.ignore)
+    config = HealthConfig(checks=ChecksConfig(ecc=ignored), commands={"nhc": nhc})
+    made = [check.name for check, _ in asked_for(config, context(tmp_path))]
+    assert made == [check.name for check in CHECKS if check.name != "ecc"]
+    assert asked_for(replace(config, enabled=False), context(tmp_path)) == []
+
+
+def test_every_rank_waits_for_the_checks_of_the_first_of_its_node(tmp_path):
+    """It has more of them; the others would give it up."""
+    first = Health(HealthConfig(), context(tmp_path))
+    other = Health(HealthConfig(), context(tmp_path, is_first_of_node=False))
+    num_together = sum(check.scope is Scope.ranks for check in CHECKS)
+    assert first.limit_s == other.limit_s == 60.0 * (len(CHECKS) - num_together)
 
 
 def test_what_is_at_the_threshold_passes():
