@@ -96,14 +96,11 @@ def _followed(process: subprocess.Popen[bytes], context: Context) -> bytes | Non
     os.set_blocking(pipe, False)
     with contextlib.suppress(BlockingIOError):  # nothing more
         output += os.read(pipe, 1 << 20)
-    return output[-_KEPT:]
+    return output
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     """Whether it has; on Linux it stays a zombie until then, so that its group is still its own."""
     if not hasattr(os, "waitid"):
         return process.poll() is not None
-    try:
-        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # somebody else has collected it
-        return True
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -20,8 +20,6 @@ from forge.process import processes
 from forge.process.memory import limited
 
 _NAME = "memory.json"
-_GROWN = 1.05
-"""How much more than noted is worth another write."""
 
 
 class Used(NamedTuple):
@@ -42,9 +40,9 @@ def now() -> Used:
 
 def note(job: Path) -> None:
     """Keep the most that this task has used; a failure costs a later check its comparison."""
-    before, found = _of(job, None), now()
-    if found.rss > _GROWN * before.rss or found.cgroup > _GROWN * before.cgroup:
-        most = Used(max(found.rss, before.rss), max(found.cgroup, before.cgroup))
+    before = _of(job, None)
+    most = Used(*map(max, before, now()))
+    if most != before:
         with contextlib.suppress(OSError):
             write_json(_path(job, None), most._asdict())
 

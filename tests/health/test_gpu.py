@@ -110,6 +110,14 @@ def test_what_is_usual_fails_nothing(monkeypatch, look, changed):
     assert not looked(monkeypatch, look, **changed).is_failed
 
 
+def test_what_all_gpus_have_is_said_once(monkeypatch):
+    """A table with the same words for each of eight GPUs is not read."""
+    found = looked(monkeypatch, gpu.temperature)
+    assert found.value == "61 °C"
+    found = looked(monkeypatch, gpu.temperature, Temperature__gpu1__0=63)
+    assert found.value == "61 °C; 63 °C"
+
+
 def test_pages_of_both_causes_count(monkeypatch):
     """Of GPUs before those with row remapping; another page waits for a reboot."""
     pages = {"RetiredPages__gpu0__0": [1] * 6, "RetiredPages__gpu0__1": [2] * 5}

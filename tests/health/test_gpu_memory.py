@@ -27,8 +27,10 @@ QUESTION = "ComputeRunningProcesses_v3 gpu0"
 class Changing(FakeNvml):
     """Whose processes change each time that they are asked for."""
 
+    changed = {}  # noqa: RUF012 - for a test, what else differs
+
     def __init__(self, *times):
-        super().__init__(recorded("made_up_h100"))
+        super().__init__(recorded("made_up_h100") | self.changed)
         self.times = list(times)
 
     def _answer(self, function, *args):
@@ -55,10 +57,10 @@ def look(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpu_memory, "_knows_pids", lambda: True)
 
-    def looked(*times, action="warn", **context):
+    def looked(*times, action="warn", timeout_s=60.0, **context):
         fake = Changing(*times)
         monkeypatch.setattr(nvml, "driver", lambda: fake)
-        config = CheckConfig(CheckAction[action], 512.0, 60.0)
+        config = CheckConfig(CheckAction[action], 512.0, timeout_s)
         context.setdefault("stopped", Counted())
         found = gpu_memory.gpu_memory(Context(config, Path(), Path(), (0,), **context))
         return found, getattr(context["stopped"], "waits", 0)
@@ -149,6 +151,23 @@ def test_who_lives_is_waited_for_only_where_the_policy_acts(look, strangers):
     assert (found.is_failed, waits) == (False, 2)
     found, waits = look({pid: 9000}, action="exclude_node")
     assert (found.is_failed, waits) == (True, 21)  # nobody waits for the answer any more
+    found, waits = look({pid: 9000}, action="exclude_node", timeout_s=0.1)
+    assert (found.is_failed, waits) == (True, 0)  # an answer that came later would be none
+
+
+def test_of_many_processes_the_largest_are_named(look, monkeypatch):
+    """A line for each of a hundred hides the one that counts."""
+    monkeypatch.setattr(gpu_memory, "_described", lambda pid: f"pid {pid}")
+    found, _ = look({HIDDEN + n: 1000 * n for n in range(1, 7)}, is_beside=True)
+    named = [f"{n}000 MiB by pid {HIDDEN + n}" for n in (6, 5, 4, 3)]
+    text = f"21000 MiB held by others: {', '.join(named)}, and by 2 more"
+    assert found.value.endswith(f": {text}")
+
+
+def test_of_a_gpu_that_is_split_nobody_is_accused(look, monkeypatch):
+    """Who has the other parts of it (MIG) takes nothing from this one."""
+    monkeypatch.setitem(Changing.changed, "MigMode gpu0", [1, 1])
+    assert look({HIDDEN: 9000})[0] is None
 
 
 def test_beside_training_nothing_is_waited_for(look, strangers):

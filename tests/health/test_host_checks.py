@@ -1,20 +1,23 @@
 """Checks of a node by itself, and of its file system."""
 
+import errno
 import mmap
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from started import Popen
 
 from forge.config.schema import CheckConfig
+from forge.errors import DiskFull
 from forge.health import host, peers, storage, used_memory
 from forge.health.check import Context
 from forge.health.table import CHECKS
 from forge.jobdir.job_files import forge_dir
-from forge.process.memory import available_bytes, limited
+from forge.process.memory import Limited, available_bytes, limited
 
 
 def context(folder, threshold=None, **given):
@@ -92,6 +95,41 @@ def test_the_memory_of_a_node_is_that_of_all_its_tasks(job):
     assert used_memory.read(job, range(2)) == 300
     assert used_memory.read(job, range(1)) == 250
     assert used_memory.read(job, range(5, 6)) == 0
+
+
+def test_what_the_tasks_of_this_node_have_used_is_compared_with_what_all_limits_leave(
+    job, monkeypatch
+):
+    """What they hold already is theirs; another node's ranks need theirs there."""
+    for rank, rss in enumerate((1, 2, 300, 400)):
+        content = {"rss": rss, "cgroup": 0}
+        used_memory.write_json(forge_dir(job) / f"memory.json{f'.{rank}' if rank else ''}", content)
+    monkeypatch.setattr(host.cgroups, "available_bytes", lambda: 900)
+    monkeypatch.setattr(host.used_memory, "now", lambda: used_memory.Used(50, 0))
+    given = {"ranks": SimpleNamespace(rank=2, size=4), "local_size": 2}
+    for free, threshold, is_failed in ((599, 1.0, True), (600, 1.0, False), (9999, 1.5, True)):
+        limits = [Limited(2000, 80, 800), Limited(2000, 90, free)]
+        monkeypatch.setattr(host.cgroups, "limited", lambda limits=limits: limits)
+        assert host.memory(context(job, threshold, **given)).is_failed is is_failed
+
+
+def test_the_most_that_was_used_is_kept(job, monkeypatch):
+    """What a task holds as it ends is no measure of what it needs."""
+    for rss, cgroup in ((5, 7), (9, 3), (1, 1)):
+        monkeypatch.setattr(used_memory, "now", lambda now=(rss, cgroup): used_memory.Used(*now))
+        used_memory.note(job)
+    assert used_memory._of(job, None) == (9, 7)
+
+
+def test_a_full_disk_is_no_fault_of_the_node(tmp_path, monkeypatch):
+    """The job ends with 71, and no node is excluded for it."""
+
+    def full(fd):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskFull, match="No space left"):
+        storage.disk(context(tmp_path, 0.0))
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"rss": "many"}', '{"rss": null}'])

@@ -1,8 +1,10 @@
 """Checks of ranks against each other, in threads that play them."""
 
+import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -123,14 +125,41 @@ def test_a_collective_that_fails_on_some_ranks_names_them(tmp_path, monkeypatch)
     here = threading.local()
 
     def look(context):
-        here.rank = context.ranks.rank
+        here.ranks = context.ranks
         return peers.collective(context)
 
-    for bad, culprits in (((1,), (1,)), ((0, 1, 2), ())):
-        monkeypatch.setattr(health, "check_nccl_health", lambda s, bad=bad: here.rank not in bad)
-        found = found_by(look, [tmp_path] * 3)
+    def is_right(limit_s, bad):
+        come = [rank for key, rank in here.ranks._given if key == "health/before the collective"]
+        assert len(come) == 6  # else whoever comes late looks like a broken network
+        return here.ranks.rank not in bad
+
+    for bad, culprits in (((1,), (1,)), (range(6), ())):
+        monkeypatch.setattr(health, "check_nccl_health", functools.partial(is_right, bad=bad))
+        found = found_by(look, [tmp_path] * 6)
         assert all(one.is_failed for one in found)
         assert {one.culprits for one in found} == {culprits}
+    assert found[0].value.count("had no right answer within 60 s") == 4
+    assert found[0].value.endswith("; 2 more")
+
+
+@pytest.mark.parametrize(("stamp", "ahead_s"), [(90, 10), (105, 0), (120, -10)])
+def test_the_clock_of_files_is_read_between_two_looks_at_the_own(
+    stamp, ahead_s, tmp_path, monkeypatch
+):
+    """A file system that takes ten seconds is slow, and its clock is right."""
+    times = [100, 110]
+    found = SimpleNamespace(st_mtime=stamp)
+    played = SimpleNamespace(fsync=lambda fd: None, fstat=lambda fd: found)
+    monkeypatch.setattr(peers, "os", played)
+    monkeypatch.setattr(peers, "time", SimpleNamespace(time=lambda: times.pop(0)))
+    assert peers._ahead_of_files_s(tmp_path) == ahead_s
+
+
+def test_one_rank_of_a_node_asks_for_the_clock_of_files(tmp_path, monkeypatch):
+    """All of a node have the same clock; a thousand synced files are a load."""
+    monkeypatch.setattr(peers, "_ahead_of_files_s", pytest.fail)
+    context = Context(CheckConfig(), tmp_path, tmp_path, is_first_of_node=False)
+    assert peers.clock_skew(context).value == "0.0 s from the clock of the file system"
 
 
 def test_a_rank_that_is_alone_has_no_peers(tmp_path):

@@ -1,22 +1,24 @@
 """A site's own checks: true commands."""
 
 import os
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 from harness import until
+from started import Popen
 
 from forge.config.schema import CheckConfig, CommandCheckConfig
+from forge.health import command
 from forge.health.check import Context, make
-from forge.health.command import check
 
 SHELL = ["sh", "-c"]
 
 
-def answer(command, folder, timeout_s=60.0, **given):
+def answer(run, folder, timeout_s=60.0, **given):
     context = Context(CheckConfig(timeout_s=timeout_s), folder, folder, **given)
-    return make(check("nhc", CommandCheckConfig(command, timeout_s)), context)
+    return make(command.check("nhc", CommandCheckConfig(run, timeout_s)), context)
 
 
 def _stat(pid):
@@ -42,9 +44,9 @@ def test_exit_code_0_passes_and_any_other_fails_with_the_last_line(tmp_path):
     assert crashed.value.startswith("killed by signal 11")
 
 
-@pytest.mark.parametrize("command", [["no-such-program"], ["/dev/null"], ["a\0b"]])
-def test_a_command_that_cannot_be_started_fails_and_says_so(command, tmp_path):
-    found = answer(command, tmp_path).finding
+@pytest.mark.parametrize("run", [["no-such-program"], ["/dev/null"], ["a\0b"]])
+def test_a_command_that_cannot_be_started_fails_and_says_so(run, tmp_path):
+    found = answer(run, tmp_path).finding
     assert found.is_failed
     assert found.value.startswith("it cannot be started: ")
 
@@ -55,6 +57,7 @@ def test_a_command_that_hangs_is_killed_with_what_it_has_started(tmp_path):
     found = answer([*SHELL, script], tmp_path, timeout_s=1.0)
     assert found.finding.is_failed
     assert found.finding.value == "no answer within 1 s"
+    assert found.left is None  # in time, so that it can be made again
     for name in ("self", "child"):
         pid = int((tmp_path / name).read_text())
         until(lambda pid=pid: is_gone(pid), "end of the command")
@@ -74,6 +77,36 @@ def test_of_much_output_the_end_is_kept_and_stdin_is_empty(tmp_path):
     assert found.value == "exit code 1: last"
 
 
+def test_a_command_whose_end_somebody_else_has_collected_is_no_verdict(tmp_path, monkeypatch):
+    """`os.wait()` in the user's code: its exit code is not known."""
+    wait = os.waitid
+
+    def after_somebody(kind, pid, how):
+        wait(kind, pid, os.WEXITED)
+        return wait(kind, pid, how)
+
+    monkeypatch.setattr(os, "waitid", after_somebody)
+    found = answer(["false"], tmp_path)
+    assert (found.finding, found.error.partition(":")[0]) == (None, "ChildProcessError")
+
+
+def test_what_it_has_printed_is_read_though_it_has_ended_before_anybody_looked(tmp_path):
+    """The last line says why, and is printed last."""
+    process = Popen(["echo", "no fan"], stdout=subprocess.PIPE)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert command._followed(process, Context(CheckConfig(), tmp_path, tmp_path)) == b"no fan\n"
+
+
+def test_a_command_that_closes_its_output_is_waited_for_without_a_spin(tmp_path, monkeypatch):
+    """A closed pipe is ready to be read all the time: training would have a core less."""
+    reads, read = [], os.read
+    monkeypatch.setattr(os, "read", lambda fd, size: (reads.append(size), read(fd, size))[1])
+    script = "echo fine; exec >&- 2>&-; sleep 0.3; exit 3"
+    found = answer([*SHELL, script], tmp_path).finding
+    assert found.value == "exit code 3: fine"
+    assert reads.count(1 << 20) <= 3
+
+
 @pytest.mark.parametrize("script", ["kill -TERM $$", "exit 143", "kill -USR2 $$", "exit 130"])
 def test_a_command_that_is_stopped_with_the_job_says_nothing_of_the_node(script, tmp_path):
     """Slurm signals all processes of a job at once: a preemption must exclude no node."""
@@ -85,7 +118,9 @@ def test_a_command_that_is_stopped_with_the_job_says_nothing_of_the_node(script,
 def test_a_command_is_killed_once_nobody_waits_for_it(tmp_path):
     stopped = threading.Event()
     stopped.set()
-    found = answer([*SHELL, f"echo $$ > {tmp_path}/self; sleep 600"], tmp_path, stopped=stopped)
+    found = answer(
+        [*SHELL, f"echo $$ > {tmp_path}/self; sleep 600"], tmp_path, 3600.0, stopped=stopped
+    )
     assert found.finding is not None  # and whoever has stopped it asks for nothing
 
 

@@ -114,6 +114,10 @@ def test_a_refusal_names_the_sick_node_and_ends_with_69(action, reason, judge, l
     assert (found.node, found.check, found.action) == ("n1", "room", action.name)
     assert refusal.fact == facts.StopAsked(69, reason, text=refusal.text)
     assert f"(`resilience.health.checks.room.action={action.name}`)" in refusal.text
+    (event,) = judge.events
+    assert event[1] | {"text": ""} == {
+        **{"check": "room", "node": "n1", "text": "", "action": action.name}
+    }
     assert logged == []
 
 
@@ -145,7 +149,8 @@ def test_what_all_ranks_find_is_logged_by_one(judge, logged, tmp_path):
 
 def test_what_could_not_be_made_is_logged_and_does_nothing(judge, logged):
     answer = Answer(error="ValueError: no such line")
-    assert judge.judge(ROOM, CheckConfig(CheckAction.halt), answer) is None
+    for _ in range(2):
+        assert judge.judge(ROOM, CheckConfig(CheckAction.halt), answer) is None
     assert logged == ["Health check `room` was not made: ValueError: no such line"]
 
 
