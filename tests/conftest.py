@@ -4,6 +4,7 @@ Long tests come first.
 """
 
 import functools
+import gc
 import os
 import signal
 import subprocess
@@ -40,29 +41,41 @@ def pytest_xdist_make_scheduler(config, log):
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
-            if "pytest.mark.slurm" in text_of(file):
+            if "pytest.mark.slurm" in text_of(config.rootpath / file):
                 return "tests/slurm" if file.startswith("tests/slurm/") else "others on a cluster"
-            return file if 'scope="module"' in text_of(file) else nodeid
-
-    @functools.cache
-    def text_of(file):
-        return (config.rootpath / file).read_text()
+            return file if is_one(config.rootpath / file) else nodeid
 
     config.option.loadscopereorder = False  # the order is that of `pytest_collection_modifyitems`
     return Scheduling(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
+@functools.cache
+def text_of(path):
+    return path.read_text()
+
+
+def is_one(path):
+    """Whether a file's tests share what one fixture made, and so have one process."""
+    return 'scope="module"' in text_of(path)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """What waits for Slurm, what is slow, sweeps, the rest: the last ones to end are short."""
+    """What waits for Slurm, is slow or has one process, sweeps, the rest: the last are short."""
 
     waiting = {item.path for item in items if item.get_closest_marker("slurm")}
 
     def place(item):
-        is_slow = item.get_closest_marker("slow") is not None
-        return item.path not in waiting, not is_slow, item.path.parent.name != "launch"
+        is_long = item.get_closest_marker("slow") is not None or is_one(item.path)
+        return item.path not in waiting, not is_long, item.path.parent.name != "launch"
 
     items.sort(key=place)
+
+
+def pytest_collection_finish():
+    """Each Run looks at all objects there are: not at the thousands that are pytest's own."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

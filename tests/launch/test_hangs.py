@@ -86,7 +86,7 @@ RANKED = [
 def test_one_rank_of_four_hangs_and_is_the_one_that_is_named(make, shared_folder, where, how, ddp):
     """The others wait in a collective, of torch's or of forge's: their stacks say nothing."""
     app = make(SIZE)
-    options = (f"hang.ddp={ddp}",)
+    options = () if ddp else ("hang.ddp=false",)
     app.finish(f"hang.where={where}", f"hang.how={how}", "hang.rank=2", *options)
     job = app.job(0)
     assert_same_end(job, undisturbed(shared_folder, SIZE, *options), SIZE)

@@ -34,9 +34,8 @@ def test_a_rank_that_hangs_costs_one_restart_on_the_same_nodes(cluster, tmp_path
     app = SlurmApp(cluster, tmp_path / "app", TRAIN, f"{conf.rstrip()}{MORE}")
     try:
         sweep = app.start("hang.where=step", "hang.how=gil", "hang.rank=3")
-        app.wait_for_jobs(sweep)
+        assert sweep.wait() == 0, sweep.output
         job = Hanging(cluster, app.jobs_by_place()[0].directory)
-        assert sweep.wait() == 0, sweep.output + job.output
     finally:
         app.close()
     for rank in range(SIZE):
