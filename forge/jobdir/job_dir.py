@@ -326,7 +326,7 @@ def _thread_variables(job_dir: Path) -> dict[str, str]:
 def code_fingerprint() -> dict[str, str]:
     """sha256 of every imported source file that is the user's own, by absolute path."""
     roots = {sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-    ours = Path(__file__).parent
+    ours = Path(__file__).parents[1]
     roots |= {*site.getsitepackages(), site.getusersitepackages(), str(ours)}
     roots.add(str(ours.parent / "hydra_plugins" / "forge_launcher"))  # in a repository
     installed = tuple(os.path.join(root, "") for root in roots)
