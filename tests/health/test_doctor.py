@@ -1,8 +1,8 @@
 """`forge doctor --here`: on a healthy machine, and with each fault planted for real."""
 
-import subprocess
-import sys
+from pathlib import Path
 
+import forked
 import pytest
 from sick_machine import FAULTS, examined, failed_in, is_found, is_possible
 
@@ -31,8 +31,8 @@ def test_each_fault_is_found_and_nothing_else(fault, tmp_path):
     ],
 )
 def test_an_override_that_makes_no_sense_ends_with_78(override, said):
-    command = [sys.executable, "-m", "forge", "doctor", "--here", override]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    command = ["-m", "forge", "doctor", "--here", override]
+    done = forked.completed(command, Path.cwd(), joins_output=False)
     assert (done.returncode, done.stdout) == (78, "")
     assert said in done.stderr
 
