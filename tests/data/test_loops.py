@@ -1,5 +1,6 @@
 """Loops of other shapes than one `for` to the end: phases, break, a longer run, an evaluation."""
 
+import functools
 import itertools
 
 import pytest
@@ -61,8 +62,19 @@ def trainer(tmp_path, monkeypatch):
     """Each of its runs counts as a process of its own."""
     numbers = itertools.count()
     monkeypatch.setattr(spawned, "owner", lambda: f"process {next(numbers)}")
-    names = iter(range(99))
-    return lambda: Trainer(tmp_path / f"job_{next(names)}")
+    return lambda: Trainer(tmp_path / "job")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The trainer of a loop that nobody stopped, and its weights: made once for all tests."""
+
+    @functools.cache
+    def run(loop):
+        one = Trainer(tmp_path_factory.mktemp("undisturbed") / "job")
+        return one, one.run(loop)
+
+    return run
 
 
 def assert_same(one, other):
@@ -70,6 +82,7 @@ def assert_same(one, other):
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
+@functools.cache
 def plain(n):
     def loop(run, loader, train):
         for step, x in run.steps(n, loader):
@@ -95,14 +108,13 @@ def shared_phases(run, loader, train):
 
 
 @pytest.mark.parametrize("crash_at", [0, 1, 7, 8, 9, 14, 15, 17])
-def test_phases_with_loaders_of_their_own_resume_in_the_right_one(crash_at, trainer):
+def test_phases_with_loaders_of_their_own_resume_in_the_right_one(crash_at, trainer, undisturbed):
     """Warm-up, training, cool-down in one Run."""
-    undisturbed, one = trainer(), trainer()
-    expected = undisturbed.run(phases)
+    one, (whole, expected) = trainer(), undisturbed(phases)
     assert one.run(phases, crash_at) is None
     assert_same(one.run(phases), expected)
-    assert one.seen == undisturbed.seen
-    assert one.metrics == undisturbed.metrics
+    assert one.seen == whole.seen
+    assert one.metrics == whole.metrics
 
 
 def broken_phases(run, loader, train):
@@ -115,31 +127,28 @@ def broken_phases(run, loader, train):
 
 
 @pytest.mark.parametrize("crash_at", [4, 5, 6, 11])
-def test_a_phase_that_a_break_has_ended_is_not_entered_again(crash_at, trainer):
+def test_a_phase_that_a_break_has_ended_is_not_entered_again(crash_at, trainer, undisturbed):
     """Early stopping of the warm-up, then a kill in the training after it."""
-    undisturbed, one = trainer(), trainer()
-    expected = undisturbed.run(broken_phases)
+    one, (whole, expected) = trainer(), undisturbed(broken_phases)
     one.run(broken_phases, crash_at)
     assert_same(one.run(broken_phases), expected)
-    assert one.metrics == undisturbed.metrics
+    assert one.metrics == whole.metrics
 
 
 @pytest.mark.parametrize("crash_at", [7, 9, 14])
-def test_phases_that_share_a_loader_go_on_with_its_generator(crash_at, trainer):
+def test_phases_that_share_a_loader_go_on_with_its_generator(crash_at, trainer, undisturbed):
     """The second phase shuffles on where the first ended."""
-    undisturbed, one = trainer(), trainer()
-    expected = undisturbed.run(shared_phases)
+    one, (whole, expected) = trainer(), undisturbed(shared_phases)
     one.run(shared_phases, crash_at)
     assert_same(one.run(shared_phases), expected)
-    assert one.seen == undisturbed.seen
+    assert one.seen == whole.seen
 
 
-def test_a_stop_between_phases_that_share_a_loader_keeps_its_generator(trainer):
+def test_a_stop_between_phases_that_share_a_loader_keeps_its_generator(trainer, undisturbed):
     """Exactly at the border no iterator is there to take the generator's state from."""
-    undisturbed, one = trainer(), trainer()
-    expected = undisturbed.run(shared_phases)
+    one = trainer()
     one.run(shared_phases, crash_at=8)
-    assert_same(one.run(shared_phases), expected)
+    assert_same(one.run(shared_phases), undisturbed(shared_phases)[1])
 
 
 def test_a_break_ends_training_and_a_restart_trains_nothing_again(trainer):
@@ -206,14 +215,13 @@ def test_a_break_counts_its_step_though_something_holds_the_loop(trainer):
 
 
 @pytest.mark.parametrize("first", [1, 6, 7])
-def test_a_finished_run_that_is_made_longer_goes_on_exactly(first, trainer):
+def test_a_finished_run_that_is_made_longer_goes_on_exactly(first, trainer, undisturbed):
     """`steps=15` after `steps=7` is what people do when the loss still falls."""
-    undisturbed, one = trainer(), trainer()
-    expected = undisturbed.run(plain(15))
+    one, (whole, expected) = trainer(), undisturbed(plain(15))
     one.run(plain(first))
     assert_same(one.run(plain(15)), expected)
-    assert one.seen == undisturbed.seen
-    assert one.metrics == undisturbed.metrics
+    assert one.seen == whole.seen
+    assert one.metrics == whole.metrics
 
 
 def test_a_finished_run_that_is_made_shorter_is_finished(trainer):
@@ -225,18 +233,17 @@ def test_a_finished_run_that_is_made_shorter_is_finished(trainer):
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 5])
-def test_crashes_at_every_step_change_no_bit(every, trainer):
+def test_crashes_at_every_step_change_no_bit(every, trainer, undisturbed):
     """One after the other, each attempt a little further than the last."""
-    undisturbed, one = trainer(), trainer()
-    expected = undisturbed.run(plain(13))
+    one, (whole, expected) = trainer(), undisturbed(plain(13))
     for crash_at in range(0, 13, every):
         assert one.run(plain(13), crash_at) is None
     assert_same(one.run(plain(13)), expected)
-    assert one.seen == undisturbed.seen
-    assert one.metrics == undisturbed.metrics
+    assert one.seen == whole.seen
+    assert one.metrics == whole.metrics
 
 
-def test_a_dataset_that_shrank_ends_the_run_before_it_trains(trainer):
+def test_a_dataset_that_shrank_ends_the_run_before_it_trains(trainer, undisturbed):
     """With both numbers, and nothing of the checkpoint touched."""
     one = trainer()
     one.run(plain(13), crash_at=5)
@@ -249,5 +256,4 @@ def test_a_dataset_that_shrank_ends_the_run_before_it_trains(trainer):
 
     with pytest.raises(StateMismatch, match=r"5 batches into an epoch, .* after 2"):
         one.run(loop)
-    undisturbed = trainer()
-    assert_same(one.run(plain(13)), undisturbed.run(plain(13)))
+    assert_same(one.run(plain(13)), undisturbed(plain(13))[1])

@@ -25,7 +25,7 @@ MAIN = """
         elif cfg.by == "names":
             import multiprocessing
             for cfg.name in cfg.names:
-                context = multiprocessing.get_context("spawn")
+                context = multiprocessing.get_context("fork")  # spawned: a second each
                 child = context.Process(target=train, args=(0, cfg, out))
                 child.start()
                 child.join()
@@ -174,7 +174,7 @@ def test_a_child_that_is_killed_has_not_finished_though_main_returns(make, undis
             os.kill(os.getpid(), signal.SIGKILL)
         """
     )
-    output = app.finish("lr=0.1", "by=spawn", "step_s=0")
+    output = app.finish("lr=0.1", "by=fork", "step_s=0")
     job = app.job(0)
     assert (job.state["counts"]["failures"], job.attempts) == (1, 2)
     assert "trained in checkpoints died in its Run, though main returned" in output
