@@ -42,6 +42,10 @@ class _Writer:
         # A reader that let one message wait will let the next one wait as well.
         done.wait(0.0 if is_stuck else PATIENCE_S)
 
+    def wait(self, timeout_s: float) -> None:
+        if self._last is not None:
+            self._last.wait(timeout_s)
+
     def _run(self) -> None:
         while True:
             level, text, done = self._queue.get()
@@ -74,6 +78,11 @@ def say(text: str, level: int = logging.INFO) -> None:
 def warn(text: str) -> None:
     """Log a warning."""
     say(text, logging.WARNING)
+
+
+def wait(timeout_s: float) -> None:
+    """Until the last message is out, before the process ends without another word."""
+    _writer.wait(timeout_s)
 
 
 def few(names: Iterable[object], most: int) -> str:

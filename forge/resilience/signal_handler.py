@@ -51,6 +51,9 @@ _HANGUP_S = 2.0
 _LOOK_S = 1.0
 """Seconds after which a deadline is seen though nothing woke the thread that watches it."""
 
+_LAST_WORDS_S = 2.0
+"""Seconds that a forced exit waits for its message to be out."""
+
 _LEFT_IGNORED = (signal.SIGHUP, signal.SIGINT) if sys.platform != "win32" else ()
 """Whoever started this process had them ignored (nohup, a script's background): so it stays."""
 
@@ -395,6 +398,7 @@ class ShutdownHandler:
             f" (`resilience.shutdown.timeout_s`): forced exit with code 70; {where}"
             + (self.held_up_by() if self.held_up_by is not None else "")
         )
+        messages.wait(_LAST_WORDS_S)  # a busy machine is no blocked reader
 
     # -- forked children -----------------------------------------------------------------------
 

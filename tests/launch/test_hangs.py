@@ -160,9 +160,8 @@ def test_a_suspended_rank_is_no_hang_whatever_the_others_wait_for(make, shared_f
     assert sweep.wait() == 0, sweep.output
     assert_same_end(job, undisturbed(shared_folder, SIZE), SIZE)
     assert job.hangs == []
-    assert {one["because"] for one in job.events("no hang")} == {
-        "rank 2 is stopped, or in a debugger"
-    }
+    because = [one["because"] for one in job.events("no hang")]
+    assert because[:2] == ["rank 2 is stopped, or in a debugger"] * 2  # then it may have moved on
     assert not (job.directory / "hangs").exists()
 
 

@@ -85,6 +85,19 @@ def test_a_hanging_stop_is_ended_with_70_and_every_threads_stack(tmp_path, code)
     assert str(stacks) in output
 
 
+def test_the_forced_exit_waits_a_while_for_its_last_words(tmp_path):
+    """Whoever logs slowly, and a busy machine, hear them too."""
+    slow = (
+        "import logging, sys, time\nfrom forge import messages\n"
+        "class Slow(logging.StreamHandler):\n"
+        "    def emit(self, record):\n"
+        "        time.sleep(2 * messages.PATIENCE_S)\n        super().emit(record)\n"
+        "logging.getLogger('forge').addHandler(Slow(sys.stderr))\n"
+    )
+    code, output = finish(run_script(slow + SLEEP, "0.2", cwd=tmp_path))
+    assert (code, "forced exit with code 70" in output) == (70, True), output
+
+
 def test_the_forced_exit_ends_the_children_too():
     code = SLEEP.replace(
         "handler.register()",

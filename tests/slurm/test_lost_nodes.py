@@ -11,7 +11,7 @@ A node that dies takes its slurmd with it, and all that ran there. Slurm notices
 
 import pytest
 from cluster import Cluster, missing, wait_for
-from harness import told, until
+from harness import until
 from ranked_apps import assert_same_ranks
 from test_ranked_steps import RankedSlurmApp, RankedStep, undisturbed  # noqa: F401 - a fixture
 
