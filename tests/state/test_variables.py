@@ -5,7 +5,6 @@ import itertools
 import random
 import sys
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,20 +14,12 @@ from torch.utils.data import DataLoader
 from forge.state.variables import is_of_script, variables
 
 
-def held_here(one, known=()):
+def held(one, known=()):
     """By path, the variables of a function that has `one`."""
-    frame = sys._getframe()
-    return {
-        each.path: each
-        for each in variables(frame, known)
-        if each.function == "held_here" and each.path.partition(".")[0] == "one"
-    }
-
-
-def held(*given):
-    """The same where no test's process stands above it, with thousands of objects of pytest's."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(held_here, *given).result()
+    # Those of this frame come first: the globals of all tests of a run would take most of the time.
+    found = variables(sys._getframe(), known)
+    here = itertools.takewhile(lambda each: each.function == "held", found)
+    return {each.path: each for each in here if each.path.partition(".")[0] == "one"}
 
 
 class Thing:
