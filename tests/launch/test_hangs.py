@@ -154,14 +154,15 @@ def test_a_suspended_rank_is_no_hang_whatever_the_others_wait_for(make, shared_f
     job = app.job(0)
     mark = job.directory / "stands 0"
     sweep.wait_for(lambda: mark.exists() and mark.read_text(), "rank 2")
+    excuses = lambda: [one["because"] for one in job.events("no hang")]  # noqa: E731
+    excuse = "rank 2 is stopped, or in a debugger"
     with suspended(int(mark.read_text())):
         (app.folder / "go").touch()  # nothing but the suspension holds it
-        until(lambda: len(job.events("no hang")) >= 2, "two questions")
+        # Before, they may have asked for a rank that was slow to start.
+        until(lambda: excuses().count(excuse) >= 2, "two questions")
     assert sweep.wait() == 0, sweep.output
     assert_same_end(job, undisturbed(shared_folder, SIZE), SIZE)
     assert job.hangs == []
-    because = [one["because"] for one in job.events("no hang")]
-    assert because[:2] == ["rank 2 is stopped, or in a debugger"] * 2  # then it may have moved on
     assert not (job.directory / "hangs").exists()
 
 
