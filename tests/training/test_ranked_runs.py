@@ -73,8 +73,8 @@ def test_a_rank_that_fails_ends_the_others(undisturbed, tmp_path):
 def test_no_rank_outlives_another_for_long_wherever_it_stands(tmp_path):
     """It may stand in a collective that no error ends; a launcher is not always above it."""
     policy = {"shutdown": {"timeout_s": 2}}
-    spec = {"signal": [[6, 1]], "how": "SIGKILL", "stuck": [[6, 0]], "policy": policy}
-    job = RankedJob(tmp_path, 2, n=STEPS, **spec)
+    spec = {"signal": [[6, 1]], "how": "SIGKILL", "stuck": [[6, 0]], "together": True}
+    job = RankedJob(tmp_path, 2, n=STEPS, policy=policy, **spec)
     assert job.run() == [70, -9], job.output
     assert "forced exit with code 70; the stacks of all threads are in" in job.output
 
