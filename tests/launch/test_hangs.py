@@ -150,7 +150,7 @@ def test_a_suspended_rank_is_no_hang_whatever_the_others_wait_for(make, shared_f
     """Gang scheduling and debuggers stop processes, and let them go on."""
     app = make(SIZE)
     where = ("hang.where=step", "hang.how=slow", "hang.rank=2")
-    sweep = app.start(*where, "resilience.hang.timeout_s=2")
+    sweep = app.start(*where, "resilience.hang.timeout_s=5")
     job = app.job(0)
     mark = job.directory / "stands 0"
     sweep.wait_for(lambda: mark.exists() and mark.read_text(), "rank 2")
