@@ -334,6 +334,8 @@ class Session:
         self._epochs.end()
         if isinstance(self._nan.wants, Halt):
             self._leaving.halt(self._nan.wants)
+        if missing := loops.missing:
+            self._leaving.give_up(ConfigError([missing], "This Run"))
         self.metrics.flush()
         with preflight.exits():
             directory.saver.save_final(loops.step, self._contents.capture, SaveCause.finished)

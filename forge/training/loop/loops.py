@@ -68,6 +68,8 @@ class Loops:
         self.place: Place | None = None
         """In the loop over `run.epochs`; None: there is none."""
         self._broken_off: set[int] = set()
+        self._is_longer = False
+        """Whether a loop was passed over that is to do more steps than were planned."""
         self._said: set[str] = set()
 
     def open(self, loader: Iterable[Any], epoch: int = 0) -> Position:
@@ -170,8 +172,29 @@ class Loops:
         self.is_between = True
         sections.current().rest()
 
-    def pass_over(self) -> None:
-        """The loop had ended when the run was saved: what follows it draws as it did then."""
+    @property
+    def missing(self) -> str:
+        """What is wrong with a script that ends without its saved loop; empty: nothing is."""
+        saved = len(self.loaded["positions"]) if self.loaded is not None else 0
+        if len(self.positions) >= saved or (self.is_complete and not self._is_longer):
+            return ""
+        name, n = ("epochs", self.place.planned) if self.place else ("steps", self.planned)
+        after = f"after loop {len(self.positions)}" if self.positions else "before its first loop"
+        return (
+            f"the training is not finished: the checkpoint was saved in loop {saved} of this Run"
+            f" (run.{name}({n})), and the script left the `with` block {after}. If it begins that"
+            " loop only after an error that it caught, a resumed job never comes to it: catch the"
+            " error inside the step, or keep what it changed in run.state, and loop `while run.step"
+            " < n:`. To go on from this checkpoint, begin as many loops as it had"
+        )
+
+    def pass_over(self, n: float = 0) -> None:
+        """The loop had ended when the run was saved: what follows it draws as it did then.
+
+        Args:
+            n: Steps that it is to do now.
+        """
+        self._is_longer = self._is_longer or (self.planned is not None and n > self.planned)
         self.positions[-1] = self.saved_position
         if self.loaded is not None:
             ended = self.loaded["ended"]

@@ -87,7 +87,7 @@ class Steps:
         if loops.has_finished(n) or (is_over and not (loops.due and loops.is_resumed)):
             if loader is not None and saved is not None:
                 Position(loader).load_finished(saved)
-            loops.pass_over()
+            loops.pass_over(n)
             return
         position = loops.open(loader) if loader is not None else None
         loops.positions[-1] = position

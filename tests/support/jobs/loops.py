@@ -224,15 +224,90 @@ def zipped(bench):
     combines(bench, zip(DataLoader(DATA, 4, shuffle=True), again, strict=False), 12)
 
 
+def fails_if_large(step, x):
+    """As a batch does that does not fit into the device's memory."""
+    if step == 6 and len(x) > 5:
+        raise RuntimeError("out of memory")
+
+
+def begins_again(bench):
+    """Begins the loop anew after an error, with batches of another size, which nobody saves."""
+    size = 10
+    with bench.run() as run:
+        for _ in range(2):
+            try:
+                for step, (x, y) in run.steps(20, DataLoader(DATA, size, shuffle=True)):
+                    bench.reach(f"step {step}")
+                    fails_if_large(step, x)
+                    bench.learn(run, x, y)
+                break
+            except RuntimeError:
+                size = 5
+
+
+def halves_a_batch(bench):
+    """Catches the error inside the step, and does the batch in halves."""
+    with bench.run() as run:
+        for step, (x, y) in run.steps(20, DataLoader(DATA, 10, shuffle=True)):
+            bench.reach(f"step {step}")
+            try:
+                fails_if_large(step, x)
+                bench.learn(run, x, y)
+            except RuntimeError:
+                bench.optimizer.zero_grad()
+                losses = [(bench.model(a) - b).square().mean() / 2 for a, b in halves(x, y)]
+                for loss in losses:
+                    loss.backward()
+                run.update(sum(losses), bench.optimizer)
+                run.log(loss=sum(losses))
+
+
+def halves(x, y):
+    return zip(x.chunk(2), y.chunk(2), strict=True)
+
+
+def keeps_its_batch_size(bench):
+    """Begins the loop anew after an error, with a batch size that is saved."""
+    with bench.run() as run:
+        run.state.setdefault("batch_size", 10)
+        while run.step < 20:
+            loader = DataLoader(DATA, run.state["batch_size"], shuffle=True)
+            try:
+                for step, (x, y) in run.steps(20, loader):
+                    bench.reach(f"step {step}")
+                    fails_if_large(step, x)
+                    bench.learn(run, x, y)
+            except RuntimeError:
+                bench.optimizer.zero_grad()
+                run.state["batch_size"] //= 2
+
+
+def two_phases(bench):
+    """The first ends by a break."""
+    with bench.run() as run:
+        for step, (x, y) in run.steps(20, DataLoader(DATA, 5, shuffle=True)):
+            bench.reach(f"step {step}")
+            bench.learn(run, x, y)
+            if step == 5:
+                break
+        for step, (x, y) in run.steps(20, DataLoader(DATA, 8, shuffle=True)):
+            bench.reach(f"step {step}")
+            bench.learn(run, x, y)
+
+
 LOOPS = (
+    begins_again,
     between,
     combined,
     gan,
+    halves_a_batch,
+    keeps_its_batch_size,
     lists,
     raises,
     sharpness,
     stages,
     stops_early,
+    two_phases,
     unfreezes,
     zipped,
 )
