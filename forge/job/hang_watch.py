@@ -19,9 +19,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from forge.filesystem.files import write_atomically
-from forge.job import flight_recorder, hang_files
+from forge.job import hang_files
 from forge.job.hang_files import Answer, Phase, Question
-from forge.jobdir.job_files import ATTEMPT, RANK, RANKS
+from forge.jobdir.job_files import ATTEMPT, RANK
 from forge.process import processes, stacks
 from forge.process.progress import Page, Record, Section
 
@@ -50,11 +50,7 @@ class HangWatch:
         self._rank = int(environment.get(RANK) or 0)
         self._attempt = int(environment.get(ATTEMPT) or 0)
         self._page = Page.create()
-        recorder = {}
-        if int(environment.get(RANKS) or 1) > 1:
-            recorder = flight_recorder.environ(forge, environment)
-        self._given = {**environment, **recorder}
-        self.environ: dict[str, str] = {**recorder, **self._page.environ}
+        self.environ: dict[str, str] = self._page.environ
         """What is added to the environment of the task."""
         self._record = Record()
         self._waited_s = 0.0
@@ -164,7 +160,7 @@ class HangWatch:
         return f"is in `{record.section.name}` for {self._waited_s:.0f} s, within its limit"
 
     def _gather(self, question: Question) -> Generator[None, None, None]:
-        """Stacks, the kernel's view and NCCL's records, into the hang's folder; then the answer."""
+        """Write stacks and the kernel's view into the hang's folder, then answer."""
         folder, known = self._forge.parent / question.folder, self._answer(question)
         pids = self._pids(known.pid)
         found = yield from stacks.gather(self._page.fd, pids)
@@ -178,8 +174,6 @@ class HangWatch:
             text += f"In the kernel:\n{stacks.in_kernel(pid)}"
         frames = next(filter(None, map(stacks.main_frames, found.values())), [])
         write_atomically(folder / f"rank_{self._rank}.txt", text)
-        to = folder / f"nccl_{self._rank}.bin"
-        yield from flight_recorder.collect(self._given, self._rank, to)
         now = self._answer(question)  # it may have moved on meanwhile
         now = replace(now, line=stacks.own_frame(frames), inside=frames[0] if frames else "")
         hang_files.answer(self._forge, now)

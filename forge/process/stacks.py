@@ -95,13 +95,11 @@ def gather(fd: int, pids: Iterable[int]) -> Generator[None, None, dict[int, str]
     return found
 
 
-def settled(
-    file: int | Path, begin: int, begins_s: float, ends_s: float
-) -> Generator[None, None, int]:
+def settled(fd: int, begin: int, begins_s: float, ends_s: float) -> Generator[None, None, int]:
     """Until what somebody else writes is there, and grows no more; yields while it waits.
 
     Args:
-        file: What they write to.
+        fd: What they write to.
         begin: Where in it.
         begins_s: Seconds until there is anything.
         ends_s: Seconds for all of it.
@@ -112,8 +110,7 @@ def settled(
     while time.monotonic() - began < (ends_s if found else min(begins_s, ends_s)):
         yield
         before = found
-        with contextlib.suppress(FileNotFoundError):
-            found = os.stat(file).st_size - begin
+        found = os.fstat(fd).st_size - begin
         if 0 < found <= before:
             break
     return found

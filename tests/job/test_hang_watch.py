@@ -259,10 +259,3 @@ def test_where_it_cannot_ask_it_says_so_and_tries_again_later(task, monkeypatch)
         task.pass_s(5)
     task.pass_s(10)
     assert task.question is not None
-
-
-def test_several_ranks_listen_for_nccls_flight_recorder(tmp_path):
-    alone, among = Watched(tmp_path), Watched(tmp_path, rank=1, ranks=2)
-    name = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
-    assert name not in alone.watch.environ
-    assert among.watch.environ[name].startswith(str(tmp_path))

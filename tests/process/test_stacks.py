@@ -168,18 +168,17 @@ def test_once_the_time_for_all_is_over_nobody_is_waited_for(page, stuck, monkeyp
 
 def test_what_still_grows_is_waited_for(tmp_path):
     """A stack is written line by line."""
-    file = tmp_path / "file"
+    with open(tmp_path / "file", "wb") as file:
 
-    def written(work):
-        for size in (None, 7, 12, 16, 16, 20):
-            next(work)
-            if size is not None:
-                file.write_bytes(bytes(size))
+        def written(work):
+            for size in (0, 7, 12, 16, 16, 20):
+                next(work)
+                os.ftruncate(file.fileno(), size)
 
-    with pytest.raises(StopIteration) as end:
-        written(stacks.settled(file, 7, 60.0, 60.0))
-    assert end.value.value == 9
-    assert returned(stacks.settled(file, 16, 0.05, 60.0)) == 0
+        with pytest.raises(StopIteration) as end:
+            written(stacks.settled(file.fileno(), 7, 60.0, 60.0))
+        assert end.value.value == 9
+        assert returned(stacks.settled(file.fileno(), 16, 0.05, 60.0)) == 0
 
 
 def test_one_handler_is_enough(page, monkeypatch):
