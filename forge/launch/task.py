@@ -26,6 +26,7 @@ from forge.jobdir.job_files import RESULT, TASK, forge_dir, suffix
 from forge.jobdir.plan import read
 from forge.jobdir.verdict import Verdict
 from forge.process import stacks
+from forge.process.announcement import Announcement
 from forge.shutdown import interpreter_exit
 
 
@@ -47,7 +48,11 @@ def main(directory: Path) -> int:
 def _run(directory: Path) -> int:
     atexit.register(_at_exit)  # the first of all, so it comes after the others
     plan = read(directory)
-    _listen_early(plan.actions, os._exit)  # no import may take it for an error of its own
+    due_s = min(plan.timeout_s or plan.lead_s, plan.lead_s)
+    announcement = Announcement(plan.signal, due_s, forge_dir(directory))
+    _listen_early(
+        plan.actions, announcement, os._exit
+    )  # no import may take it for an error of its own
     if stacks.ALL_SIGNAL:
         faulthandler.register(stacks.ALL_SIGNAL, file=2, all_threads=True)
     stacks.register(os.environ)
@@ -68,7 +73,7 @@ def _run(directory: Path) -> int:
     setup_globals()
     gc.freeze()
     gc.enable()
-    _listen_early(plan.actions, sys.exit)
+    _listen_early(plan.actions, announcement, sys.exit)
     try:
         result: JobReturn = run_job(
             hydra_context=context,
@@ -110,8 +115,12 @@ def _at_exit() -> None:
     interpreter_exit.fast_exit()
 
 
-def _listen_early(actions: dict[str, str], end: Callable[[int], NoReturn]) -> None:
+def _listen_early(
+    actions: dict[str, str], announcement: Announcement, end: Callable[[int], NoReturn]
+) -> None:
     """Until the policy's handlers stand: a stop has nothing to save, so leave at once.
+
+    But for a time limit that is announced early: there may be time to train, and to save.
 
     Signals that came even earlier were blocked by the supervisor, and arrive here.
     """
@@ -121,6 +130,8 @@ def _listen_early(actions: dict[str, str], end: Callable[[int], NoReturn]) -> No
             code = ExitCode.REQUEUE if action == "requeue" else 128 + number
 
             def leave(number: int, frame: FrameType | None, code: int = int(code)) -> None:
+                if announcement.put_off(number):
+                    return
                 for other in actions:  # the same once more would kill an interpreter that ends
                     signal.signal(signal.Signals[f"SIG{other}"], signal.SIG_IGN)
                 end(code)

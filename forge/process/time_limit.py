@@ -135,8 +135,7 @@ class TimeLimit:
 
     def is_too_soon(self, due_s: float) -> bool:
         """Whether the limit's announcement, due so many seconds before the end, is early now."""
-        early_s = self.left_s - due_s
-        return self._moved is not None and _EARLY_S[0] < early_s <= _EARLY_S[1]
+        return self._moved is not None and is_early(self.left_s - due_s)
 
     def leave(self) -> None:
         """What was done since the last place to stop was no way to the next: it could be left."""
@@ -158,6 +157,11 @@ class TimeLimit:
         is_first = self._since is None
         self._since = self._clock()
         return is_first or not self.is_near(save_s)
+
+
+def is_early(early_s: float) -> bool:
+    """Whether an announcement that comes so many seconds before it is due is Slurm's, and early."""
+    return _EARLY_S[0] < early_s <= _EARLY_S[1]
 
 
 def end_time_from_env(

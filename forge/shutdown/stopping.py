@@ -26,6 +26,7 @@ from forge.errors import Exit, ExitCode, ForgeError, Reason
 from forge.jobdir import ledger, verdict
 from forge.jobdir.job_files import TOKEN
 from forge.process import processes
+from forge.process.announcement import Announcement
 from forge.resilience.signal_handler import ShutdownHandler
 from forge.shutdown import interpreter_exit
 
@@ -43,6 +44,8 @@ class _State:
     def __init__(self) -> None:
         self.callbacks: list[tuple[Callable[[], object], float]] = []
         self.handler: ShutdownHandler | None = None
+        self.announcement: Announcement | None = None
+        """Of the time limit, while no Run looks at the clock itself."""
         self.is_leaving = False
         self.leave_s = LEAVE_S
         self.on_unsaved_stop: Callable[[str, int], None] | None = None
@@ -92,6 +95,10 @@ def install(policy: Policy, stacks_dir: Path | None = None) -> ShutdownHandler:
         atexit.register(_at_exit)
     else:
         _state.handler.configure(policy.stop_s, actions, stacks_dir)
+    lead_s = policy.signal.lead_s
+    due_s = min(policy.stop_s or lead_s, lead_s)
+    _state.announcement = Announcement(policy.signal.name, due_s, stacks_dir)
+    _state.handler.pass_over = _state.announcement.put_off
     return _state.handler
 
 
@@ -133,7 +140,9 @@ def has_job(directory: Path) -> None:
 def hold_interrupts(*, is_held: bool) -> None:
     """While held, a stopping signal only sets the flag: a Run will read it."""
     if _state.handler is not None:
-        _state.handler.pass_over = _state.handler.held_up_by = None  # no Run is there, or not yet
+        _state.handler.held_up_by = None  # no Run is there, or not yet
+        if _state.announcement is not None:
+            _state.handler.pass_over = _state.announcement.put_off
         _state.handler.interrupt_with(None if is_held else _leave_unsaved)
 
 

@@ -1,0 +1,66 @@
+"""The signal that announces the time limit, if it comes early and no loop runs yet.
+
+Slurm sends it up to a minute before its time. A loop then trains on (see `time_limit`), and a
+start-up (imports, the model, entering a Run) goes on as well: else the attempt would leave without
+having trained. The signal is put off, and sent again when it is due.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from forge.process import time_limit
+
+
+class Announcement:
+    """The announcing signal of one process.
+
+    Args:
+        name: The signal, without `SIG`.
+        due_s: Seconds before the end of the task at which it is due.
+        folder: Where a wrapper writes down that the end was moved.
+        environment: Holds the end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        due_s: float,
+        folder: Path | None = None,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._number = signal.Signals[f"SIG{name}"]
+        self._due_s = due_s
+        self._moved = None if folder is None else folder / time_limit.MOVED
+        self._environment = environment
+        self._is_put_off = False
+
+    def put_off(self, number: int) -> bool:
+        """Whether a signal that arrives now is the announcement, and early: it comes again."""
+        if number != self._number or not time_limit.is_early(self._early_s()):
+            return False
+        if not self._is_put_off:
+            self._is_put_off = True
+            threading.Thread(
+                target=self._send_again, name="forge-announcement", daemon=True
+            ).start()
+        return True
+
+    def _early_s(self) -> float:
+        """Seconds until it is due; 0.0 if no wrapper has said when the task ends."""
+        end = time_limit.end_time_from_env(self._environment)
+        if end is None or time_limit.END_TIME not in self._environment:
+            return 0.0
+        now = time.time()
+        return time_limit.moved_left_s(self._moved, end - now, now) - self._due_s
+
+    def _send_again(self) -> None:
+        while (early_s := self._early_s()) > 0:  # the end may be moved meanwhile
+            time.sleep(early_s)
+        self._is_put_off = False
+        os.kill(os.getpid(), self._number)
