@@ -5,8 +5,10 @@ Standard library only: it decides in the job's wrapper, outside containers and e
 
 from __future__ import annotations
 
+import math
+import random
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forge.errors import ExitCode, Reason
@@ -179,6 +181,8 @@ class Counts:
     recovery: dict[str, int] | None = None
     """A rule's recovery command that is to run before the next attempt: the number of the rule,
     and the exit code that it is for."""
+    brief: int = 0
+    """Attempts in a row that asked to be run again at once, and that no progress is known of."""
     best_step: int = -1
     """The most that `ledger.saved_steps` has said so far; -1 before the first checkpoint."""
     unsaved_s: float = 0.0
@@ -219,6 +223,8 @@ _ELSEWHERE = {Reason.unhealthy: ("excluded", "max_excluded_nodes", "health.max_e
 BY_CLUSTER = (Reason.preempted, Reason.node_failed, Reason.time_limit)
 """Reasons that are no fault of the job's."""
 _PAUSE_S, _MAX_PAUSE_S = 30.0, 900.0
+_BRIEF_S, _BRIEF_PAUSE_S = 30.0, 1.0
+"""An attempt that asks to be run again before it has taken so long has found nothing to do."""
 
 
 def decide(
@@ -229,6 +235,7 @@ def decide(
     *,
     has_run: bool = True,
     is_cut_short: bool = False,
+    took_s: float = math.inf,
 ) -> Decision:
     """Decide, and account for it in `counts`.
 
@@ -239,6 +246,7 @@ def decide(
         saved_step: How far the job has come, as `ledger.saved_steps` says.
         has_run: Whether the job has a `forge.Run`; without one there is no progress to lack.
         is_cut_short: Whether the attempt ended before its first boundary, or half its time.
+        took_s: How long the attempt took.
     """
     what = str(outcome)
     is_unfair = is_cut_short and outcome.reason in BY_CLUSTER
@@ -249,6 +257,8 @@ def decide(
     elif outcome.reason is not Reason.disk_full:  # where nobody could have saved anything
         counts.no_progress += 1
     counts.best_step = max(counts.best_step, saved_step)
+    is_brief = outcome.reason is Reason.requested and not has_run and took_s < _BRIEF_S
+    counts.brief = counts.brief + 1 if is_brief else 0
     if outcome.reason in (Reason.finished, Reason.interrupted, Reason.cancelled, Reason.orphaned):
         return Decision(starts_again=False, because=what)
     budgets = _BUDGETS | (_ELSEWHERE if limits.has_other_nodes else {})
@@ -286,11 +296,23 @@ def decide(
         setattr(counts, counter, used + 1)
     counts.restarts += 1
     # The first time may be chance. Then a cluster that ends whatever begins is given time.
-    pauses = counts.unfair - 1 if is_unfair else 0
+    pauses, first_s = counts.unfair - 1 if is_unfair else 0, _PAUSE_S
     if outcome.reason is Reason.disk_full:
         pauses = counts.failures
-    pause_s = _PAUSE_S * 2.0 ** min(pauses - 1, 10) if pauses > 0 else 0.0
+    elif is_brief:
+        pauses, first_s = counts.brief - 1, _BRIEF_PAUSE_S
+    pause_s = first_s * 2.0 ** min(pauses - 1, 10) if pauses > 0 else 0.0
     return Decision(starts_again=True, because=what, pause_s=min(pause_s, _MAX_PAUSE_S))
+
+
+def spread(decision: Decision, job: str, restarts: int) -> Decision:
+    """The decision with a longer pause, up to half as long again: another for each job and restart.
+
+    Jobs that ended together would start together. And slurmctld looks at time limits every 30 s: a
+    job that starts at a multiple of that is told of its own limit a minute early, each time.
+    """
+    longer = 1 + random.Random(f"{job} {restarts}").random() / 2
+    return replace(decision, pause_s=decision.pause_s * longer)
 
 
 def _same_hang(outcome: Outcome, counts: Counts) -> str:

@@ -33,7 +33,7 @@ from forge.filesystem.locks import take_lock
 from forge.job import attempts
 from forge.job.hangs import Hangs
 from forge.job.padded import write_padded
-from forge.job.requeue import Counts, Decision, Outcome, decide
+from forge.job.requeue import Counts, Decision, Outcome, decide, spread
 from forge.job.supervisor import MARGIN_S, ORPHANED_S
 from forge.jobdir import ledger, plan, sick, verdict
 from forge.jobdir.job_files import (
@@ -108,7 +108,8 @@ class Job(ABC):
                 return self._end(outcome, decision)
             self._record("requeue", because=decision.because, restarts=self.counts.restarts)
             self._because = decision.because
-            self._print(f"{decision.because}: restarting (restart {self.counts.restarts})")
+            when = f" in {decision.pause_s:.0f} s" if decision.pause_s else ""
+            self._print(f"{decision.because}: restarting{when} (restart {self.counts.restarts})")
             self._write_state("starting", self._because)
             code = self._move_on(outcome, decision.pause_s)
             if code is not None:
@@ -219,10 +220,11 @@ class Job(ABC):
             has_run=any((self.forge / "ledger").glob("attempt_*")),
             is_cut_short=self.plan.exec is None
             and self._is_cut_short(has_boundary=ledger.has_stepped(self.directory, self._began)),
+            took_s=self._took_s,
         )
         counts = self.counts
         counts.unsaved_s = self._took_s if counts.no_progress + counts.unfair > 0 else 0.0
-        return decision
+        return spread(decision, self.plan.token, counts.restarts)
 
     def _write_state(self, state: str, because: str = "", **more: Any) -> None:
         content = {

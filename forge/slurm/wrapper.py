@@ -40,7 +40,7 @@ from forge.errors import (
     is_disk_full,
 )
 from forge.filesystem.files import exit_on_error
-from forge.job.requeue import Counts, Decision, Outcome, decide, signal_name
+from forge.job.requeue import Counts, Decision, Outcome, decide, signal_name, spread
 from forge.job.wrapper import Job
 from forge.jobdir import ledger, sick
 from forge.jobdir.job_files import ENDED, REPORT, STATE, read_json, suffix, write_atomically
@@ -655,6 +655,7 @@ def _wait_for_room(path: Path, number: int, error: OSError) -> int:
     # Whatever has restarted it so far was this: once unpacked, a job has a state of its own.
     counts = Counts(failures=int(os.environ.get("SLURM_RESTART_COUNT") or 0))
     decision = decide(Outcome(ExitCode.DISK_FULL), counts, limits, -1, has_run=False)
+    decision = spread(decision, job, counts.failures)
     text = f"{decision.because} ({error})"
     try:
         if decision.starts_again:

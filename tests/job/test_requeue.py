@@ -294,6 +294,21 @@ def test_pauses_grow_while_the_cluster_ends_whatever_begins():
     assert counts.unfair == 0
 
 
+def test_pauses_grow_while_a_program_asks_at_once_to_be_run_again():
+    """62 starts a minute for a file that is not there yet; one that works for a while has none."""
+    counts, given = Counts(), limits()
+
+    def pause_s(took_s, **more):
+        return decide(REQUESTED, counts, given, -1, took_s=took_s, **more).pause_s
+
+    assert [pause_s(0.5, has_run=False) for _ in range(12)] == [
+        *(0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 900)
+    ]
+    assert pause_s(31, has_run=False) == 0
+    assert [pause_s(0.5, has_run=False) for _ in range(3)] == [0, 1, 2]
+    assert pause_s(0.5, has_run=True) == 0  # its budget is progress
+
+
 @pytest.mark.parametrize("outcome", [KILLED, FORCED, REQUESTED], ids=str)
 def test_a_crash_is_the_job_s_own_however_early(outcome):
     """A script that is killed as it starts is not to be tried eleven times."""

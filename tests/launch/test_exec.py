@@ -167,15 +167,17 @@ def test_a_command_s_own_exit_code_is_a_failure_whatever_it_means_to_forge(code,
 
 
 def test_exit_code_75_asks_to_be_run_again(commands):
-    """As everywhere: it has saved, and is not finished."""
-    script = '[ "$FORGE_ATTEMPT" = 3 ] || exit 75'
+    """As everywhere: it has saved, and is not finished. One that asks at once waits, longer each
+    time: what it needs may not be there for hours.
+    """
+    script = '[ "$FORGE_ATTEMPT" = 4 ] || exit 75'
     job, said = run(commands, script)
-    assert ends(job) == [
-        "checkpointed requested 75",
-        "checkpointed requested 75",
-        "finished finished 0",
-    ], said
-    assert job.state["counts"]["preemptions"] == 2
+    assert ends(job) == [*["checkpointed requested 75"] * 3, "finished finished 0"], said
+    assert job.state["counts"]["preemptions"] == 3
+    begins = [one["t"] for one in job.told if one["kind"] == "attempt"][1:]
+    asked = [one["t"] for one in job.told if one["kind"] == "requeue"]
+    for begin, end, pause_s in zip(begins, asked, (0, 1, 2), strict=True):
+        assert begin - end >= pause_s
 
 
 @pytest.mark.parametrize("code", [70, 71, 143])

@@ -6,12 +6,13 @@ One module, since all of it asks one wrapper on one stand-in for the cluster.
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 from controllers import RUNS, exited, report, state_left
 
 from forge.errors import NoSuchJob, NotRequeueable, Reason, SlurmRefused
-from forge.job.requeue import Outcome
+from forge.job.requeue import Counts, Outcome
 from forge.jobdir import sick, verdict
 from forge.jobdir.job_files import RANK, STATE, read_json
 from forge.jobdir.verdict import Verdict
@@ -60,6 +61,23 @@ def test_a_task_that_dies_of_the_limit_s_announcement_was_ended_by_the_limit(
     report(job, 0, -signal.SIGUSR2)
     report(job, 1, -signal.SIGUSR2)
     assert job._outcome(exited(140)).reason is reason
+
+
+def test_pauses_are_no_multiples_of_what_slurm_s_checks_take(wrapper):
+    """A start on their beat is told of its limit a minute early, after each pause.
+
+    Jobs that one preemption has ended do not come back at one moment, either.
+    """
+
+    def pause_s(token):
+        job = wrapper(counts=Counts(unfair=2))
+        job.plan = replace(job.plan, token=token)
+        return job._decide(Outcome(75, Reason.preempted)).pause_s
+
+    pauses = [pause_s(f"job {number}") for number in range(8)]
+    assert len(set(pauses)) == 8
+    assert all(60 < one < 90 for one in pauses)
+    assert pauses[0] == pause_s("job 0")
 
 
 def test_without_an_answer_nothing_is_requeued(wrapper):
