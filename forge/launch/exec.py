@@ -13,6 +13,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -22,6 +23,7 @@ from forge import messages
 from forge.errors import ConfigError, ExitCode
 from forge.hydra_app import callbacks
 from forge.jobdir import job_dir
+from forge.jobdir.job_files import RANKS
 
 _LINE = "command_line"
 """Key of the config for the words after `--`; `command` is the user's."""
@@ -59,6 +61,9 @@ def main(arguments: list[str]) -> int:
             logging.ERROR,
         )
         return int(ExitCode.BAD_CONFIG)
+    if problem := _one_of_many(os.environ):
+        messages.say(problem, logging.ERROR)
+        return int(ExitCode.BAD_CONFIG)
     has_line = "--" in arguments
     typed = arguments[: arguments.index("--")] if has_line else arguments
     options, overrides = _separated(typed)
@@ -81,6 +86,20 @@ def main(arguments: list[str]) -> int:
         *(*options, "hydra/launcher=local", *overrides),
     ]
     return _run(given)
+
+
+def _one_of_many(environment: Mapping[str, str]) -> str:
+    """Why a task of srun's must not start the command: the others do, in the same directory."""
+    number = environment.get("SLURM_STEP_NUM_TASKS") or "1"
+    if number == "1" or environment.get(RANKS) == "1":
+        return ""
+    return (
+        f"srun has started `forge exec` {number} times (SLURM_STEP_NUM_TASKS={number}, this is task"
+        f" {environment.get('SLURM_PROCID')}), and each would run the command as a job of its own."
+        " Start it once, and the tasks below it: `forge exec -- srun COMMAND…`; or srun one task:"
+        f" `srun -n1 forge exec -- COMMAND…`. If {number} jobs are meant, each with a"
+        f" `hydra.sweep.dir` of its own, set {RANKS}=1."
+    )
 
 
 def _separated(typed: list[str]) -> tuple[list[str], list[str]]:

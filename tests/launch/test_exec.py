@@ -398,6 +398,20 @@ def test_tasks_that_the_command_starts_itself_by_srun_are_ranks_of_their_own(com
     assert "rank 1 of 2" in commands.job(0).output, done.stdout
 
 
+@pytest.mark.parametrize("task", [0, 1])
+def test_several_tasks_of_srun_are_refused_each(task, commands):
+    """One would train as a single rank and say "finished", the others be refused or wait for it."""
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": str(task)}
+    done = commands.run("--", "touch", "ran", **step)
+    assert done.returncode == ExitCode.BAD_CONFIG, done.stdout
+    assert f"SLURM_STEP_NUM_TASKS=2, this is task {task}" in done.stdout
+    assert "`forge exec -- srun COMMAND…`" in done.stdout
+    assert not (commands.folder / "ran").exists()
+    if task:
+        done = commands.run("--", "touch", "ran", **step, FORGE_RANKS="1")
+        assert (done.returncode, (commands.folder / "ran").exists()) == (0, True), done.stdout
+
+
 def test_each_rank_runs_the_command_and_has_its_own_logs(commands):
     """As srun does with several tasks."""
     script = 'echo "$RANK of $WORLD_SIZE"; [ "$FORGE_ATTEMPT" = 2 ] || exit 75'
