@@ -3,7 +3,7 @@
     python benchmarks/startup.py [--rounds N]
 
 Each round starts every variant once, in an order of its own, so that what else the machine does
-meanwhile hits them alike. All run in one environment, with everything but forge installed; "with
+meanwhile hits them alike. All run in one environment, with everything that forge requires; "with
 forge" and "without" differ in one folder on PYTHONPATH.
 """
 
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,7 +75,7 @@ def variants(folder: Path) -> dict[str, tuple[list[str], dict[str, str]]]:
     (folder / "resilient.yaml").write_text("defaults: [resilience: default, plain, _self_]\n")
     for name in ("plain", "resilient"):
         (folder / f"{name}.py").write_text(APP.format(config=name))
-    python = Environment.make(folder / "env").python
+    python = Environment.make(folder / "env", metadata.requires("hydra-forge") or []).python
     commands = {
         "bare interpreter": ([python, "-c", "pass"], without),
         "import forge": ([python, "-c", "import forge"], with_forge),

@@ -1,7 +1,7 @@
 """Environments that the packaging tests share; made once for all test processes."""
 
 import pytest
-from environments import Environment, build_wheel
+from environments import Environment, build_wheel, requirements_of
 from harness import made_once
 
 
@@ -13,9 +13,10 @@ def wheel(shared_folder):
 
 
 @pytest.fixture(scope="session")
-def without_forge(shared_folder):
-    """An environment with all that forge needs, and no forge."""
-    folder = made_once(shared_folder / "without", lambda f: Environment.make(f / "env"))
+def without_forge(shared_folder, wheel):
+    """An environment with what the wheel requires, and nothing else: no forge either."""
+    needed = requirements_of(wheel)
+    folder = made_once(shared_folder / "without", lambda f: Environment.make(f / "env", needed))
     return Environment(folder / "env")
 
 
@@ -24,6 +25,6 @@ def with_wheel(shared_folder, wheel):
     """The same, and the wheel."""
 
     def make(folder):
-        Environment.make(folder / "env").install(str(wheel))
+        Environment.make(folder / "env", requirements_of(wheel)).install(str(wheel))
 
     return Environment(made_once(shared_folder / "with", make) / "env")

@@ -1,19 +1,22 @@
-"""Environments with everything that forge needs, but without this repository.
+"""Environments that hold nothing but what is required of them, and nothing of this repository.
 
-An environment made with access to the outer site-packages would find the outer, editable forge.
-So each one is a plain virtual environment in which every distribution of the outer one is linked,
-forge's own left out, and whose `.pth` files are not taken along. Nothing is downloaded.
+An environment made with access to the outer site-packages would find the outer, editable forge, and
+every package of the extras for development. So each one is a plain virtual environment, into which
+the distributions that are required, with what these require in turn, are linked file by file, as
+their RECORD lists them: those that the outer environment has, which `constraints.txt` has pinned.
+Nothing is downloaded.
 """
 
 from __future__ import annotations
 
 import sys
 import sysconfig
+import zipfile
+from importlib import metadata
 from pathlib import Path
 
+from packaging.requirements import Requirement
 from repository import ROOT, run
-
-_OURS = {"forge", "hydra_forge"}
 
 
 class Environment:
@@ -21,35 +24,53 @@ class Environment:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.python = str(folder / "bin" / "python")
+        self.bin = folder / "bin"
+        self.python = str(self.bin / "python")
         self.site_packages = (
             folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
         )
 
     @staticmethod
-    def make(folder: Path) -> Environment:
-        """All third-party packages of the environment that runs the tests."""
+    def make(folder: Path, requirements: list[str]) -> Environment:
+        """With the distributions that `requirements` need, and no other."""
         run([sys.executable, "-m", "venv", "--without-pip", str(folder)], folder.parent)
         made = Environment(folder)
-        for outer in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
-            for entry in sorted(Path(outer).iterdir()):
-                name = entry.name.partition("-")[0]
-                if name in _OURS or entry.suffix == ".pth" or name == "__pycache__":
-                    continue
-                if name == "hydra_plugins":  # shared by many distributions: link what is inside
-                    (made.site_packages / name).mkdir()
-                    for plugin in entry.iterdir():
-                        if plugin.name != "forge_launcher":
-                            (made.site_packages / name / plugin.name).symlink_to(plugin)
-                else:
-                    (made.site_packages / entry.name).symlink_to(entry)
+        for distribution in needed(requirements):
+            for file in distribution.files or ():
+                if ".." not in file.parts:  # scripts start the outer Python
+                    link = made.site_packages / file
+                    link.parent.mkdir(parents=True, exist_ok=True)
+                    link.symlink_to(file.locate())
         return made
 
     def install(self, *what: str) -> None:
-        """With pip, but without its index and without an environment to build in."""
-        offline = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-        pip = [sys.executable, "-m", "pip", "--python", self.python, "install", *offline]
+        """With pip: every requirement has to be there, in a version that the constraints allow."""
+        offline = ["--quiet", "--no-index", "--no-build-isolation"]
+        allowed = ["--constraint", str(ROOT / "constraints.txt")]
+        pip = [sys.executable, "-m", "pip", "--python", self.python, "install", *offline, *allowed]
         run([*pip, *what], self.folder, PIP_DISABLE_PIP_VERSION_CHECK="1")
+
+
+def needed(requirements: list[str]) -> list[metadata.Distribution]:
+    """The distributions that fulfil them here, and those that these need in turn."""
+    todo = [(Requirement(one), "") for one in requirements]
+    found, seen = {}, set()
+    for requirement, extra in todo:
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        distribution = metadata.distribution(requirement.name)
+        found[distribution.name] = distribution
+        for wanted in {(requirement.name, one) for one in ("", *requirement.extras)} - seen:
+            seen.add(wanted)
+            todo += [(Requirement(one), wanted[1]) for one in distribution.requires or ()]
+    return list(found.values())
+
+
+def requirements_of(wheel: Path) -> list[str]:
+    """What the wheel's own metadata require."""
+    name, version, *_ = wheel.name.split("-")
+    info = zipfile.Path(wheel, f"{name}-{version}.dist-info/")
+    return metadata.PathDistribution(info).requires or []  # type: ignore[arg-type]
 
 
 def build_wheel(folder: Path) -> Path:
