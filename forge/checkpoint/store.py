@@ -223,12 +223,11 @@ class Store:
         snapshot.parts = encoder.parts
         return snapshot
 
-    def commit(self, snapshot: Snapshot, others: Sequence[Snapshot] = ()) -> Path | None:
+    def commit(self, snapshot: Snapshot) -> Path | None:
         """Write a snapshot; when this returns it survives a power cut.
 
         Args:
             snapshot: One that was not committed before.
-            others: Of ranks that cannot do it themselves; then rank 0 does it alone.
         Returns:
             The directory of the checkpoint, or None where it was not written.
         Raises:
@@ -257,7 +256,7 @@ class Store:
                 durable.replace_link(self.directory / LATEST, name, temporary.parent)
 
             check = lambda: self._workspace.check()  # noqa: E731 - of rank 0 alone
-            is_new = together.save(self._exchange, snapshot, begin, check, publish, others)
+            is_new = together.save(self._exchange, snapshot, begin, check, publish)
         snapshot.is_spent = snapshot.is_independent
         self._seen.forget(name)
         return final if is_new else None

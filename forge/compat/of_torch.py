@@ -131,40 +131,6 @@ def makes_own_iterator(loader: torch.utils.data.DataLoader[Any]) -> bool:
     return type(loader)._get_iterator is not DataLoader._get_iterator
 
 
-def place(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """What changes where a tensor is replaced or changed in place, but not through `.data`.
-
-    If it goes: `forge.training.emergency` cannot tell what a step has changed; let it never save.
-    """
-    version = -1 if tensor.is_inference() else tensor._version
-    return id(tensor), tensor.data_ptr(), version
-
-
-def passes(ddp: torch.nn.Module) -> tuple[int, bool]:
-    """How often a DDP module has run, and whether it keeps its buckets and sums in its own way.
-
-    Not collective.
-
-    If it goes: as for `place`.
-    """
-    inner: Any = ddp
-    inner.logger.set_runtime_stats_and_log()
-    data = inner._get_ddp_logging_data()
-    return data["iteration"], bool(data.get("has_rebuilt_buckets")) and not data.get("comm_hook")
-
-
-def saves_otherwise(module: torch.nn.Module) -> bool:
-    """Whether a module itself says what its state is: hooks, extra state, a method of its own.
-
-    If it goes: as for `place`.
-    """
-    own = type(module)
-    methods = (own._save_to_state_dict, own.state_dict, own.get_extra_state)
-    has_own = not all(one.__module__.startswith("torch.nn.") for one in methods)
-    hooks = (module._state_dict_hooks, module._state_dict_pre_hooks)
-    return has_own or any(hooks) or "state_dict" in vars(module)
-
-
 def default_store() -> Any:
     """The store in which the ranks of the default process group have met.
 

@@ -116,7 +116,6 @@ class Boundary:
             Whether the loop ends.
         """
         self._visits += 1
-        self._leaving.emergency.arrive()
         if self._visits == 2 and not self.is_alone:
             distributed.first_step_is_done()
         self._limit.arrive()
@@ -165,7 +164,6 @@ class Boundary:
                     self._group.propose(self._leaving.asked())
                     if not self.is_alone:
                         break  # at the boundary that all of them agree on
-        self._leaving.emergency.leave_boundary(self._visits)
         sections.current().begin_step()
         return False
 

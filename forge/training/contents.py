@@ -45,31 +45,17 @@ class Contents:
     def capture(self) -> dict[str, Any]:
         """Everything a checkpoint holds."""
         self._metrics.flush()
-        return self.of_all_ranks() | self.of_this_rank()
-
-    def of_all_ranks(self) -> dict[str, Any]:
-        """What is alike where the gradients are."""
         self.live.check_groups()
         self._updater.settle()
         return {
             "live": self.live.capture(),
             "nan": self._nan.state_dict(),
             "overflows": self._updater.overflows.state_dict(),
-        }
-
-    def of_this_rank(self) -> dict[str, Any]:
-        """Where it is, what it draws, and what it knows by itself."""
-        return {
             **self._loops.capture(),
             "metrics": self._metrics.latest(),
             "rng": rng.capture(),
             **self._own.capture(),
         }
-
-    @property
-    def is_judged(self) -> bool:
-        """Whether the NaN policy has decided on the step that is under way."""
-        return self._updater.has_updated
 
     def load(self, found: Checkpoint) -> None:
         """Put it all back, but for the random state: the loop does that as it begins.

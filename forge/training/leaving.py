@@ -24,7 +24,6 @@ from forge.process.time_limit import TimeLimit
 from forge.resilience.signal_handler import ShutdownHandler
 from forge.shutdown import stopping
 from forge.training.decide import Halt
-from forge.training.emergency.emergency import Emergency
 from forge.training.loop.loops import Loops
 from forge.training.start.run_directory import RunDirectory
 
@@ -43,7 +42,6 @@ class Leaving:
         directory: Where it is recorded why the attempt leaves.
         handler: Of the signals; it forces the exit where leaving takes too long.
         limit: The time limit.
-        emergency: Has what is left of the last boundary, where a rank has died.
         before: Called first: what happens from then on, leaving may have caused.
     """
 
@@ -53,7 +51,6 @@ class Leaving:
         directory: RunDirectory,
         handler: ShutdownHandler,
         limit: TimeLimit,
-        emergency: Emergency,
         before: Callable[[], None],
     ) -> None:
         self._before = before
@@ -61,7 +58,6 @@ class Leaving:
         self._directory = directory
         self._handler = handler
         self._limit = limit
-        self.emergency = emergency
         self.exit: Exit | None = None
         """By which the process leaves, once it does."""
         handler.held_up_by = self._held_up_by
@@ -109,7 +105,6 @@ class Leaving:
         text = text or str(error)
         if isinstance(error, RankLost):
             self._handler.begin_deadline()
-            text = ". ".join(filter(None, (text, self.emergency.save())))
         self._leave(error.exit_code, text, "error", logging.ERROR, error.reason)
 
     def raise_again(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, NoReturn
 
@@ -44,8 +44,6 @@ class SaveCause(Enum):
     held = "held"
     """Before functions of `run.every`, where there is no memory for a copy."""
     finished = "finished"
-    emergency = "emergency"
-    """By rank 0 for all, since one of them has died."""
 
 
 class Saver:
@@ -190,21 +188,6 @@ class Saver:
         snapshot.replaces = False
         self._commit_final(snapshot, cause, began)
 
-    @sections.in_section(Section.save, "for all ranks")
-    def save_for_all(self, step: int, states: Sequence[Any]) -> None:
-        """Save as rank 0 what each rank would have; of what they share, rank 0's.
-
-        Raises:
-            OSError: From the disk; nothing that was there before has changed.
-            CheckpointError: Where a state cannot be saved.
-        """
-        began = time.monotonic()
-        first, *others = [
-            self._store.snapshot(step, one, is_complete=False, copy=False) for one in states
-        ]
-        first.logged = states[0]["metrics"]
-        self._commit(first, SaveCause.emergency, began, tidies=False, others=others)
-
     @sections.in_section(Section.save, "copy")
     def hold(self, step: int, state: Callable[[], Any], *, may_write: bool) -> Held | None:
         """Keep the state of this boundary, to be committed if a stop comes before its own save.
@@ -292,16 +275,10 @@ class Saver:
             self._failure = error
 
     def _commit(
-        self,
-        snapshot: Snapshot,
-        cause: SaveCause,
-        began: float,
-        *,
-        tidies: bool = True,
-        others: Sequence[Snapshot] = (),
+        self, snapshot: Snapshot, cause: SaveCause, began: float, *, tidies: bool = True
     ) -> None:
         begin = time.monotonic()
-        path = self._store.commit(snapshot, others)
+        path = self._store.commit(snapshot)
         if path is None:
             return
         self._failures = 0

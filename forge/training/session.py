@@ -29,7 +29,6 @@ from forge.state.run_state import RunState
 from forge.training.boundary import Boundary
 from forge.training.contents import Contents
 from forge.training.decide import Halt
-from forge.training.emergency.emergency import Emergency
 from forge.training.leaving import Leaving
 from forge.training.loop.epochs import Epochs
 from forge.training.loop.evaluations import Evaluations
@@ -221,10 +220,7 @@ class Session:
         due_s = min(self._stop_s, policy.signal.lead_s)
         handler.pass_over = lambda number: number == announcement and limit.is_too_soon(due_s)
         directory.saver.expect(self._live_bytes, float(os.environ.get(SAVE_WITHIN) or math.inf))
-        self._emergency = Emergency(self._group, self.loops, self._contents, directory)
-        self._leaving = Leaving(
-            self.loops, directory, handler, limit, self._emergency, self._health.stop
-        )
+        self._leaving = Leaving(self.loops, directory, handler, limit, self._health.stop)
         self.boundary = Boundary(
             policy,
             self.loops,
@@ -323,7 +319,6 @@ class Session:
             elif not isinstance(error, Exit):
                 self._directory.fail(f"{type(error).__name__}: {error}", self.loops.step)
         finally:
-            self._emergency.close()
             is_leaving = self._leaving.exit is not None
             self._release(is_leaving=is_leaving, is_together=is_leaving or error is None)
 

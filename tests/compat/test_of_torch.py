@@ -13,7 +13,6 @@ import torch
 from contracts import contract
 from forked import completed
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from forge.compat import of_torch
 
@@ -26,56 +25,6 @@ def test_foreach_copy(non_blocking):
         targets = [torch.zeros(one.shape, dtype=one.dtype) for one in sources]
         of_torch.foreach_copy(targets, sources, non_blocking=non_blocking)
         assert all(map(torch.equal, targets, sources))
-
-
-def test_place():
-    """What a step has changed in place, or replaced, is not saved as the state before it."""
-    with contract(of_torch.place):
-        layer = nn.Linear(2, 2)
-        before = of_torch.place(layer.weight)
-        layer(torch.ones(2)).sum().backward()
-        assert of_torch.place(layer.weight) == before
-        with torch.no_grad():
-            layer.weight.mul_(2)
-        changed = of_torch.place(layer.weight)
-        assert changed != before
-        layer.weight.data = torch.ones(2, 2)
-        assert of_torch.place(layer.weight) != changed
-        with torch.inference_mode():
-            cache = torch.ones(2)
-        assert of_torch.place(cache)[2] == -1
-
-
-def test_passes(alone):
-    """Buckets that are still to be made anew, a second pass, a hook: half a step may be in it."""
-    with contract(of_torch.passes):
-        ddp = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
-        found = [of_torch.passes(ddp)]
-        for _ in range(3):
-            ddp(torch.ones(2)).sum().backward()
-            found.append(of_torch.passes(ddp))
-        assert [count for count, _ in found] == [0, 1, 2, 3]
-        assert [is_settled for _, is_settled in found][::3] == [False, True]
-        ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
-        assert not of_torch.passes(ddp)[1]
-
-
-def test_saves_otherwise():
-    """Half a step of such a state would be saved."""
-
-    class Counting(nn.Linear):
-        def get_extra_state(self):
-            return 3
-
-        def set_extra_state(self, state):
-            pass
-
-    with contract(of_torch.saves_otherwise):
-        assert not any(map(of_torch.saves_otherwise, nn.TransformerEncoderLayer(4, 2).modules()))
-        assert of_torch.saves_otherwise(Counting(2, 2))
-        hooked = nn.Linear(2, 2)
-        hooked.register_state_dict_post_hook(lambda *_: None)
-        assert of_torch.saves_otherwise(hooked)
 
 
 def test_coo_parts():

@@ -114,9 +114,9 @@ def test_each_lost_node_costs_one_restart_and_no_failure(losses):
     assert counts == {"restarts": 3, "preemptions": 3, "failures": 0, "unfair": 0}
 
 
-def test_a_step_is_repeated_only_where_rank_0_is_lost(losses):
-    """Else it saves the boundary before it for those that died, by what they have left."""
-    assert losses.job.starts == [0, HOLDS[0], 20, HOLDS[2]]
+def test_each_start_resumes_from_the_last_save(losses):
+    """The ranks that live save nothing for those that died."""
+    assert losses.job.starts == [0, *(step // 10 * 10 for step in HOLDS)]
 
 
 def test_nothing_of_any_start_is_left(losses):

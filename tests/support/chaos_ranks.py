@@ -45,10 +45,6 @@ class Outcome:
     hits: list[str] = field(default_factory=list)
     codes: list[list[int]] = field(default_factory=list)
     problem: str = ""
-    saved: int = 0
-    """Boundaries that rank 0 has saved for a rank that had died."""
-    not_saved: list[str] = field(default_factory=list)
-    """Why not."""
 
 
 def ended(processes: list[Process]) -> list[int]:
@@ -100,9 +96,6 @@ def disturb(number: int, options: argparse.Namespace, root: Path, whole: RankedJ
     except AssertionError as error:
         outcome.problem = f"{str(error)[:3000]}\n{job.output[-6000:]}"
     else:
-        events = [event for attempt in job.history.attempts for event in attempt.events]
-        outcome.saved = sum(one.get("reason") == "emergency" for one in events)
-        outcome.not_saved = [one["text"] for one in events if one["kind"] == "not_saved"]
         shutil.rmtree(job.directory)
     return outcome
 
@@ -113,20 +106,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--wrap", choices=("ddp", "fsdp2"), default="ddp")
-    parser.add_argument(
-        "--norm",
-        choices=("batch", "layer"),
-        default="batch",
-        help="layer: a dead rank's step is saved",
-    )
+    parser.add_argument("--norm", choices=("batch", "layer"), default="batch")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     root = Path(tempfile.mkdtemp(prefix="forge-chaos-ranks-"))
     began = time.monotonic()
     whole = RankedJob(root / "undisturbed", options.ranks, **spec_of(options))
     whole.run_to_end()
-    bad, hits, attempts, saved = 0, collections.Counter[str](), 0, 0
-    not_saved = collections.Counter[str]()
+    bad, hits, attempts = 0, collections.Counter[str](), 0
     with ThreadPoolExecutor(1) as pool:  # four ranks keep two cores busy
         for outcome in pool.map(
             lambda number: disturb(number, options, root, whole), range(options.count)
@@ -134,18 +121,13 @@ def main() -> int:
             bad += bool(outcome.problem)
             hits.update(one.partition(" ")[0] for one in outcome.hits)
             attempts += len(outcome.codes)
-            saved += outcome.saved
-            not_saved.update(outcome.not_saved)
             told = outcome.problem or "same bits"
             print(f"{outcome.number:4} hit by {', '.join(outcome.hits):30} {told}", flush=True)
     print(
         f"{options.count} jobs of {options.ranks} ranks, {hits.total()} hits ({dict(hits)}),"
         f" {attempts} attempts in {time.monotonic() - began:.0f} s; finished with the bits and"
-        f" metrics of the undisturbed run: {options.count - bad}; when a rank had died, rank 0"
-        f" saved the boundary {saved} times"
+        f" metrics of the undisturbed run: {options.count - bad}"
     )
-    for reason, count in not_saved.most_common():
-        print(f"{count:4} times not, since {reason}")
     if not bad:
         shutil.rmtree(root)
     return int(bad > 0)

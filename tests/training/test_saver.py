@@ -214,9 +214,8 @@ def test_a_full_disk_under_a_whole_run_ends_it_with_71(tmp_path, monkeypatch):
     assert (tmp_path / "latest").resolve().name == "step_4"
 
 
-@pytest.mark.parametrize("way", ["in the background", "for all ranks"])
-def test_a_save_that_is_waited_for_is_one_to_whoever_watches(way, make_saver, monkeypatch):
-    """Its bytes are progress, then: at a halt, and where a rank has died."""
+def test_a_save_that_is_waited_for_is_one_to_whoever_watches(make_saver, monkeypatch):
+    """At a halt its bytes are progress."""
     saver, store = make_saver(async_save=True)
     page, may_commit, found = Page.create(), threading.Event(), []
     sections.begin(HangConfig(), page.environ)
@@ -229,14 +228,10 @@ def test_a_save_that_is_waited_for_is_one_to_whoever_watches(way, make_saver, mo
 
     monkeypatch.setattr(store, "commit", committing)
     state = {"metrics": {}}
-    if way == "for all ranks":
-        may_commit.set()
-        saver.save_for_all(1, [state])
-    else:
-        saver.save(1, lambda: state, SaveCause.periodic)
-        join = saver._thread.join
-        monkeypatch.setattr(saver._thread, "join", lambda: (may_commit.set(), join()))
-        saver.finish()
+    saver.save(1, lambda: state, SaveCause.periodic)
+    join = saver._thread.join
+    monkeypatch.setattr(saver._thread, "join", lambda: (may_commit.set(), join()))
+    saver.finish()
     sections.end()
     page.close()
     assert found == [Section.save]

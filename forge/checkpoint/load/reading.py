@@ -12,7 +12,6 @@ The steps of `read`, of which none changes anything that is live:
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -92,32 +91,6 @@ class Checkpoint:
             self._pending.clear()
             self._tensors.close()
         return self._owned
-
-
-def unlike(path: Path, size: int, *keys: str) -> list[str]:
-    """What ranks have otherwise than rank 0 in this checkpoint, under some keys of the state.
-
-    Args:
-        path: The directory.
-        size: How many ranks there are to be.
-        keys: Of the state.
-    Returns:
-        Names of tensors, or a key itself.
-    Raises:
-        DamagedCheckpoint: Where it cannot be read.
-    """
-    described = manifest.read(path)
-
-    def opened(name: str) -> CheckedFile:
-        return CheckedFile(path / name, described.files[name], is_checked=True)
-
-    files = RankFiles(described, opened)
-    with contextlib.closing(files):
-        ranks = range(1, described.world_size)
-        trees = [files.tree(rank) for rank in (0, *ranks)]
-        names = [one for one in Sources(files, 0).differing() if one.partition(".")[0] in keys]
-        names += [k for k in keys if len({json.dumps(one[k]) for one in trees}) != 1]
-        return names if described.world_size == size else [*names, *keys]
 
 
 def first_good(

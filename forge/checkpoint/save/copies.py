@@ -55,12 +55,6 @@ class Snapshot:
         tensors = self.content.tensors().items()
         return {name: digest(tensor) for name, tensor in tensors if name not in self.parts}
 
-    def names_shared_with(self, other: Snapshot) -> set[str]:
-        """Names of tensors that are the very same memory there."""
-        theirs = {name: one.data_ptr() for name, one in other.content.tensors().items()}
-        own = self.content.tensors().items()
-        return {name for name, one in own if theirs.get(name) == one.data_ptr()}
-
     def without(self, names: Collection[str]) -> Stream:
         """The tensors' file, but for these."""
         kept = {name: t for name, t in self.content.tensors().items() if name not in names}

@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, NoReturn
@@ -118,7 +118,6 @@ def save(
     begin: Callable[[], str | None],
     check: Callable[[], None],
     publish: Callable[[Path, list[Part]], None],
-    others: Sequence[Snapshot] = (),
 ) -> bool:
     """Save what all ranks have of one boundary.
 
@@ -127,7 +126,6 @@ def save(
             files of all ranks, or returns None where there is nothing to save.
         check: Called on rank 0; raises where a newer attempt has taken the folder away.
         publish: Called on rank 0, once all files are there.
-        others: Of ranks that cannot do it themselves, by rank; then rank 0 does it alone.
     Returns:
         Whether there was anything to save.
     Raises:
@@ -135,17 +133,11 @@ def save(
         ForgeError: Of any rank.
     """
     rank, is_shared = exchange.ranks.rank, exchange.ranks.size > 1
-    # At once where the others cannot; else before what would take cores from ranks that copy.
-    made = begin() if others else exchange.give(START, begin)[0]
+    # Before what would take cores from ranks that copy.
+    made = exchange.give(START, begin)[0]
     if made is None:
         return False
     folder = Path(made)
-    if others:
-        alone = [stage(folder, snapshot)]
-        for number, one in enumerate(others, start=1):
-            alone.append(stage(folder, one, number, one.names_shared_with(snapshot)))
-        publish(folder, alone)
-        return True
     writing: Future[Part] = Future()
     own: dict[str, str] = {}
 

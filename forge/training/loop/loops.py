@@ -104,12 +104,6 @@ class Loops:
         return has_begun and not self.is_between
 
     @property
-    def is_stateful(self) -> bool:
-        """Whether a loader says its place itself, which may be long."""
-        found = [*self.positions, *self.loaders.positions]
-        return any(isinstance(one, Position) and one.is_stateful for one in found)
-
-    @property
     def next_boundary(self) -> int:
         """Steps that are done at the next boundary, or at the one where the run is."""
         return self.step + self.is_in_step

@@ -21,11 +21,9 @@ from forge.errors import ConfigError, ExitCode, Reason
 from forge.filesystem.steps import step_dirs
 from forge.group.group import Group
 from forge.jobdir import job_dir, ledger, verdict
-from forge.jobdir.job_files import forge_dir
 from forge.jobdir.ledger import Ledger
 from forge.jobdir.verdict import Verdict
 from forge.state.registry import StateRegistry
-from forge.training.emergency.pages import Pages
 from forge.training.metrics import Metrics
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.saver import Saver
@@ -93,8 +91,6 @@ class RunDirectory:
         self.command = job_dir.resume_command(job)
         """The shell line that resumes this job."""
         if self._is_first:
-            if ranks.size > 1:
-                Pages.clear(forge_dir(job))
             job_dir.write_resume_script(job, self.command)
         self._is_supervised = job_dir.is_supervised()
 
