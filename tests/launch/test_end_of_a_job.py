@@ -81,3 +81,40 @@ def test_a_job_that_its_launcher_starts_again_tells_nobody_to_do_so(tmp_path):
     assert asked < again < output.index("forge: failed: ValueError: no such luck\n")
     assert "train.py hydra.run.dir=" not in output
     assert "To resume this sweep after a stop:" in done.stdout
+
+
+ENDS = """
+    import os, signal, sys
+    from pathlib import Path
+    import hydra
+
+    @hydra.main(version_base=None, config_path=".", config_name="conf")
+    def main(cfg):
+        Path(f"ran {cfg.ends}").touch()
+        if cfg.ends == "raises":
+            raise ValueError("no such luck")
+        if cfg.ends == "halted":
+            sys.exit(65)
+        if cfg.ends == "cancelled":
+            sys.exit(143)
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+def test_the_command_to_resume_says_which_jobs_it_starts_again(tmp_path):
+    """Whoever has cancelled a job, or sees that it was halted, may not want it back."""
+    app = App(tmp_path / "app", ENDS, "defaults: [{resilience: default}, _self_]\nends: returns\n")
+    try:
+        done = app.run("ends=returns,raises,halted,cancelled")
+        assert done.returncode == 1
+        assert "To resume (starts again: 1 failed, 1 halted, 1 cancelled):\n" in done.stdout
+        ran = set(app.folder.glob("ran *"))
+        assert len(ran) == 4
+        for path in ran:
+            path.unlink()
+        again = app.go_on(done.stdout)
+        assert set(app.folder.glob("ran *")) == ran - {app.folder / "ran returns"}, again.stdout
+    finally:
+        app.close()

@@ -275,7 +275,7 @@ def test_the_launcher_reports_what_became_of_each_job(sweeps):
     """And how to resume what was stopped."""
     assert sweeps.sweep.wait() == 1
     assert "9 of 11 finished · 2 stopped" in sweeps.sweep.output
-    assert "To run again what did not finish" in sweeps.sweep.output
+    assert "To resume (starts again: 2 cancelled):\n" in sweeps.sweep.output
 
 
 # -- exit states -----------------------------------------------------------------------------------

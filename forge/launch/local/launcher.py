@@ -7,7 +7,7 @@ import signal
 import sys
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn
 
 from forge import messages
 from forge.errors import Exit, ForgeError
@@ -21,6 +21,7 @@ from forge.launch.hydra_launcher import Request
 from forge.launch.local import resources
 from forge.launch.local.queue import Queue, QueuedJob
 from forge.launch.plan import ComposedJob
+from forge.launch.progress.again import how_to_resume
 from forge.launch.results import result_of
 
 log = logging.getLogger(__name__)
@@ -53,12 +54,12 @@ def launch(request: Request) -> list[JobReturn]:
         finally:
             sweep.close()
     if stopped_by is not None:
-        messages.say(f"The sweep was stopped. To resume it:\n  {command}")
+        messages.say(f"The sweep was stopped. {how_to_resume(queued, command)}".rstrip())
         name = signal.Signals(stopped_by).name
         raise Exit(128 + stopped_by, f"the sweep was stopped by {name}")
     results = [result_of(job, one) for job, one in zip(jobs, queued, strict=True)]
-    if any(result.status is JobStatus.FAILED for result in results):
-        messages.say(f"To run again what did not finish:\n  {command}")
+    if how := how_to_resume(queued, command):
+        messages.say(how)
     return results
 
 

@@ -11,10 +11,11 @@ import functools
 import logging
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn
 from omegaconf import DictConfig, OmegaConf
 
 from forge import messages
@@ -26,6 +27,7 @@ from forge.launch import opening, payload, plan
 from forge.launch.compose import compose, is_stale, start_over
 from forge.launch.hydra_launcher import Request
 from forge.launch.plan import ROOT, ComposedJob
+from forge.launch.progress.again import how_to_resume
 from forge.launch.progress.view import State
 from forge.launch.results import result_of
 from forge.launch.slurm import preview, slurm_options
@@ -93,7 +95,7 @@ def launch(request: Request) -> list[JobReturn]:
                 raise Exit(ExitCode.INTERRUPTED, "stopped while submitting") from error
             _say_where(jobs, len(new), directory)
             if not options.wait:
-                _say_how(jobs, command)
+                _say_how([_observed(job, None) for job in jobs], command)
                 return [result_of(job.composed, _observed(job, None)) for job in jobs]
             logs = log_folder(options.submitit_folder, directory)
             observed = [_observed(job, logs) for job in jobs]
@@ -105,11 +107,11 @@ def launch(request: Request) -> list[JobReturn]:
             sweep.close()
     if stopped_by is not None:
         messages.say("No longer waiting; the jobs keep running.")
-        _say_how(jobs, command)
+        _say_how(observed, command)
         raise Exit(128 + stopped_by, "the launcher was asked to stop waiting")
     results = [result_of(job.composed, one) for job, one in zip(jobs, observed, strict=True)]
-    if any(result.status is JobStatus.FAILED for result in results):
-        messages.say(f"To run again what did not finish:\n  {command}")
+    if how := how_to_resume(observed, command):
+        messages.say(how)
     return results
 
 
@@ -311,7 +313,7 @@ def _observed(job: _Job, logs: Path | None) -> SubmittedJob:
     return found
 
 
-def _arrays(jobs: list[_Job]) -> list[str]:
+def _arrays(jobs: Sequence[_Job | SubmittedJob]) -> list[str]:
     names = (job.slurm_id.partition("_")[0] for job in jobs if job.slurm_id)
     return list(dict.fromkeys(names))
 
@@ -323,11 +325,17 @@ def _say_where(jobs: list[_Job], new: int, directory: Path) -> None:
     log.info(f"{text}; {before} were finished before" if before else text)
 
 
-def _say_how(jobs: list[_Job], command: str) -> None:
-    ids = ",".join(_arrays(jobs))
+def _say_how(jobs: list[SubmittedJob], command: str) -> None:
+    queued: list[SubmittedJob] = []
+    rest: list[SubmittedJob] = []
+    for job in jobs:
+        is_there = not job.state.is_final and not job.unrequeued
+        (queued if is_there else rest).append(job)
+    ids = _arrays(queued)
     if ids:
         messages.say(
-            f"To check on them: squeue --jobs={ids}\n"
-            f"To cancel them:   scancel {ids.replace(',', ' ')}\n"
-            f"To collect what they return (it waits for those that are not finished):\n  {command}"
+            f"To check on them: squeue --jobs={','.join(ids)}\n"
+            f"To cancel them:   scancel {' '.join(ids)}"
         )
+    if how := how_to_resume(rest, command, in_queue=len(queued)):
+        messages.say(how)
