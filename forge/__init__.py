@@ -86,6 +86,9 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name in _HOME_OF:
+        if name == "Run":  # a training knows no scheduler: it is handed who requeues its job
+            batch_job = importlib.import_module("forge.slurm.batch_job")
+            importlib.import_module("forge.shutdown.stopping").offer_requeuer(batch_job.of_run)
         value = getattr(importlib.import_module(_HOME_OF[name]), name)
     elif name in _MODULES:
         value = importlib.import_module(_MODULES[name])

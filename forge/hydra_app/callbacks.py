@@ -30,6 +30,7 @@ from forge.hydra_app.job_policy import policy_of
 from forge.jobdir import identity, job_dir, plan, spawned, verdict
 from forge.jobdir.job_files import REHEARSAL, forge_dir
 from forge.shutdown import stopping
+from forge.slurm import batch_job
 
 _Hook = Callable[..., None]
 
@@ -110,11 +111,13 @@ class JobConfig(Callback):
         stopping.install(policy, forge_dir(directory))
         stopping.has_job(directory)
         command = job_dir.resume_command(directory)
+        stopping.offer_requeuer(batch_job.of_run)
+        is_judged = stopping.requeuer(policy, directory) is not None or job_dir.is_supervised()
         spawned.hand_on(spawned.Inherited(directory, command, Path(config.hydra.runtime.cwd)))
 
         def tell(name: str, code: int) -> None:
             text = f"{name} before training began: nothing to save."
-            if not job_dir.is_supervised():
+            if not is_judged:
                 text += f" To start again:\n  {command}"
             messages.say(text)
 
@@ -123,9 +126,11 @@ class JobConfig(Callback):
     @_guarded
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         """In the job's process, after the user's main: a child's stop is a stop of the job."""
-        code = verdict.of_child(Path(config.hydra.runtime.output_dir))
-        if code:
-            sys.exit(code)
+        directory = Path(config.hydra.runtime.output_dir)
+        code = verdict.of_child(directory)
+        said = verdict.read(directory)
+        if code and said is not None:
+            sys.exit(stopping.last_act(code, said.reason))
 
 
 class NotHere(Callback):

@@ -89,6 +89,8 @@ class ShutdownHandler:
         """`time.monotonic()` of the first stopping signal, or None."""
         self.held_up_by: Callable[[], str] | None = None
         """What a forced exit says of what it interrupts; called from any thread."""
+        self.before_force: Callable[[], object] | None = None
+        """Called before a forced exit; its own time is its own."""
         self._interrupts = 0
         self._originals: dict[signal.Signals, Any] = {}
         self._lock = threading.RLock()  # re-entrant: handlers interrupt the main thread anywhere
@@ -373,6 +375,8 @@ class ShutdownHandler:
 
     def _force_exit(self) -> None:
         """End the process now; no lock, no disk and no pipe may hold this up for long."""
+        if self.before_force is not None:
+            self.before_force()
         sink = open(os.devnull, "w")  # noqa: SIM115 - the process ends before it could be closed
         faulthandler.dump_traceback_later(10, exit=True, file=sink)
         try:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from forge import messages
 from forge.config.schema import Policy
@@ -40,6 +40,24 @@ UNFORCED_S = 90.0
 _Callback = TypeVar("_Callback", bound=Callable[[], object])
 
 
+class Requeuer(Protocol):
+    """Has the job started again; the training process is handed one, and knows no scheduler."""
+
+    @property
+    def command(self) -> str:
+        """How to do it by hand."""
+
+    def requeue(self, code: int, reason: Reason) -> int:
+        """The last act of a process that leaves with this code.
+
+        Args:
+            code: What the process would end with.
+            reason: Why, as far as the process knows.
+        Returns:
+            What it ends with.
+        """
+
+
 class _State:
     def __init__(self) -> None:
         self.callbacks: list[tuple[Callable[[], object], float]] = []
@@ -52,9 +70,14 @@ class _State:
         """Told (signal, exit code) when a stop found nothing to save."""
         self.job: Path | None = None
         """Where the job lies whose main may train in children of this process."""
+        self.requeuer: Requeuer | None = None
+        self.last_code: int | None = None
+        """What the last act has said; None before it."""
+        self.acting = threading.Lock()
 
 
 _state = _State()
+_find_requeuer: list[Callable[[Policy, Path], Requeuer | None]] = []
 
 
 def on_stop(callback: _Callback, timeout_s: float = CALLBACK_TIMEOUT_S) -> _Callback:
@@ -89,6 +112,7 @@ def install(policy: Policy, stacks_dir: Path | None = None) -> ShutdownHandler:
         _state.__init__()  # type: ignore[misc]
     if _state.handler is None:
         handler = ShutdownHandler(policy.stop_s, actions, stacks_dir)
+        handler.before_force = lambda: last_act(int(ExitCode.FORCED), Reason.forced)
         handler.register()
         handler.interrupt_with(_leave_unsaved)
         _state.handler = handler
@@ -115,7 +139,7 @@ def is_stopping() -> bool:
 
 def uninstall() -> None:
     """Back to the handlers that were there before forge; no stop is under way any more."""
-    _state.is_leaving = False
+    _state.is_leaving, _state.requeuer, _state.last_code = False, None, None
     if _state.handler is not None:
         _state.handler.unregister()
         _state.handler = None
@@ -135,6 +159,34 @@ def on_unsaved_stop(tell: Callable[[str, int], None]) -> None:
 def has_job(directory: Path) -> None:
     """A stop waits for children of this process that train in a Run of the job there."""
     _state.job = directory
+
+
+def offer_requeuer(find: Callable[[Policy, Path], Requeuer | None]) -> None:
+    """`find(policy, job directory)` says who starts a job of this process again, if anybody."""
+    _find_requeuer[:] = [find]
+
+
+def requeuer(policy: Policy, job: Path) -> Requeuer | None:
+    """Who starts the job again whose process this is; a stop ends with that. None: nobody does."""
+    _state.requeuer = _find_requeuer[0](policy, job) if _find_requeuer else None
+    return _state.requeuer
+
+
+def last_act(code: int, reason: Reason) -> int:
+    """Have the job started again, if somebody does that; once, by whichever thread comes first.
+
+    Args:
+        code: What this process would end with.
+        reason: Why.
+    Returns:
+        What it ends with.
+    """
+    with _state.acting:
+        if _state.requeuer is None:
+            return code
+        if _state.last_code is None:
+            _state.last_code = _state.requeuer.requeue(code, reason)
+        return _state.last_code
 
 
 def hold_interrupts(*, is_held: bool) -> None:
@@ -191,7 +243,9 @@ def _finish_outside(name: str, code: int) -> None:
     if _state.on_unsaved_stop is not None:
         _state.on_unsaved_stop(name, code)
     clean_up(_left_s())
-    _start_guard(code)
+    reason = Reason.of_code(code)
+    last_act(code, reason)
+    _start_guard(code, reason)
 
 
 def leave(code: int, text: str, reason: Reason | None = None) -> Exit:
@@ -206,8 +260,9 @@ def leave(code: int, text: str, reason: Reason | None = None) -> Exit:
     if _state.handler is not None:
         _state.handler.cancel_forced_exit()
     clean_up(left_s)
-    _start_guard(code)
-    return Exit(code, text, reason)
+    exit_ = Exit(code, text, reason)
+    _start_guard(code, exit_.reason)
+    return exit_
 
 
 def _left_s() -> float:
@@ -271,11 +326,12 @@ def _run_bounded(callback: Callable[[], object], timeout_s: float) -> None:
         )
 
 
-def _start_guard(code: int) -> None:
+def _start_guard(code: int, reason: Reason) -> None:
     def end() -> None:
         time.sleep(_state.leave_s)  # the event waited for is the end of this process
+        last = last_act(code, reason)
         processes.kill_descendants()
-        os._exit(code)
+        os._exit(last)
 
     threading.Thread(target=end, name="forge-leave", daemon=True).start()
 

@@ -66,6 +66,12 @@ class JobInfo:
     partition: str = ""
     is_requeueable: bool = True
     """Whether Slurm would requeue it."""
+    is_batch: bool = False
+    """Whether sbatch has started it; else salloc or srun has."""
+    script: str = ""
+    """Path of its batch script, and the arguments of that; empty if there is no such file."""
+    work_dir: str = ""
+    """Where the batch script is started."""
 
     @staticmethod
     def parse(text: str) -> JobInfo:
@@ -73,6 +79,7 @@ class JobInfo:
         # A job's name and what stands last (comment, command) are free text, which may look alike.
         text = re.sub(r" JobName=.*? UserId=", " UserId=", text, count=1, flags=re.DOTALL)
         fields: dict[str, str] = {}
+        script = re.search(r" Command=(.*?) WorkDir=(.*?) StdErr=", text)
         for word in text.split():
             name, is_field, value = word.partition("=")
             if is_field:
@@ -93,12 +100,25 @@ class JobInfo:
             end_time=fields.get("EndTime", ""),
             partition=fields.get("Partition", ""),
             is_requeueable=fields.get("Requeue", "1") != "0",
+            is_batch=fields.get("BatchFlag") == "1",
+            script=script[1] if script and os.path.isabs(script[1]) else "",
+            work_dir=script[2] if script else "",
         )
 
     @property
     def has_ended(self) -> bool:
         """Whether it runs no more; its processes may still."""
         return self.state in ("COMPLETING", "CANCELLED", "TIMEOUT", "FAILED", "PREEMPTED")
+
+    def ends_in_s(self) -> float | None:
+        """Seconds until Slurm ends it: at its limit, or after the grace time; None: nobody knows.
+
+        EndTime has both, by the controller's clock.
+        """
+        with contextlib.suppress(ValueError):  # Unknown
+            end = time.mktime(time.strptime(self.end_time, "%Y-%m-%dT%H:%M:%S")) - time.time()
+            return end if self.left_s is None else min(end, self.left_s)
+        return self.left_s
 
     @property
     def is_preempted_at_end(self) -> bool:
@@ -234,7 +254,7 @@ def end_step(job: str, number: int, within_s: float) -> None:
     deadline = time.monotonic() + within_s
     try:
         signal_step(job, number, "KILL", within_s)
-        while f"{job}.{number}" in _steps(job, within_s):
+        while f"{job}.{number}" in steps(job, within_s):
             if time.monotonic() > deadline:
                 raise NoAnswer(f"the step {job}.{number} does not end")
             time.sleep(_FIRST_PAUSE_S)  # Slurm tells nobody
@@ -250,7 +270,7 @@ def signal_step(job: str, number: int, name: str, within_s: float) -> bool:
     """
     step = f"{job}.{number}"
     try:
-        is_there = step in _steps(job, within_s)
+        is_there = step in steps(job, within_s)
         if is_there:
             _ask("scancel", f"--signal={name}", step, within_s=within_s)
         return is_there
@@ -258,7 +278,8 @@ def signal_step(job: str, number: int, name: str, within_s: float) -> bool:
         raise NoAnswer(str(error)) from error
 
 
-def _steps(job: str, within_s: float) -> list[str]:
+def steps(job: str, within_s: float) -> list[str]:
+    """The steps of a job that run, `<job>.<number>`. Raises SlurmRefused."""
     form = ["--noheader", "--steps", f"--jobs={job}", "--format=%i"]
     try:
         return _ask("squeue", *form, within_s=within_s).split()

@@ -17,17 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from forge.compat import of_submitit
-from forge.errors import AlreadyRequeued, ExitCode, NoAnswer, NotRequeueable, Reason
+from forge.errors import AlreadyRequeued, ExitCode, Reason
 from forge.jobdir.job_files import write_atomically
 from forge.process import world
 from forge.process.world import World
-from forge.shutdown import stopping
-from forge.slurm import client
 from forge.slurm.client import Why
-
-ASK_S = 20.0
-"""One question to Slurm's controller, repeated while it is busy, may take so long."""
-
+from forge.slurm.own_job import OwnJob
 
 _LOOK_S = 0.05
 
@@ -90,14 +85,13 @@ class Backend(ABC):
 class _Slurm(Backend):
     def __init__(self, environment: Any) -> None:
         super().__init__(environment)
-        self.job = client.own_job(os.environ)
-        self.command = f"scontrol requeue {self.job}"
-        self._restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
-        self.start = str(self._restarts)
+        self._own = OwnJob(os.environ)
+        self.job, self.command = self._own.name, self._own.command
+        self.start = str(self._own.restarts)
 
     def why(self, received: signal.Signals | None, code: int) -> Reason:
         """Slurm is asked: the signals are the same for a preemption and for a cancel."""
-        why = self._ask()
+        why = self._own.why()
         if why is Why.requeued:
             raise AlreadyRequeued
         if why is Why.cancelled:
@@ -111,17 +105,8 @@ class _Slurm(Backend):
         return Reason.signalled if received is signal.SIGTERM else Reason.requested
 
     def requeue(self) -> None:
-        """The answer may be lost: Slurm ends this step meanwhile."""
-        try:
-            with stopping.shielded():
-                client.requeue(self.job, ASK_S)
-        except (NoAnswer, NotRequeueable):
-            if self._ask() is not Why.requeued:
-                raise
-
-    def _ask(self) -> Why:
-        with stopping.shielded():  # Slurm signals every process of the step, scontrol as well
-            return client.why(client.show(self.job, ASK_S), self._restarts)
+        """Raises SlurmError if Slurm does not do it."""
+        self._own.requeue()
 
 
 class _Local(Backend):

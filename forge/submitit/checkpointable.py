@@ -27,7 +27,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,16 @@ from forge.config.schema import Policy, SignalAction
 from forge.errors import AlreadyRequeued, Exit, ExitCode, JobError, NoSuchJob, Reason, SlurmError
 from forge.filesystem.files import make_directory
 from forge.filesystem.foreign import foreign
-from forge.job.requeue import Counts, Decision, Outcome, decide
+from forge.job.record import Record
+from forge.job.requeue import Decision, Outcome, decide
 from forge.jobdir import job_dir, ledger
-from forge.jobdir.job_files import RANK, RANKS, STATE, forge_dir, read_json, write_json
+from forge.jobdir.job_files import RANK, RANKS, forge_dir
 from forge.jobdir.plan import RequeueLimits
 from forge.process import processes
 from forge.shutdown import stopping
+from forge.slurm.own_job import ASK_S
 from forge.submitit import backends
-from forge.submitit.backends import ASK_S, Backend
+from forge.submitit.backends import Backend
 
 MARGIN_S = 10.0
 """Before the forced exit, to requeue a job whose main thread does not come out of its task."""
@@ -148,8 +150,7 @@ class _Attempt:
         self._policy = policy
         self._directory = directory
         self._backend = backend
-        self._counts = Counts()
-        self._state: dict[str, Any] = {}
+        self._record = Record(directory, backend.job, backend.start)
         self._has_left = threading.Event()
         self._decider = threading.Lock()
         """Held by the thread that decides what follows."""
@@ -171,7 +172,7 @@ class _Attempt:
         if refusal is not None:
             raise refusal
         if ending is None:
-            self._write("finished")
+            self._record.write("finished")
             return value
         following = self._what_follows(ending)
         if following is ending:
@@ -186,28 +187,22 @@ class _Attempt:
             return task(*args, **kwargs)
         except SystemExit:
             until = time.monotonic() + MARGIN_S
-            while self._said_here() in ("", "running") and time.monotonic() < until:
+            while self._record.of_this_start() in ("", "running") and time.monotonic() < until:
                 time.sleep(_LOOK_S)
-            if self._said_here() in _ENDED:
-                raise JobError(self._state["because"], self._state["code"]) from None
+            if self._record.of_this_start() in _ENDED:
+                said = self._record.content
+                raise JobError(said["because"], said["code"]) from None
             raise
         finally:
             self._has_left.set()
 
     def _watch_rank_0(self) -> None:
         """Until it has begun; where it refuses to, nobody else would meet anyone."""
-        while not (self._said_here() or self._has_left.wait(_BEGIN_LOOK_S)):
+        while not (self._record.of_this_start() or self._has_left.wait(_BEGIN_LOOK_S)):
             pass
-        if self._said_here() in _ENDED and not self._has_left.is_set():
-            self._backend.store_error(self._state["because"])
-            os._exit(self._state["code"] or 1)
-
-    def _said_here(self) -> str:
-        """The state that rank 0 has written in this start; empty before it has."""
-        self._state = read_json(forge_dir(self._directory) / STATE) or {}
-        written_by = self._state.get("job"), self._state.get("start")
-        is_here = written_by == (self._backend.job, self._backend.start)
-        return str(self._state["state"]) if is_here else ""
+        if self._record.of_this_start() in _ENDED and not self._has_left.is_set():
+            self._backend.store_error(self._record.content["because"])
+            os._exit(self._record.content["code"] or 1)
 
     def _call(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         threading.Thread(target=self._watch, name="forge-deadline", daemon=True).start()
@@ -230,21 +225,20 @@ class _Attempt:
         result = self._backend.result
         for path in (result, result.with_suffix(f"{result.suffix}.save_tmp")):
             path.unlink(missing_ok=True)
-        found = read_json(forge_dir(self._directory) / STATE) or {}
-        state = found.get("state") if found.get("job") == self._backend.job else None
+        state, found = self._record.read(), self._record.content
         if state in ("running", "requeued", "given up"):
-            self._counts = Counts(**found["counts"])
+            self._record.take_over()
         else:
-            self._counts.best_step = self._saved_step()
+            self._record.counts.best_step = self._saved_step()
         if state == "given up":
-            self._write(state, found["because"], found["code"])
+            self._record.write(state, found["because"], found["code"])
             return JobError(found["because"], found["code"])
         if state == "running":
             decision = self._decide(Outcome(-signal.SIGKILL))
             if not decision.starts_again:
                 because = f"an earlier start ended without a verdict, as if {decision.because}"
                 return self._give_up(because, 128 + signal.SIGKILL)
-        self._write("running")
+        self._record.write("running")
         return None
 
     def _warn_of_others(self) -> None:
@@ -258,22 +252,6 @@ class _Attempt:
                     " folder."
                 )
                 return
-
-    def _write(self, state: str, because: str = "", code: int = 0) -> None:
-        content = {
-            "job": self._backend.job,
-            "start": self._backend.start,
-            "state": state,
-            "because": because,
-            "code": code,
-            "pid": os.getpid(),
-            "time": time.time(),
-            "counts": asdict(self._counts),
-        }
-        try:
-            write_json(forge_dir(self._directory) / STATE, content)
-        except OSError as error:  # a full disk ends no job
-            messages.warn(f"state.json cannot be written: {error}")
 
     def _saved_step(self) -> int:
         """How far all Runs of the job have come; -1 before the first checkpoint."""
@@ -310,14 +288,14 @@ class _Attempt:
             is_back = True
             decision = self._decide(Outcome(int(ExitCode.REQUEUE)))
             if decision.starts_again:
-                self._write("requeued", "by Slurm")
+                self._record.write("requeued", "by Slurm")
                 return stopping.leave(self._backend.restart_code, "requeued by Slurm")
         except SlurmError as problem:
             decision = Decision(
                 starts_again=False, because=f"Slurm does not say why it was stopped: {problem}"
             )
         if not is_stop and not isinstance(ending, SystemExit):
-            self._write("failed", decision.because, outcome.code)
+            self._record.write("failed", decision.because, outcome.code)
             return ending
         is_cancelled = outcome.reason is Reason.cancelled
         because = "it was cancelled" if is_cancelled else decision.because
@@ -328,15 +306,16 @@ class _Attempt:
         if must_ask and self._backend.why(None, int(ExitCode.REQUEUE)) is Reason.cancelled:
             raise NoSuchJob("it was cancelled")
         leaving = stopping.leave(self._backend.restart_code, f"requeued: {decision.because}")
-        self._write("requeued", decision.because)
+        self._record.write("requeued", decision.because)
         self._backend.requeue()
         messages.say(f"Requeued job {self._backend.job}: {decision.because}")
         return leaving
 
     def _decide(self, outcome: Outcome) -> Decision:
         limits = RequeueLimits.of(self._policy.requeue)
-        decision = decide(outcome, self._counts, limits, self._saved_step())
-        refusal = self._backend.refusal(self._counts.restarts) if decision.starts_again else ""
+        counts = self._record.counts
+        decision = decide(outcome, counts, limits, self._saved_step())
+        refusal = self._backend.refusal(counts.restarts) if decision.starts_again else ""
         return (
             Decision(starts_again=False, because=f"{decision.because}; {refusal}")
             if refusal
@@ -345,7 +324,7 @@ class _Attempt:
 
     def _give_up(self, because: str, code: int, *, is_back: bool = False) -> JobError:
         # A job that is requeued by hand after its end has new budgets.
-        self._write("given up" if is_back else "stopped", because, code)
+        self._record.write("given up" if is_back else "stopped", because, code)
         return JobError(
             f"{because}. Its checkpoints are in {self._directory}; to resume:\n"
             f"  {self._backend.command}",

@@ -13,7 +13,7 @@ from forge import messages
 from forge.checkpoint.save.together import Exchange
 from forge.compat import of_torch
 from forge.config.schema import NanAction, Policy, Resume, SignalAction
-from forge.errors import ConfigError, Exit, RankLost
+from forge.errors import ConfigError, Exit, ExitCode, RankLost, Reason
 from forge.group import start, torchrun
 from forge.group.ranks import MARGIN, START_S
 from forge.health import attempt
@@ -162,7 +162,10 @@ class Session:
                 TimeLimit(os.environ, self._stop_s, folder=forge_dir(job), num_steps=num_steps)
             )
         except BaseException:
-            self._release(is_leaving=False)
+            try:
+                self._release()
+            finally:
+                self._forget(is_leaving=False)
             raise
         _active.append(self)
         self._health.watch()
@@ -320,7 +323,19 @@ class Session:
                 self._directory.fail(f"{type(error).__name__}: {error}", self.loops.step)
         finally:
             is_leaving = self._leaving.exit is not None
-            self._release(is_leaving=is_leaving, is_together=is_leaving or error is None)
+            try:
+                self._release(is_together=is_leaving or error is None)
+            finally:
+                self._act_last(error)
+                self._forget(is_leaving=is_leaving)
+
+    def _act_last(self, error: BaseException | None) -> None:
+        """All ranks have run their callbacks: the job is started again, if somebody does that."""
+        leaving = self._leaving.exit
+        if leaving is not None:
+            leaving.code = stopping.last_act(int(leaving.code or 0), leaving.reason)
+        elif error is not None and self._handler.should_shutdown():  # a helper heard it first
+            stopping.last_act(int(ExitCode.FORCED), Reason.forced)
 
     def _finish(self) -> None:
         """The loop ended: by itself or by break."""
@@ -338,24 +353,25 @@ class Session:
             rng.restore(loops.loaded["rng"])  # what follows is to draw as it did at first
         directory.finish(loops.step, loops.finished_by)
 
-    def _release(self, *, is_leaving: bool, is_together: bool = False) -> None:
+    def _release(self, *, is_together: bool = False) -> None:
         if self in _active:
             _active.remove(self)
         self.loops.close()
         self._health.close()
         if not is_together:  # the others hear of it, and nobody waits for a save of all
             self._group.close(0)
-        try:
-            self._directory.release()
-            self._group.close(_LEAVE_S)
-        finally:
-            self._forget_hooks()
-            for callback in self.callbacks:
-                stopping.remove_callback(callback)
-            for scale in self._scales:
-                scale.remove()
-            sections.end()
-            if not is_leaving:
-                stopping.hold_interrupts(is_held=False)
-                if not self._was_installed:
-                    stopping.uninstall()
+        self._directory.release()
+        self._group.close(_LEAVE_S)
+
+    def _forget(self, *, is_leaving: bool) -> None:
+        """Of this process nothing is the Run's any more."""
+        self._forget_hooks()
+        for callback in self.callbacks:
+            stopping.remove_callback(callback)
+        for scale in self._scales:
+            scale.remove()
+        sections.end()
+        if not is_leaving:
+            stopping.hold_interrupts(is_held=False)
+            if not self._was_installed:
+                stopping.uninstall()

@@ -26,7 +26,7 @@ def outliving() -> Iterator[None]:
     its children."""
     on_child = signal.getsignal(signal.SIGCHLD)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stopping, "_start_guard", lambda code: None)
+        patch.setattr(stopping, "_start_guard", lambda *_: None)
         patch.setattr(processes, "end_descendants", lambda job, save_s: 0)
         try:
             yield

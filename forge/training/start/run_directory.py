@@ -23,6 +23,7 @@ from forge.group.group import Group
 from forge.jobdir import job_dir, ledger, verdict
 from forge.jobdir.ledger import Ledger
 from forge.jobdir.verdict import Verdict
+from forge.shutdown import stopping
 from forge.state.registry import StateRegistry
 from forge.training.metrics import Metrics
 from forge.training.nan.nan_policy import NanPolicy
@@ -89,10 +90,15 @@ class RunDirectory:
         self.store.logged = self.metrics.latest
         verdict.clear(job, checkpoint_dir, began)
         self.command = job_dir.resume_command(job)
-        """The shell line that resumes this job."""
+        """How to resume this job by hand."""
+        requeuer = None
         if self._is_first:
             job_dir.write_resume_script(job, self.command)
+            requeuer = stopping.requeuer(policy, job)
+            self.command = self.command if requeuer is None else requeuer.command
         self._is_supervised = job_dir.is_supervised()
+        self._is_judged = self._is_supervised or requeuer is not None
+        """Whether somebody else says what becomes of the job after a stop."""
 
     def newest(self, live: StateRegistry) -> Checkpoint | None:
         """The checkpoint to begin with; says why newer ones were passed over.
@@ -194,7 +200,7 @@ class RunDirectory:
         self._judge(reason, text, step, code)
         self.ledger.write(kind, reason=reason.name, text=text, step=step, code=int(code), **details)
         text = f"{text} at step {step}, exit code {int(code)}."
-        if not self._is_supervised:  # else whoever started it decides, and says so
+        if not self._is_judged:
             text += f" To resume:\n  {self.command}"
         if self._is_first or level >= logging.ERROR:
             messages.say(text, level)

@@ -1,0 +1,250 @@
+"""A batch script written by hand: the job comes back after a preemption or its time limit.
+
+Nothing outside its processes watches over such a job. So the outermost process of forge in it (rank
+0 of a Run; a launcher, for all its jobs) requeues it as its last act, when every rank has saved and
+run its callbacks:
+
+    asks Slurm why ─► waits for the job's other steps ─► asks again ─► budgets ─► scontrol requeue
+
+If Slurm gives no reason, the job was stopped by hand, and is not requeued.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import logging
+import os
+import shlex
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from forge import messages
+from forge.config.schema import Policy
+from forge.errors import ExitCode, Reason, SlurmError, SlurmRefused
+from forge.job.record import Record
+from forge.job.requeue import Decision, Outcome, decide
+from forge.jobdir import job_dir, ledger, spawned, verdict
+from forge.jobdir.job_files import REHEARSAL
+from forge.jobdir.plan import RequeueLimits
+from forge.process import world
+from forge.process.time_limit import SLURM_END_TIME
+from forge.shutdown import stopping
+from forge.slurm import client
+from forge.slurm.client import JobInfo, Why
+from forge.slurm.own_job import ASK_S, OwnJob
+
+_START_S = 5.0
+"""What is asked at the start may take so long: a job trains without the answer, too."""
+_SPARE_S = 10.0
+"""Before Slurm ends the job, for the requeue."""
+_LOOK_S = 1.0
+"""Between two looks at the job's other steps."""
+_EARLY_S = 90.0
+"""Slurm announces a time limit up to a minute earlier than it was asked to."""
+
+_FINAL = (ExitCode.HALTED, ExitCode.UNHEALTHY, ExitCode.IN_USE, ExitCode.BAD_CONFIG)
+"""Codes of ends that another start would not change, whatever Slurm does meanwhile."""
+_BY_A_PERSON = (ExitCode.INTERRUPTED, ExitCode.HANGUP)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the job does, by which its budgets are kept."""
+
+    limits: RequeueLimits
+    lead_s: float
+    """Seconds before the time limit at which the policy expects its announcement."""
+    directories: list[Path]
+    """Of its trainings."""
+    checkpoint_dir: str
+    """As the policy has it."""
+    is_command: bool = False
+    """Whether nobody knows how far it has come."""
+
+    def saved_step(self) -> int:
+        """How far all trainings have come; -1 before the first checkpoint."""
+        saved = (ledger.saved_steps(one, self.checkpoint_dir) for one in self.directories)
+        return sum(step + 1 for step in saved) - 1
+
+    def has_stepped(self, since: float) -> bool:
+        """Whether a training has done a step since that time."""
+        return any(ledger.has_stepped(one, since) for one in self.directories)
+
+
+class BatchJob:
+    """The job, for the outermost process of forge in it.
+
+    Args:
+        directory: Where its budgets are counted.
+        work: What it does.
+    """
+
+    def __init__(self, directory: Path, work: Work) -> None:
+        self._directory = directory
+        self._work = work
+        self._began = time.time()
+        self._own = OwnJob(os.environ)
+        self._record = Record(directory, self._own.name, str(self._own.restarts))
+        self._info: JobInfo | None = None
+        self.is_batch = os.environ.get("ENVIRONMENT") == "BATCH"  # until the controller answers
+        with contextlib.suppress(SlurmError):
+            self._learn(_START_S)
+        if not self.is_batch:
+            return
+        left_s = None if self._info is None else self._info.ends_in_s()
+        if left_s is not None:  # Slurm sets it since version 23
+            os.environ.setdefault(SLURM_END_TIME, f"{time.time() + left_s:.0f}")
+        if self._record.read() in ("started", "requeued"):
+            self._record.take_over()
+        else:
+            self._record.counts.best_step = work.saved_step()
+        self._record.write("started")
+
+    @property
+    def command(self) -> str:
+        """How to start it again by hand."""
+        info = self._info
+        if info is None or not info.script:
+            return self._own.command
+        again = f"cd {shlex.quote(info.work_dir)} && sbatch {info.script}"
+        if not info.is_requeueable:
+            return again
+        return f"{self._own.command}\nor, once Slurm has forgotten the job:\n  {again}"
+
+    def _learn(self, within_s: float = ASK_S) -> JobInfo:
+        self._info = self._own.show(within_s)
+        self.is_batch = self._info.is_batch
+        return self._info
+
+    # -- the last act ----------------------------------------------------------------------------
+
+    def requeue(self, code: int, reason: Reason) -> int:
+        """See `stopping.Requeuer`."""
+        if code in _FINAL:
+            return self._end(code, "is not requeued")
+        if not self._work.limits.enabled:
+            return self._end(code, f"is not requeued: {self._work.limits.why_not}")
+        try:
+            return self._requeue(Outcome(code, said=reason))
+        except SlurmError as error:
+            return self._end(code, f"could not be requeued: {error}", logging.ERROR)
+
+    def _requeue(self, outcome: Outcome) -> int:
+        why, reason = self._ask(outcome)
+        if reason is not None and why is not Why.requeued and self._wait_for_steps(reason):
+            why, reason = self._ask(outcome)  # it may have been cancelled meanwhile
+        if reason is None:
+            because = "it was cancelled" if why is Why.cancelled else "Slurm has not stopped it"
+            return self._end(outcome.code, f"is not requeued: {because}")
+        decision = self._decide(outcome, reason)
+        if why is Why.requeued:
+            return self._is_back(reason, "by Slurm, or by the script")
+        if not decision.starts_again:
+            return self._end(outcome.code, f"is not requeued: {decision.because}")
+        self._record.write("requeued", decision.because)  # before Slurm can end this process
+        self._own.requeue()
+        if decision.pause_s:
+            with contextlib.suppress(SlurmError), stopping.shielded():
+                client.delay(self._own.name, decision.pause_s, ASK_S)
+        return self._is_back(reason, decision.because)
+
+    def _ask(self, outcome: Outcome) -> tuple[Why, Reason | None]:
+        """Why Slurm ends the job, and why it is to come back; None: it is not."""
+        info = self._learn()
+        why = self._own.why(info)
+        return why, self._reason(why, outcome, info)
+
+    def _decide(self, outcome: Outcome, reason: Reason) -> Decision:
+        """By the budgets; without a save it counts as a failure."""
+        work, info = self._work, self._info
+        if info is not None and not info.is_requeueable:
+            return Decision(starts_again=False, because=f"{reason.value}, but Requeue=0")
+        is_saved = outcome.code != ExitCode.FORCED
+        return decide(
+            replace(outcome, asked=reason) if is_saved else outcome,
+            self._record.counts,
+            work.limits,
+            work.saved_step(),
+            has_run=not work.is_command,
+            is_cut_short=not work.is_command and not work.has_stepped(self._began),
+        )
+
+    def _reason(self, why: Why, outcome: Outcome, info: JobInfo) -> Reason | None:
+        """Why the job is to come back; None: it is not."""
+        code = outcome.code
+        if why is Why.cancelled or (code in _BY_A_PERSON and why is not Why.requeued):
+            return None
+        if why in (Why.preempted, Why.requeued):
+            return Reason.preempted
+        if why is Why.time_limit or outcome.said is Reason.time_limit:
+            return Reason.time_limit
+        if code != ExitCode.REQUEUE:
+            return None
+        left_s = info.ends_in_s()
+        is_near = left_s is not None and left_s <= self._work.lead_s + _EARLY_S
+        return Reason.time_limit if is_near else Reason.requested
+
+    def _wait_for_steps(self, imposed: Reason) -> bool:
+        """Until no other step runs; as long as there is time. Returns whether it had to wait."""
+        own = f"{self._own.name}.{os.environ.get('SLURM_STEP_ID', '')}"
+        until = time.monotonic() + self._left_s(imposed)
+        has_waited = False
+        while time.monotonic() < until:
+            with contextlib.suppress(SlurmRefused), stopping.shielded():
+                steps = client.steps(self._own.name, ASK_S)
+                others = [one for one in steps if one != own and one.rpartition(".")[2].isdecimal()]
+                if not others:
+                    break
+                if not has_waited:
+                    what = f"step{'s' * (len(others) > 1)} {', '.join(others)}"
+                    messages.say(f"Job {self._own.name} is requeued after {what}")
+            has_waited = True
+            time.sleep(_LOOK_S)
+        return has_waited
+
+    def _left_s(self, imposed: Reason) -> float:
+        """Seconds that the other steps have."""
+        left_s = self._info.ends_in_s() if self._info is not None else None
+        if imposed is Reason.requested or left_s is None:
+            return self._work.lead_s
+        return left_s - _SPARE_S
+
+    def _is_back(self, reason: Reason, because: str) -> int:
+        self._record.write("requeued", because)
+        self._judge(f"requeued: {because}", int(ExitCode.REQUEUE), reason)
+        messages.say(f"Requeued job {self._own.name}: {because}")
+        return int(ExitCode.REQUEUE)
+
+    def _end(self, code: int, text: str, level: int = logging.INFO) -> int:
+        self._record.write("stopped", text, code)
+        self._judge(f"job {self._own.name} {text}", code)
+        messages.say(f"Job {self._own.name} {text}. To resume it:\n  {self.command}", level)
+        return code
+
+    def _judge(self, text: str, code: int, reason: Reason | None = None) -> None:
+        """Add it to what the Run has said of its end."""
+        said = verdict.read(self._directory)
+        if said is not None and said.pid == os.getpid():
+            reason, text = reason or said.reason, f"{said.text}; {text}"
+            verdict.write(self._directory, replace(said, reason=reason, text=text, exit_code=code))
+
+
+def here(directory: Path, work: Work) -> BatchJob | None:
+    """The batch job that this process is the outermost one of forge in; None: it is not."""
+    is_interactive = hasattr(builtins, "__IPYTHON__") or hasattr(sys, "ps1")
+    if "SLURM_JOB_ID" not in os.environ or is_interactive or REHEARSAL in os.environ:
+        return None
+    is_below = job_dir.is_supervised() or spawned.inherited() is not None
+    if is_below or world.of(os.environ).rank:
+        return None
+    found = BatchJob(directory, work)
+    return found if found.is_batch else None
+
+
+def of_run(policy: Policy, directory: Path) -> BatchJob | None:
+    """The same for a training with this policy, whose job lies there."""
+    limits, place = RequeueLimits.of(policy.requeue), policy.checkpoint.dir
+    return here(directory, Work(limits, policy.signal.lead_s, [directory], place))
