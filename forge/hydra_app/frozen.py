@@ -129,7 +129,7 @@ def _task_config(cfg: DictConfig, directory: Path) -> dict[str, Any]:
 def wants_change(cfg: DictConfig) -> bool:
     """Whether this start is to take the job on with the config as it is now."""
     wanted = OmegaConf.select(cfg, "resilience.resume", throw_on_missing=False)
-    return bool(getattr(wanted, "name", wanted) == "changed")
+    return identity.is_change_wanted() or bool(getattr(wanted, "name", wanted) == "changed")
 
 
 def _program(cfg: DictConfig) -> str:

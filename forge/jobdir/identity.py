@@ -5,25 +5,28 @@
 
 Two starts are the same job where all three agree, wherever their output and their code lie. Of the
 config `hydra` and `resilience` do not count, and interpolations (`${now:…}`, `${base.lr}`) are
-compared as they stand in the file: what they refer to is compared where it stands.
+compared as they stand in the file: what they refer to is compared where it stands. The config is
+`config=` of forge.Run if given, else Hydra's; without either the arguments of the command count.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from forge.jobdir.job_files import forge_dir
+from forge.errors import ConfigError
+from forge.jobdir import flat_config, words
+from forge.jobdir.job_files import RESUME, forge_dir
 
 CONFIG, START = "config.yaml", "start.yaml"
 """The files of a job's config; `forge/hydra_app/frozen.py` says what they hold."""
-_LEFT_OUT = ("hydra", "resilience")
+_RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT", "FORGE_RESTART_COUNT")
 _SHOWN, _WIDTH = 20, 80
 _MISSING = object()
 
@@ -36,7 +39,14 @@ class Identity:
     name: str
     """The Run's."""
     config: dict[str, Any] | None
-    """Dotted key -> value; None where it is not known: outside Hydra."""
+    """Dotted key -> value; None where it is not known."""
+    words: list[str] | None = None
+    """The arguments of the command, where the config is not known; None: neither are they."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether more is known than the names of program and Run."""
+        return self.config is not None or self.words is not None
 
 
 @dataclass(frozen=True)
@@ -48,16 +58,43 @@ class Change:
     now: Any
 
     def __str__(self) -> str:
-        return f"{self.key}: {_shown(self.before)} before, {_shown(self.now)} now"
+        before, now = self.shown
+        return f"{self.key}: {before} before, {now} now"
+
+    @property
+    def shown(self) -> tuple[str, str]:
+        """Both values as short texts that differ."""
+        texts = [_text_for_people(one) for one in (self.before, self.now)]
+        pairs = enumerate(zip(*texts, strict=False))
+        same = next((place for place, (one, other) in pairs if one != other), 0)
+        start = max(0, same - _WIDTH // 2) if max(map(len, texts)) > _WIDTH else 0
+        before, now = (_excerpt(one, start) for one in texts)
+        return before, now
 
 
-def current(job_dir: Path, name: str) -> Identity:
-    """Of the Run with this name in the job that lies in `job_dir`."""
+def current(job_dir: Path, name: str, config: dict[str, Any] | None = None) -> Identity:
+    """Of the Run with this name in the job that lies in `job_dir`.
+
+    Args:
+        config: What `config=` of forge.Run holds, by dotted keys; None: it was not given.
+    """
     for folder in (asked(job_dir), forge_dir(job_dir)):
-        written = _read(folder)
-        if written is not None:
-            return Identity(_program(), name, written)
-    return Identity(_program(), name, None)
+        config = _read(folder) if config is None else config
+    return Identity(_program(), name, config, words.of_program() if config is None else None)
+
+
+def is_change_wanted() -> bool:
+    """Whether the environment says that this start takes the job on with what has changed.
+
+    A restart by whoever restarts this process, with the same environment, takes nothing on.
+
+    Raises:
+        ConfigError: For another value of the variable than `same` and `changed`.
+    """
+    value = os.environ.get(RESUME) or "same"
+    if value not in ("same", "changed"):
+        raise ConfigError([f"`{RESUME}={value}`: expected same or changed"], "The environment")
+    return value == "changed" and all((os.environ.get(one) or "0") == "0" for one in _RESTARTS)
 
 
 def _program() -> str:
@@ -71,13 +108,27 @@ def differences(before: Identity, now: Identity) -> list[Change]:
     """Everything in which they differ, sorted by key."""
     pairs = [("(program)", before.program, now.program), ("(name=)", before.name, now.name)]
     found = [Change(*pair) for pair in pairs if pair[1] != pair[2]]
-    if before.config is None or now.config is None:
-        if before.config is not now.config:
-            known = ["not known (no preset of `resilience`)", "known"]
-            was, is_ = (known[one.config is not None] for one in (before, now))
-            found.append(Change("(config)", was, is_))
-        return found
-    return found + changes(before.config, now.config)
+    if not before.is_known:
+        return found  # there is nothing to compare with
+    if before.config is not None and now.config is not None:
+        return found + changes(before.config, now.config)
+    if before.words is not None and now.words is not None:
+        return found + _changed_words(before.words, now.words)
+    return [*found, Change("(config)", _what_is_known(before), _what_is_known(now))]
+
+
+def _what_is_known(one: Identity) -> str:
+    if one.config is not None:
+        return "known"
+    return "not known" if one.words is None else "not known (only the command's arguments)"
+
+
+def _changed_words(before: list[str], now: list[str]) -> list[Change]:
+    if before == now:
+        return []
+    found = changes(words.by_option(before), words.by_option(now))
+    # The same options in another order, or written in another way.
+    return found or [Change("(arguments)", shlex.join(before), shlex.join(now))]
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[Change]:
@@ -96,9 +147,15 @@ def listed(found: list[Change], indent: int = 2) -> str:
     return "".join(f"\n{' ' * indent}- {line}" for line in lines)
 
 
-def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}…"
+def _text_for_people(value: Any) -> str:
+    if isinstance(value, str) and value and value.isprintable():
+        return value
+    return json.dumps(value, ensure_ascii=isinstance(value, str))
+
+
+def _excerpt(text: str, start: int) -> str:
+    part = text[start : start + _WIDTH]
+    return ("…" if start else "") + part + ("…" if start + _WIDTH < len(text) else "")
 
 
 def _text(value: Any) -> str:
@@ -106,40 +163,13 @@ def _text(value: Any) -> str:
     return "" if value is _MISSING else json.dumps(value, sort_keys=True)
 
 
-# -- the config as it was written ----------------------------------------------------------------
-
-
 def as_written(cfg: Any) -> dict[str, Any]:
     """The user's part of a composed config that is not resolved yet, by dotted keys."""
     from omegaconf import OmegaConf
 
-    found = OmegaConf.to_container(cfg, resolve=False)
-    assert isinstance(found, dict)
-    return dict(_flat({k: one for k, one in found.items() if k not in _LEFT_OUT}, ""))
-
-
-def _flat(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and (value or not prefix):
-        for key, one in value.items():
-            name = key.name if isinstance(key, Enum) else str(key)
-            yield from _flat(one, f"{prefix}.{name}" if prefix else name)
-    else:
-        yield prefix, _storable(value)
-
-
-def _storable(value: Any) -> Any:
-    """As JSON has it."""
-    if isinstance(value, dict):
-        return {str(key): _storable(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_storable(one) for one in value]
-    if isinstance(value, Enum):
-        return value.name
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if isinstance(value, Path | bytes):
-        return str(value)
-    return f"<{type(value).__qualname__}>"  # its text may hold an address
+    tree = OmegaConf.to_container(cfg, resolve=False)
+    assert isinstance(tree, dict)
+    return flat_config.flat({str(key): one for key, one in tree.items()})[0]
 
 
 # -- in the job's directory ----------------------------------------------------------------------

@@ -27,7 +27,7 @@ from forge.config.schema import CheckpointConfig
 from forge.errors import ConfigError, ExitCode, ForgeError
 from forge.filesystem.files import make_directory, read_trusted, write_atomically
 from forge.jobdir import spawned
-from forge.jobdir.job_files import CODE, REHEARSAL, TOKEN, forge_dir, read_json, write_json
+from forge.jobdir.job_files import CODE, REHEARSAL, RESUME, TOKEN, forge_dir, read_json, write_json
 from forge.jobdir.spawned import Inherited
 from forge.jobdir.start_dir import START_DIR
 
@@ -141,6 +141,20 @@ def resume_command(job_dir: Path) -> str:
         arguments = _hydra_arguments(hydra, job_dir, arguments)
     threads = [f"{name}={value}" for name, value in _thread_variables(job_dir).items()]
     return _line([*(["env", *threads] if threads else []), *program, *arguments])
+
+
+def taking_command(job_dir: Path) -> str | None:
+    """One shell line that takes on what has changed; None if a job of submitit's has no such."""
+    command = resume_command(job_dir)
+    there = _there(command)
+    if not command.startswith(there):
+        return None
+    return f"{there}env {RESUME}=changed {command.removeprefix(there).removeprefix('env ')}"
+
+
+def _there(command: str) -> str:
+    """How a command begins that was made by `_line`; others do not begin like that."""
+    return f"cd {shlex.quote(shlex.split(command)[1])} && "  # `scontrol requeue 7`
 
 
 def is_supervised() -> bool:
@@ -264,7 +278,7 @@ def write_resume_script(job_dir: Path, command: str) -> None:
     A job that says by itself where it lies cannot be given another place, and is refused elsewhere.
     The script becomes the program: a signal to its process reaches training, and not a shell.
     """
-    there = f"cd {shlex.quote(shlex.split(command)[1])} && "  # or none: `scontrol requeue 7`
+    there = _there(command)
     head = there if command.startswith(there) else ""
     command = f"{head}exec {command.removeprefix(head)}"
     for key in ("hydra.run.dir", "hydra.sweep.dir"):

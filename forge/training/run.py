@@ -46,6 +46,9 @@ class Run:
         policy: `cfg.resilience`, a mapping, a `forge.Policy`, or None for the defaults.
         name: What tells this Run from the others of a script that has several, one after the
             other (folds, seeds, stages): its checkpoints lie in `<checkpoint.dir>/<name>`.
+        config: The settings that make this job another job: an argparse.Namespace, a dataclass, or
+            a mapping. A start with other values is rejected (78) instead of resuming. By default
+            Hydra's config; without Hydra the arguments of the command.
         stateful: Objects with state_dict and load_state_dict, and instances of `torch.Generator`,
             by name. Random states of python, numpy, torch and every CUDA device are always saved.
     Raises:
@@ -55,9 +58,18 @@ class Run:
         StateMismatch: On entering, where the checkpoint does not fit the objects.
     """
 
-    def __init__(self, policy: Any = None, /, *, name: str | None = None, **stateful: Any) -> None:
+    def __init__(
+        self,
+        policy: Any = None,
+        /,
+        *,
+        name: str | None = None,
+        config: Any = None,
+        **stateful: Any,
+    ) -> None:
         self.policy: Policy = preflight.checked_policy(policy)
         self.name = preflight.checked_name(name)
+        self._config = preflight.checked_config(config)
         self._live = StateRegistry(stateful)
         self._nan = NanPolicy(self.policy.nan)
         self._updater = Updater(self._live, self._nan, is_enabled=self.policy.enabled)
@@ -107,6 +119,7 @@ class Run:
             self._session = Session(
                 self.policy,
                 self.name,
+                self._config,
                 self._live,
                 self._nan,
                 self._updater,

@@ -12,7 +12,7 @@ from typing import Any
 from forge import messages
 from forge.checkpoint.save.together import Exchange
 from forge.compat import of_torch
-from forge.config.schema import NanAction, Policy, Resume, SignalAction
+from forge.config.schema import NanAction, Policy, SignalAction
 from forge.errors import ConfigError, Exit, ExitCode, RankLost, Reason
 from forge.group import start, torchrun
 from forge.group.ranks import MARGIN, START_S
@@ -65,6 +65,7 @@ class Session:
         self,
         policy: Policy,
         name: str | None,
+        config: dict[str, Any] | None,
         live: StateRegistry,
         nan: NanPolicy,
         updater: Updater,
@@ -73,6 +74,7 @@ class Session:
     ) -> None:
         self._policy = policy
         self._name = name
+        self._config = config
         self._live = live
         self._nan = nan
         self._updater = updater
@@ -145,7 +147,8 @@ class Session:
                     job,
                     name=self._name or "",
                     built=built,
-                    is_change_wanted=self._policy.resume is Resume.changed,
+                    is_change_wanted=preflight.is_change_wanted(self._policy),
+                    config=self._config,
                 )
                 if problems := ddp_buckets.problems(self._live.objects, self._group.size):
                     raise ConfigError(problems, "What is given to forge.Run")

@@ -3,6 +3,7 @@
 import json
 import math
 
+import forked
 import pytest
 from hydra_apps import App
 
@@ -160,6 +161,15 @@ def test_in_its_own_directory_too_a_change_is_asked_for_or_refused(app):
     assert "decay: 0.5" in stored
     assert "resume: same" in stored, "a change is asked for once"
     assert "resume=changed" not in (app.folder / "first/.forge/resume.sh").read_text()
+
+
+def test_the_environment_asks_for_a_change_as_the_policy_does(app):
+    app.begin()
+    command = ["train.py", "hydra.run.dir=first", "decay=0.5"]
+    taken = forked.completed(command, app.folder, FORGE_RESUME="changed")
+    assert taken.returncode == 0, taken.stdout
+    assert [one["decay"] for one in app.metrics("first").values()] == [0.0] * 4 + [0.5] * 4
+    assert app.run("hydra.run.dir=first", "decay=0.5").returncode == 0
 
 
 def test_a_kill_between_taking_on_and_the_next_save_takes_on_again(app):

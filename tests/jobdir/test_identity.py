@@ -102,7 +102,7 @@ def test_program_name_and_an_unknown_config_are_part_of_it():
 )
 def test_the_program_is_its_name_without_its_place(tmp_path, monkeypatch, path, name):
     monkeypatch.setattr(sys, "argv", [path])
-    assert identity.current(tmp_path, "fold") == Identity(name, "fold", None)
+    assert identity.current(tmp_path, "fold").program == name
 
 
 def test_a_config_that_is_asked_for_is_the_one_until_it_is_taken_or_forgotten(tmp_path):

@@ -56,7 +56,7 @@ def test_a_terminal_that_is_gone_is_a_stop(tmp_path, prints, line):
     assert shell.wait(60) == -signal.SIGHUP
     assert verdict(job)["exit_code"] == 129
     job.spec["steps"] = verdict(job)["step"] + 3
-    assert job.run() == 0
+    assert job.run(FORGE_RESUME="changed") == 0
     assert job.steps_repeated[0] <= 2
 
 

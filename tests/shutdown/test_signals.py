@@ -119,7 +119,7 @@ def test_a_signal_in_an_evaluation_stops_there_without_losing_a_step(tmp_path):
     process.signal(signal.SIGTERM)
     assert process.wait() == 143
     job.spec["stage"] = "none"
-    assert job.run() == 0
+    assert job.run(FORGE_RESUME="changed") == 0
     assert job.steps_repeated == [0]
 
 
@@ -215,7 +215,7 @@ def test_workers_outlive_the_signal_that_slurm_sends_to_every_process(
     assert "exited unexpectedly" not in job.output
     assert process.is_session_gone()
     job.spec = spec
-    assert job.run() == 0
+    assert job.run(FORGE_RESUME="changed") == 0
     assert job.steps_repeated == [0]
     assert_same_run(job, undisturbed(**spec))
 

@@ -59,9 +59,9 @@ class RankedJob:
             for rank in range(self.size)
         ]
 
-    def run(self) -> list[int]:
+    def run(self, **env: str) -> list[int]:
         """The exit codes of one attempt, by rank."""
-        processes = self.start()
+        processes = self.start([env] * self.size)
         try:
             return [one.wait(PATIENCE_S) for one in processes]
         except BaseException as error:

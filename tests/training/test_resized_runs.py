@@ -17,7 +17,7 @@ def seen(directory):
 
 def run(directory, size, **spec):
     job = RankedJob(directory, size, "resized.py", **spec)
-    return job, job.run()
+    return job, job.run(FORGE_RESUME="changed")  # another spec is another job
 
 
 @pytest.mark.parametrize("loop", [pytest.param("steps", marks=pytest.mark.proofs), "epochs"])

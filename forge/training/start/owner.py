@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import zlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,10 +24,15 @@ from forge.filesystem.files import read_plain, write_atomically
 from forge.filesystem.steps import step_dirs
 from forge.jobdir import identity, job_dir
 from forge.jobdir.identity import Change, Identity
+from forge.jobdir.job_files import RESUME
 from forge.jobdir.ledger import Ledger
 from forge.state.built import Built
 
 FILE = "job.json"
+_BY_CONFIG = (
+    "\n    If some of these options do not change the results (workers, a logger's id), pass those"
+    " that do: forge.Run(policy, config=…)."
+)
 _DAMAGE = (ValueError, KeyError, TypeError, RecursionError)
 
 
@@ -41,28 +47,36 @@ class _Entry:
     built: dict[str, Any]
     job_dir: str
     """Where it was last started."""
+    words: list[str] | None = None
 
     @property
     def identity(self) -> Identity:
-        return Identity(self.program, self.name, self.config)
+        return Identity(self.program, self.name, self.config, self.words)
 
 
 class Owner:
     """Decides, once the directory is claimed, whether this job may train on from what is there.
 
     Raises:
-        ConfigError: Where it is another job's, and the policy does not take it on; or where the
-            policy does, and something cannot be decided.
+        ConfigError: Where it is another job's, and nobody asked to take it on; or where somebody
+            did, and something cannot be decided.
         CheckpointError: Where `job.json` cannot be read, and no checkpoint tells.
     """
 
     def __init__(
-        self, directory: Path, job: Path, name: str, built: Built, *, is_change_wanted: bool
+        self,
+        directory: Path,
+        job: Path,
+        name: str,
+        built: Built,
+        *,
+        is_change_wanted: bool,
+        config: dict[str, Any] | None = None,
     ) -> None:
         self._path = directory / FILE
         self._job = job
         self._built = built
-        mine = _entry(identity.current(job, name), built, job)
+        mine = _entry(identity.current(job, name, config), built, job)
         self._changed: list[Change] = []
         steps = step_dirs(directory)
         newest = _newest_id(steps)
@@ -72,8 +86,9 @@ class Owner:
             known = [mine]
         elif not self._is_mine(known[-1], mine, is_change_wanted=is_change_wanted):
             known = [*(one for one in known if one.id != mine.id), mine]
+            os.environ.pop(RESUME, None)  # for this claim alone
         else:
-            known = [*known[:-1], replace(known[-1], job_dir=str(job))]
+            known = [*known[:-1], self._resumed(known[-1], mine)]
         self._known = known
         if newest is not None:
             built.check(self._recorded(newest))
@@ -112,7 +127,7 @@ class Owner:
         """
         self._changed = identity.differences(known.identity, mine.identity)
         if is_change_wanted:
-            return known.id == mine.id
+            return _id(known.identity, known.built) == mine.id
         if self._changed:
             raise ConfigError(
                 [
@@ -120,6 +135,7 @@ class Owner:
                     f" {known.job_dir}). What differs:{identity.listed(self._changed, 6)}\n    To"
                     f" resume that one as this:\n      {_taking_command(self._job)}\n    To train"
                     " both, give each a directory of its own (`resilience.checkpoint.dir`)."
+                    + (_BY_CONFIG if mine.words is not None else "")
                 ],
                 "The checkpoint directory",
             )
@@ -131,6 +147,16 @@ class Owner:
                 f"{identity.listed(kept)}"
             )
         return True
+
+    def _resumed(self, known: _Entry, mine: _Entry) -> _Entry:
+        """The entry that is there, for this start; it learns what it did not know."""
+        if not known.identity.is_known and mine.identity.is_known:
+            messages.say(
+                f"{self._path} did not say which config this job has. It does from now on, as of"
+                " this start, and a start with another one is rejected."
+            )
+            known = replace(known, config=mine.config, words=mine.words)
+        return replace(known, job_dir=mine.job_dir)
 
     def _recorded(self, saved_by: str) -> dict[str, Any]:
         """What was built where a checkpoint with this id was saved, if that is not as now.
@@ -194,16 +220,19 @@ def _record(ledger: Ledger, changed: list[Change]) -> None:
 
 
 def _taking_command(job: Path) -> str:
-    """The line that takes the job on; outside Hydra the policy is in the user's code."""
-    if job_dir.hydra_config() is None:
-        return "`resume: changed` in the policy that is given to forge.Run"
-    return f"{job_dir.resume_command(job)} resilience.resume=changed"
+    """The line that takes the job on; submitit's jobs have none that could be typed."""
+    by_policy = "`resume: changed` in the policy that is given to forge.Run"
+    return job_dir.taking_command(job) or by_policy
 
 
 def _entry(who: Identity, built: Built, job: Path) -> _Entry:
-    text = json.dumps([asdict(who), built.record], sort_keys=True)
-    id_ = hashlib.sha256(text.encode()).hexdigest()
-    return _Entry(id_, who.program, who.name, who.config, built.record, str(job))
+    id_ = _id(who, built.record)
+    return _Entry(id_, who.program, who.name, who.config, built.record, str(job), who.words)
+
+
+def _id(who: Identity, built: dict[str, Any]) -> str:
+    text = json.dumps([asdict(who), built], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _checksum(content: dict[str, Any]) -> int:

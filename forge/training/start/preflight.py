@@ -16,10 +16,10 @@ import torch
 from forge import messages
 from forge.checkpoint.format.names import LATEST
 from forge.config import loading
-from forge.config.schema import CodeChange, Policy
+from forge.config.schema import CodeChange, Policy, Resume
 from forge.errors import ConfigError, Exit, ForgeError, unwritable
 from forge.filesystem.steps import step_of
-from forge.jobdir import job_dir, spawned, verdict
+from forge.jobdir import flat_config, identity, job_dir, spawned, verdict
 from forge.jobdir.verdict import Verdict
 from forge.training.loop import shortened
 
@@ -80,6 +80,26 @@ def checked_name(name: Any) -> str | None:
     )
     with exits():
         raise ConfigError([problem], "This Run")
+
+
+def checked_config(config: Any) -> dict[str, Any] | None:
+    """`config=` by dotted keys; names what of it does not count. A bad one ends the process."""
+    if config is None:
+        return None
+    with exits():
+        values, left_out = flat_config.given(config)
+    if left_out:
+        messages.warn(
+            f"`config=`: {messages.few(left_out, 5)} cannot be compared with an earlier start, and"
+            " does not count. Numbers, strings, booleans, None, paths, and lists and dicts of them"
+            " do."
+        )
+    return values
+
+
+def is_change_wanted(policy: Policy) -> bool:
+    """Whether this start takes the job on with what has changed."""
+    return identity.is_change_wanted() or policy.resume is Resume.changed
 
 
 def check_alone(*, is_inside: bool) -> None:

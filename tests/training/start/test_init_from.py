@@ -276,8 +276,8 @@ print("ends", run.step, model.weight.tolist())
 """
 
 
-def train(folder, *arguments, code=0):
-    done = completed(["-c", TRAIN, *map(str, arguments)], folder, joins_output=False)
+def train(folder, *arguments, code=0, **env):
+    done = completed(["-c", TRAIN, *map(str, arguments)], folder, joins_output=False, **env)
     assert done.returncode == code, done.stdout + done.stderr
     return re.findall(r"^(\w+) (\d+) .*?(\[.*\])$", done.stdout, re.MULTILINE), done.stderr
 
@@ -297,7 +297,7 @@ def test_a_job_begins_with_another_s_weights_and_then_goes_on_with_its_own(tmp_p
     assert imported["source"] == str(tmp_path / "first")
     assert imported["taken"] == ["model"]
     (tmp_path / "first").rename(tmp_path / "gone")
-    (begin, _), said = train(tmp_path, 3, "second", "first", 4)
+    (begin, _), said = train(tmp_path, 3, "second", "first", 4, FORGE_RESUME="changed")
     assert begin == ("begins", "2", end[2])
     assert "Training starts from" not in said
     _, said = train(tmp_path, 4, "third", "first", 1, code=78)
