@@ -9,7 +9,8 @@ state back, makes the iterator, and takes the same number of batches away:
     DataLoader with workers    by loading again: the workers' own draws come out the same
     any other iterable         by iterating again, a DataLoader with an `__iter__` of its own too
 
-On another number of ranks the number of batches is another, too: see `sharing`.
+On another number of ranks the number of batches is another, too: see `sharing`. A loader that is
+another one in other ways is refused inside an epoch, and named between two: see `properties`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from forge.data import loaders, seeding, sharing
+from forge.data import loaders, properties, seeding, sharing
+from forge.data.properties import Properties
 from forge.data.sharing import Sharing
 from forge.data.skipping import Skipping, without
 from forge.data.workers import shielded_iter
@@ -59,6 +61,8 @@ class Position:
             loaders.counters(one)
         self._is_dataloader = isinstance(loader, DataLoader) and not self.is_stateful
         self._rank, self._num_ranks = start.place()
+        self._properties = self._properties_now()
+        """Of the loader, as this epoch began."""
 
     # -- taking --------------------------------------------------------------------------------
 
@@ -140,6 +144,7 @@ class Position:
         # Of devices, too: an order may be drawn there, and is where that is torch's default device.
         self._start = {"rng": rng.capture(), "parts": self._parts_state()}
         self._announce_epoch()
+        self._properties = self._properties_now()
         self._iterator = shielded_iter(self._loader)
 
     def _announce_epoch(self) -> None:
@@ -174,17 +179,19 @@ class Position:
 
     def state(self) -> dict[str, Any]:
         """The position, as it goes into a checkpoint."""
+        is_begun = self._iterator is not None
         state: dict[str, Any] = {
             "kind": self._kind,
             "epoch": self.epoch,
             "taken": self.taken,
             "total": self._total,
-            "start": self._start if self._iterator is not None else None,
+            "start": self._start if is_begun else None,
             "parts": self._parts_state(),
-            "is_left": self._iterator is not None or self._is_left,
+            "is_left": is_begun or self._is_left,
             "sharing": vars(self._sharing()),
+            "properties": vars(self._properties if is_begun else self._properties_now()),
         }
-        if self.is_stateful and (self._iterator is not None or self.taken or self._was_read):
+        if self.is_stateful and (is_begun or self.taken or self._was_read):
             state["loader"] = self._loader.state_dict()
         return state
 
@@ -216,18 +223,18 @@ class Position:
         """Go to a saved position; leaves the random state wherever that took it.
 
         Raises:
+            ConfigError: Naming what has changed of the loader inside an epoch.
             StateMismatch: Where the loader cannot go there.
         """
-        if state["kind"] != self._kind:
-            raise StateMismatch(
-                f"data: expected a loader that is {state['kind']}, found"
-                f" {type(self._loader).__name__}, which is {self._kind}"
-            )
         now, before = self._sharing(), self._sharing(state)
         now.check_between_epochs(before, state)
-        taken, parts = state["taken"], state["parts"]
-        if state["start"] is not None:
+        taken, parts, is_inside = state["taken"], state["parts"], state["start"] is not None
+        knows_order = not (now.unknown or before.unknown)
+        is_moved = is_inside and (knows_order or now.num_ranks != before.num_ranks)
+        if is_moved:
             taken = now.moved(taken, before)
+        elif is_inside and state["kind"] != self._kind:  # nothing of it would fit
+            self._properties_now().batches_to_skip(taken, _properties_in(state))
         self._iterator = None
         if getattr(self._loader, "persistent_workers", False):
             self._loader._iterator = None  # or it would continue the epoch it is in
@@ -236,6 +243,7 @@ class Position:
         self._start = state["start"]
         if self._start is None:
             self.load_finished(state)
+            self.name_changes(state)
             self.taken = taken
             return
         self._restore_start()
@@ -244,6 +252,11 @@ class Position:
             self._start = {"rng": rng.capture(), "parts": self._parts_state()}
             parts = {"counters": parts.get("counters", {})}
         self._announce_epoch()
+        self._properties = self._properties_now()
+        if not is_moved:
+            taken = self._properties.batches_to_skip(taken, _properties_in(state))
+        if now.num_ranks == before.num_ranks:
+            self._properties.name_workers(_properties_in(state))
         if self.is_stateful:
             self._loader.load_state_dict(state["loader"])
             self._iterator = shielded_iter(self._loader)
@@ -251,6 +264,13 @@ class Position:
             self._iterator = self._iter_without(taken)
         self.taken = taken
         self._restore_present(parts)
+
+    def name_changes(self, state: dict[str, Any]) -> None:
+        """Say what is other than it was when that state was saved, between two epochs."""
+        self._properties_now().name_changes(_properties_in(state))
+
+    def _properties_now(self) -> Properties:
+        return properties.of(self._loader, is_stateful=self.is_stateful)
 
     def _sharing(self, state: dict[str, Any] | None = None) -> Sharing:
         """How the loader is shared between the ranks; in a saved state, how it was."""
@@ -372,3 +392,7 @@ class Position:
                 # A copy: the sampler may keep using the very list that it gave.
                 parts[name] = copy.deepcopy(sampler.state_dict())
         return parts
+
+
+def _properties_in(state: dict[str, Any]) -> Properties:
+    return Properties(**state["properties"])

@@ -29,7 +29,7 @@ from forge.state.run_state import RunState
 from forge.training.boundary import Boundary
 from forge.training.contents import Contents
 from forge.training.decide import Halt
-from forge.training.leaving import Leaving
+from forge.training.leaving import ENDS, Leaving
 from forge.training.loop.epochs import Epochs
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loops import Loops
@@ -298,7 +298,10 @@ class Session:
 
     def loader(self, loader: Iterable[Any]) -> ResumableLoader:
         """See `Run.loader`."""
-        return self.loops.loaders.add(self.loops.open(loader))
+        try:
+            return self.loops.loaders.add(self.loops.open(loader))
+        except ENDS as error:
+            self._leaving.give_up(error)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """See `Run.batches`."""

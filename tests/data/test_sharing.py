@@ -11,7 +11,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from forge.data import GlobalBatchSampler, seeded
 from forge.data.position import Position
-from forge.errors import StateMismatch
+from forge.errors import ConfigError, StateMismatch
 from forge.group import start
 from forge.state import rng
 
@@ -301,7 +301,9 @@ def test_another_sampler_inside_an_epoch_is_refused(job):
     step(before)
     with pytest.raises(StateMismatch, match=r"the sampler to be 'DistributedSampler', .* 'Global"):
         moved(before, job(cut, 2))
-    with pytest.raises(StateMismatch, match="RandomSampler"):
+    with pytest.raises(
+        ConfigError, match="sampler was 'DistributedSampler' and is 'RandomSampler'"
+    ):
         moved(before, job(unknown("RandomSampler"), 2))
 
 

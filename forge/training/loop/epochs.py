@@ -201,7 +201,7 @@ class Epochs:
             self._boundary.put_back()
             assert loops.saved_position is not None
             assert loops.loaded is not None
-            position.load(loops.saved_position)
+            self._steps.go_to(position, loops.saved_position)
             rng.restore(loops.loaded["rng"])
             loops.positions[-1], loops.loaded = position, None
             return
@@ -210,6 +210,7 @@ class Epochs:
             position.follow(before)
         elif before is not None and any(one is loader for one in older):
             position.load_finished(before)  # but not where each epoch makes a loader of its own
+            position.name_changes(before)
         self._older = []
         loops.positions[-1] = position
         self._place.phase = Phase.within

@@ -11,7 +11,7 @@ from forge.data.position import Position
 from forge.errors import ConfigError, ForgeError
 from forge.state import rng
 from forge.training.boundary import Boundary
-from forge.training.leaving import Leaving
+from forge.training.leaving import ENDS, Leaving
 from forge.training.loop import shortened, traces
 from forge.training.loop.loops import Loops
 from forge.training.metrics import Metrics
@@ -114,11 +114,18 @@ class Steps:
     def _go_to(self, position: Position | None, saved: dict[str, Any] | None) -> None:
         """To the place in the data, and the random state, that were loaded, if any were."""
         if position is not None and saved is not None:
-            position.load(saved)
+            self.go_to(position, saved)
         loaded = self._loops.loaded
         if loaded is not None and self._loops.is_resumed:
             # Only now: making an iterator draws. A later loop keeps what the code before it drew.
             rng.restore(loaded["rng"])
+
+    def go_to(self, position: Position, state: dict[str, Any]) -> None:
+        """To a saved place in the data; leaves if the loader cannot go there."""
+        try:
+            position.load(state)
+        except ENDS as error:
+            self._leaving.give_up(error)
 
     def step(self, position: Position | None, batch: Any) -> Generator[Any, None, None]:
         """One step, which yields once; it counts as it ends."""

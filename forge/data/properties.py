@@ -1,0 +1,163 @@
+"""What the batches of a pass follow from: saved with the place, and compared at a resume.
+
+A resume in mid-epoch makes the pass once more and leaves out what was taken. With another length,
+batch size or sampler these would be other batches, and nothing else would tell: inside an epoch a
+change is refused, between two it is named.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from forge import messages
+from forge.data import loaders
+from forge.errors import ConfigError
+
+_WORDS = {
+    "kind": "its kind",
+    "is_stateful": "whether it keeps its own place (state_dict)",
+    "dataset": "the length of its dataset",
+    "batch_sampler": "its batch sampler",
+    "sampler": "its sampler",
+    "samples": "the length of its sampler",
+    "batch_size": "its batch size",
+    "drop_last": "its drop_last",
+    "batches": "the number of its batches",
+    "workers": "its number of workers",
+}
+
+_KIND = ("kind", "is_stateful")
+"""If one of these has changed, the others say nothing."""
+
+
+@dataclass(frozen=True)
+class Properties:
+    """Those of a loader; None: it does not say, or the value is not always the same."""
+
+    name: str
+    """Of its class, for people."""
+    kind: str
+    is_stateful: bool
+    dataset: int | None = None
+    batch_sampler: str | None = None
+    sampler: str | None = None
+    samples: int | None = None
+    batch_size: int | None = None
+    drop_last: bool | None = None
+    batches: int | None = None
+    workers: int | None = None
+    """None: which samples there are does not depend on it."""
+    drawing_workers: int | None = None
+    """None: what is drawn in a sample does not depend on it, or `workers` says it."""
+
+    def changes(self, before: Properties) -> list[str]:
+        """What has changed since the loader was as `before`, a phrase each."""
+        is_same_kind = all(getattr(self, name) == getattr(before, name) for name in _KIND)
+        names = _WORDS if is_same_kind else _KIND
+        pairs = {name: (getattr(before, name), getattr(self, name)) for name in names}
+        return [
+            f"{_WORDS[name]} was {was!r} and is {now!r}"
+            for name, (was, now) in pairs.items()
+            if was != now and None not in (was, now)
+        ]
+
+    def name_changes(self, before: Properties) -> None:
+        """Say what has changed of a loader that no pass was under way through."""
+        self._say(self.changes(before))
+        self.name_workers(before)
+
+    def _say(self, changes: list[str]) -> None:
+        if changes:
+            messages.warn(
+                f"The loader ({self.name}) has changed since the checkpoint was saved:"
+                f" {'; '.join(changes)}. No pass was under way, so the job resumes with the loader"
+                " as it is now"
+            )
+
+    def name_workers(self, before: Properties) -> None:
+        """Say that what samples draw may be another thing."""
+        was, now = before.drawing_workers, self.drawing_workers
+        if was != now and None not in (was, now):
+            messages.warn(
+                f"The loader ({self.name}) had {was} workers when the checkpoint was saved, and has"
+                f" {now}: random draws in a sample are not those that it would have drawn. With"
+                " forge.data.seeded(dataset, seed) they are a function of (seed, epoch, index),"
+                " with any number of workers"
+            )
+
+    def batches_to_skip(self, taken: int, before: Properties) -> int:
+        """Those of an epoch of which so many were taken as the loader was before.
+
+        Raises:
+            ConfigError: Naming what has changed, since the rest would be other batches.
+        """
+        found = self.changes(before)
+        if not found:
+            return taken
+        if taken == before.batches and self.batches is not None and not self.is_stateful:
+            self._say(found)
+            return self.batches  # the end of the epoch stays its end
+        problem = (
+            f"the checkpoint was saved after {taken} batches of a pass, and the loader"
+            f" ({self.name}) has changed since: {'; '.join(found)}. The rest of the pass would have"
+            " other batches. Build the loader as it was, or start in a new directory."
+        )
+        raise ConfigError([problem], "The data of this resume")
+
+
+def of(loader: Any, *, is_stateful: bool) -> Properties:
+    """What a loader is now.
+
+    Args:
+        loader: Any iterable.
+        is_stateful: Whether its `state_dict` is its place.
+    """
+    if not isinstance(loader, DataLoader):
+        # Of one that goes to its place by itself, a length may be what is left.
+        length = None if is_stateful else _steady_length(loader)
+        return Properties(type(loader).__name__, "no DataLoader", is_stateful, batches=length)
+    batches: Any = loader.batch_sampler
+    sampler = getattr(batches, "sampler", loader.sampler if batches is None else None)
+    sizes: Any = loader if batches is None else batches
+    is_iterable = isinstance(loader.dataset, IterableDataset)
+    is_fixed = is_iterable or is_stateful
+    batch_size, drop_last = (getattr(sizes, name, None) for name in ("batch_size", "drop_last"))
+    return Properties(
+        type(loader).__name__,
+        "DataLoader",
+        is_stateful,
+        dataset=(_steady_length if is_iterable else _length)(loader.dataset),
+        batch_sampler=type(batches).__name__,
+        sampler=type(sampler).__name__,
+        samples=_steady_length(sampler),
+        batch_size=batch_size if type(batch_size) is int else None,
+        drop_last=drop_last if type(drop_last) is bool else None,
+        batches=None if is_iterable else _steady_length(loader),
+        workers=loader.num_workers if is_fixed else None,
+        drawing_workers=None if is_fixed or loaders.is_seeded(loader) else loader.num_workers,
+    )
+
+
+_first: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
+"""Lengths, as they were first seen."""
+
+
+def _steady_length(one: Any) -> int | None:
+    """Its length; None once that is another one than at first, as if each epoch had its own."""
+    length = _length(one)
+    try:
+        first = _first.setdefault(one, length)
+    except TypeError:  # a list, say
+        return length
+    return length if length == first else None
+
+
+def _length(one: Any) -> int | None:
+    try:
+        return len(one)
+    except Exception:  # noqa: BLE001 - whatever it raises, it does not say
+        return None

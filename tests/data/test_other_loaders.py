@@ -1,0 +1,246 @@
+"""A loader that is another one at a resume: refused inside an epoch, named between two."""
+
+import itertools
+
+import pytest
+import torch
+from nan_trainer import outliving
+from number_datasets import Numbers, Stream
+from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import forge
+from forge.jobdir import spawned
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+
+
+class Crash(Exception):
+    """Stands for a kill."""
+
+
+class Renamed(SequentialSampler):
+    pass
+
+
+class Moving(DataLoader):
+    """Moves each batch, as a wrapper for a device does."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield batch.double()
+
+
+class Long(torch.utils.data.IterableDataset):
+    """Yields another share with each number of workers."""
+
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        return iter(range(24)[info.id :: info.num_workers] if info else range(24))
+
+
+def numbers(size=30, batch_size=4, kind=DataLoader, **options):
+    return kind(Numbers(size), batch_size=batch_size, **options)
+
+
+WORKERS = {"num_workers": 1, "multiprocessing_context": "fork"}
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """Trains in one of three forms; each call counts as a process of its own."""
+    count = itertools.count()
+    monkeypatch.setattr(spawned, "owner", lambda: f"process {next(count)}")
+
+    def batches(run, form, loader, end):
+        if form == "batches":
+            for _ in run.epochs(3):
+                yield from run.batches(loader)
+        elif form == "loader":
+            second = run.loader(loader)
+            for step in run.steps(end):
+                yield step, next(second)
+        else:
+            yield from run.steps(end, loader)
+
+    def one(loader, form="steps", crash_at=None, end=20):
+        seen, policy = [], {"checkpoint": {"dir": str(tmp_path / "job"), "every_steps": 1}}
+        torch.manual_seed(2)
+        with outliving(), forge.Run(policy, model=torch.nn.Linear(1, 1)) as run:
+            for step, batch in batches(run, form, loader, end):
+                if step == crash_at:
+                    raise Crash
+                seen.append(torch.as_tensor(batch).tolist())
+        return seen
+
+    return one
+
+
+OTHERS = {
+    "dataset": (numbers, lambda: numbers(46), "the length of its dataset was 30 and is 46"),
+    "batch size": (numbers, lambda: numbers(batch_size=8), "its batch size was 4 and is 8"),
+    "shuffle": (
+        lambda: numbers(shuffle=True),
+        numbers,
+        "its sampler was 'RandomSampler' and is 'SequentialSampler'",
+    ),
+    "drop_last": (
+        numbers,
+        lambda: numbers(drop_last=True),
+        "its drop_last was False and is True; the number of its batches was 8 and is 7",
+    ),
+    "list": (
+        lambda: list(numbers()),
+        numbers,
+        "its kind was 'no DataLoader' and is 'DataLoader'",
+    ),
+    "list of others": (lambda: list(numbers()), lambda: list(numbers(46)), "was 8 and is 12"),
+    "sampler": (
+        lambda: DataLoader(Numbers(30), 4, sampler=Renamed(range(30))),
+        lambda: DataLoader(Numbers(30), 4, sampler=Renamed(range(46))),
+        "the length of its sampler was 30 and is 46",
+    ),
+    "batch sampler": (
+        lambda: DataLoader(Numbers(30), batch_sampler=[[1, 2], [3], [4], [5]]),
+        numbers,
+        "its batch sampler was 'list' and is 'BatchSampler'",
+    ),
+    "stateful": (
+        numbers,
+        lambda: numbers(kind=StatefulDataLoader),
+        "whether it keeps its own place (state_dict) was False and is True",
+    ),
+    "another stateful": (
+        lambda: numbers(kind=StatefulDataLoader),
+        lambda: numbers(batch_size=8, kind=StatefulDataLoader),
+        "its batch size was 4 and is 8",
+    ),
+    "workers of a stream": (
+        lambda: DataLoader(Long(), 2),
+        lambda: DataLoader(Long(), 2, **WORKERS),
+        "its number of workers was 0 and is 1",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [(name, "steps") for name in OTHERS]
+    + [(name, form) for name in ("dataset", "shuffle") for form in ("batches", "loader")],
+)
+def test_another_loader_inside_an_epoch_is_refused_by_its_properties(name, form, train):
+    """The rest of the epoch would be other batches: the job trained on them in silence."""
+    before, after, words = OTHERS[name]
+    with pytest.raises(Crash):
+        train(before(), form, crash_at=3)
+    with pytest.raises(forge.Exit) as error:
+        train(after(), form)
+    assert error.value.code == 78
+    assert words in error.value.text
+    assert "saved after 3 batches of a pass" in error.value.text
+    with pytest.raises(Crash):  # nothing is lost: with the loader as it was, it goes on
+        train(before(), form, crash_at=4)
+
+
+@pytest.mark.parametrize("form", ["steps", "batches", "loader"])
+@pytest.mark.parametrize("name", ["dataset", "batch size", "drop_last", "list"])
+def test_another_loader_at_an_epochs_start_is_named_and_taken(name, form, train, caplog):
+    """No batch of the pass was taken: it can be of the new loader."""
+    before, after, words = OTHERS[name]
+    with pytest.raises(Crash):
+        train(before(), form, crash_at=8)
+    with caplog.at_level("WARNING", "forge"):
+        found = train(after(), form, end=32)
+    epoch = [batch.tolist() for batch in after()]
+    assert found[: 2 * len(epoch)] == epoch * 2
+    (line,) = [one for one in caplog.messages if "has changed since the checkpoint" in one]
+    assert words in line
+
+
+def test_the_same_loader_is_not_said_to_be_another_one(train, caplog):
+    """Inside an epoch, and between two."""
+    for crash_at in (3, 8, 11):
+        with pytest.raises(Crash):
+            train(numbers(shuffle=True), crash_at=crash_at)
+    with caplog.at_level("WARNING", "forge"):
+        train(numbers(shuffle=True))
+    assert not [one for one in caplog.messages if "loader" in one]
+
+
+@pytest.mark.parametrize("is_seeded", [False, True])
+def test_another_number_of_workers_is_named_unless_samples_are_seeded(is_seeded, train, caplog):
+    """The batches are the same; what is drawn in them need not be."""
+
+    def loader(**options):
+        data = forge.data.seeded(Numbers(30), 1) if is_seeded else Numbers(30)
+        return DataLoader(data, batch_size=4, **options)
+
+    whole = [batch.tolist() for batch in loader()]
+    with pytest.raises(Crash):
+        train(loader(), crash_at=3)
+    with caplog.at_level("WARNING", "forge"):
+        assert train(loader(**WORKERS), end=8) == whole[3:]
+    named = [one for one in caplog.messages if "had 0 workers when the checkpoint" in one]
+    assert len(named) == (not is_seeded)
+
+
+def shared(kind=DataLoader, batch_size=4, **options):
+    data = Numbers(32)
+    sampler = DistributedSampler(data, num_replicas=1, rank=0)
+    return kind(data, batch_size=batch_size, sampler=sampler, **options)
+
+
+def global_batches(size):
+    sampler = forge.data.GlobalBatchSampler(range(32), size, seed=1)
+    return DataLoader(Numbers(32), batch_sampler=sampler)
+
+
+class Labelled(DataLoader):
+    """A subclass that is iterated as a DataLoader is."""
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (lambda: global_batches(4), lambda: global_batches(8)),
+        (shared, lambda: shared(batch_size=8)),
+        (shared, lambda: shared(Labelled)),
+        (numbers, lambda: numbers(kind=Labelled)),
+        (numbers, lambda: numbers(kind=Moving)),
+        (lambda: DataLoader(Stream(), 2), lambda: Moving(Stream(), 2)),
+    ],
+    ids=["global", "dealt", "dealt, wrapped", "wrapped", "moved", "stream, moved"],
+)
+def test_a_loader_of_the_same_batches_resumes_though_it_is_another_one(before, after, train):
+    """Where the order of the samples is known, the place is counted in them."""
+    samples = [sample for batch in before() for sample in batch.tolist()]
+    (first, *_) = before()
+    with pytest.raises(Crash):
+        train(before(), crash_at=2)
+    found = [sample for batch in train(after(), end=4) for sample in batch]
+    assert found == samples[2 * len(first) :][: len(found)]
+
+
+def test_a_batch_size_that_is_kept_in_the_run_resumes(train, tmp_path):
+    """It was halved in the loop, and the loader is built from it."""
+
+    def attempt(crash_at=None):
+        seen, policy = [], {"checkpoint": {"dir": str(tmp_path / "one"), "every_steps": 1}}
+        with outliving(), forge.Run(policy, model=torch.nn.Linear(1, 1)) as run:
+            run.state["batch_size"] = 8
+            while run.step < 12:
+                loader = numbers(32, run.state["batch_size"], shuffle=True)
+                for step, batch in run.steps(12, loader):
+                    if step == crash_at:
+                        raise Crash
+                    seen.append((step, batch.tolist()))
+                    if step == 4 and run.state["batch_size"] == 8:
+                        run.state["batch_size"] = 4
+                        break
+        return seen
+
+    with pytest.raises(Crash):
+        attempt(crash_at=7)
+    found = attempt()
+    assert [step for step, _ in found] == [7, 8, 9, 10, 11]
+    assert {len(batch) for _, batch in found} == {4}
