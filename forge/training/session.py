@@ -38,7 +38,7 @@ from forge.training.loop.steps import Steps
 from forge.training.nan.nan_policy import NanPolicy, RateScale
 from forge.training.nan.update import Updater
 from forge.training.saver import SaveCause
-from forge.training.start import preflight
+from forge.training.start import agreement, preflight
 from forge.training.start.owner import Owner
 from forge.training.start.run_directory import RunDirectory
 
@@ -129,6 +129,7 @@ class Session:
             with preflight.exits():
                 job, checkpoint_dir = map(Path, exchange.first(entered, self._places))
             with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
+                agreement.check(exchange, self._policy, self._name, self._config)
                 self._claim(exchange, job, checkpoint_dir)
         except BaseException:
             self._group.close(0)

@@ -70,10 +70,10 @@ class RankedJob:
             error.add_note(self.output)
             raise
 
-    def run_to_end(self, *expected: list[int]) -> None:
+    def run_to_end(self, *expected: list[int], **env: str) -> None:
         """Attempts with these exit codes, then one in which every rank finishes."""
         for codes in (*expected, [0] * self.size):
-            found = self.run()
+            found = self.run(**env)
             assert found == codes, f"expected {codes}, found {found}:\n{self.output}"
 
     @property

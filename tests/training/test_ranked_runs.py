@@ -118,7 +118,7 @@ def test_another_number_of_ranks_resumes_with_the_weights_of_all(size, undisturb
     """With the averages of rank 0, and a word: what follows has other last bits."""
     shutil.copytree(undisturbed.checkpoints, tmp_path / "checkpoints", symlinks=True)
     job = RankedJob(tmp_path, size, n=STEPS)
-    job.run_to_end()
+    job.run_to_end(FORGE_RESUME="changed")  # another directory is another argument
     for weights in job.weights:
         assert_same_bits(weights, undisturbed.weights[0])
     found = [event for a in job.history.attempts for event in a.events]

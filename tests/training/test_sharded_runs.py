@@ -91,7 +91,7 @@ def test_another_number_of_ranks_resumes_it(size, undisturbed, tmp_path):
     """With the same weights to the last bit; what it would train from there on has others."""
     shutil.copytree(undisturbed.checkpoints, tmp_path / "checkpoints", symlinks=True)
     job = job_of(tmp_path, size)
-    job.run_to_end()
+    job.run_to_end(FORGE_RESUME="changed")  # another directory is another argument
     for weights in job.weights:
         assert_same_bits(weights, undisturbed.weights[0])
     assert f"step_{STEPS} was saved by 2 ranks and is resumed by {size}" in job.output

@@ -1,0 +1,84 @@
+"""What all ranks of a job have to have alike: policy, config, forge, torch and the script.
+
+Ranks that differ in one of them train together all the same: a NaN that one of them skips and
+another one applies ends in a checkpoint as good as any.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forge import messages
+from forge._version import __version__
+from forge.checkpoint.save.together import Exchange
+from forge.config.schema import Policy
+from forge.errors import ConfigError
+from forge.jobdir import flat_config, identity, job_dir
+from forge.jobdir.identity import Identity
+from forge.training.start import preflight
+
+_SHOWN = 4
+"""Ranks that one line names."""
+_ADVICE = """
+    Start all ranks with the same. If it is an argument that belongs to each rank (its number, its
+    GPU), give all settings but that: forge.Run(policy, config=…)."""
+
+
+def check(
+    exchange: Exchange, policy: Policy, name: str | None, config: dict[str, Any] | None
+) -> None:
+    """Compare all ranks with rank 0, in one exchange.
+
+    Raises:
+        ConfigError: On all of them, naming ranks and keys.
+    """
+    if exchange.ranks.size == 1:
+        return
+    ranks = exchange.give("what each rank runs", lambda: _of_this_rank(policy, name, config))
+    first = ranks[0]
+    differing: dict[tuple[str, tuple[str, str]], list[int]] = defaultdict(list)
+    for rank, one in enumerate(ranks):
+        changed = identity.changes(first["values"], one["values"])
+        changed += identity.differences(Identity(**first["job"]), Identity(**one["job"]))
+        for each in changed:
+            differing[each.key, each.shown].append(rank)
+    problems = [
+        f"rank {messages.few(numbers, _SHOWN)}: `{key}`: {now}, rank 0: {before}"
+        for (key, (before, now)), numbers in differing.items()
+    ]
+    if problems:
+        problems[-1] += _ADVICE
+        raise ConfigError(problems, "What the ranks of this job run")
+
+
+def _of_this_rank(policy: Policy, name: str | None, config: dict[str, Any] | None) -> Any:
+    """As JSON: plain values by key, and what makes the job."""
+    job, checkpoint_dir = job_dir.current(policy.checkpoint.dir, name)
+    values, _ = flat_config.given(policy)
+    values["resume"] = "changed" if preflight.is_change_wanted(policy) else "same"
+    values["checkpoint.dir"] = _within(job, checkpoint_dir)
+    if policy.checkpoint.init_from is not None:
+        source = job_dir.started_in() / policy.checkpoint.init_from
+        values["checkpoint.init_from"] = _within(job, source)
+    values |= {"(forge)": __version__, "(torch)": torch.__version__, "(script)": _script()}
+    return {"values": values, "job": identity.current(job, name or "", config).__dict__}
+
+
+def _within(job: Path, path: Path) -> str:
+    """A path as the job's directory, which each rank may have composed for itself, has it."""
+    return str(path.relative_to(job)) if path.is_relative_to(job) else str(path)
+
+
+def _script() -> str | None:
+    """A hash of what runs as `__main__`; None in a notebook."""
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] if path else None
+    except OSError:
+        return None  # removed since it was started

@@ -1,0 +1,43 @@
+"""Two ranks that differ as their environments say: policy, config, arguments, torch, script.
+
+`python differing.py <directory> <spec as JSON>`; the ranks meet by a file.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import forge
+
+torch.set_num_threads(1)
+directory = Path(sys.argv[1])
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group(
+    "gloo", init_method=f"file://{os.environ['MEETING']}", rank=rank, world_size=size
+)
+mine = json.loads(os.environ.get("MINE", "{}"))
+place = directory / mine.get("cwd", ".")
+place.mkdir(exist_ok=True)
+os.chdir(place)
+sys.argv[2:] = mine.get("words", [])
+torch.__version__ = mine.get("torch", torch.__version__)
+if "script" in mine:
+    (directory / "script.py").write_text(mine["script"])
+    sys.modules["__main__"].__file__ = str(directory / "script.py")
+torch.manual_seed(1)
+model = DistributedDataParallel(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+policy = {"checkpoint": {"dir": "checkpoints"}} | mine.get("policy", {})
+known = {"config": mine["config"]} if "config" in mine else {}
+with forge.Run(policy, model=model, optimizer=optimizer, **known) as run:
+    for step in run.steps(4):
+        loss = model(torch.ones(1, 2)).sum()
+        loss = loss * float("nan") if step == 2 else loss
+        loss.backward()
+        run.update(loss, optimizer)
+dist.destroy_process_group()

@@ -1,0 +1,46 @@
+"""Ranks that differ do not train: real ranks, each with an environment of its own."""
+
+import json
+
+import pytest
+from ranked import RankedJob
+
+NAN = {"policy": {"nan": {"action": "warn"}}}
+
+
+def started(folder, *of_ranks):
+    """A job whose ranks differ as told, after one attempt, and its exit codes."""
+    job = RankedJob(folder / "job", len(of_ranks), script="differing.py")
+    processes = job.start([{"MINE": json.dumps(one)} for one in of_ranks])
+    return job, [one.wait() for one in processes]
+
+
+@pytest.mark.parametrize(
+    ("of_ranks", "text"),
+    [
+        (({}, NAN), "rank 1: `nan.action`: warn, rank 0: skip"),
+        (({}, NAN, NAN), "rank 1, 2: `nan.action`: warn, rank 0: skip"),
+        (({"config": {"lr": 1}}, {"config": {"lr": 2}}), "rank 1: `lr`: 2, rank 0: 1"),
+        (({"words": ["--seed", "1"]}, {"words": ["--seed=2"]}), "rank 1: `--seed`: 2, rank 0: 1"),
+        (({}, {"torch": "1.0"}), "rank 1: `(torch)`: 1.0, rank 0: "),
+        (({}, {"script": "train()"}), "rank 1: `(script)`: "),
+    ],
+)
+def test_ranks_that_differ_are_rejected_on_every_rank_before_anything_is_written(
+    tmp_path, of_ranks, text
+):
+    """One that applies a NaN and one that skips it used to save it in a good checkpoint."""
+    job, codes = started(tmp_path, *of_ranks)
+    assert codes == [78] * len(of_ranks), job.output
+    assert all(text in " ".join(lines) for lines in job.printed), job.output
+    assert not list(job.directory.rglob("step_*"))
+    assert not list(job.directory.rglob("job.json"))
+
+
+def test_what_each_rank_has_of_its_own_may_differ(tmp_path):
+    """Its local rank, and where it was started: the directory is where rank 0 finds it."""
+    words = [["--local-rank", "0"], ["--local_rank=1"]]
+    mine = [{"words": one, "cwd": f"cwd{rank}"} for rank, one in enumerate(words)]
+    job, codes = started(tmp_path, *mine)
+    assert codes == [0, 0], job.output
+    assert (job.directory / "cwd0/checkpoints/latest").exists()
