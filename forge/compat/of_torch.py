@@ -65,6 +65,16 @@ def non_persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: one for name, one in own if name in module._non_persistent_buffers_set}
 
 
+def persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+    """The buffers of this module alone that its state_dict has, and those that are None.
+
+    If it goes: those of `named_buffers(recurse=False)` that `state_dict()` has. A buffer that is
+    None until the first call is then refused when it is made.
+    """
+    left_out = module._non_persistent_buffers_set
+    return {name: one for name, one in module._buffers.items() if name not in left_out}
+
+
 def loader_of(module: torch.nn.Module | type[torch.nn.Module]) -> Any:
     """The method that loads this module's own part of a state_dict, which layers may override.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from forge.checkpoint.format import tensor_encoding
 from forge.checkpoint.format.outline import UNKNOWN
 from forge.compat import of_torch
 from forge.errors import CheckpointError
@@ -47,7 +48,9 @@ def check_loadable(name: str, state: Mapping[str, Any]) -> None:
         CheckpointError: Naming the first.
     """
     for key, leaf in state.items():
-        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+        if not isinstance(leaf, torch.Tensor) or tensor_encoding.is_lazy(leaf):
+            continue
+        if leaf.layout is torch.strided:
             sizes = zip(leaf.shape, leaf.stride(), strict=True)
             if any(size > 1 and stride == 0 for size, stride in sizes):
                 raise CheckpointError(
@@ -114,6 +117,8 @@ def differ(live: Any, saved: Any) -> bool:
 
 def describe(value: Any) -> str:
     """A leaf for people."""
+    if tensor_encoding.is_lazy(value):
+        return "a tensor that is not made yet"
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return f"a {type(value).__name__}"
@@ -129,17 +134,18 @@ def in_place_targets(
         id(tensor)
         for path, one in modules
         if own and f"{path}.".startswith(own)
-        for tensor in _tensors(one).values()
+        for tensor in tensors(one).values()
     }
     plain = of_torch.loader_of(torch.nn.Module)
     for path, one in modules:
         if of_torch.loader_of(type(one)) is plain:
-            for name, live in _tensors(one).items():
+            for name, live in tensors(one).items():
                 key = f"{path}.{name}" if path else name
                 if key in saved and id(live) not in theirs:
                     yield saved[key], live.detach()
 
 
-def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+def tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters and buffers of this module alone, by name."""
     parameters = module.named_parameters(recurse=False, remove_duplicate=False)
     return {**dict(parameters), **dict(module.named_buffers(recurse=False, remove_duplicate=False))}

@@ -11,12 +11,21 @@ from torch import nn
 
 from forge import messages
 from forge.checkpoint import Store
-from forge.checkpoint.format import shards
+from forge.checkpoint.format import shards, tensor_encoding
 from forge.checkpoint.format.shards import Like
 from forge.errors import ConfigError, StateMismatch
-from forge.state import adapters, ddp_buckets, module_state, optimizer_state, stray_parameters
+from forge.state import (
+    adapters,
+    buffers,
+    ddp_buckets,
+    module_state,
+    optimizer_state,
+    stray_parameters,
+    structure,
+)
 from forge.state.adapters import Stateful
 from forge.state.optimizer_state import Copies
+from forge.state.structure import Structure
 from forge.state.transient_buffers import TransientBuffers
 
 _DROPOUTS = (
@@ -49,7 +58,9 @@ class StateRegistry:
                 )
             self.objects[name] = adapters.unwrapped(one)
         self._transient_buffers = TransientBuffers(self.objects)
-        self._groups: list[int] = []
+        self._built: Structure | None = None
+        """How the script has built them, once that is known."""
+        self._groups: dict[str, list[list[torch.Tensor]]] = {}
         self.optimizers = [o for o in self.objects.values() if isinstance(o, torch.optim.Optimizer)]
         """The registered optimizers."""
 
@@ -86,60 +97,40 @@ class StateRegistry:
                 yield name, parameter
 
     def local_parameters(self) -> Iterator[torch.Tensor]:
-        """What this rank holds of them."""
-        return (shards.local(parameter) for _, parameter in self.parameters())
-
-    def _order(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
-        """By group, the names of an optimizer's parameters: its state has nothing but numbers."""
-        names: dict[int, str] = {}
-        for name, one in self.objects.items():
-            if isinstance(one, torch.nn.Module):
-                for full, p in one.named_parameters(prefix=name, remove_duplicate=False):
-                    names[id(p)] = min(full, names.get(id(p), full))
-        groups = [group["params"] for group in optimizer.param_groups]
-        return [[names.get(id(p), "") for p in group] for group in groups]
-
-    def fix_groups(self) -> None:
-        """Refuse parameter groups that are added from now on."""
-        self._groups = self._num_groups()
-
-    def _num_groups(self) -> list[int]:
-        return [len(one.param_groups) for one in self.optimizers]
+        """What this rank holds of them, but for those that are not made yet."""
+        made = (one for _, one in self.parameters() if not tensor_encoding.is_lazy(one))
+        return map(shards.local, made)
 
     def check_groups(self) -> None:
-        """Find what `add_param_group` has added, before it is saved: no start could load it.
+        """Refuse what has changed in the groups of optimizers, before it is saved.
 
         Raises:
             ConfigError: Naming the optimizer.
         """
-        if self._num_groups() == self._groups:
-            return
-        for one, before in zip(self.optimizers, self._groups, strict=False):
-            if len(one.param_groups) != before:
-                name = self.name_of(one)
-                raise ConfigError(
-                    [
-                        f"{name}: expected {before} parameter groups as at the start, found"
-                        f" {len(one.param_groups)}. A checkpoint with a group that was added inside"
-                        " the loop could not be loaded, since the next start builds the optimizer"
-                        " without it. Give the optimizer all parameters at the start: those that"
-                        " are to be trained later with requires_grad_(False), and call"
-                        " requires_grad_(True) where you call add_param_group now."
-                    ],
-                    "The training loop",
-                )
+        if self._built is not None:
+            optimizers = {self.name_of(one): one for one in self.optimizers}
+            structure.check_groups(self._groups, self._built.order, optimizers)
 
     def capture(self, states: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Everything, gradients that are being accumulated included."""
+        """Everything, gradients that are being accumulated included.
+
+        Raises:
+            ConfigError: Naming what no start could load, since the loop has changed it.
+        """
         self._transient_buffers.check()
         for path, one in self._modules():
             module_state.check_reduced(path, one)
         if states is None:
             states = {name: one.state_dict() for name, one in self.objects.items()}
+        now = structure.of(self.objects, states)
+        built = self._built or now
+        structure.check(built, now)
         return {
             "kinds": {name: _kind(one) for name, one in self.objects.items()},
             "states": states,
-            "order": {self.name_of(one): self._order(one) for one in self.optimizers},
+            "order": now.order,
+            "tied": now.tied,
+            "buffers": {n: buffers.changed(built.buffers[n], now.buffers[n]) for n in now.buffers},
             "unregistered": stray_parameters.capture(self.objects, states),
             "evaluating": [name for name, one in self._modules() if not one.training],
             "dropout": {name: one.p for name, one in self._modules() if isinstance(one, _DROPOUTS)},
@@ -157,7 +148,7 @@ class StateRegistry:
         return {name: asked(name, one) for name, one in self.objects.items()}
 
     def check_savable(self, states: dict[str, Any] | None = None) -> None:
-        """Warn of what may be missing in a captured state.
+        """Warn of what may be missing in a captured state; from now on objects stay as built.
 
         Args:
             states: What `ask` returned.
@@ -166,6 +157,12 @@ class StateRegistry:
         """
         for path, module in self._modules():
             module_state.check_kind(path, module)
+        states = self.ask() if states is None else states
+        self._built = structure.of(self.objects, states)
+        self._groups = {
+            self.name_of(one): [list(group["params"]) for group in one.param_groups]
+            for one in self.optimizers
+        }
         captured = self.capture(states)
         Store.check_savable(captured)
         for name, one in self.objects.items():
@@ -243,6 +240,10 @@ class StateRegistry:
             StateMismatch: Naming each leaf, what was expected and what was found.
         """
         self.check(saved)
+        for name, one in self.objects.items():
+            if isinstance(one, torch.nn.Module):
+                first, wanted = self._buffers_of(name, one, saved)
+                buffers.fit(one, first, wanted)
         copies = Copies(owned, self._known(saved))
         for name in self.objects:
             self.put(name, saved["states"][name], copies)
@@ -305,39 +306,51 @@ class StateRegistry:
                 yield from self._object_differences(name, self.objects[name], saved)
         if "unregistered" in saved and self.objects.keys() == saved["states"].keys():
             yield from stray_parameters.differences(self.objects, saved["unregistered"])
+        if "tied" in saved and self.objects.keys() == saved["states"].keys():
+            yield from structure.tied_differences(self._as_built(), saved)
+
+    def _as_built(self) -> Structure:
+        return self._built or structure.of(self.objects, self.ask())
+
+    def _buffers_of(
+        self, name: str, one: torch.nn.Module, saved: dict[str, Any]
+    ) -> tuple[buffers.Built, dict[str, Any]]:
+        """How a module's buffers were built, and what they are to be made like for this state."""
+        first = self._built.buffers[name] if self._built is not None else buffers.built(one)
+        recorded = saved.get("buffers", {}).get(name, {})
+        return first, buffers.targets(one, first, saved["states"][name], recorded)
 
     def _object_differences(self, name: str, one: Stateful, saved: dict[str, Any]) -> Iterator[str]:
         state = saved["states"][name]
-        found = _of_main(saved["kinds"].get(name, _kind(one)))
+        kind = _of_main(saved["kinds"].get(name, _kind(one)))
         if isinstance(one, torch.nn.Module):
             own = module_state.own_ways(one)
-            yield from module_state.differences(name, one.state_dict(), state, own)
-        elif found != _kind(one):
-            yield f"{name}: expected a {_kind(one)}, found the state of a {found}"
+            _, made = self._buffers_of(name, one, saved)
+            live = {key: leaf for key, leaf in one.state_dict().items() if key not in made}
+            rest = {key: leaf for key, leaf in state.items() if key not in made}
+            yield from module_state.differences(name, live, rest, own)
+        elif kind != _kind(one):
+            yield f"{name}: expected a {_kind(one)}, found the state of a {kind}"
         elif isinstance(one, torch.optim.Optimizer):
             order = saved.get("order", {}).get(name, [])  # not in what a run begins with
-            found_order = list(_order_differences(name, self._order(one), order))
-            yield from found_order or optimizer_state.differences(name, one, state)
+            is_in_order = True
+            for place, was, found in structure.order_differences(
+                structure.orders(self.objects)[name], order
+            ):
+                is_in_order = False
+                yield (
+                    f"{name}.{place}: expected the state of {was}, found that of {found}."
+                    " Parameters have to come in the same order at every start: sort those that"
+                    " come out of a set"
+                )
+            if is_in_order:
+                yield from optimizer_state.differences(name, one, state)
 
     def _late_differences(self, saved: dict[str, Any]) -> Iterator[str]:
         """Those of modules that load in a way of their own: they were left to it so far."""
         for name, one in self.objects.items():
             if isinstance(one, torch.nn.Module) and module_state.own_ways(one):
                 yield from module_state.differences(name, one.state_dict(), saved["states"][name])
-
-
-def _order_differences(name: str, live: list[list[str]], saved: list[list[str]]) -> Iterator[str]:
-    """A sentence for each group of the same size whose parameters are others, or elsewhere."""
-    for i, (group, saved_group) in enumerate(zip(live, saved, strict=False)):
-        if len(group) == len(saved_group) and group != saved_group:
-            pairs = enumerate(zip(group, saved_group, strict=True))
-            j, expected, found = next((j, a, b) for j, (a, b) in pairs if a != b)
-            yield (
-                f"{name}.param_groups[{i}][{j}]: expected the state of"
-                f" {expected or 'a parameter of no module'}, found that of"
-                f" {found or 'a parameter of no module'}. Parameters have to come in the same order"
-                " at every start: sort those that come out of a set"
-            )
 
 
 def asked(name: str, one: Any) -> Any:
@@ -373,8 +386,7 @@ def refuse(differences: Iterable[str]) -> None:
         raise StateMismatch(
             "The checkpoint does not fit the objects given to forge.Run:"
             + "".join(f"\n  - {line}" for line in lines)
-            + "\nBuild them as they were at that save (with what the loop had added to them by"
-            " then), or start in a new directory."
+            + "\nBuild them as they were at that save, or start in a new directory."
         )
 
 

@@ -160,7 +160,6 @@ class Session:
                 exchange.give("the ranks' health checks", health.check_ranks, within_s=limit_s)
                 self._resume(owner)
                 preflight.keep_threads(job, is_resumed=self.resumed_from is not None)
-            self._live.fix_groups()
             num_steps = 1 if self._group.size == 1 else 2 + MARGIN
             self._wire(
                 TimeLimit(os.environ, self._stop_s, folder=forge_dir(job), num_steps=num_steps)

@@ -58,6 +58,8 @@ class Encoder:
             return value if value.bit_length() <= 256 else {"!int": hex(value)}
         if kind is float:
             return value if math.isfinite(value) else {"!float": _odd_float(value)}
+        if tensor_encoding.is_lazy(value):
+            return {"!lazy": str(value.dtype).removeprefix("torch."), "as": kind.__name__}
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
         if self._depth == MAX_DEPTH:
@@ -312,11 +314,17 @@ def _decode_pairs(pairs: list[list[Any]], tensors: _Tensors) -> list[tuple[Any, 
     return [(_decode(key, tensors), _decode(v, tensors)) for key, v in pairs]
 
 
-def _decode_dtype(value: dict[str, Any], tensors: _Tensors) -> torch.dtype:
-    found = vars(torch).get(value["!dtype"])
+def _dtype(name: str) -> torch.dtype:
+    found = vars(torch).get(name)
     if not isinstance(found, torch.dtype):
-        raise DamagedCheckpoint(f"torch.{value['!dtype']} is not a dtype")
+        raise DamagedCheckpoint(f"torch.{name} is not a dtype")
     return found
+
+
+def _decode_lazy(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
+    kinds: dict[str, Any] = {kind.__name__: kind for kind in tensor_encoding.LAZY}
+    made: torch.Tensor = kinds[value["as"]](dtype=_dtype(value["!lazy"]))
+    return made
 
 
 def _decode_sparse(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
@@ -338,6 +346,7 @@ _DECODERS: dict[str, Callable[[dict[str, Any], _Tensors], Any]] = {
     "!tensor": _decode_tensor,
     "!shard": _decode_shard,
     "!sparse": _decode_sparse,
+    "!lazy": _decode_lazy,
     "!OrderedDict": _decode_ordered,
     "!Counter": lambda v, t: collections.Counter(dict(_decode_pairs(v["!Counter"], t))),
     "!dict": lambda v, t: dict(_decode_pairs(v["!dict"], t)),
@@ -350,7 +359,7 @@ _DECODERS: dict[str, Callable[[dict[str, Any], _Tensors], Any]] = {
     "!complex": lambda v, t: complex(*_decode(v["!complex"], t)),
     "!bytes": lambda v, t: base64.b64decode(v["!bytes"]),
     "!bytearray": lambda v, t: bytearray(base64.b64decode(v["!bytearray"])),
-    "!dtype": _decode_dtype,
+    "!dtype": lambda v, t: _dtype(v["!dtype"]),
     "!device": lambda v, t: torch.device(v["!device"]),
     "!numpy_scalar": _decode_numpy_scalar,
     "!ndarray": _decode_ndarray,

@@ -33,6 +33,8 @@ class Leaf:
     @property
     def num_bytes(self) -> int:
         """Bytes of a tensor's or an array's content; 0 for all else."""
+        if tensor_encoding.is_lazy(self.value):
+            return 0
         if isinstance(self.value, torch.Tensor):
             parts = tensor_encoding.parts(self.value)
             return sum(part.numel() * part.dtype.itemsize for part in parts)
@@ -76,6 +78,8 @@ def _is_array(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
+    if tensor_encoding.is_lazy(value):
+        return f"{_short(value.dtype)} not made yet"
     if isinstance(value, torch.Tensor):
         layout = "" if value.layout is torch.strided else f" {_short(value.layout)}"
         return f"{_short(value.dtype)}{list(value.shape)}{layout}"
@@ -114,7 +118,8 @@ def differences(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _difference(a: Any, b: Any) -> str:
-    is_tensor, kinds = isinstance(a, torch.Tensor), (_kind(a), _kind(b))
+    is_tensor = isinstance(a, torch.Tensor) and not tensor_encoding.is_lazy(a)
+    kinds = _kind(a), _kind(b)
     if is_tensor and kinds[0] == kinds[1]:
         return _value_difference(a, b)
     if not is_tensor and _identity(a) == _identity(b):  # first: equal sets may not look the same

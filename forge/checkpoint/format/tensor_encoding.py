@@ -13,13 +13,19 @@ from forge.compat import of_torch
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 """Others, subclasses, have behaviour that their data does not tell."""
 
+LAZY = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
+"""What a lazy module has before it is called for the first time: no shape, and no data."""
+
+
+def is_lazy(value: object) -> bool:
+    """Whether it is a tensor that a lazy module has not made yet."""
+    return type(value) in LAZY
+
 
 def problem(tensor: torch.Tensor) -> str | None:
     """What a tensor is that cannot be kept exactly, or None."""
     if type(tensor) in PLAIN_TYPES and _is_usual(tensor):
         return None  # nearly all of them, and asked at every save
-    if torch.nn.parameter.is_lazy(tensor):
-        return "a parameter that a lazy module has not made yet (call the module once)"
     if type(tensor) not in PLAIN_TYPES:
         return f"a tensor of the subclass {type(tensor).__qualname__}"
     if tensor.is_nested:

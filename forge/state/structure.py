@@ -1,0 +1,234 @@
+"""How the objects of a run are built: their parameters, their groups, and what shares memory.
+
+The next start builds them as this one did. What the loop changes of it could be saved, and no start
+could load it: so it is compared with the start before it is saved, and refused while the job lives.
+Not compared are buffers, which may grow (`buffers.py`), what a module loads in its own way, what an
+optimizer makes as it steps, and the state of objects that are neither modules nor optimizers.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from forge.compat import of_torch
+from forge.errors import ConfigError
+from forge.state import buffers, module_state, sharing, stray_parameters
+from forge.state.buffers import Built
+
+_SHOWN = 8
+"""Differences that one error names."""
+
+_WHEN = " as at the start"
+_NO_MODULE = "a parameter of no module"
+
+_ADVICE = (
+    "A checkpoint of it could not be loaded, since the next start builds its objects as this one"
+    " did. Change them before forge.Run is entered; or let this training end, and give the changed"
+    " objects to a Run of its own (`name=`)."
+)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What is compared."""
+
+    leaves: dict[str, str]
+    """Name of each leaf in a module's state -> dtype and shape; but for buffers."""
+    buffers: dict[str, Built]
+    """By module, how its buffers are."""
+    paths: dict[str, set[str]]
+    """By module, the paths of the modules in it."""
+    own: tuple[str, ...]
+    """Prefixes of the names that a module loads in its own way."""
+    order: dict[str, list[list[str]]]
+    """By optimizer and group, the names of its parameters."""
+    names: set[str]
+    """Of all tensors of modules, and of parameters that no module holds."""
+    tied: list[list[str]]
+    """Those that share memory."""
+
+
+def of(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Structure:
+    """How objects are built now.
+
+    Args:
+        objects: By name.
+        states: What their `state_dict` has returned just now.
+    """
+    modules = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
+    built = {name: buffers.built(one) for name, one in modules.items()}
+    named = list(_named(objects, states))
+    return Structure(
+        leaves={
+            f"{name}.{key}": "" if _is_extra(key) else module_state.describe(leaf)
+            for name in modules
+            for key, leaf in states[name].items()
+            if key not in built[name]
+        },
+        buffers=built,
+        paths={name: {path for path, _ in one.named_modules()} for name, one in modules.items()},
+        own=tuple(f"{n}.{p}" for n, one in modules.items() for p in module_state.own_ways(one)),
+        order=orders(objects),
+        names={name for name, _ in named},
+        tied=sharing.groups(named),
+    )
+
+
+def _is_extra(key: Any) -> bool:
+    return str(key).rpartition(".")[2] == of_torch.EXTRA_STATE
+
+
+def _named(
+    objects: Mapping[str, Any], states: Mapping[str, Any]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that the states of modules have, and parameters that no module holds."""
+    in_modules: set[int] = set()
+    for name, one in objects.items():
+        if isinstance(one, nn.Module):
+            for path, module in one.named_modules(remove_duplicate=False):
+                for key, tensor in module_state.tensors(module).items():
+                    in_modules.add(id(tensor))
+                    full = f"{path}.{key}" if path else key
+                    if full in states[name]:
+                        yield f"{name}.{full}", tensor
+    for name, one in objects.items():
+        if isinstance(one, torch.optim.Optimizer):
+            for place, parameter in stray_parameters.placed(one):
+                if id(parameter) not in in_modules:
+                    yield f"{name}.{place}", parameter
+
+
+def orders(objects: Mapping[str, Any]) -> dict[str, list[list[str]]]:
+    """By optimizer and group, the names of parameters: a state has nothing but numbers."""
+    names: dict[int, str] = {}
+    for name, one in objects.items():
+        if isinstance(one, nn.Module):
+            for full, p in one.named_parameters(prefix=name, remove_duplicate=False):
+                names[id(p)] = min(full, names.get(id(p), full))
+    return {
+        name: [[names.get(id(p), "") for p in group["params"]] for group in one.param_groups]
+        for name, one in objects.items()
+        if isinstance(one, torch.optim.Optimizer)
+    }
+
+
+def check(first: Structure, now: Structure) -> None:
+    """Refuse what the loop has changed, before it is saved.
+
+    Raises:
+        ConfigError: Naming what was there at the start, and what is there now.
+    """
+    problems = [
+        sentence
+        for sentence in _module_differences(first, now)
+        if not (first.own and sentence.startswith(first.own))
+    ]
+    for name, groups in first.order.items():
+        for place, was, found in order_differences(groups, now.order[name]):
+            problems.append(f"{name}.{place}: expected {was}{_WHEN}, found {found}")
+    for a, b, was_tied in sharing.differences(first.tied, now.tied, now.names):
+        if not (first.own and a.startswith(first.own)):
+            problems.append(shared(a, b, _WHEN, "", was_tied=was_tied))
+    refuse(problems)
+
+
+def refuse(problems: list[str]) -> None:
+    """Raise if there are any.
+
+    Raises:
+        ConfigError: Naming the first of them, with what to do.
+    """
+    if problems:
+        more = len(problems) - _SHOWN
+        shown = problems[:_SHOWN] + ([f"… and {more} more"] if more > 0 else [])
+        raise ConfigError([*shown[:-1], f"{shown[-1]}. {_ADVICE}"], "The training loop")
+
+
+def check_groups(
+    first: Mapping[str, list[list[torch.Tensor]]],
+    order: Mapping[str, list[list[str]]],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+) -> None:
+    """Refuse other parameters, or another order, in an optimizer; cheap enough for each boundary.
+
+    Args:
+        first: By optimizer, the parameters of its groups at the start.
+        order: Their names.
+        optimizers: By name.
+    Raises:
+        ConfigError: Naming the optimizer.
+    """
+    for name, groups in first.items():
+        now = [group["params"] for group in optimizers[name].param_groups]
+        if len(now) != len(groups):
+            text = (
+                f"{name}: expected {len(groups)} parameter groups{_WHEN}, found {len(now)}. A"
+                " checkpoint with a group that was added inside the loop could not be loaded, since"
+                " the next start builds the optimizer without it. Give the optimizer all parameters"
+                " at the start: those that are to be trained later with requires_grad_(False), and"
+                " call requires_grad_(True) where you call add_param_group now."
+            )
+            raise ConfigError([text], "The training loop")
+        for i, (before, after) in enumerate(zip(groups, now, strict=True)):
+            if len(before) != len(after) or not all(map(operator.is_, before, after)):
+                refuse([_other_group(f"{name}.param_groups[{i}]", before, after, order[name][i])])
+
+
+def _other_group(
+    group: str, before: list[torch.Tensor], after: list[torch.Tensor], names: list[str]
+) -> str:
+    if len(before) != len(after):
+        return f"{group}: expected {len(before)} parameters{_WHEN}, found {len(after)}"
+    j = next(j for j, (a, b) in enumerate(zip(before, after, strict=True)) if a is not b)
+    known = {id(one): name or _NO_MODULE for one, name in zip(before, names, strict=True)}
+    found = known.get(id(after[j]), "another parameter")
+    return f"{group}[{j}]: expected {known[id(before[j])]}{_WHEN}, found {found}"
+
+
+def _module_differences(first: Structure, now: Structure) -> Iterator[str]:
+    for name in {**first.leaves, **now.leaves}:
+        was, found = first.leaves.get(name), now.leaves.get(name)
+        if was != found:
+            yield f"{name}: expected {was or 'nothing'}{_WHEN}, found {found or 'nothing'}"
+    for name, before in first.buffers.items():
+        after = now.buffers[name]
+        for key in before.keys() - after.keys():
+            if f"{name}.{key}" not in now.leaves:
+                yield f"{name}.{key}: expected a buffer{_WHEN}, found nothing"
+        for key in after.keys() - before.keys():
+            if key.rpartition(".")[0] not in first.paths[name] and after[key] is not None:
+                yield f"{name}.{key}: expected nothing{_WHEN}, found {after[key]}"
+
+
+def order_differences(
+    expected: list[list[str]], found: list[list[str]]
+) -> Iterator[tuple[str, str, str]]:
+    """For each group of the same size, the first place of another parameter: it, and both names."""
+    for i, (group, found_group) in enumerate(zip(expected, found, strict=False)):
+        if len(group) == len(found_group) and group != found_group:
+            pairs = enumerate(zip(group, found_group, strict=True))
+            j, was, is_now = next((j, a, b) for j, (a, b) in pairs if a != b)
+            yield f"param_groups[{i}][{j}]", was or _NO_MODULE, is_now or _NO_MODULE
+
+
+def tied_differences(built: Structure, saved: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each two names that share memory in a captured state, or here, alone."""
+    known = {f"{name}.{key}" for name in built.buffers for key in saved["states"][name]}
+    known |= {f"{name}.{key}" for name, one in saved["unregistered"].items() for key in one}
+    known.update(*saved["tied"])
+    known = {one for one in known & built.names if not (built.own and one.startswith(built.own))}
+    for a, b, was_tied in sharing.differences(built.tied, saved["tied"], known):
+        yield shared(a, b, "", " in the checkpoint", was_tied=was_tied)
+
+
+def shared(a: str, b: str, expected_when: str, found_where: str, *, was_tied: bool) -> str:
+    """A sentence for two names that share memory in one of two places only."""
+    one, two = "one tensor under both names (tied)", "two tensors"
+    expected, found = (one, two) if was_tied else (two, one)
+    return f"{a} and {b}: expected {expected}{expected_when}, found {found}{found_where}"

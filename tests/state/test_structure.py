@@ -1,0 +1,274 @@
+"""What the loop changes of a model or an optimizer: saved so that it loads, or refused at once."""
+
+import copy
+
+import pytest
+import torch
+from nan_trainer import checkpoints, outliving, stop
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune
+from torch.optim.swa_utils import AveragedModel
+from updates import a_run
+
+import forge
+
+
+@pytest.fixture(autouse=True)
+def _lives_on():
+    with outliving():
+        yield
+
+
+class Model(nn.Module):
+    """Two layers, a tied pair, and buffers that come and grow as it is called."""
+
+    def __init__(self, *, is_tied=True, num_seen=0):
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 3), nn.Linear(3, 1)
+        self.encoder, self.decoder = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        if is_tied:
+            self.decoder.weight = self.encoder.weight
+        self.register_buffer("scale", None)
+        self.register_buffer("seen", torch.zeros(num_seen))
+
+    def forward(self, x):
+        if self.scale is None:
+            self.scale = x.abs().mean()
+        if not hasattr(self, "first"):
+            self.register_buffer("first", x.detach().clone())
+        self.seen = torch.cat([self.seen, x.detach().mean().reshape(1)])
+        hidden = self.body(x / self.scale)
+        return self.head(self.decoder(self.encoder(hidden)) + self.seen.mean())
+
+
+def build(*, is_tied=True, num_seen=0):
+    torch.manual_seed(1)
+    model = Model(is_tied=is_tied, num_seen=num_seen)
+    groups = [{"params": list(model.body.parameters())}, {"params": list(model.head.parameters())}]
+    groups.append({"params": list(model.encoder.parameters()), "lr": 0.01})
+    return model, torch.optim.Adam(groups, lr=0.1)
+
+
+def train(directory, change=None, at=3, steps=6, every_steps=2, then=None, **built):
+    """The state at the end of a run in whose step `at` something happens."""
+    model, optimizer = build(**built)
+    policy = {"checkpoint": {"dir": str(directory), "every_steps": every_steps, "every_s": None}}
+    with a_run(directory, policy, model=model, optimizer=optimizer) as run:
+        for step in run.steps(steps):
+            loss = model(torch.randn(3, 2)).square().sum()
+            loss.backward()
+            run.update(loss, optimizer)
+            if change is not None and step == at:
+                change(model, optimizer)
+                if then is not None:
+                    then()
+    return str(copy.deepcopy((model.state_dict(), optimizer.state_dict()))), run.resumed_from
+
+
+def reverse(model, optimizer):
+    optimizer.param_groups.reverse()
+
+
+def move(model, optimizer):
+    first, second, _ = optimizer.param_groups
+    second["params"].append(first["params"].pop())
+
+
+def swap(model, optimizer):
+    optimizer.param_groups[0]["params"].reverse()
+
+
+def new_head(model, optimizer):
+    model.head = nn.Linear(3, 1)
+
+
+def smaller_body(model, optimizer):
+    model.body.weight = nn.Parameter(model.body.weight[:, :1].clone())
+
+
+def more(model, optimizer):
+    model.extra = nn.Linear(1, 1)
+
+
+def less(model, optimizer):
+    del model.head.bias
+
+
+def untie(model, optimizer):
+    model.decoder.weight = nn.Parameter(model.encoder.weight.detach().clone())
+
+
+def tie(model, optimizer):
+    model.head.weight = nn.Parameter(model.encoder.weight.data[:1])
+
+
+def in_float64(model, optimizer):
+    model.double()
+
+
+CHANGES = {
+    "groups reversed": (
+        reverse,
+        "optimizer.param_groups[0]: expected 2 parameters as at the start",
+    ),
+    "moved to another group": (move, "optimizer.param_groups[0]: expected 2 parameters"),
+    "parameters swapped": (swap, "optimizer.param_groups[0][0]: expected model.body.weight"),
+    "a head replaced": (new_head, "param_groups[1][0]: expected model.head.weight as at the start"),
+    "a layer pruned": (
+        lambda model, _: prune.l1_unstructured(model.body, "weight", amount=1),
+        "model.body.weight: expected float32[3, 2] as at the start, found nothing",
+    ),
+    "a layer cut": (
+        smaller_body,
+        "model.body.weight: expected float32[3, 2] as at the start, found float32[3, 1]",
+    ),
+    "a layer added": (more, "model.extra.weight: expected nothing as at the start"),
+    "a bias deleted": (less, "model.head.bias: expected float32[1] as at the start"),
+    "a weight norm": (
+        lambda model, _: parametrizations.weight_norm(model.body),
+        "model.body.weight: expected float32[3, 2] as at the start, found nothing",
+    ),
+    "another dtype": (
+        in_float64,
+        "model.body.weight: expected float32[3, 2] as at the start, found float64",
+    ),
+    "untied": (untie, "model.decoder.weight and model.encoder.weight: expected one tensor"),
+    "tied since": (tie, "model.decoder.weight and model.head.weight: expected two tensors"),
+}
+
+
+@pytest.mark.parametrize("ends_by", ["the next save", "a stop", "the end"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_no_start_could_load_is_refused_before_it_is_saved(tmp_path, change, ends_by):
+    """It was saved, and every later start ended with code 74, or with other bits."""
+    act, sentence = CHANGES[change]
+    every_steps, at = (100, 5) if ends_by == "the end" else (2, 3)
+    then = stop if ends_by == "a stop" else None
+    with pytest.raises(forge.Exit) as caught:
+        train(tmp_path, act, at=at, every_steps=every_steps, then=then)
+    assert caught.value.code == 78
+    assert sentence in caught.value.text
+    assert checkpoints(tmp_path) == (set() if ends_by == "the end" else {"step_2"})
+    assert train(tmp_path)[0] == train(tmp_path / "undisturbed")[0]
+
+
+def test_groups_are_compared_at_the_next_boundary_not_only_at_a_save(tmp_path):
+    """What is trained until the next save could not be kept."""
+    for change in (reverse, move, swap):
+        with pytest.raises(forge.Exit) as caught:
+            train(tmp_path, change, at=1, every_steps=100)
+        assert caught.value.code == 78
+        assert "optimizer.param_groups[0]" in caught.value.text
+
+
+@pytest.mark.parametrize("at", [0, 3, 4])
+def test_buffers_that_appear_and_grow_come_back(tmp_path, at):
+    """None until the first call, registered in it, longer with each: 74 at every later start."""
+    with pytest.raises(RuntimeError, match="killed"):
+        train(tmp_path / "job", kill, at=at, every_steps=1)
+    end, resumed_from = train(tmp_path / "job", every_steps=1)
+    assert resumed_from == (f"step_{at}" if at else None)
+    assert end == train(tmp_path / "undisturbed")[0]
+
+
+def kill(model, optimizer):
+    raise RuntimeError("killed")
+
+
+def test_buffers_of_another_script_are_no_growth(tmp_path):
+    """How the script builds them is compared: another table than was saved would be cut."""
+    with pytest.raises(RuntimeError, match="killed"):
+        train(tmp_path, kill)
+    with pytest.raises(forge.Exit, match=r"model\.seen: expected float32\[1\], found float32\[2\]"):
+        train(tmp_path, num_seen=1)
+
+
+def test_a_rollback_makes_buffers_as_they_were(tmp_path):
+    """They have grown since, or were not there yet."""
+    bad = iter([True, True])
+    model, optimizer = build()
+    policy = {"nan": {"action": "rollback", "max_consecutive": 2}}
+    policy["checkpoint"] = {"dir": str(tmp_path), "every_steps": 2, "every_s": None}
+    with a_run(tmp_path, policy, model=model, optimizer=optimizer) as run:
+        for step in run.steps(6):
+            loss = model(torch.randn(3, 2)).square().sum()
+            if step in (0, 1) and next(bad, False):
+                loss = loss * torch.nan
+            loss.backward()
+            run.update(loss, optimizer)
+    assert len(model.seen) == 6
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_another_sharing_than_the_script_builds_is_a_mismatch(tmp_path, is_tied):
+    """Of two saved tensors one would be dropped, or one would become two."""
+    with pytest.raises(RuntimeError, match="killed"):
+        train(tmp_path, kill, is_tied=is_tied)
+    with pytest.raises(forge.Exit) as caught:
+        train(tmp_path, is_tied=not is_tied)
+    assert caught.value.code in (74, 78)
+    assert "model.decoder.weight and model.encoder.weight: expected" in caught.value.text
+
+
+def kinds_of_models():
+    def plain():
+        return nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+    def lazy():
+        return nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.Linear(4, 1))
+
+    def spectral():
+        return nn.Sequential(parametrizations.spectral_norm(nn.Linear(2, 4)), nn.Linear(4, 1))
+
+    def old_weight_norm():
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(2, 4)), nn.Linear(4, 1))
+
+    def pruned():
+        model = plain()
+        prune.l1_unstructured(model[0], "weight", amount=2)
+        return model
+
+    def orthogonal():
+        return nn.Sequential(parametrizations.orthogonal(nn.Linear(2, 2)), nn.Linear(2, 1))
+
+    def shared_module():
+        layer = nn.Linear(2, 2)
+        return nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(2, 1))
+
+    return {
+        one.__name__: one
+        for one in (plain, lazy, spectral, old_weight_norm, pruned, orthogonal, shared_module)
+    }
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("kind", kinds_of_models())
+def test_models_that_stay_what_they_are_are_not_refused(tmp_path, kind):
+    """Hooks, parametrizations, averages, lazy layers: nothing of it changes how a start builds."""
+
+    def run_it(directory, until):
+        torch.manual_seed(1)
+        model = kinds_of_models()[kind]()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        stateful = {"model": model, "optimizer": optimizer}
+        has_average = kind not in ("lazy", "old_weight_norm", "pruned")  # it copies the model
+        if has_average:
+            stateful["ema"] = AveragedModel(model, use_buffers=True)
+        policy = {"checkpoint": {"dir": str(directory), "every_steps": 1, "every_s": None}}
+        with a_run(directory, policy, **stateful) as run:
+            for step in run.steps(6):
+                loss = model(torch.randn(3, 2)).square().sum()
+                loss.backward()
+                run.update(loss, optimizer)
+                if has_average:
+                    stateful["ema"].update_parameters(model)
+                if step == until:
+                    kill(model, optimizer)
+        return str([one.state_dict() for one in stateful.values()])
+
+    for until in (0, 3):
+        with pytest.raises(RuntimeError, match="killed"):
+            run_it(tmp_path / "job", until)
+    assert run_it(tmp_path / "job", None) == run_it(tmp_path / "undisturbed", None)
+    assert not parametrize.is_parametrized(nn.Linear(1, 1))
