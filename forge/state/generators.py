@@ -11,6 +11,14 @@ import torch
 from forge.errors import StateMismatch
 
 
+def is_one(value: Any) -> bool:
+    """Whether it is a generator that can be saved."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.random.Generator | numpy.random.RandomState):
+        return True
+    return isinstance(value, torch.Generator) or type(value) is random.Random
+
+
 def described(value: Any) -> dict[str, Any] | None:
     """What a generator is made of again; None where it is none."""
     if isinstance(value, torch.Generator):

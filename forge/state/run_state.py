@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
-
-import torch
 
 from forge.checkpoint.format.codec import Encoder
 from forge.errors import CheckpointError
-from forge.state import generators
+from forge.state import run_values
+from forge.state.run_values import Packed, PuttingBack
 
 
 class RunState(MutableMapping[str, Any]):
@@ -18,7 +16,8 @@ class RunState(MutableMapping[str, Any]):
 
     Values are numbers, strings, bytes, tensors, arrays of numpy, generators of random numbers
     (`torch.Generator`, `random.Random`, `Generator` and `RandomState` of numpy), and dicts and
-    lists of them.
+    lists of them. One object under two names is one after a resume. Views of one memory, tensors
+    that require grad, and what objects of the Run hold as well are rejected, naming both.
 
         run.state["best"] = min(run.state.get("best", math.inf), value)
 
@@ -58,7 +57,7 @@ class RunState(MutableMapping[str, Any]):
         if not isinstance(name, str):
             raise TypeError(f"run.state[{name!r}]: expected a string, found {type(name).__name__}")
         encoder = Encoder()
-        encoder.encode(_without_generators(value, [], []), f"run.state.{name}")
+        encoder.encode(Packed(value, [name]).tree, f"run.state.{name}")
         if encoder.sharded:
             raise CheckpointError(
                 f"{encoder.sharded[0]}: a DTensor has to be in an object that is given to"
@@ -80,71 +79,44 @@ class RunState(MutableMapping[str, Any]):
         return f"run.state({self._values!r})"
 
     def capture(self) -> dict[str, Any]:
-        """What goes into a checkpoint, by keys that name it in messages."""
-        found: list[dict[str, Any]] = []
-        values = _without_generators(self._values, [], found)
-        return {"run.state": values, "run.state generators": found}
+        """What goes into a checkpoint, by keys that name it in messages.
+
+        Raises:
+            CheckpointError: Naming a value that would come back as another.
+        """
+        packed = Packed(self._values, [])
+        return {
+            "run.state": packed.tree,
+            "run.state generators": packed.generators,
+            "run.state shared": packed.shared,
+        }
+
+    def check_alone(self, given: Mapping[str, Any], live: Callable[[], Any]) -> None:
+        """Refuse values that share memory with each other, or with objects given to forge.Run.
+
+        Args:
+            given: The objects, by name.
+            live: Returns what is saved of them; asked only if that counts.
+        Raises:
+            CheckpointError: Naming both.
+        """
+        found = Packed(self._values, []).found[1:]  # the first is all of it
+        if found:
+            run_values.check_alone(found, given, live())
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Go back to what was captured.
 
         Raises:
-            StateMismatch: For a generator of a kind that is not known here.
+            StateMismatch: For a generator that cannot be made here.
         """
-        values = saved.get("run.state", {})
-        for one in saved.get("run.state generators", ()):
-            *way, last = one["path"]
-            holder = values
-            for key in way:
-                holder = holder[key]
-            holder[last] = generators.made(one)
-        self._values = _put_back(self._values, values)
+        self._values = PuttingBack().put(self._values, run_values.unpacked(saved))
         if self._restored is not None:
             self._restored = dict(self._values)
 
     def begin_loop(self) -> None:
         """What was assigned instead of a restored value was a beginning: it is put back."""
+        put = PuttingBack().put
         for name, value in (self._restored or {}).items():
-            if self._values.get(name) is not value:
-                self._values[name] = _put_back(self._values.get(name), value)
+            self._values[name] = put(self._values.get(name), value)
         self._restored = None
-
-
-def _without_generators(value: Any, path: list[Any], found: list[dict[str, Any]]) -> Any:
-    """The same, with None for each generator, whose state is added to `found`."""
-    if type(value) is dict:
-        return {key: _without_generators(v, [*path, key], found) for key, v in value.items()}
-    if type(value) is list:
-        return [_without_generators(v, [*path, i], found) for i, v in enumerate(value)]
-    described = generators.described(value)
-    if described is None:
-        return value
-    found.append({"path": path, **described})
-    return None
-
-
-def _put_back(live: Any, saved: Any) -> Any:
-    """What was saved; in the place of `live` where that is alike and can be changed."""
-    if type(live) is not type(saved):
-        return saved
-    if type(saved) is dict:
-        restored = {key: _put_back(live.get(key), value) for key, value in saved.items()}
-        live.clear()
-        live.update(restored)
-        return live
-    if type(saved) is list:
-        known = [*live, *[None] * (len(saved) - len(live))]
-        live[:] = [_put_back(a, b) for a, b in zip(known, saved, strict=False)]
-        return live
-    if type(saved) is torch.Tensor:
-        if (live.shape, live.dtype, live.device) != (saved.shape, saved.dtype, saved.device):
-            return saved
-        with torch.no_grad():
-            return live.copy_(saved)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and type(saved) is numpy.ndarray:
-        if live.flags.writeable and (live.shape, live.dtype) == (saved.shape, saved.dtype):
-            live[...] = saved
-            return live
-        return saved
-    return saved if generators.described(saved) is None else generators.put_back(live, saved)

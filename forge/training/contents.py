@@ -47,8 +47,10 @@ class Contents:
         self._metrics.flush()
         self.live.check_groups()
         self._updater.settle()
+        live = self.live.capture()
+        self.check_own(live)
         return {
-            "live": self.live.capture(),
+            "live": live,
             "nan": self._nan.state_dict(),
             "overflows": self._updater.overflows.state_dict(),
             **self._loops.capture(),
@@ -56,6 +58,22 @@ class Contents:
             "rng": rng.capture(),
             **self._own.capture(),
         }
+
+    def check_own(self, live: dict[str, Any] | None = None) -> None:
+        """Refuse what `run.state` shares with the objects, or within itself.
+
+        Args:
+            live: What was captured of the objects; by default they are asked for their states.
+        Raises:
+            CheckpointError: Naming both.
+        """
+
+        def saved() -> dict[str, Any]:
+            if live is None:
+                return self.live.ask()
+            return {**live["states"], "unregistered": live["unregistered"], ".grad": live["grads"]}
+
+        self._own.check_alone(self.live.given, saved)
 
     def load(self, found: Checkpoint) -> None:
         """Put it all back, but for the random state: the loop does that as it begins.

@@ -281,6 +281,8 @@ class Session:
         """By now everything is there that the script builds."""
         self._forget_hooks()
         self._own.begin_loop()
+        with preflight.exits():
+            self._contents.check_own()
         if not self.loops.positions:
             with preflight.exits():
                 if problems := overlooked.problems(self._live.given):

@@ -25,9 +25,9 @@ def describe(value: Any) -> tuple[str, list[Any], bytes] | None:
         return "!numpy_scalar", [dtype.str], value.tobytes()
     if type(value) is numpy.ndarray and dtype.itemsize:
         by_columns = value.flags.f_contiguous and not value.flags.c_contiguous
-        order = ["F"] if by_columns else []
+        notes = ["F"] * by_columns + ["read-only"] * (not value.flags.writeable)
         content = value.tobytes("F" if by_columns else "C")
-        return "!ndarray", [dtype.str, list(value.shape), *order], content
+        return "!ndarray", [dtype.str, list(value.shape), *notes], content
     return None
 
 
@@ -46,10 +46,12 @@ def array(description: list[Any], content: bytes) -> Any:
     """The array that was described."""
     import numpy
 
-    described, shape, *order = description
+    described, shape, *notes = description
     dtype = numpy.dtype(described)
     count = math.prod(shape)
     if count * dtype.itemsize != len(content):
         raise ValueError(f"{count} values of {dtype} in {len(content)} bytes")
     flat = numpy.frombuffer(content, dtype=dtype) if count else numpy.empty(0, dtype=dtype)
-    return flat.reshape(shape, order="F" if order == ["F"] else "C").copy("K")
+    made = flat.reshape(shape, order="F" if "F" in notes else "C").copy("K")
+    made.flags.writeable = "read-only" not in notes
+    return made

@@ -1,0 +1,224 @@
+"""The values of `run.state` as a checkpoint holds them, and back: each object once.
+
+A tree that is saved has None in two kinds of places, which are listed beside it: a generator of
+random numbers, and an object that stands in the tree already. What a resume would not share again
+is refused by both names: views of one memory, and what objects given to forge.Run hold as well.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from forge.errors import CheckpointError
+from forge.state import generators, sharing
+
+_CONTAINERS = (dict, list, set, bytearray, collections.OrderedDict, collections.Counter)
+"""That can be changed, so that it counts whether they are one object."""
+
+Path = list[Any]
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def _counts(value: Any) -> bool:
+    """Whether two names for it are something else than two equal values."""
+    is_data = isinstance(value, torch.Tensor) or _is_array(value)
+    return is_data or type(value) in _CONTAINERS or generators.is_one(value)
+
+
+def shown(path: Path) -> str:
+    """A place in `run.state`, for people."""
+    return "run.state" + "".join(f"[{k}]" if type(k) is int else f".{k}" for k in path)
+
+
+class Packed:
+    """A tree without generators, and without what stands in it already.
+
+    Raises:
+        CheckpointError: Naming a value that would come back as another.
+    """
+
+    def __init__(self, values: Any, path: Path) -> None:
+        self.generators: list[dict[str, Any]] = []
+        """Each with its `path`."""
+        self.shared: list[list[Path]] = []
+        """The path of an object, and where it stands already."""
+        self.found: list[tuple[Path, Any]] = []
+        """Whatever can be changed, each once."""
+        self._seen: dict[int, tuple[Path, bool]] = {}
+        self.tree = self._pack(values, path, is_fixed=False)
+
+    def _pack(self, value: Any, path: Path, *, is_fixed: bool) -> Any:
+        """`is_fixed`: whether it is in a container that is saved as a whole, as a tuple is."""
+        if _counts(value):
+            first, was_fixed = self._seen.setdefault(id(value), (path, is_fixed))
+            if first is not path:
+                if is_fixed or was_fixed:
+                    raise CheckpointError(_refusal(shown(first), shown(path), value))
+                self.shared.append([path, first])
+                return None
+            self.found.append((path, value))
+        if isinstance(value, torch.Tensor):
+            _check_tensor(value, shown(path))
+        if type(value) is dict:
+            return {k: self._pack(v, [*path, k], is_fixed=is_fixed) for k, v in value.items()}
+        if type(value) is list:
+            return [self._pack(v, [*path, i], is_fixed=is_fixed) for i, v in enumerate(value)]
+        for key, one in _inside(value):
+            self._pack(one, [*path, key], is_fixed=True)
+        described = None if is_fixed else generators.described(value)
+        if described is None:
+            return value
+        self.generators.append({"path": path, **described})
+        return None
+
+
+def _inside(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, tuple):
+        yield from enumerate(value)
+    elif isinstance(value, collections.OrderedDict):
+        yield from value.items()
+
+
+def _check_tensor(value: torch.Tensor, path: str) -> None:
+    if value.requires_grad or type(value) is torch.nn.Parameter:
+        kind = "a Parameter" if type(value) is torch.nn.Parameter else "a tensor that requires grad"
+        raise CheckpointError(
+            f"{path}: {kind}, of which a resume brings back the values alone, without a gradient."
+            " Keep a .detach().clone() here; what is trained is given to forge.Run, in a module or"
+            " by its optimizer."
+        )
+
+
+def _refusal(one: str, other: str, value: Any) -> str:
+    is_array = _is_array(value)
+    if isinstance(value, torch.Tensor) or is_array:
+        what, remedy = "share memory", f"Keep a {'.copy()' if is_array else '.clone()'}"
+    else:
+        what, remedy = f"are the same {type(value).__name__}", "Keep a copy (copy.deepcopy)"
+    return (
+        f"{one} and {other} {what}. After a resume they would be separate, so a change of one would"
+        f" no longer reach the other. {remedy} in run.state, or remove it from there."
+    )
+
+
+def check_alone(found: list[tuple[Path, Any]], given: Mapping[str, Any], live: Any) -> None:
+    """Refuse what shares memory with another value, or with an object given to forge.Run.
+
+    Args:
+        found: Of `Packed`.
+        given: The objects, by name.
+        live: What is saved of them.
+    Raises:
+        CheckpointError: Naming both.
+    """
+    if not found:
+        return
+    others = {id(one): name for name, one in given.items()}
+    others[id(torch.default_generator)] = "torch.default_generator"
+    data: list[tuple[str, Any]] = []
+    for name, one in _live(live, ""):
+        if isinstance(one, torch.Tensor) or _is_array(one):
+            data.append((name, one))
+        others.setdefault(id(one), name)
+    for path, one in found:
+        if id(one) in others:
+            raise CheckpointError(_refusal(shown(path), others[id(one)], one))
+    mine = {shown(p): one for p, one in found if isinstance(one, torch.Tensor) or _is_array(one)}
+    for group in sharing.groups([*mine.items(), *data]) if mine else ():
+        own = [name for name in group if name in mine]
+        rest = [name for name in group if name not in mine]
+        if own and len(group) > 1:
+            raise CheckpointError(_refusal(own[0], [*own[1:], *rest][0], mine[own[0]]))
+
+
+def _live(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if _counts(value):
+        yield path, value
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _live(one, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for i, one in enumerate(value):
+            yield from _live(one, f"{path}[{i}]")
+
+
+def unpacked(saved: Mapping[str, Any]) -> Any:
+    """The tree that was packed.
+
+    Args:
+        saved: With the tree, and what is listed beside it, by the keys of `RunState.capture`.
+    Raises:
+        StateMismatch: For a generator that cannot be made here.
+    """
+    tree = saved.get("run.state", {})
+    for one in saved.get("run.state generators", ()):
+        *way, last = one["path"]
+        _at(tree, way)[last] = generators.made(one)
+    for path, first in saved.get("run.state shared", ()):
+        *way, last = path
+        _at(tree, way)[last] = _at(tree, first)
+    return tree
+
+
+def _at(tree: Any, way: Path) -> Any:
+    for key in way:
+        tree = tree[key]
+    return tree
+
+
+class PuttingBack:
+    """Puts saved values in the place of live ones, where those are alike and can be changed.
+
+    What was one object when it was saved is one again, and what was two is two.
+    """
+
+    def __init__(self) -> None:
+        self._done: dict[int, Any] = {}
+        self._used: set[int] = set()
+
+    def put(self, live: Any, saved: Any) -> Any:
+        """What was saved; `live` with its content, if that can be."""
+        if id(saved) in self._done:
+            return self._done[id(saved)]
+        is_free = type(live) is type(saved) and id(live) not in self._used
+        if type(saved) in (dict, list):
+            target = live if is_free else saved
+        else:
+            target = _leaf(live, saved, is_free=is_free)
+        self._done[id(saved)] = target
+        self._used.add(id(target))
+        if type(saved) is dict:
+            old = dict(live) if is_free else {}
+            new = {key: self.put(old.get(key), value) for key, value in saved.items()}
+            target.clear()
+            target.update(new)
+        elif type(saved) is list:
+            row = [*(live if is_free else ()), *[None] * len(saved)]
+            target[:] = [self.put(a, b) for a, b in zip(row, saved, strict=False)]
+        return target
+
+
+def _leaf(live: Any, saved: Any, *, is_free: bool) -> Any:
+    if not is_free:
+        return saved
+    if type(saved) is torch.Tensor:
+        if (live.shape, live.dtype, live.device) != (saved.shape, saved.dtype, saved.device):
+            return saved
+        with torch.no_grad():
+            return live.copy_(saved)
+    if _is_array(saved):
+        can_write = live.flags.writeable and saved.flags.writeable
+        if can_write and (live.shape, live.dtype) == (saved.shape, saved.dtype):
+            live[...] = saved
+            return live
+        return saved
+    return generators.put_back(live, saved) if generators.is_one(saved) else saved
