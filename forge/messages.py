@@ -55,7 +55,7 @@ class _Writer:
 
 def emit(level: int, text: str) -> None:
     """Write one message in this thread; may block."""
-    text = text.encode(errors="backslashreplace").decode()  # log files take no lone surrogates
+    text = escape(text, "\n\t")  # nor do log files take lone surrogates
     is_silenced = logging.root.manager.disable >= level or _logger.disabled
     if _logger.hasHandlers() and (_logger.isEnabledFor(level) or is_silenced):
         _logger.log(level, text)
@@ -83,6 +83,11 @@ def warn(text: str) -> None:
 def wait(timeout_s: float) -> None:
     """Until the last message is out, before the process ends without another word."""
     _writer.wait(timeout_s)
+
+
+def escape(text: str, kept: str = "") -> str:
+    """The text without anything that a terminal would obey, but for the characters `kept`."""
+    return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
 
 
 def few(names: Iterable[object], most: int) -> str:

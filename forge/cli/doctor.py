@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from forge import messages
 from forge.config import loading
 from forge.config.schema import HealthConfig
 from forge.errors import ConfigError, DiskFull, ExitCode, RankLost
@@ -61,7 +62,7 @@ def main(arguments: list[str]) -> int:
         health = loading.from_overrides(options.overrides).health
         here = world.of(os.environ)
     except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(messages.escape(f"{error}\n", "\n"))
         return int(error.exit_code)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # else it prints C++ stacks of its own
     context = attempt.here(health, options.dir.absolute(), options.dir.absolute())

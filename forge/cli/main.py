@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from forge import messages
 from forge.errors import CheckpointError
 
 _DRY = "hydra.launcher.dry_run=true"
@@ -92,10 +93,11 @@ def _pin(paths: list[Path], *, is_wanted: bool) -> int:
         try:
             found = (pins.pin if is_wanted else pins.unpin)(path)
         except (CheckpointError, OSError) as error:
-            sys.stderr.write(f"forge: {error}\n")
+            sys.stderr.write(f"forge: {messages.escape(str(error))}\n")
             code = 1
         else:
-            sys.stdout.write(f"{'pinned' if is_wanted else 'no longer pinned'}: {found}\n")
+            shown = messages.escape(str(found))
+            sys.stdout.write(f"{'pinned' if is_wanted else 'no longer pinned'}: {shown}\n")
     return code
 
 
@@ -106,7 +108,7 @@ def _inspect(name: str, paths: list[Path], verify: str) -> int:
     try:
         found = [load(path, verify=verify) for path in paths]
     except CheckpointError as error:
-        sys.stderr.write(f"{error}\n".encode(errors="replace").decode())
+        sys.stderr.write(messages.escape(f"{error}\n", "\n"))
         return int(error.exit_code)
     if name == "show":
         _print(shown.describe(*found))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from forge.checkpoint import Checkpoint
 from forge.checkpoint.format.leaves import differences, leaves
-from forge.launch.progress.table import escape
+from forge.messages import escape
 
 WIDTH = 100
 _PATH, _KIND = 50, 35

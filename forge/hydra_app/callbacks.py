@@ -139,12 +139,13 @@ class NotHere(Callback):
     @_guarded
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Hydra ignores the launcher without `-m`: main would train right here."""
-        overrides = " ".join(frozen.overrides_of(config))
+        words = map(job_dir.shell_word, (sys.argv[0], "-m", "hydra/launcher=slurm"))
+        overrides = map(job_dir.shell_word, frozen.overrides_of(config))
         _refuse(
             f"`hydra/launcher=slurm` without -m: Hydra would run {config.hydra.job.name} right"
             " here, on this machine, and ignore the launcher. Add -m to submit it, also where it is"
             " a single job; leave the launcher out to run it here:\n"
-            f"  python {sys.argv[0]} -m hydra/launcher=slurm {overrides}".rstrip()
+            f"  python {' '.join((*words, *overrides))}"
         )
 
 

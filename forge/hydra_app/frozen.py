@@ -184,7 +184,7 @@ def restore(cfg: DictConfig, directory: Path) -> None:
     if refused:
         raise Contradiction(
             f"{directory} holds a job that was started with another config; given now:"
-            f" {' '.join(refused)}.{differing}\nTo resume the job as it is, leave"
+            f" {messages.escape(' '.join(refused))}.{differing}\nTo resume the job as it is, leave"
             f" that out: hydra.run.dir={directory}\nTo resume it with the new config, add"
             " resilience.resume=changed\nTo train both, start in a new directory."
         )

@@ -11,6 +11,8 @@ import re
 import sys
 from collections.abc import Iterable
 
+from forge import messages
+
 _OVERRIDE = re.compile(r"[+~]{0,2}resilience\.([\w.]+)=")
 
 _pending: list[str] = []
@@ -61,4 +63,4 @@ def _print() -> None:
     if HydraConfig.initialized():
         return  # a job began, in an app whose `resilience` is not ours
     for hint in hints_for(_pending) if _pending else ():
-        sys.stderr.write(f"forge: {hint}\n")
+        sys.stderr.write(f"forge: {messages.escape(hint)}\n")

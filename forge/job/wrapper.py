@@ -27,6 +27,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from forge import messages
 from forge.errors import ExitCode, Reason
 from forge.filesystem.files import make_directory, open_file
 from forge.filesystem.locks import take_lock
@@ -258,7 +259,7 @@ class Job(ABC):
     def _print(self, text: str) -> None:
         """Into the job's output, beside what the task says."""
         with contextlib.suppress(OSError):  # a full disk ends no job
-            os.write(2, f"forge: {text}\n".encode())
+            os.write(2, messages.escape(f"forge: {text}\n", "\n\t").encode())
 
     # -- an attempt ----------------------------------------------------------------------------
 

@@ -147,14 +147,15 @@ def taking_command(job_dir: Path) -> str | None:
     """One shell line that takes on what has changed; None if a job of submitit's has no such."""
     command = resume_command(job_dir)
     there = _there(command)
-    if not command.startswith(there):
+    if not there:
         return None
     return f"{there}env {RESUME}=changed {command.removeprefix(there).removeprefix('env ')}"
 
 
 def _there(command: str) -> str:
-    """How a command begins that was made by `_line`; others do not begin like that."""
-    return f"cd {shlex.quote(shlex.split(command)[1])} && "  # `scontrol requeue 7`
+    """How a command begins that was made by `_line`; empty for another (`scontrol requeue 7`)."""
+    found = re.match(f"cd {_WORD} && ", command)
+    return found[0] if found else ""
 
 
 def is_supervised() -> bool:
@@ -174,7 +175,25 @@ def sweep_command(sweep_dir: Path) -> str:
 
 
 def _line(words: list[str]) -> str:
-    return f"cd {shlex.quote(_start_dir())} && {shlex.join(words)}"
+    return f"cd {shell_word(_start_dir())} && {' '.join(map(shell_word, words))}"
+
+
+def shell_word(word: str) -> str:
+    """The word for a line of any POSIX shell, without what a terminal would obey."""
+    if word.isprintable() or word.endswith("\n"):  # which `$(…)` would drop
+        return shlex.quote(word)
+    spelled = "".join(
+        c if c.isprintable() and c not in "-!'\"\\" else _octal(c) for c in word.replace("%", "%%")
+    )
+    return f"\"$(printf '{spelled}')\""
+
+
+def _octal(letter: str) -> str:
+    return "".join(f"\\{byte:03o}" for byte in os.fsencode(letter))
+
+
+_WORD = r"""(?:'[^']*'|"[^"]*"|[^\s'"])+"""
+"""One of `shell_word`."""
 
 
 def _start_dir() -> str:
@@ -278,11 +297,10 @@ def write_resume_script(job_dir: Path, command: str) -> None:
     A job that says by itself where it lies cannot be given another place, and is refused elsewhere.
     The script becomes the program: a signal to its process reaches training, and not a shell.
     """
-    there = _there(command)
-    head = there if command.startswith(there) else ""
+    head = _there(command)
     command = f"{head}exec {command.removeprefix(head)}"
     for key in ("hydra.run.dir", "hydra.sweep.dir"):
-        placed = shlex.quote(f"{key}={hydra_quoted(str(job_dir))}")
+        placed = shell_word(f"{key}={hydra_quoted(str(job_dir))}")
         command = command.replace(placed, f"\"{key}='$quoted'\"")
     if "$quoted" in command:
         check = _QUOTING

@@ -60,7 +60,7 @@ def compose(
         cfg = request.context.config_loader.load_sweep_config(request.config, list(overrides))
         number = place.number if place else sweep.free_number(request.first_number + index)
         shown = [one for one in filter_overrides(overrides) if one not in common]
-        label = " ".join(shown)
+        label = messages.escape(" ".join(shown))
         try:
             hints.composition_succeeded()
             _set_number(cfg, number)
@@ -167,8 +167,8 @@ def _place_problem(job: ComposedJob, sweep: SweepDir, batch: dict[str, Place]) -
         return _stranger(job)
     return (
         f"would lie in {job.directory}, which is the directory of job {owner.number}"
-        f" ({' '.join(owner.overrides)}). Put what differs into `hydra.sweep.subdir`,"
-        " `${hydra.job.num}` for example."
+        f" ({messages.escape(' '.join(owner.overrides))}). Put what differs into"
+        " `hydra.sweep.subdir`, `${hydra.job.num}` for example."
     )
 
 
@@ -201,7 +201,8 @@ def _stranger(job: ComposedJob) -> str | None:
     if overrides is not None and sorted(overrides) != sorted(job.place.overrides):
         return (
             f"would lie in {job.directory}, where a job with other overrides was started"
-            f" ({' '.join(overrides)}). Choose another `hydra.sweep.dir` or `hydra.sweep.subdir`."
+            f" ({messages.escape(' '.join(overrides))}). Choose another `hydra.sweep.dir` or"
+            " `hydra.sweep.subdir`."
         )
     if before.program not in (None, job.program):
         return (

@@ -29,8 +29,8 @@ from forge.jobdir import ledger
 from forge.jobdir.job_files import OUTPUT, STATE, forge_dir, job_ledger, read_json
 from forge.jobdir.plan import ExecPlan, JobPlan, RequeueLimits, read_earlier
 from forge.launch.exec import Command
-from forge.launch.progress.table import escape
 from forge.launch.sweep import Place
+from forge.messages import escape
 
 _TAIL_BYTES = 2**16
 _TAIL_COLUMNS = 500

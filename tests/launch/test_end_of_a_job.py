@@ -107,14 +107,16 @@ def test_the_command_to_resume_says_which_jobs_it_starts_again(tmp_path):
     """Whoever has cancelled a job, or sees that it was halted, may not want it back."""
     app = App(tmp_path / "app", ENDS, "defaults: [{resilience: default}, _self_]\nends: returns\n")
     try:
-        done = app.run("ends=returns,raises,halted,cancelled")
+        note = "+note='\x1b[31m'"  # what a terminal would obey is shown escaped
+        done = app.run("ends=returns,raises,halted,cancelled", note)
         assert done.returncode == 1
         assert "To resume (starts again: 1 failed, 1 halted, 1 cancelled):\n" in done.stdout
         ran = set(app.folder.glob("ran *"))
         assert len(ran) == 4
         for path in ran:
             path.unlink()
-        again = app.go_on(done.stdout)
+        assert all(line.isprintable() for line in done.stdout.splitlines()), done.stdout
+        again = app.go_on(done.stdout, in_shell=True)
         assert set(app.folder.glob("ran *")) == ran - {app.folder / "ran returns"}, again.stdout
     finally:
         app.close()

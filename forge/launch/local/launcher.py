@@ -47,7 +47,8 @@ def launch(request: Request) -> list[JobReturn]:
             queued = [QueuedJob(j.place.number, j.label, j.directory) for j in jobs]
             command = job_dir.sweep_command(directory)
             job_dir.write_resume_script(directory, command)
-            log.info(f"Launching {len(jobs)} jobs, {slots.count} at a time, in {directory}")
+            place = messages.escape(str(directory))
+            log.info(f"Launching {len(jobs)} jobs, {slots.count} at a time, in {place}")
             log.info(f"To resume this sweep after a stop:\n  {command}")
             queue = Queue(queued, slots, options.progress)
             stopped_by = queue.run()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from forge.launch.progress.view import JobView, State
+from forge.messages import escape
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,11 +41,6 @@ def _at(view: JobView) -> str:
     """Where it stands: ` at step 3 of 10 (30%)`; empty before training began."""
     share = f" of {view.steps} ({(view.step or 0) / view.steps:.0%})" if view.steps else ""
     return "" if view.step is None else f" at step {view.step}{share}"
-
-
-def escape(text: str) -> str:
-    """The text without anything that a terminal would obey."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def clock(seconds: float | None) -> str:

@@ -321,7 +321,9 @@ def _arrays(jobs: Sequence[_Job | SubmittedJob]) -> list[str]:
 def _say_where(jobs: list[_Job], new: int, directory: Path) -> None:
     ids = " ".join(_arrays(jobs)) or "none"
     before = sum(job.is_finished for job in jobs)
-    text = f"Submitted {new} of {len(jobs)} jobs (Slurm: {ids}), in {directory}"
+    text = (
+        f"Submitted {new} of {len(jobs)} jobs (Slurm: {ids}), in {messages.escape(str(directory))}"
+    )
     log.info(f"{text}; {before} were finished before" if before else text)
 
 

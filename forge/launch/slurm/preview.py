@@ -7,6 +7,7 @@ import sys
 from forge.launch.plan import ComposedJob
 from forge.launch.slurm.cluster import Cluster
 from forge.launch.slurm.sbatch import Batch
+from forge.messages import escape
 
 
 def show(calls: list[Batch], jobs: list[ComposedJob], cluster: Cluster) -> None:
@@ -18,13 +19,13 @@ def show(calls: list[Batch], jobs: list[ComposedJob], cluster: Cluster) -> None:
         lines += [call.script, timeline(call, jobs[call.members[0]], cluster), ""]
         for index, number in enumerate(call.members):
             job = jobs[number]
-            lines.append(f"  {index:>4}  {job.directory}  {job.label}")
+            lines.append(f"  {index:>4}  {escape(str(job.directory))}  {job.label}")
         lines.append("")
     if not calls:
         lines.append("Nothing to submit: every job is finished, or in the queue.")
     if cluster.problem:
         lines.append(f"The cluster was not asked: {cluster.problem}")
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write(escape("\n".join(lines), "\n\t") + "\n")
 
 
 def timeline(call: Batch, job: ComposedJob, cluster: Cluster) -> str:

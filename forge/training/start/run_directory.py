@@ -156,7 +156,8 @@ class RunDirectory:
                 f"{self._training} already finished at step {step}: it is not trained again"
             )
             return
-        messages.say(f"{self._training} {begins}; checkpoints in {self.checkpoint_dir}")
+        place = messages.escape(str(self.checkpoint_dir))
+        messages.say(f"{self._training} {begins}; checkpoints in {place}")
         if is_complete:
             messages.warn(
                 f"This job already finished at step {step}: only steps beyond that are"
