@@ -207,12 +207,20 @@ def place() -> tuple[int, int]:
 
 
 def _meeting_device(device: torch.device | None) -> torch.device:
-    """Where the ranks' collectives take a value from that lies on `device`."""
-    if dist.get_backend() != "nccl":
-        return torch.device("cpu")
-    if device is None or device.type != "cuda":
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
+    """Where the ranks' collectives take a value from that lies on `device`.
+
+    There, if the device has a backend of its own (`cpu:gloo,cuda:nccl`): the host need not wait.
+    """
+    backends = _backends()
+    on_host = backends.get("cpu")
+    if device is not None and backends.get(device.type, on_host) != on_host:
+        return device
+    return torch.device("cuda" if on_host is None else "cpu")
+
+
+def _backends() -> dict[str, str]:
+    """Type of device -> the backend that the default group has for it."""
+    return dict(one.split(":") for one in str(dist.get_backend_config()).split(","))
 
 
 def widest(device: torch.device) -> torch.dtype:
@@ -365,7 +373,7 @@ def check_nccl_health(timeout_sec: float = 10.0) -> bool:
     """
     if not (dist.is_available() and dist.is_initialized()):
         return True
-    is_cuda = "nccl" in dist.get_backend()  # also `cpu:gloo,cuda:nccl`
+    is_cuda = _backends().get("cuda") == "nccl"
     device = torch.device("cuda", _own_device()) if is_cuda else torch.device("cpu")
 
     answers = []

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from started import Popen
 
 import forge.resilience
@@ -266,7 +267,7 @@ def test_a_sane_device_is_healthy():
 # -- between ranks --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl"])
+@pytest.mark.parametrize("backend", ["cuda:nccl", "cpu:gloo,cuda:nccl"])
 @pytest.mark.parametrize(("own", "device"), [([3], 3), ([0], 0), ([0, 1], 0), ([], 0)])
 def test_a_collective_is_checked_on_a_gpu_of_the_task_itself(backend, own, device, monkeypatch):
     """In a check's thread CUDA's current device is 0, whatever the main thread has chosen."""
@@ -276,7 +277,7 @@ def test_a_collective_is_checked_on_a_gpu_of_the_task_itself(backend, own, devic
         made.append(device)
         return torch.ones(count, device="meta")
 
-    answers = {"is_initialized": True, "get_backend": backend, "all_reduce": None}
+    answers = {"is_initialized": True, "get_backend_config": backend, "all_reduce": None}
     for name, answer in answers.items():
         monkeypatch.setattr(health.dist, name, lambda *_, answer=answer, **__: answer)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -371,3 +372,43 @@ def test_all_ranks_raise_together(tmp_path):
     first, second = answers(start_ranks(tmp_path, "raise"))
     assert first == "NaN/Inf loss at step 1: on another rank"
     assert second == "NaN/Inf loss at step 1: nan"
+
+
+# -- which device the ranks meet on ----------------------------------------------------------------
+
+
+@pytest.fixture
+def reduced(monkeypatch):
+    """Devices of what is reduced, in a group of two ranks with a backend for each device."""
+    from torch.testing._internal.distributed.fake_pg import FakeProcessGroup, FakeStore
+
+    def create(common, options):
+        return FakeProcessGroup._create_internal(common.group_rank, common.group_size)
+
+    dist.Backend.register_backend("elsewhere", create, extended_api=True, devices=["meta"])
+    dist.init_process_group("cpu:fake,meta:elsewhere", store=FakeStore(), rank=0, world_size=2)
+    found, all_reduce = [], dist.all_reduce
+
+    def spy(tensor, *args, **kwargs):
+        found.append(tensor.device.type)
+        return all_reduce(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(dist, "all_reduce", spy)
+    yield found
+    dist.destroy_process_group()
+
+
+def test_each_value_is_reduced_by_the_backend_of_its_device(reduced):
+    """The default on GPUs is `cpu:gloo,cuda:nccl`: the flag of each step went through the host."""
+    health.finite_on_all_ranks(torch.ones((), device="meta"))
+    health.finite_on_all_ranks(torch.ones(()))
+    assert health.largest_of_ranks([3, 1]) == [3, 1]
+    assert reduced == ["meta", "cpu", "cpu"]
+
+
+def test_a_backend_that_is_for_all_devices_reduces_on_the_host(reduced, monkeypatch):
+    """gloo alone: a value on a GPU is copied once, by us."""
+    monkeypatch.setattr(dist, "get_backend_config", lambda: "cpu:gloo,cuda:gloo")
+    assert health._meeting_device(torch.device("cuda", 1)) == torch.device("cpu")
+    monkeypatch.setattr(dist, "get_backend_config", lambda: "cuda:nccl")
+    assert health._meeting_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
