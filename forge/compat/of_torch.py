@@ -117,6 +117,18 @@ def num_yielded(iterator: Any) -> int | None:
     return getattr(iterator, "_num_yielded", None)
 
 
+def version(value: Any) -> int | None:
+    """How often the values of a tensor were changed; None for all else, and if nothing counts it.
+
+    If it goes: compare a copy of small tensors, as `TransientBuffers` does.
+    """
+    import torch
+
+    if not isinstance(value, torch.Tensor) or value.is_inference():
+        return None
+    return value._version
+
+
 def set_timeout(timeout_s: float) -> None:
     """How long a collective of the default group may take, from now on.
 

@@ -28,11 +28,11 @@ def has_state(one: Any) -> bool:
 
 
 _first: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
-"""The whole numbers among an object's attributes, as they were when it was first asked."""
+"""Whole numbers and flags among an object's attributes, as they were when it was first asked."""
 
 
 def counters(one: Any) -> dict[str, int]:
-    """Attributes that count, epochs perhaps: whole numbers that have changed since the first call.
+    """Attributes that count, epochs perhaps: those that have changed since the first call.
 
     Where an object has no `state_dict`, they are all that can be known of its state.
     """
@@ -51,7 +51,7 @@ def restore_counters(one: Any, saved: dict[str, int]) -> None:
 
 
 def _numbers(one: Any) -> dict[str, int]:
-    return {name: value for name, value in vars(one).items() if type(value) is int}
+    return {name: value for name, value in vars(one).items() if type(value) in (int, bool)}
 
 
 def samplers(loader: Any) -> dict[str, Any]:

@@ -189,6 +189,7 @@ class Boundary:
         saver, propose = self._saver, self._group.propose
         try:
             self._contents.live.check_groups()
+            self._loops.fixed.check()
             saver.check()
         except ENDS as error:
             propose(Failed(int(error.exit_code), str(error)))
@@ -307,6 +308,7 @@ class Boundary:
         self._begin_evaluation()
         if self.is_alone and may_stop and self._holding.is_worth(self._after_s):
             with self._failing():
+                self._loops.fixed.check()  # the last step has changed them, and left by a break
                 self._holding.hold()
         self._after.enter_context(sections.current().inside(Section.evaluation, "after a pass"))
         if self._holding.held is not None:

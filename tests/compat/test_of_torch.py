@@ -158,6 +158,20 @@ def test_num_yielded(workers):
         assert of_torch.num_yielded(iter([1])) is None
 
 
+def test_version():
+    """Changed in place, by a part, through a view; a tensor of inference mode counts nothing."""
+    with contract(of_torch.version):
+        values = torch.zeros(4)
+        seen = [of_torch.version(values)]
+        for change in (values.add_, values[:2].mul_, values.view(2, 2).fill_):
+            change(1)
+            seen.append(of_torch.version(values))
+        assert sorted(set(seen)) == seen
+        with torch.inference_mode():
+            assert of_torch.version(torch.zeros(1)) is None
+        assert of_torch.version([1]) is None
+
+
 def test_makes_own_iterator():
     """A loader whose batches are not those of its sampler."""
 

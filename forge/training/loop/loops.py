@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from forge import messages
+from forge.data.fixed import FixedParts
 from forge.data.position import Position
 from forge.errors import StateMismatch
 from forge.process import sections
@@ -67,6 +68,8 @@ class Loops:
         """Those of `run.loader`."""
         self.place: Place | None = None
         """In the loop over `run.epochs`; None: there is none."""
+        self.fixed = FixedParts()
+        """Of the loaders that are read."""
         self._broken_off: set[int] = set()
         self._is_longer = False
         """Whether a loop was passed over that is to do more steps than were planned."""
@@ -74,6 +77,7 @@ class Loops:
 
     def open(self, loader: Iterable[Any], epoch: int = 0) -> Position:
         """At the start of its data; what no resume can repeat exactly is logged once."""
+        self.fixed.watch(loader)
         position = Position(loader, epoch)
         for sentence in position.inexact():
             if sentence not in self._said:
@@ -162,6 +166,7 @@ class Loops:
 
     def leave(self) -> None:
         """The loop is left: what follows draws from here on."""
+        self.fixed.end_loop()
         self._ended.append(rng.capture())
         self.is_between = True
         sections.current().rest()

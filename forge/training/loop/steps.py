@@ -89,6 +89,7 @@ class Steps:
                 Position(loader).load_finished(saved)
             loops.pass_over(n)
             return
+        loops.fixed.begin_loop()
         position = loops.open(loader) if loader is not None else None
         loops.positions[-1] = position
         loops.planned = None if math.isinf(n) else int(n)

@@ -1,0 +1,120 @@
+"""Parts of a loader that no checkpoint holds, so that the loop must not change them.
+
+They belong to classes of torch and forge that keep no state of their own. A resume builds them as
+the script does: with what the loop has set since, the pass under way could not be made again, and
+later passes would have other batches. A tensor or a list is not read to find that out: it has been
+changed if it is another object, has another length, or has counted a change of its values.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import BatchSampler, Subset, SubsetRandomSampler, WeightedRandomSampler
+
+from forge.compat import of_torch
+from forge.data import loaders, seeding
+from forge.data.global_batches import GlobalBatchSampler
+from forge.errors import ConfigError
+
+_NAMES: dict[type, tuple[str, ...]] = {
+    BatchSampler: ("batch_size", "drop_last"),
+    GlobalBatchSampler: ("global_batch_size", "batch_size", "drop_last"),
+    WeightedRandomSampler: ("weights",),
+    SubsetRandomSampler: ("indices",),
+    Subset: ("indices",),
+}
+"""What the script alone sets, by class."""
+
+_PACKAGES = ("torch", "torchdata", "forge")
+"""Of their classes: a sampler of somebody else may change itself from epoch to epoch."""
+
+
+class _Mark(NamedTuple):
+    """What is remembered of a value."""
+
+    value: Any
+    length: int | None
+    version: int | None
+
+    def is_of(self, other: _Mark) -> bool:
+        is_number = type(self.value) in (int, bool)
+        is_same = self.value == other.value if is_number else self.value is other.value
+        return is_same and self[1:] == other[1:]
+
+
+class FixedParts:
+    """Those of all loaders that a loop reads."""
+
+    def __init__(self) -> None:
+        self._first: weakref.WeakKeyDictionary[Any, dict[str, _Mark]] = weakref.WeakKeyDictionary()
+        self._changed: list[str] = []
+        """Found as a loop was left: a later loop begins with what there is then."""
+
+    def watch(self, loader: Any) -> None:
+        """Remember those of a loader, unless they are known."""
+        for owner in _owners(loader):
+            self._first.setdefault(owner, _marks(owner))
+
+    def begin_loop(self) -> None:
+        """Remember them all as they are: what stands between two loops runs again at a resume."""
+        for owner in list(self._first):
+            self._first[owner] = _marks(owner)
+
+    def end_loop(self) -> None:
+        """Remember what the loop has changed."""
+        self._changed = self._changes()
+
+    def check(self) -> None:
+        """That nothing was changed, before it is saved.
+
+        Raises:
+            ConfigError: Naming what was.
+        """
+        if found := self._changes():
+            problems = [
+                f"{name} was changed inside the loop, and is in no checkpoint: a resume would begin"
+                " with what the script sets, and have other batches. Set it before the loop. To"
+                " change it, keep its value in `run.state` and make a new dataset, sampler and"
+                " loader from that before a pass of `run.epochs`; or use a sampler of your own with"
+                " state_dict and load_state_dict."
+                for name in found
+            ]
+            raise ConfigError(problems, "The training loop")
+
+    def _changes(self) -> list[str]:
+        now = {owner: _marks(owner) for owner in list(self._first)}
+        found = [
+            f"{type(owner).__name__}.{name}"
+            for owner, marks in now.items()
+            for name, mark in marks.items()
+            if not mark.is_of(self._first[owner][name])
+        ]
+        return self._changed + [name for name in found if name not in self._changed]
+
+
+def _owners(loader: Any) -> Iterator[Any]:
+    for sampler in loaders.samplers(loader).values():
+        if type(sampler).__module__.partition(".")[0] in _PACKAGES:
+            yield sampler
+    yield from (one for one in seeding.within(getattr(loader, "dataset", None)) if _names(one))
+
+
+def _names(owner: Any) -> tuple[str, ...]:
+    return next((names for kind, names in _NAMES.items() if isinstance(owner, kind)), ())
+
+
+def _marks(owner: Any) -> dict[str, _Mark]:
+    return {name: _mark(getattr(owner, name, None)) for name in _names(owner)}
+
+
+def _mark(value: Any) -> _Mark:
+    length = len(value) if hasattr(type(value), "__len__") and not _is_scalar(value) else None
+    return _Mark(value, length, of_torch.version(value))
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 0
