@@ -29,14 +29,16 @@ _PLAIN = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CL
 _FOLDER = os.O_RDONLY | sum(getattr(os, n, 0) for n in ("O_NOFOLLOW", "O_DIRECTORY", "O_CLOEXEC"))
 
 
-def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
+def open_file(path: Path, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
     """The descriptor of a plain file, never one of those of stdin, stdout and stderr.
 
+    Args:
+        mode: The rights of a file that it makes.
     Raises:
         OSError: Also where it is a link, a pipe or anything else that is no file.
     """
     with _reached(path) as (folder, name):
-        return _open_plain(path, name, flags, folder)
+        return _open_plain(path, name, flags, folder, mode)
 
 
 def read_plain(path: Path) -> bytes:
@@ -181,10 +183,10 @@ def _open_folder(path: Path, name: str, folder: int | None) -> int:
         raise OSError(error.errno, problem, str(path)) from error
 
 
-def _open_plain(path: Path, name: str, flags: int, folder: int | None) -> int:
+def _open_plain(path: Path, name: str, flags: int, folder: int | None, mode: int = 0o644) -> int:
     reserve_standard()
     try:
-        fd = os.open(name, flags | _PLAIN, 0o644, dir_fd=folder)
+        fd = os.open(name, flags | _PLAIN, mode, dir_fd=folder)
     except OSError as error:
         problem = error.strerror
         if error.errno == errno.ELOOP:

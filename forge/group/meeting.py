@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 
 from forge.errors import RankLost
+from forge.group import store
 from forge.process.world import World
 
 _LOOK_S = 0.05
@@ -26,20 +26,19 @@ def meet(world: World, timeout_s: float, collectives_s: float, *, is_hosted: boo
         RankLost: Where a rank does not come, or rank 0, which hosts the store, is not reached.
     """
     place = f"{world.address}:{world.port}"
+    is_local = world.local_size == world.size and not is_hosted
     try:
-        store: Any = vars(dist)["TCPStore"](
-            world.address,
-            world.port,
-            is_master=world.rank == 0 and not is_hosted,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout_s),
-        )
+        if world.rank == 0 and not is_hosted:
+            meeting = store.host(is_local=is_local, port=world.port)
+        else:
+            address = store.LOOPBACK if is_local else world.address
+            meeting = store.connect(address, world.port, timeout_s)
         keys = [f"forge/meeting/{rank}" for rank in range(world.size)]
-        store.set(keys[world.rank], "here")
+        meeting.set(keys[world.rank], "here")
         deadline = time.monotonic() + timeout_s
-        while not store.check(keys):
+        while not meeting.check(keys):
             if time.monotonic() >= deadline:
-                gone = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+                gone = [str(rank) for rank, key in enumerate(keys) if not meeting.check([key])]
                 raise RankLost(
                     f"rank {', '.join(gone[:16])} of {world.size} has not come to {place} within"
                     f" {timeout_s:g} s"
@@ -47,12 +46,12 @@ def meet(world: World, timeout_s: float, collectives_s: float, *, is_hosted: boo
             time.sleep(_LOOK_S)
         dist.init_process_group(
             "gloo",
-            store=vars(dist)["PrefixStore"]("forge/meeting/gloo", store),
+            store=vars(dist)["PrefixStore"]("forge/meeting/gloo", meeting),
             rank=world.rank,
             world_size=world.size,
             timeout=timedelta(seconds=collectives_s),
         )
-    except (dist.DistNetworkError, dist.DistStoreError) as error:
+    except (OSError, dist.DistNetworkError, dist.DistStoreError) as error:
         first = str(error).partition("\n")[0]
         raise RankLost(
             f"rank {world.rank} of {world.size} has not met the others at {place}: {first}"

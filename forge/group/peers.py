@@ -11,20 +11,20 @@ other. A thread sleeps until there is something to read.
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
-import secrets
 import selectors
 import socket
 import struct
 import threading
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple
 
 from forge.errors import RankLost
+from forge.group.store import LOOPBACK
 
-_HELLO = struct.Struct("!16sI")
-"""The word that rank 0 gave out, and who it is: others may find the port, too."""
+_HELLO = struct.Struct("!32sI")
+"""The code of this rank, and who it is: others may find the port, too."""
 
 _NUMBER = struct.Struct("!I")
 
@@ -38,55 +38,61 @@ _JOIN_S = 5.0
 """Seconds for the thread to end, which has nothing more to wait for."""
 
 
-class Door(NamedTuple):
-    """Where rank 0 waits for the others."""
-
-    port: int
-    word: bytes
-
-
 class Peers:
     """The connections of one rank, until `close`.
 
     Args:
         size: How many ranks there are.
+        code: What a rank says to be admitted, which nobody else can know.
         on_lost: Called once for each rank that is gone, with its number, in the thread.
     """
 
-    def __init__(self, size: int, on_lost: Callable[[int], None]) -> None:
+    def __init__(
+        self, size: int, code: Callable[[int], bytes], on_lost: Callable[[int], None]
+    ) -> None:
         self._size = size
+        self._code = code
         self._on_lost = on_lost
         self._selector = selectors.DefaultSelector()
-        self._word = b""
+        self._is_first = False
         self._connections: dict[int, socket.socket] = {}
         self._listener: socket.socket | None = None
         self._thread = threading.Thread(target=self._watch, name="forge-peers", daemon=True)
         _all.add(self)
 
-    def listen(self) -> Door:
-        """Be rank 0: the others may come at any time."""
-        both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both else socket.AF_INET
+    def listen(self, *, is_local: bool) -> int:
+        """Be rank 0: the others may come at any time.
+
+        Args:
+            is_local: Whether they come to 127.0.0.1.
+        Returns:
+            The port.
+        """
+        both = socket.has_dualstack_ipv6() and not is_local
         self._listener = socket.create_server(
-            ("", 0), family=family, dualstack_ipv6=both, backlog=self._size
+            (LOOPBACK if is_local else "", 0),
+            family=socket.AF_INET6 if both else socket.AF_INET,
+            dualstack_ipv6=both,
+            backlog=self._size,
         )
         self._selector.register(self._listener, selectors.EVENT_READ, self._admit)
-        self._word = secrets.token_bytes(16)
+        self._is_first = True
         self._thread.start()
-        return Door(self._listener.getsockname()[1], self._word)
+        port: int = self._listener.getsockname()[1]
+        return port
 
-    def join(self, rank: int, address: str, door: Door, timeout_s: float) -> None:
+    def join(self, rank: int, address: str, port: int, timeout_s: float) -> None:
         """Be another rank.
 
         Raises:
             RankLost: Where rank 0 cannot be reached.
         """
         try:
-            connection = socket.create_connection((address, door.port), timeout_s)
+            connection = socket.create_connection((address, port), timeout_s)
             connection.settimeout(None)
-            connection.sendall(_HELLO.pack(door.word, rank))
+            connection.sendall(_HELLO.pack(self._code(rank), rank))
         except OSError as error:
-            raise RankLost(f"Rank 0 is gone: {address} port {door.port}: {error}") from error
+            raise RankLost(f"Rank 0 is gone: {address} port {port}: {error}") from error
         self._keep(0, connection)
         self._thread.start()
 
@@ -122,8 +128,9 @@ class Peers:
         def introduced() -> None:
             self._selector.unregister(connection)
             with contextlib.suppress(OSError, struct.error):
-                word, rank = _HELLO.unpack(connection.recv(_HELLO.size))
-                if secrets.compare_digest(word, self._word) and rank not in self._connections:
+                code, rank = _HELLO.unpack(connection.recv(_HELLO.size))
+                is_rank = hmac.compare_digest(code, self._code(rank))
+                if is_rank and rank not in self._connections:
                     self._keep(rank, connection)
                     if len(self._connections) == self._size - 1:
                         self._stop_listening()
@@ -149,7 +156,7 @@ class Peers:
             self._selector.unregister(connection)
         if number != _GOODBYE:
             self._on_lost(number)
-            if self._word:
+            if self._is_first:
                 self._tell(number)
 
     def _tell(self, number: int) -> None:

@@ -11,32 +11,34 @@ No rank is asked to act at a boundary that it has passed: after it has published
 no boundary from there on before the decision, which is never below the limit of any. All read the
 same numbers. It ends, because a main thread waits only for threads, which answer while their main
 thread stands in a collective, and because a rank that is gone is seen (`peers.py`). In a quiet step
-nothing is sent: the threads sleep in the store.
+nothing is sent: the threads sleep in the store. Each message is sealed (`secret.py`), since the
+store asks nobody who they are.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import itertools
-import json
+import logging
 import math
-import os
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from forge.compat import of_torch
+from forge import messages
 from forge.errors import RankLost
-from forge.group import facts
+from forge.group import facts, store
 from forge.group.facts import Agreed, Fact, SaveAsked, StopAsked
-from forge.group.peers import Door, Peers
+from forge.group.introduction import Introduction
+from forge.group.peers import Peers
+from forge.group.secret import Secret
+from forge.group.store import Connection
 from forge.process import sections
 from forge.process.progress import Section
 
@@ -48,8 +50,6 @@ ANSWER_S = 120.0
 
 MARGIN = 1
 """Boundaries that a rank may pass while a round is open: it saves waiting, no more."""
-
-_LOOPBACK = "127.0.0.1"
 
 _CONNECT_S = 30.0
 """Seconds to reach the store of rank 0."""
@@ -74,27 +74,23 @@ class Ranks:
     """The ranks of an initialised `torch.distributed`, until `close`.
 
     Collective: all ranks make one at the same time.
+
+    Args:
+        folder: Called on rank 0; where it leaves the secret of the ranks, the job's `.forge`. None:
+            what they give each other is only printed, and may be anybody's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Callable[[], Path] | None = None) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._changed = threading.Condition()
         self._lost = ""
         """Why they can no longer agree."""
         self._when_lost: Callable[[], object] = bool
         self._is_closed = False
-        here = socket.gethostname()
-        found: list[Any] = []
         self._server: Any = None
-        self._peers = Peers(self.size, self._lose)
-        if self.rank == 0:
-            self._server = _store(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
-            address = os.environ.get("MASTER_ADDR") or here
-            port, word = self._peers.listen()
-            found = [here, address, self._server.port, port, word.hex()]
         with self._failing("the start"):
-            there, address, port, *door = _told_by_first(found)
-            self._address = _LOOPBACK if there == here else address, port
+            found = Introduction(self.rank, self.size, START_S, folder).make(self._listen)
+            self._secret, self._address = found.secret, (found.address, found.ports[0])
             self._here = threading.local()
             self._connection()  # now: one to a store that is gone would be tried for long
         self._begun = -1
@@ -123,24 +119,26 @@ class Ranks:
         for thread in self._threads:
             thread.start()
         if self.rank:
-            self._peers.join(
-                self.rank, self._address[0], Door(door[0], bytes.fromhex(door[1])), _CONNECT_S
-            )
+            self._peers = Peers(self.size, self._secret.code_of, self._lose)
+            self._peers.join(self.rank, found.address, found.ports[1], _CONNECT_S)
 
-    def _client(self) -> Any:
+    def _listen(self, secret: Secret, is_local: bool) -> list[int]:  # noqa: FBT001 - a callback
+        """Host the store, and wait for the others; the ports of both."""
+        self._server = store.host(is_local=is_local)
+        self._peers = Peers(self.size, secret.code_of, self._lose)
+        return [self._server.port, self._peers.listen(is_local=is_local)]
+
+    def _client(self) -> Connection:
         """A connection of its own: whoever waits in the store holds his."""
-        return _store(
-            *self._address,
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=_LINGER_S if self._lost else _CONNECT_S),
-        )
+        timeout_s = _LINGER_S if self._lost else _CONNECT_S
+        return Connection(store.connect(*self._address, timeout_s), self._secret, self._distrust)
 
-    def _connection(self) -> Any:
+    def _connection(self) -> Connection:
         """That of this thread."""
         if not hasattr(self._here, "client"):
             self._here.client = self._client()
-        return self._here.client
+        found: Connection = self._here.client
+        return found
 
     # -- facts -----------------------------------------------------------------------------------
 
@@ -193,7 +191,7 @@ class Ranks:
                 raise RankLost(self._lost or f"A rank has not answered within {ANSWER_S:g} s")
             return self._held_stop
 
-    def _guarded(self, run: Callable[[Any], None], client: Any) -> None:
+    def _guarded(self, run: Callable[[Connection], None], client: Connection) -> None:
         try:
             run(client)
         except Exception as error:  # noqa: BLE001 - the main thread raises it
@@ -202,6 +200,12 @@ class Ranks:
 
     def _lose(self, rank: int) -> None:
         self._cannot_agree(f"Rank {rank} of {self.size} is gone")
+
+    def _distrust(self, text: str) -> None:
+        """Somebody else writes into the store; said now, since the main thread may hang."""
+        if not self._lost:
+            messages.say(text, logging.ERROR)
+        self._cannot_agree(text)
 
     def _cannot_agree(self, text: str) -> None:
         with self._changed:
@@ -223,11 +227,12 @@ class Ranks:
             self._changed.wait_for(lambda: self._lost, timeout_s)
             return self._lost
 
-    def _send(self, client: Any) -> None:
+    def _send(self, client: Connection) -> None:
         number = 0
         while True:
             text = self._to_propose.get()
-            while client.compare_set(f"round/{number}", "", text).decode() != text:
+            content = text.encode()
+            while client.compare_set(f"round/{number}", "", content) != content:
                 number += 1
             if text == _END:
                 return
@@ -240,7 +245,7 @@ class Ranks:
             self._clock = fact
         return True
 
-    def _answer(self, client: Any) -> None:
+    def _answer(self, client: Connection) -> None:
         number = 0
         client.set_timeout(timedelta(seconds=_STORE_S))
         while True:
@@ -250,7 +255,7 @@ class Ranks:
             with self._changed:
                 self._limit = limit = self._begun + 1 + MARGIN
                 held = self._held
-            client.set(f"limit/{number}/{self.rank}", f"{limit} {held}")
+            client.set(f"limit/{number}/{self.rank}", f"{limit} {held}".encode())
             keys = [f"limit/{number}/{rank}" for rank in range(self.size)]
             client.wait(keys, timedelta(seconds=ANSWER_S))
             found = [tuple(map(int, one.split())) for one in client.multi_get(keys)]
@@ -282,11 +287,11 @@ class Ranks:
                 with sections.current().inside(Section.collective):
                     if not self._are_given(client, key, keys, began, timeout_s, unless):
                         return []
-            return [bytes(one[1:]) for one in client.multi_get(keys)]
+            return client.multi_get(keys)
 
     def _are_given(
         self,
-        client: Any,
+        client: Connection,
         key: str,
         keys: list[str],
         began: float,
@@ -314,9 +319,9 @@ class Ranks:
         with self._failing(key):
             self._connection().delete_key(f"given/{key}/{self.rank}")
 
-    def _give(self, key: str, value: bytes) -> Any:
+    def _give(self, key: str, value: bytes) -> Connection:
         client = self._connection()
-        client.set(f"given/{key}/{self.rank}", b"=" + value)  # the store has no empty values
+        client.set(f"given/{key}/{self.rank}", value)
         return client
 
     @contextlib.contextmanager
@@ -346,29 +351,3 @@ class Ranks:
         self._is_closed = True
         self._peers.close()
         self._server = None
-
-
-_made = itertools.count()
-"""How often this process has been one of several ranks: as often as the others have."""
-
-
-def _told_by_first(value: list[Any]) -> list[Any]:
-    """What rank 0 says, to all: by the store in which they have met, which holds nobody up."""
-    meeting, key = of_torch.default_store(), f"forge/ranks/{next(_made)}"
-    if value:
-        meeting.set(key, json.dumps(value))
-    deadline = time.monotonic() + START_S
-    while not meeting.check([key]):
-        if time.monotonic() >= deadline:
-            raise RankLost(
-                f"Rank 0 has not come to this forge.Run within {START_S:g} s, and this is rank"
-                f" {dist.get_rank()} of {dist.get_world_size()}: every rank has to enter it."
-            )
-        time.sleep(_PAUSE_S)
-    told: list[Any] = json.loads(meeting.get(key))
-    return told
-
-
-def _store(*args: Any, **options: Any) -> Any:
-    """A TCPStore; torch may be built without."""
-    return vars(dist)["TCPStore"](*args, **options)

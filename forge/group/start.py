@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -12,14 +14,18 @@ from forge.group.ranks import Ranks
 from forge.process import world
 
 
-def group() -> Group:
+def group(folder: Callable[[], Path]) -> Group:
     """The group of a Run that is being entered; with many ranks all of them enter at once.
 
+    Args:
+        folder: Called on rank 0 of many; the job's `.forge`, where it leaves their secret.
     Raises:
         ConfigError: Where this process is one of many, and they do not know each other yet.
+        RankLost: Where another rank does not come.
+        OSError: Where the secret cannot be written.
     """
     check_met("before forge.Run is entered, on every rank", "This Run")
-    return Ranks() if place()[1] > 1 else Solo()
+    return Ranks(folder) if place()[1] > 1 else Solo()
 
 
 def place() -> tuple[int, int]:

@@ -38,7 +38,7 @@ from forge.training.loop.steps import Steps
 from forge.training.nan.nan_policy import NanPolicy, RateScale
 from forge.training.nan.update import Updater
 from forge.training.saver import SaveCause
-from forge.training.start import agreement, preflight
+from forge.training.start import agreement, preflight, run_directory
 from forge.training.start.owner import Owner
 from forge.training.start.run_directory import RunDirectory
 
@@ -122,7 +122,7 @@ class Session:
         self._live.check_savable(states)
         self._was_installed = stopping.is_installed()
         with preflight.exits():
-            self._group = start.group()
+            self._group = start.group(self._secret_folder)
         exchange = Exchange(self._group, "start", START_S)
         entered = "this forge.Run, which every rank has to enter"
         try:
@@ -177,6 +177,13 @@ class Session:
     def _places(self) -> list[str]:
         """The directories of the job and of its checkpoints: where rank 0 finds them."""
         return [str(one) for one in job_dir.current(self._policy.checkpoint.dir, self._name)]
+
+    def _secret_folder(self) -> Path:
+        """Where rank 0 of many leaves their secret, before anything is claimed."""
+        job, checkpoint_dir = map(Path, self._places())
+        with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
+            run_directory.check_directory(self._policy, checkpoint_dir)
+        return forge_dir(job)
 
     def _claim(self, exchange: Exchange, job: Path, checkpoint_dir: Path) -> None:
         """Rank 0 claims the directory; then the others have theirs in it."""

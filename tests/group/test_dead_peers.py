@@ -10,6 +10,7 @@ from harness import until
 from ranked import RankedJob
 
 from forge.group.peers import Peers
+from forge.group.secret import Secret
 
 CODES = {"killed": -signal.SIGKILL, "exits": 0, "leaves": 1}
 
@@ -56,14 +57,14 @@ def test_one_that_is_stopped_is_waited_for_while_it_lives(then, tmp_path):
 def test_a_stranger_at_the_port_is_no_rank():
     """Ports are scanned; and a stranger's end is no alarm."""
     lost = [[], []]
-    first, second = Peers(2, lost[0].append), Peers(2, lost[1].append)
-    door = first.listen()
-    for hello in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(20)):
-        with socket.create_connection(("127.0.0.1", door.port)) as stranger:
+    first, second = (Peers(2, Secret("a", b"key").code_of, one.append) for one in lost)
+    port = first.listen(is_local=True)
+    for hello in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(36), bytes(35) + b"\1"):
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(hello)
             stranger.shutdown(socket.SHUT_WR)
             assert stranger.recv(1) == b""  # turned away
-    second.join(1, "127.0.0.1", door, 30)
+    second.join(1, "127.0.0.1", port, 30)
     second.leave(linger_s=0)
     until(lambda: lost[0] == [1], "end of the other")  # who may not be admitted yet
     first.leave(linger_s=30)

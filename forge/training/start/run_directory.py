@@ -19,8 +19,10 @@ from forge.config.rules import directory_problem
 from forge.config.schema import NanAction, Policy
 from forge.errors import ConfigError, ExitCode, Reason
 from forge.filesystem.steps import step_dirs
+from forge.group import secret
 from forge.group.group import Group
 from forge.jobdir import job_dir, ledger, verdict
+from forge.jobdir.job_files import forge_dir
 from forge.jobdir.ledger import Ledger
 from forge.jobdir.verdict import Verdict
 from forge.shutdown import stopping
@@ -60,10 +62,7 @@ class RunDirectory:
         self._config = policy.checkpoint
         self._stop_s = policy.stop_s or policy.signal.lead_s
         self.checkpoint_dir = checkpoint_dir
-        problem = directory_problem(checkpoint_dir)
-        if problem:
-            key = f"`resilience.checkpoint.dir={policy.checkpoint.dir}`"
-            raise ConfigError([f"{key} ({checkpoint_dir}): {problem}"])
+        check_directory(policy, checkpoint_dir)
         if ledger.has_finished(job, checkpoint_dir):
             problem = (
                 f"this process has finished a training in {checkpoint_dir} already, from whose end"
@@ -93,6 +92,8 @@ class RunDirectory:
         """How to resume this job by hand."""
         requeuer = None
         if self._is_first:
+            if ranks.size > 1:
+                secret.clear(forge_dir(job))
             job_dir.write_resume_script(job, self.command)
             requeuer = stopping.requeuer(policy, job)
             self.command = self.command if requeuer is None else requeuer.command
@@ -236,6 +237,14 @@ class RunDirectory:
         finally:
             self.store.close()
             self.ledger.close()
+
+
+def check_directory(policy: Policy, checkpoint_dir: Path) -> None:
+    """Raise ConfigError where nothing can be written there."""
+    problem = directory_problem(checkpoint_dir)
+    if problem:
+        key = f"`resilience.checkpoint.dir={policy.checkpoint.dir}`"
+        raise ConfigError([f"{key} ({checkpoint_dir}): {problem}"])
 
 
 def _places(live: StateRegistry) -> Place:

@@ -102,7 +102,7 @@ kinds = {
 optimizer = kinds[spec.get("optimizer", "AdamW")]()
 live = StateRegistry({"model": model, "optimizer": optimizer})
 config = CheckpointConfig(verify=Verify[spec.get("verify", "full")])
-group, opened = start.group(), []
+group, opened = start.group(lambda: directory / ".forge"), []
 if group.rank == 0:
     store = Store(directory / "checkpoints", config, ranks=group, personal=("own",))
 dist.barrier()

@@ -25,7 +25,7 @@ from torture.children import Child, Counts, Plan, Shared
 from forge.checkpoint import Store
 from forge.config.schema import CheckpointConfig
 from forge.errors import RankFailed, RankLost
-from forge.group import ranks as group_ranks
+from forge.group import store as group_store
 from forge.group.ranks import Ranks
 
 SIZE, STEPS = 3, (1, 2)
@@ -83,18 +83,18 @@ def _visited(directory: Path, visit: Visit) -> Any:
 
         return call
 
-    plain = group_ranks._store
+    plain = group_store._store
     Client = type("Client", (vars(dist)["TCPStore"],), {name: told(name) for name in TELLS})
 
     def disk(call: Call) -> Any:
         return visit("disk", call.number, call)
 
-    group_ranks._store = lambda *args, **options: Client(*args, **options)
+    group_store._store = lambda *args, **options: Client(*args, **options)
     try:
         with Interception(directory, disk, CHANGES):
             yield
     finally:
-        group_ranks._store = plain
+        group_store._store = plain
 
 
 def _save_all(rank: int, directory: Path, meeting: str, shared: Shared, visit: Visit) -> str:
