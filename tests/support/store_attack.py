@@ -204,8 +204,8 @@ def attack(name: str, ranks: list[Any], folder: Path, environment: dict[str, str
 
 
 def said(output: Path) -> list[str]:
-    """What a rank has printed, without the lines of torch's stores."""
-    return [line for line in output.read_text().splitlines() if line and "[c10d]" not in line]
+    """What forge has printed."""
+    return [line for line in output.read_text().splitlines() if "forge: " in line]
 
 
 def main() -> None:
