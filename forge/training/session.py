@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,8 @@ class Session:
         self._hooks: list[Any] = []
         self._is_boundless = False
         """Whether an optimizer has stepped before the first loop."""
+        self._is_unguarded = False
+        """Whether an optimizer has stepped in a step without the NaN policy."""
         self._scales: list[RateScale] = []
         self._pid = os.getpid()
 
@@ -254,7 +256,7 @@ class Session:
         )
         if policy.nan.action is _ACTION.rollback or self._nan.lr_scale != 1:
             self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]
-        self._hooks = [one.register_step_post_hook(self._updated) for one in self._live.optimizers]
+        self._watch_optimizers(self._updated)
         self._updater.note = self._note
         self._evaluations.pid = self._pid
 
@@ -272,10 +274,24 @@ class Session:
                 " which alone forge saves and stops: write `for step in run.steps(n):`"
             )
 
-    def _forget_hooks(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+    def _updated_in_loop(self, *_: Any) -> None:
+        """An optimizer has stepped, by `run.update` or by a call of the script's own."""
+        is_guarded = self._updater.has_updated or not self.loops.is_in_step
+        if not (is_guarded or self._is_unguarded):
+            self._is_unguarded = True
+            messages.warn(
+                f"Step {self.loops.step}: an optimizer steps, but this step has called neither"
+                " run.update nor run.guard: the NaN policy"
+                f" (`resilience.nan.action={self._policy.nan.action.value}`) is not applied. Write"
+                " `run.update(loss, optimizer)`, or step where `run.guard(loss)` is true"
+            )
+
+    def _watch_optimizers(self, hook: Callable[..., None] | None) -> None:
+        """Call `hook` after each step of an optimizer, and no earlier one; None: no hook."""
+        for one in self._hooks:
+            one.remove()
+        optimizers = () if hook is None else self._live.optimizers
+        self._hooks = [one.register_step_post_hook(hook) for one in optimizers]
 
     def _stop_as_orphan(self) -> None:
         if self in _active:
@@ -286,7 +302,7 @@ class Session:
 
     def _begin_loop(self) -> None:
         """By now everything is there that the script builds."""
-        self._forget_hooks()
+        self._watch_optimizers(None if self._is_unguarded else self._updated_in_loop)
         self._own.begin_loop()
         with preflight.exits():
             self._contents.check_own()
@@ -380,7 +396,7 @@ class Session:
 
     def _forget(self, *, is_leaving: bool) -> None:
         """Of this process nothing is the Run's any more."""
-        self._forget_hooks()
+        self._watch_optimizers(None)
         for callback in self.callbacks:
             stopping.remove_callback(callback)
         for scale in self._scales:

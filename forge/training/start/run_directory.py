@@ -113,6 +113,7 @@ class RunDirectory:
             self._newest = found.path
             resizing.adapt(found, self._ranks)
             self._note_size(found)
+            self._note_torch(found)
         elif self._config.init_from is not None:
             self.ledger.write("import", **init_from.load(self._config, live))
         return found
@@ -124,6 +125,16 @@ class RunDirectory:
             self.ledger.write("resized", step=found.manifest.step, before=before, now=now)
             if self._is_first:
                 messages.warn(resizing.described(found, now))
+
+    def _note_torch(self, found: Checkpoint) -> None:
+        """Log that the checkpoint is from another version of torch: it can give other bits."""
+        before, now = found.manifest.versions.get("torch"), str(torch.__version__)
+        if before not in (None, now) and self._is_first:
+            messages.warn(
+                f"{found.path.name} was saved with torch {before}, and this is torch {now}. Its"
+                " kernels can add up in another order, so training can end with other bits than"
+                f" with one version throughout. For the same bits install torch {before} again."
+            )
 
     def begun_with(self, live: StateRegistry) -> Checkpoint:
         """The checkpoint that `newest` gave, once more."""

@@ -281,3 +281,56 @@ def test_what_one_update_cannot_step_is_refused_with_what_to_do(tmp_path):
                 run.update(torch.tensor(1.0), lbfgs)
             with pytest.raises(forge.errors.ForgeError, match=r"schedule.step\(metric\)"):
                 run.update(torch.tensor(1.0), sgd, plateau)
+
+
+OWN_STEPS = {
+    "own": lambda run, loss, optimizer: optimizer.step(),
+    "scaled": lambda run, loss, optimizer: torch.amp.GradScaler("cpu", enabled=False).step(
+        optimizer
+    ),
+    "update": lambda run, loss, optimizer: run.update(loss, optimizer),
+    "guard": lambda run, loss, optimizer: run.guard(loss) and optimizer.step(),
+    "both": lambda run, loss, optimizer: (run.update(loss, optimizer), optimizer.step()),
+}
+
+
+@pytest.mark.parametrize("is_in_epochs", [False, True], ids=["steps", "epochs"])
+@pytest.mark.parametrize("how", OWN_STEPS)
+def test_a_step_of_an_optimizer_without_the_nan_policy_is_named_once(
+    tmp_path, caplog, how, is_in_epochs
+):
+    """Else `nan.action=halt` would be trusted, and the job ends as finished with a loss of NaN."""
+    caplog.set_level("INFO", logger="forge")
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.03)
+    batches = torch.utils.data.DataLoader(torch.ones(6, 4), batch_size=2)
+    with a_run(tmp_path, {"nan": {"action": "halt"}}, model=model, optimizer=optimizer) as run:
+        if is_in_epochs:
+            loops = (run.batches(batches) for _ in run.epochs(2))
+        else:
+            loops = (run.steps(n, batches) for n in (3, 6))
+        for loop in loops:
+            for _, batch in loop:
+                loss = model(batch).square().mean()
+                loss.backward()
+                OWN_STEPS[how](run, loss, optimizer)
+                optimizer.zero_grad()
+    warned = caplog.text.count(
+        "Step 0: an optimizer steps, but this step has called neither run.update nor run.guard:"
+        " the NaN policy (`resilience.nan.action=halt`) is not applied"
+    )
+    assert warned == (how in ("own", "scaled"))
+    assert caplog.text.count("an optimizer steps, but") == warned
+
+
+def test_an_optimizer_that_steps_between_two_steps_is_not_named(tmp_path, caplog):
+    """An evaluation may train a probe; the policy is about the steps of the loop."""
+    caplog.set_level("INFO", logger="forge")
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.03)
+    with a_run(tmp_path, model=model, optimizer=optimizer) as run:
+        run.every(1)(lambda step: optimizer.step())
+        for _, loss in zip(run.steps(2), losses(model, 2), strict=False):
+            loss.backward()
+            run.update(loss, optimizer)
+    assert "an optimizer steps, but" not in caplog.text
