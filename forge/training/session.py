@@ -290,8 +290,9 @@ class Session:
         """Call `hook` after each step of an optimizer, and no earlier one; None: no hook."""
         for one in self._hooks:
             one.remove()
-        optimizers = () if hook is None else self._live.optimizers
-        self._hooks = [one.register_step_post_hook(hook) for one in optimizers]
+        self._hooks = []
+        if hook is not None:
+            self._hooks += [one.register_step_post_hook(hook) for one in self._live.optimizers]
 
     def _stop_as_orphan(self) -> None:
         if self in _active:
