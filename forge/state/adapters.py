@@ -69,6 +69,17 @@ def unwrapped(one: Any) -> Any:
     return one if has_own else unwrapped(inner)
 
 
+def check(one: Any, state: Any) -> None:
+    """Look at a saved state before it is loaded: that of a generator could take forever.
+
+    Raises:
+        DamagedCheckpoint: If it is none.
+        StateMismatch: If it cannot be loaded on this machine.
+    """
+    if isinstance(one, _GeneratorState):
+        generators.check(state)
+
+
 def stateful(one: Any) -> Any:
     """A generator, or an Accelerator, as an object with a state_dict; any other as it is."""
     if generators.described(one) is not None:

@@ -8,7 +8,24 @@ from typing import Any
 
 import torch
 
-from forge.errors import StateMismatch
+from forge.checkpoint.format.outline import is_here
+from forge.errors import CheckpointError, DamagedCheckpoint, StateMismatch
+
+_MAX_POOL = 1 << 10
+"""Words of a SeedSequence's pool: it takes a time that grows with their square, and 4 are usual."""
+
+_MAX_BITS = 1 << 16
+"""Of what a SeedSequence is made of: 128 are usual."""
+
+_MAX_CHILDREN = 1 << 22
+"""Children that are spawned anew, so that a live generator has spawned as many: seconds."""
+
+_KINDS = ("torch", "random", "numpy", "numpy RandomState")
+
+_AT_ONCE = 1 << 12
+
+_WRONG = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError)
+"""What comes of a description that is none."""
 
 
 def is_one(value: Any) -> bool:
@@ -28,18 +45,72 @@ def described(value: Any) -> dict[str, Any] | None:
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.random.Generator):
         state, seeds = value.bit_generator.state, _seeds(value)
+        if problem := _problem(seeds):
+            raise CheckpointError(f"A generator of numpy cannot be saved: {problem}.")
         return {"kind": "numpy", "bits": state["bit_generator"], "state": state, "seeds": seeds}
     if numpy is not None and isinstance(value, numpy.random.RandomState):
         return {"kind": "numpy RandomState", "state": value.get_state(legacy=False)}
     return None
 
 
+def _problem(seeds: Any) -> str | None:
+    """Why a SeedSequence would take too long to make; None if it does not."""
+    if not seeds:
+        return None
+    pool = seeds["pool_size"]
+    if type(pool) is not int or not 0 < pool <= _MAX_POOL:
+        return f"its seeds have pool_size={pool!r:.40}, expected a number up to {_MAX_POOL}"
+    size = sum(map(_num_bits, [seeds["entropy"], *seeds["spawn_key"]]))
+    return f"its seeds have more than {_MAX_BITS} bits" if size > _MAX_BITS else None
+
+
+def _num_bits(entropy: Any) -> int:
+    if entropy is None or isinstance(entropy, int):
+        return (entropy or 0).bit_length()
+    return 64 * len(entropy)
+
+
+def check(saved: Any) -> None:
+    """Look at what was described before anything is made of it.
+
+    Raises:
+        DamagedCheckpoint: If it is nothing that `described` returns.
+        StateMismatch: If its device is not here.
+    """
+    try:
+        problem = _problem(saved.get("seeds"))
+        if saved["kind"] not in _KINDS:
+            problem = f"its kind is {saved['kind']!r:.40}, expected one of {', '.join(_KINDS)}"
+        device = torch.device(saved["device"]) if saved["kind"] == "torch" else None
+    except _WRONG as error:
+        raise DamagedCheckpoint(
+            f"a generator of random numbers cannot be read: {error!r}"
+        ) from error
+    if problem:
+        raise DamagedCheckpoint(f"a generator of random numbers cannot be read: {problem}")
+    if device is not None and not is_here(device):
+        raise StateMismatch(
+            f"The checkpoint has a generator of random numbers on {device}, which this machine does"
+            " not have. Resume on a machine that has it."
+        )
+
+
 def made(saved: dict[str, Any]) -> Any:
     """A generator as it was described.
 
     Raises:
-        StateMismatch: For one of a kind that is not known here.
+        DamagedCheckpoint: As `check`.
+        StateMismatch: If it cannot be made here.
     """
+    check(saved)
+    try:
+        return _made(saved)
+    except _WRONG as error:
+        text = f"A generator of random numbers cannot be made as it was saved: {error!r}"
+        raise StateMismatch(text) from error
+
+
+def _made(saved: dict[str, Any]) -> Any:
     if saved["kind"] == "torch":
         return torch.Generator(device=saved["device"]).set_state(saved["state"])
     if saved["kind"] == "random":
@@ -99,7 +170,8 @@ def _follow_spawns(live: Any, saved: Any) -> bool:
         return True
     missing = after["n_children_spawned"] - before["n_children_spawned"]
     source = before | {"n_children_spawned": after["n_children_spawned"]}
-    if missing < 0 or repr(source) != repr(after):  # there may be arrays in them
+    if not 0 < missing <= _MAX_CHILDREN or repr(source) != repr(after):  # there may be arrays in it
         return False
-    live.bit_generator.seed_seq.spawn(missing)
+    for begin in range(0, missing, _AT_ONCE):
+        live.bit_generator.seed_seq.spawn(min(_AT_ONCE, missing - begin))
     return True

@@ -322,6 +322,7 @@ class StateRegistry:
 
     def _object_differences(self, name: str, one: Stateful, saved: dict[str, Any]) -> Iterator[str]:
         state = saved["states"][name]
+        adapters.check(one, state)
         kind = _of_main(saved["kinds"].get(name, _kind(one)))
         if isinstance(one, torch.nn.Module):
             own = module_state.own_ways(one)

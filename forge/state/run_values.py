@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from forge.errors import CheckpointError
+from forge.errors import CheckpointError, StateMismatch
 from forge.state import generators, sharing
 
 _CONTAINERS = (dict, list, set, bytearray, collections.OrderedDict, collections.Counter)
@@ -151,6 +151,17 @@ def _live(value: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from _live(one, f"{path}[{i}]")
 
 
+def check(saved: Mapping[str, Any]) -> None:
+    """Look at the generators before anything is loaded.
+
+    Raises:
+        DamagedCheckpoint: If one of them is none.
+        StateMismatch: If the device of one is not here.
+    """
+    for one in saved.get("run.state generators", ()):
+        generators.check(one)
+
+
 def unpacked(saved: Mapping[str, Any]) -> Any:
     """The tree that was packed.
 
@@ -160,12 +171,15 @@ def unpacked(saved: Mapping[str, Any]) -> Any:
         StateMismatch: For a generator that cannot be made here.
     """
     tree = saved.get("run.state", {})
-    for one in saved.get("run.state generators", ()):
-        *way, last = one["path"]
-        _at(tree, way)[last] = generators.made(one)
-    for path, first in saved.get("run.state shared", ()):
-        *way, last = path
-        _at(tree, way)[last] = _at(tree, first)
+    try:
+        for one in saved.get("run.state generators", ()):
+            *way, last = one["path"]
+            _at(tree, way)[last] = generators.made(one)
+        for path, first in saved.get("run.state shared", ()):
+            *way, last = path
+            _at(tree, way)[last] = _at(tree, first)
+    except (LookupError, TypeError, ValueError) as error:
+        raise StateMismatch(f"run.state cannot be put together: {error!r}") from error
     return tree
 
 

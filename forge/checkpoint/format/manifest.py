@@ -25,6 +25,8 @@ NAME = "manifest.json"
 FORMAT = 2
 MAX_BYTES = 64 << 20
 """Bytes of a manifest that are read, and written: parsing takes many times as much memory."""
+_MAX_TIME = 1e11
+"""Seconds since 1970, or before: what is later is no time."""
 Logged = Mapping[str, tuple[int, float]]
 """Name -> the step at which it was last logged, and the value."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -122,6 +124,13 @@ def read(directory: Path) -> Manifest:
     for name in manifest.files:
         if not _FILE_NAME.fullmatch(name) or name == NAME:
             raise DamagedCheckpoint(f"{NAME} names a file outside the checkpoint: {name!r}")
+    if len(manifest.files) != 2 * manifest.world_size:  # before their names are made
+        raise DamagedCheckpoint(
+            f"{NAME} names {len(manifest.files)} files for {manifest.world_size} ranks, which"
+            " have two each"
+        )
+    if not abs(manifest.created) < _MAX_TIME:
+        raise DamagedCheckpoint(f"{NAME} has {manifest.created} as `created`")
     if not all(type(number) is int and number >= 0 for entry in numbers for number in entry):
         raise DamagedCheckpoint(f"{NAME} has a size or checksum that is not a number")
     if not all(type(v) is str or _is_finite(v) for v in values) or {*map(type, steps)} - {int}:

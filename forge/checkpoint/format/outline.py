@@ -17,7 +17,8 @@ UNKNOWN = object()
 _CPU = torch.device("cpu")
 
 
-def _is_here(device: torch.device) -> bool:
+def is_here(device: torch.device) -> bool:
+    """Whether tensors and generators can be made on it."""
     module = getattr(torch, device.type, None)
     if device.type == "cpu" or module is None or not getattr(module, "is_available", bool)():
         return device.type == "cpu"
@@ -28,7 +29,7 @@ def _device_of(value: dict[str, Any]) -> torch.device:
     if "device" not in value:
         return _CPU
     device = torch.device(value["device"])
-    return device if _is_here(device) else _CPU  # whoever loads it moves it to its parameters
+    return device if is_here(device) else _CPU  # whoever loads it moves it to its parameters
 
 
 class Outline(dict[str, torch.Tensor]):

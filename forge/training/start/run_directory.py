@@ -14,6 +14,7 @@ import torch
 
 from forge import messages
 from forge.checkpoint import Checkpoint, Store
+from forge.checkpoint.load.in_place import Offers
 from forge.checkpoint.load.reading import Place
 from forge.config.rules import directory_problem
 from forge.config.schema import NanAction, Policy
@@ -26,6 +27,7 @@ from forge.jobdir.job_files import forge_dir
 from forge.jobdir.ledger import Ledger
 from forge.jobdir.verdict import Verdict
 from forge.shutdown import stopping
+from forge.state import run_values
 from forge.state.registry import StateRegistry
 from forge.training.metrics import Metrics
 from forge.training.nan.nan_policy import NanPolicy
@@ -259,5 +261,10 @@ def check_directory(policy: Policy, checkpoint_dir: Path) -> None:
 
 
 def _places(live: StateRegistry) -> Place:
-    """Where a checkpoint's tensors go."""
-    return lambda state: live.in_place_targets(state["live"])
+    """Where a checkpoint's tensors go; refuses one that cannot be loaded."""
+
+    def place(state: dict[str, Any]) -> Offers:
+        run_values.check(state)
+        return live.in_place_targets(state["live"])
+
+    return place

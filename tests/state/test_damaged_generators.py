@@ -1,0 +1,126 @@
+"""Generators, and a number of ranks, that no forge has written: refused before any work is done."""
+
+import json
+import signal
+
+import numpy
+import pytest
+import torch
+from nan_trainer import outliving
+from stores import STATE, rewrite_manifest
+from updates import a_run
+
+import forge
+from forge.checkpoint.format.checksums import entry_of
+
+
+@pytest.fixture(autouse=True)
+def _lives_on():
+    """What hangs is interrupted: its test would take all the time there is."""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(60)
+    with outliving():
+        yield
+    signal.alarm(0)
+
+
+def train(directory, *, until=None, registered=None):
+    torch.manual_seed(1)
+    model = torch.nn.Linear(2, 1)
+    policy = {"checkpoint": {"dir": str(directory), "every_steps": 2, "every_s": None}}
+    stateful = {"model": model} | ({} if registered is None else {"noise": registered})
+    with a_run(directory, policy, **stateful) as run:
+        for step in run.steps(6):
+            if step == 1:
+                run.state["draws"] = {"numpy": numpy.random.default_rng(3)}
+                run.state["mask"] = torch.Generator().manual_seed(1)
+            if step == until:
+                raise RuntimeError("killed")
+    return run
+
+
+def damage(directory, old, new):
+    """Rewrite the newest checkpoint with checksums that match."""
+    path = directory / "step_4"
+    text = (path / STATE).read_text()
+    assert old in text
+    (path / STATE).write_text(text.replace(old, new))
+    files = json.loads((path / "manifest.json").read_bytes())["files"]
+    rewrite_manifest(path, files=files | {STATE: entry_of((path / STATE).read_bytes())})
+
+
+@pytest.mark.parametrize("where", ["run.state", "forge.Run"])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"pool_size": 4', '"pool_size": 1000000000'),
+        ('"pool_size": 4', '"pool_size": -1'),
+        ('"pool_size": 4', '"pool_size": "4"'),
+        ('"pool_size": 4', '"pool_size": 4, "entropy": {"!int": "0x' + "f" * 100_000 + '"}'),
+    ],
+)
+def test_seeds_that_would_take_forever_are_damage(tmp_path, where, old, new):
+    """`numpy.random.SeedSequence(pool_size=10**9)` does not return."""
+    make = (lambda: numpy.random.default_rng(5)) if where == "forge.Run" else (lambda: None)
+    with pytest.raises(RuntimeError, match="killed"):
+        train(tmp_path, until=5, registered=make())
+    damage(tmp_path, old, new)
+    run = train(tmp_path, registered=make())
+    assert run.resumed_from == "step_2"
+
+
+def test_children_that_would_take_forever_to_spawn_are_a_mismatch(tmp_path):
+    """A generator that is there already follows by spawning as many."""
+    with pytest.raises(RuntimeError, match="killed"):
+        train(tmp_path, until=5, registered=numpy.random.default_rng(5))
+    damage(tmp_path, '"n_children_spawned": 0', '"n_children_spawned": 4000000000')
+    with pytest.raises(forge.Exit, match=r"noise: .*expected the state of") as caught:
+        train(tmp_path, registered=numpy.random.default_rng(5))
+    assert caught.value.code == 74
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "meta", "xla"])
+def test_a_generator_of_a_device_that_is_not_here_is_one_error(tmp_path, device):
+    """It was a traceback."""
+    with pytest.raises(RuntimeError, match="killed"):
+        train(tmp_path, until=5)
+    damage(tmp_path, '"device": "cpu"', f'"device": "{device}"')
+    with pytest.raises(forge.Exit, match=f"a generator .* {device}") as caught:
+        train(tmp_path)
+    assert caught.value.code == 74
+
+
+@pytest.mark.parametrize(
+    "content", ['{"kind": 3', '{"kind": "numpy", "seeds": [1]', '{"kind": null']
+)
+def test_a_generator_of_nonsense_is_damage(tmp_path, content):
+    """The checkpoint before it is as good as ever."""
+    with pytest.raises(RuntimeError, match="killed"):
+        train(tmp_path, until=5)
+    damage(tmp_path, '{"path": ["mask"], "kind": "torch"', content + ', "path": ["mask"]')
+    assert train(tmp_path).resumed_from == "step_2"
+
+
+def test_a_generator_that_could_not_be_restored_is_refused_as_it_is_assigned(tmp_path):
+    """It would be saved, and no start could load it."""
+    seeds = numpy.random.SeedSequence(3, pool_size=1 << 13)
+    with a_run(tmp_path) as run, pytest.raises(forge.errors.CheckpointError, match="pool_size"):
+        run.state["rng"] = numpy.random.Generator(numpy.random.PCG64(seeds))
+
+
+@pytest.mark.parametrize("size", [1_000_000_000, 2, 0, -1])
+def test_a_number_of_ranks_whose_files_are_not_there_is_damage(tmp_path, size):
+    """The names of their files alone would take all the memory there is."""
+    with pytest.raises(RuntimeError, match="killed"):
+        train(tmp_path, until=5)
+    rewrite_manifest(tmp_path / "step_4", world_size=size)
+    assert train(tmp_path).resumed_from == "step_2"
+
+
+@pytest.mark.parametrize("created", ["NaN", "1e300", "-Infinity"])
+def test_a_time_that_is_none_is_damage(tmp_path, created):
+    """`forge show` ended with a traceback."""
+    with pytest.raises(RuntimeError, match="killed"):
+        train(tmp_path, until=5)
+    rewrite_manifest(tmp_path / "step_4", created=float(created))
+    assert train(tmp_path).resumed_from == "step_2"
