@@ -9,6 +9,7 @@ ForgeError                   what was asked for cannot be done
 ├── CheckpointError              a checkpoint cannot be written or read
 │   ├── DiskFull                     the disk, or the quota, has no room for it
 │   ├── DamagedCheckpoint            its bytes are not the ones that were committed
+│   ├── NewerFormat                  a newer version of forge has written it
 │   └── StateMismatch                its state does not fit the live objects
 ├── DirectoryInUse               another live job, or a newer attempt, owns the directory
 ├── RankLost                     another rank of the job is gone, or does not answer
@@ -169,6 +170,10 @@ class DiskFull(CheckpointError):
 
 class DamagedCheckpoint(CheckpointError):
     """The bytes of a checkpoint are not the ones that were committed."""
+
+
+class NewerFormat(CheckpointError):
+    """A newer version of forge has written a checkpoint: it is neither read nor replaced."""
 
 
 class StateMismatch(CheckpointError):

@@ -140,14 +140,12 @@ class Store:
             The checkpoint, or None.
         Raises:
             CheckpointError: Where there are checkpoints but none of them verifies.
+            NewerFormat: If a newer version of forge has written one of them, whichever it is.
         """
         names = self._exchange.first("the list of checkpoints", self._names)
         steps = {self.directory / name: step_of(self.directory / name) or 0 for name in names}
-        wanted = [
-            path
-            for path, step in steps.items()
-            if step % every == 0 and (at_most is None or step <= at_most)
-        ]
+        most = max(steps.values(), default=0) if at_most is None else at_most
+        wanted = [path for path, step in steps.items() if step % every == 0 and step <= most]
         found, damaged = reading.first_good(wanted, lambda path: self._read_by_all(path, place))
         self._seen.damaged.update(path.name for path in damaged)
         self.passed_over = [f"{path.name}: {error}" for path, error in damaged.items()]
@@ -161,7 +159,9 @@ class Store:
 
     def _names(self) -> list[str]:
         try:
-            return [path.name for path in step_dirs(self.directory)]
+            found = step_dirs(self.directory)
+            self._seen.check_formats(found)  # training would come to each, and replace it
+            return [path.name for path in found]
         except OSError as error:  # not the same as a directory in which there are none
             raise CheckpointError(f"{self.directory} cannot be read: {error}") from error
 
@@ -287,6 +287,7 @@ class Store:
             DirectoryInUse: Where a newer attempt has taken over.
         """
         self._describe(folder, parts, snapshot)
+        self._seen.check_formats([final])
         self._workspace.check()
         self._workspace.put_in_place(folder, final)
 
@@ -339,9 +340,8 @@ class Store:
         self._workspace.check()
         self._remover.retry()
         names = os.listdir(self.directory)
-        found = step_dirs(self.directory)
         pinned = {name.removeprefix(pins.PREFIX) for name in names if name.startswith(pins.PREFIX)}
-        good = self._seen.all_good(found)
+        good = self._seen.all_good(step_dirs(self.directory))
         kept = self._retention.kept(good, pinned, first_bad_step)
         with contextlib.suppress(FileNotFoundError):
             kept.add(os.path.basename(os.path.realpath(self.directory / LATEST, strict=True)))
@@ -365,12 +365,13 @@ class Store:
         if not self._is_owner:
             return
         try:
+            obsolete = [one for one in step_dirs(self.directory) if (step_of(one) or 0) > step]
+            self._seen.check_formats(obsolete)
             with self._workspace.entered() as work:
                 durable.replace_link(self.directory / LATEST, f"step_{step}", work)
-                for path in step_dirs(self.directory):
-                    if (step_of(path) or 0) > step:
-                        self._remover.discard(path, work)
-                        self._seen.forget(path.name)
+                for path in obsolete:
+                    self._remover.discard(path, work)
+                    self._seen.forget(path.name)
                 durable.sync_directory(self.directory)
         except OSError as error:
             raise CheckpointError(

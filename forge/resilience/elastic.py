@@ -117,6 +117,8 @@ def resolve_resume_path(checkpoint_dir: Path | str) -> Path | None:
         checkpoint_dir: Where the `step_N` are.
     Returns:
         Its directory, or None where there is none.
+    Raises:
+        CheckpointError: If one is of a newer format, which this version of forge cannot read.
     """
     # Imported here: reading Slurm's environment should not need torch.
     from forge.checkpoint.format import manifest

@@ -17,8 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forge._version import __version__
 from forge.checkpoint.format.checksums import CHUNK, num_chunks
-from forge.errors import CheckpointError, DamagedCheckpoint
+from forge.errors import CheckpointError, DamagedCheckpoint, NewerFormat
 from forge.filesystem.files import open_file
 
 NAME = "manifest.json"
@@ -91,8 +92,11 @@ def _checksum(content: dict[str, Any]) -> int:
 def read(directory: Path) -> Manifest:
     """The manifest of a checkpoint.
 
+    Its checksum is made alike in all formats: only one that matches says which format it has.
+
     Raises:
         DamagedCheckpoint: Saying what is wrong with it.
+        NewerFormat: For one that only a newer version of forge can read.
     """
     path = directory / NAME
     try:
@@ -109,6 +113,12 @@ def read(directory: Path) -> Manifest:
         checksum = content.pop("checksum")
         if checksum != _checksum(content):
             raise DamagedCheckpoint(f"{NAME} does not match its own checksum")
+        if type(content["format"]) is int and content["format"] > FORMAT:
+            raise NewerFormat(
+                f"{directory} has format {content['format']}, and forge {__version__} reads formats"
+                f" up to {FORMAT}. Nothing was changed. Install the forge that has written it (or a"
+                " newer one), or move that checkpoint away to go on from an older one."
+            )
         if content["format"] != FORMAT:
             raise DamagedCheckpoint(
                 f"{NAME} has format {content['format']}, this forge reads format {FORMAT}"

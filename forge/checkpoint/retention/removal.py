@@ -18,7 +18,7 @@ from forge import messages
 from forge.checkpoint.format import manifest
 from forge.checkpoint.retention import pins
 from forge.checkpoint.retention.in_use import removing_lock
-from forge.errors import DamagedCheckpoint
+from forge.errors import DamagedCheckpoint, NewerFormat
 from forge.filesystem import durable
 
 CLOSE_WAIT_S = 5.0
@@ -190,6 +190,8 @@ class Remover:
             return True
         try:  # pinned while it was being removed, and nothing of it is deleted yet
             manifest.check_sizes(path, manifest.read(path))
+        except NewerFormat:
+            pass  # this forge cannot say whether it is whole
         except DamagedCheckpoint:
             return False
         return pins.is_pinned(place)

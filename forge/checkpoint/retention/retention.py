@@ -16,7 +16,7 @@ from forge import messages
 from forge.checkpoint.format import manifest
 from forge.checkpoint.format.manifest import Manifest
 from forge.config.schema import BestConfig, BestMode, CheckpointConfig
-from forge.errors import DamagedCheckpoint
+from forge.errors import DamagedCheckpoint, NewerFormat
 from forge.filesystem.steps import step_of
 
 _PATIENT_SAVES = 3
@@ -45,7 +45,11 @@ class Seen:
         self._manifests.pop(name, None)
 
     def described(self, path: Path) -> Manifest | None:
-        """The manifest of the checkpoint in `path`; None where it has none of its own."""
+        """The manifest of the checkpoint in `path`; None where it has none of its own.
+
+        Raises:
+            NewerFormat: For a checkpoint that must not be replaced.
+        """
         if path.name in self.damaged:
             return None
         try:
@@ -58,6 +62,11 @@ class Seen:
             self._manifests.pop(path.name, None)
             return None
         return known[1] if known[1].step == step_of(path) else None
+
+    def check_formats(self, paths: list[Path]) -> None:
+        """Raise NewerFormat if one of them must be neither replaced nor removed."""
+        for path in paths:
+            self.described(path)
 
     def good(self, path: Path) -> Manifest | None:
         """As `described`, if all files are there, as far as their sizes tell."""
@@ -80,8 +89,14 @@ class Seen:
         A second look may differ: one that a disk could not read for a moment would have no place
         among those that are kept, and then be good enough to be removed.
         """
-        looks = ((path, self.good(path)) for path in found)
+        looks = ((path, self._good_or_none(path)) for path in found)
         return {path: described for path, described in looks if described is not None}
+
+    def _good_or_none(self, path: Path) -> Manifest | None:
+        try:
+            return self.good(path)
+        except NewerFormat:
+            return None  # so it is left where it is
 
 
 class Retention:
