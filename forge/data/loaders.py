@@ -27,6 +27,12 @@ def has_state(one: Any) -> bool:
     return hasattr(one, "state_dict") and hasattr(one, "load_state_dict") and bool(is_asked)
 
 
+def is_known_state(loader: Any) -> bool:
+    """Whether the `state_dict` of a loader is that of torchdata's, which is its place."""
+    module = getattr(getattr(type(loader), "state_dict", None), "__module__", None) or ""
+    return module.partition(".")[0] in _KNOWN
+
+
 _first: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
 """Whole numbers and flags among an object's attributes, as they were when it was first asked."""
 
@@ -110,7 +116,7 @@ def _inexact(loader: Any) -> Iterator[str]:
     workers = getattr(loader, "num_workers", 0)
     unseeded = workers > 0 and not is_seeded(loader)
     seeds = _seeds(loader) if unseeded else ""
-    goes_there = "Give the loader state_dict and load_state_dict"
+    goes_there = "Give the loader a state_dict that holds how far it is in the pass"
     if is_stateful and unseeded:
         yield f"random draws inside its {workers} workers are not saved. {seeds}"
     if is_dataloader and not is_stateful:
@@ -120,13 +126,12 @@ def _inexact(loader: Any) -> Iterator[str]:
             yield (
                 f"{type(loader.dataset).__name__} is read again from the start of the epoch on a"
                 f" resume, which repeats it only if it yields the same each time. {goes_there}"
-                " (torchdata.StatefulDataLoader) to go there."
+                " (torchdata.StatefulDataLoader has one)."
             )
         if has_own_iter(loader):
             yield (
                 "has an __iter__ of its own, which a resume calls again from the start of the"
-                f" epoch: that repeats it only if it yields the same each time. {goes_there} to go"
-                " there."
+                f" epoch: that repeats it only if it yields the same each time. {goes_there}."
             )
     for one, remedy in _private_generators(loader):
         yield (
@@ -145,8 +150,7 @@ def _inexact(loader: Any) -> Iterator[str]:
     if not (is_stateful or is_dataloader or isinstance(loader, Sequence)):
         yield (
             "has no state_dict, so a resume iterates it again from the start of the epoch, which"
-            " repeats it only if it yields the same each time. Else give it state_dict and"
-            " load_state_dict."
+            f" repeats it only if it yields the same each time. {goes_there}."
         )
 
 

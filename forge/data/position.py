@@ -20,20 +20,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from forge.data import loaders, properties, seeding, sharing
+from forge.data.parts import LOADER, Parts
+from forge.data.proof import Kind, Proof
 from forge.data.properties import Properties
 from forge.data.sharing import Sharing
 from forge.data.skipping import Skipping, without
 from forge.data.workers import shielded_iter
-from forge.errors import StateMismatch
+from forge.errors import ConfigError
 from forge.group import start
 from forge.process import sections
 from forge.state import rng
-from forge.state.registry import asked
-from forge.state.variables import fingerprint
 
 
 class Position:
@@ -53,16 +52,24 @@ class Position:
         """Whether the pass before this one ended with batches to come."""
         self._was_read = False
         """Whether that was a pass through the same loader, which may go on from where it is."""
-        self.is_stateful = loaders.has_state(loader)
-        """Whether the loader says its place itself."""
-        self.is_unasked = self.is_stateful
-        """Whether the loader is still to be asked for its state; see `ask`."""
-        for one in self._countable().values():
-            loaders.counters(one)
-        self._is_dataloader = isinstance(loader, DataLoader) and not self.is_stateful
+        self._proof = Proof(loader)
+        self._parts = Parts(loader)
         self._rank, self._num_ranks = start.place()
         self._properties = self._properties_now()
         """Of the loader, as this epoch began."""
+        self._length: int | None = None
+        """Batches of this epoch, as the loader said when it began."""
+        self._is_resumed = False
+        """Whether the loader was brought into this epoch by its own state."""
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether the loader says its place itself."""
+        return self._proof.kind is not Kind.replayed
+
+    @property
+    def _is_dataloader(self) -> bool:
+        return isinstance(self._loader, DataLoader) and not self.is_stateful
 
     # -- taking --------------------------------------------------------------------------------
 
@@ -96,7 +103,7 @@ class Position:
         except Exception:
             self._iterator = None  # the epoch has not begun: what it drew is drawn again
             if self._start is not None:
-                self._restore_parts(self._start["parts"])
+                self._parts.restore(self._start["parts"])
             raise
 
     def next_of_pass(self) -> Any:
@@ -116,10 +123,19 @@ class Position:
         Args:
             is_left: Whether by a `break`.
         """
+        self._proof.accept()
         self._iterator, self.is_over, self._is_left = None, True, is_left
+
+    def know(self, before: Position) -> None:
+        """Know of the loader what an earlier position has found out, if it is the same."""
+        if before._loader is self._loader and self.is_stateful:
+            if before._total:
+                before._proof.accept()
+            self._proof = before._proof
 
     def follow(self, before: Position) -> None:
         """Begin where the pass before this one has left the loader, if it is the same."""
+        self.know(before)
         if before._loader is self._loader:
             self._was_read = before._was_read or before.taken > 0
             self._is_left = before._is_left
@@ -130,6 +146,7 @@ class Position:
         return batch
 
     def _end_epoch(self) -> None:
+        self._proof.accept()
         self._iterator = None
         self.epoch += 1
         self.taken = 0
@@ -143,8 +160,11 @@ class Position:
         sections.current().begin_epoch()
         # Of devices, too: an order may be drawn there, and is where that is torch's default device.
         self._start = {"rng": rng.capture(), "parts": self._parts_state()}
+        if (state := self._proof.begin(self._start["rng"])) is not None:
+            self._start["parts"][LOADER] = state
         self._announce_epoch()
         self._properties = self._properties_now()
+        self._length, self._is_resumed = loaders.num_batches(self._loader), False
         self._iterator = shielded_iter(self._loader)
 
     def _announce_epoch(self) -> None:
@@ -157,18 +177,29 @@ class Position:
         """What a resume cannot promise to repeat, one sentence each."""
         return loaders.inexact(self._loader)
 
-    def ask(self, name: str) -> None:
-        """Ask the loader once for its state, which a save will ask it for.
+    def check(self, name: str) -> None:
+        """Look at the loader after a batch: whether its state is its place, and brings it there.
 
-        Not before its first batch: to be asked earlier might make an iterator, which draws.
+        Not before the first batch: to be asked earlier might make an iterator, which draws.
 
         Args:
             name: Of the loader, for people.
         Raises:
-            ConfigError: Where it raises.
+            ConfigError: If its `state_dict` raises, or did not bring it to its place.
         """
-        self.is_unasked = False
-        asked(name, self._loader)
+        if self._proof.is_open:
+            self._proof.took(name, self.taken)
+            if self._proof.kind is Kind.stateful and self._start is not None:
+                self._start["parts"].pop(LOADER, None)
+        if self._is_resumed and self._length is not None and self.taken > self._length:
+            problem = (
+                f"{name} ({type(self._loader).__name__}) was resumed inside a pass of"
+                f" {self._length} batches, and has yielded more than were left: its load_state_dict"
+                " did not bring it to its place, so that batches were read twice. Let its state"
+                " hold how many batches of the pass were taken, counted before each is handed out;"
+                " or give it no state_dict, and forge counts them."
+            )
+            raise ConfigError([problem], "The data of this job")
 
     def close(self) -> None:
         """Drop the iterator, and its workers with it."""
@@ -181,7 +212,8 @@ class Position:
         """The position, as it goes into a checkpoint."""
         is_begun = self._iterator is not None
         state: dict[str, Any] = {
-            "kind": self._kind,
+            "kind": self._proof.kind.name,
+            "length": self._length,
             "epoch": self.epoch,
             "taken": self.taken,
             "total": self._total,
@@ -191,7 +223,7 @@ class Position:
             "sharing": vars(self._sharing()),
             "properties": vars(self._properties if is_begun else self._properties_now()),
         }
-        if self.is_stateful and (is_begun or self.taken or self._was_read):
+        if self._proof.kind is Kind.stateful and (is_begun or self.taken or self._was_read):
             state["loader"] = self._loader.state_dict()
         return state
 
@@ -201,7 +233,7 @@ class Position:
         Raises:
             StateMismatch: Where it keeps what was another rank's.
         """
-        if state["kind"] != self._kind:
+        if not self._takes_kind_of(state):
             return
         self._sharing().check_between_epochs(self._sharing(state), state)
         kept = rng.capture()
@@ -212,12 +244,19 @@ class Position:
             if state["is_left"] or is_pending:
                 shielded_iter(self._loader)  # as it was then: the next one begins a new epoch
             self._was_read, self._is_left = True, state["is_left"]
-        self._restore_parts(state["parts"])
+        self._parts.restore(state["parts"])
         rng.restore(kept)
 
-    @property
-    def _kind(self) -> str:
-        return "stateful" if self.is_stateful else "replayed"
+    def _takes_kind_of(self, state: dict[str, Any]) -> bool:
+        """Know of the loader's state what was known then; whether it is a loader of that kind."""
+        if _properties_in(state).is_stateful != loaders.has_state(self._loader):
+            return False
+        kind = Kind[state["kind"]]
+        if kind is Kind.replayed and self.is_stateful:
+            self._proof.demote("the loader of this resume")
+        elif kind is Kind.stateful:
+            self._proof.accept()
+        return True
 
     def load(self, state: dict[str, Any]) -> None:
         """Go to a saved position; leaves the random state wherever that took it.
@@ -233,7 +272,7 @@ class Position:
         is_moved = is_inside and (knows_order or now.num_ranks != before.num_ranks)
         if is_moved:
             taken = now.moved(taken, before)
-        elif is_inside and state["kind"] != self._kind:  # nothing of it would fit
+        if not self._takes_kind_of(state) and is_inside and not is_moved:  # nothing of it fits
             self._properties_now().batches_to_skip(taken, _properties_in(state))
         self._iterator = None
         if getattr(self._loader, "persistent_workers", False):
@@ -257,20 +296,24 @@ class Position:
             taken = self._properties.batches_to_skip(taken, _properties_in(state))
         if now.num_ranks == before.num_ranks:
             self._properties.name_workers(_properties_in(state))
-        if self.is_stateful:
+        self._length = loaders.num_batches(self._loader) if is_moved else state["length"]
+        self._is_resumed = self._proof.kind is Kind.stateful
+        if self._is_resumed:
             self._loader.load_state_dict(state["loader"])
             self._iterator = shielded_iter(self._loader)
         else:
             self._iterator = self._iter_without(taken)
         self.taken = taken
-        self._restore_present(parts)
+        self._parts.restore_present(parts)
+        if self._proof.kind is Kind.unproven:
+            self._proof.again(taken, self._start["parts"].get(LOADER))
 
     def name_changes(self, state: dict[str, Any]) -> None:
         """Say what is other than it was when that state was saved, between two epochs."""
         self._properties_now().name_changes(_properties_in(state))
 
     def _properties_now(self) -> Properties:
-        return properties.of(self._loader, is_stateful=self.is_stateful)
+        return properties.of(self._loader)
 
     def _sharing(self, state: dict[str, Any] | None = None) -> Sharing:
         """How the loader is shared between the ranks; in a saved state, how it was."""
@@ -278,43 +321,14 @@ class Position:
             return Sharing(**state["sharing"])
         return sharing.of(self._loader, self._num_ranks)
 
-    def _restore_present(self, parts: dict[str, Any]) -> None:
-        """What the loop itself has changed since the epoch began: weights of a sampler, say."""
-        owners = {**loaders.samplers(self._loader), **loaders.generators(self._loader)}
-        for name, one in self._countable().items():
-            loaders.restore_counters(one, parts.get("counters", {}).get(name, {}))
-        for name, one in owners.items():
-            if name not in parts:
-                continue
-            if isinstance(one, torch.Generator):
-                one.set_state(parts[name])
-            elif fingerprint(one.state_dict()) != fingerprint(parts[name]):
-                one.load_state_dict(copy.deepcopy(parts[name]))
-
     def _restore_start(self) -> None:
         assert self._start is not None
         rng.restore(self._start["rng"])
-        self._restore_parts(self._start["parts"])
+        self._parts.restore(self._start["parts"])
 
     def _begin_again(self) -> None:
         self._restore_start()
         self._announce_epoch()  # the counters that were restored are those of the epoch before
-
-    def _restore_parts(self, parts: dict[str, Any]) -> None:
-        owners = {**loaders.samplers(self._loader), **loaders.generators(self._loader)}
-        saved = parts.get("counters", {})
-        for name, one in self._countable().items():
-            loaders.restore_counters(one, saved.get(name, {}))
-        for name, part in parts.items():
-            if name == "counters":
-                continue
-            owner = owners.get(name)
-            if owner is None:
-                raise StateMismatch(f"data: the loader has lost the {name} that it had when saved")
-            if isinstance(owner, torch.Generator):
-                owner.set_state(part)
-            else:
-                owner.load_state_dict(copy.deepcopy(part))
 
     def _iter_without(self, count: int) -> Iterator[Any]:
         """An iterator over the epoch that `_start` describes, without its first batches."""
@@ -370,28 +384,8 @@ class Position:
         finally:
             self._loader.__dict__[name] = inner
 
-    def _countable(self) -> dict[str, Any]:
-        """The loader and its samplers, where nobody but their attributes says where they are."""
-        owners = {"loader": self._loader, **loaders.samplers(self._loader)}
-        return {
-            name: one
-            for name, one in owners.items()
-            if hasattr(one, "__dict__") and not loaders.has_state(one)
-        }
-
     def _parts_state(self) -> dict[str, Any]:
-        generators = loaders.generators(self._loader)
-        parts: dict[str, Any] = {name: one.get_state() for name, one in generators.items()}
-        if self.is_stateful:
-            return parts  # its samplers are in its own state
-        counted = {name: loaders.counters(one) for name, one in self._countable().items()}
-        if any(counted.values()):
-            parts["counters"] = counted
-        for name, sampler in loaders.samplers(self._loader).items():
-            if loaders.has_state(sampler):
-                # A copy: the sampler may keep using the very list that it gave.
-                parts[name] = copy.deepcopy(sampler.state_dict())
-        return parts
+        return self._parts.state(is_place=self.is_stateful)
 
 
 def _properties_in(state: dict[str, Any]) -> Properties:

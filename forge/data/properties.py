@@ -19,7 +19,7 @@ from forge.errors import ConfigError
 
 _WORDS = {
     "kind": "its kind",
-    "is_stateful": "whether it keeps its own place (state_dict)",
+    "is_stateful": "whether it has a state_dict",
     "dataset": "the length of its dataset",
     "batch_sampler": "its batch sampler",
     "sampler": "its sampler",
@@ -109,13 +109,9 @@ class Properties:
         raise ConfigError([problem], "The data of this resume")
 
 
-def of(loader: Any, *, is_stateful: bool) -> Properties:
-    """What a loader is now.
-
-    Args:
-        loader: Any iterable.
-        is_stateful: Whether its `state_dict` is its place.
-    """
+def of(loader: Any) -> Properties:
+    """What a loader, or any iterable, is now."""
+    is_stateful = loaders.has_state(loader)
     if not isinstance(loader, DataLoader):
         # Of one that goes to its place by itself, a length may be what is left.
         length = None if is_stateful else _steady_length(loader)

@@ -108,7 +108,7 @@ OTHERS = {
     "stateful": (
         numbers,
         lambda: numbers(kind=StatefulDataLoader),
-        "whether it keeps its own place (state_dict) was False and is True",
+        "whether it has a state_dict was False and is True",
     ),
     "another stateful": (
         lambda: numbers(kind=StatefulDataLoader),

@@ -79,6 +79,9 @@ class Loops:
         """At the start of its data; what no resume can repeat exactly is logged once."""
         self.fixed.watch(loader)
         position = Position(loader, epoch)
+        for before in self.positions:
+            if isinstance(before, Position):
+                position.know(before)
         for sentence in position.inexact():
             if sentence not in self._said:
                 messages.warn(f"A resume may not be exact here: {sentence}")

@@ -19,9 +19,8 @@ class ResumableLoader(Iterator[Any]):
 
     def __next__(self) -> Any:
         batch = self._position.next()
-        if self._position.is_unasked:
-            with preflight.exits():
-                self._position.ask("the loader given to run.loader")
+        with preflight.exits():
+            self._position.check("the loader given to run.loader")
         return batch
 
     @property

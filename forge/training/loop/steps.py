@@ -131,11 +131,10 @@ class Steps:
     def step(self, position: Position | None, batch: Any) -> Generator[Any, None, None]:
         """One step, which yields once; it counts as it ends."""
         loops = self._loops
-        if position is not None and position.is_unasked:
+        if position is not None:
+            name = "steps" if loops.place is None else "batches"
             try:
-                position.ask(
-                    f"the loader given to run.{'steps' if loops.place is None else 'batches'}"
-                )
+                position.check(f"the loader given to run.{name}")
             except ConfigError as error:
                 # Before the first step, not at the stop, which would cost all there is.
                 self._leaving.give_up(error)

@@ -1,0 +1,106 @@
+"""What hangs on a loader and is saved with the place: samplers, generators, counters.
+
+They are saved twice: as they were when the epoch began, from which its order is made again, and as
+they are now, since the loop may have changed them. A loader whose `state_dict` is not its place is
+a part of itself.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from forge.data import loaders
+from forge.errors import StateMismatch
+from forge.state.variables import fingerprint
+
+_COUNTERS = "counters"
+LOADER = "loader"
+
+
+class Parts:
+    """Those of one loader.
+
+    Args:
+        loader: Any iterable.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        for one in self._countable().values():
+            loaders.counters(one)
+
+    def state(self, *, is_place: bool) -> dict[str, Any]:
+        """What is saved of them.
+
+        Args:
+            is_place: Whether the loader has a `state_dict` that is its place: samplers are in it.
+        """
+        generators = loaders.generators(self._loader)
+        parts: dict[str, Any] = {name: one.get_state() for name, one in generators.items()}
+        if is_place:
+            return parts
+        counted = {name: loaders.counters(one) for name, one in self._countable().items()}
+        if any(counted.values()):
+            parts[_COUNTERS] = counted
+        for name, one in {LOADER: self._loader, **loaders.samplers(self._loader)}.items():
+            if loaders.has_state(one):
+                # A copy: it may keep using the very list that it gave.
+                parts[name] = copy.deepcopy(one.state_dict())
+        return parts
+
+    def restore(self, parts: dict[str, Any]) -> None:
+        """As they were when that was saved.
+
+        Raises:
+            StateMismatch: Where one of them is gone.
+        """
+        owners = self._owners()
+        self._restore_counters(parts)
+        for name, part in _without_counters(parts):
+            if name not in owners:
+                raise StateMismatch(f"data: the loader has lost the {name} that it had when saved")
+            _restore(owners[name], part)
+
+    def restore_present(self, parts: dict[str, Any]) -> None:
+        """What the loop itself has changed since the epoch began: weights of a sampler, say."""
+        owners = self._owners()
+        self._restore_counters(parts)
+        for name, part in _without_counters(parts):
+            one = owners.get(name)
+            is_generator = isinstance(one, torch.Generator)
+            if one is None:
+                continue
+            if is_generator or fingerprint(one.state_dict()) != fingerprint(part):
+                _restore(one, part)
+
+    def _owners(self) -> dict[str, Any]:
+        samplers = loaders.samplers(self._loader)
+        return {LOADER: self._loader, **samplers, **loaders.generators(self._loader)}
+
+    def _restore_counters(self, parts: dict[str, Any]) -> None:
+        for name, one in self._countable().items():
+            loaders.restore_counters(one, parts.get(_COUNTERS, {}).get(name, {}))
+
+    def _countable(self) -> dict[str, Any]:
+        """The loader and its samplers, where nobody but their attributes says where they are."""
+        owners = {LOADER: self._loader, **loaders.samplers(self._loader)}
+        return {
+            name: one
+            for name, one in owners.items()
+            if hasattr(one, "__dict__") and not loaders.has_state(one)
+        }
+
+
+def _without_counters(parts: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((name, part) for name, part in parts.items() if name != _COUNTERS)
+
+
+def _restore(owner: Any, part: Any) -> None:
+    if isinstance(owner, torch.Generator):
+        owner.set_state(part)
+    else:
+        owner.load_state_dict(copy.deepcopy(part))
