@@ -85,6 +85,13 @@ class JobConfig(Callback):
             )
         if if_no_launcher and config.hydra.launcher._target_.endswith(".BasicLauncher"):
             os.execv(if_no_launcher[0], if_no_launcher)  # Hydra lets nobody change its choice
+        try:
+            os.makedirs(str(config.hydra.sweep.dir), exist_ok=True)  # as Hydra does next
+        except OSError as error:
+            _refuse(
+                f"`hydra.sweep.dir={config.hydra.sweep.dir}`: the directory cannot be made:"
+                f" {error}. Choose another one."
+            )
 
     @_guarded
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:

@@ -51,7 +51,7 @@ whose values may be interpolations; all that Hydra can sweep over can be swept. 
 
 def main(arguments: list[str]) -> int:
     """`forge exec`; `arguments` are those after it."""
-    if arguments in (["-h"], ["--help"]):
+    if arguments[:1] in (["-h"], ["--help"]):
         sys.stdout.write(_USAGE)
         return 0
     if any("\udc80" <= letter <= "\udcff" for word in arguments for letter in word):
@@ -74,17 +74,19 @@ def main(arguments: list[str]) -> int:
     if not any(one.partition("=")[0] in _WITHOUT_JOBS for one in options):
         options.insert(0, "-m")
     given = [*options, *overrides]
-    if not any(one.startswith("hydra/launcher=") for one in overrides):
+    has_launcher = any(one.startswith("hydra/launcher=") for one in overrides)
+    if not has_launcher:
         # Of one that is still to be added: Hydra's own has no such keys.
         given = [f"++{one}" if one.startswith(_OPTION) else one for one in given]
     # As if the program were `forge exec`: from these two the command that resumes is made.
     program = [*sys.orig_argv[: 1 - len(sys.argv)], "exec"]
     sys.orig_argv[:] = [*program, *given]
     sys.argv[1:] = given
-    callbacks.if_no_launcher = [
-        *(sys.executable, *program[1:]),
-        *(*options, "hydra/launcher=local", *overrides),
-    ]
+    if not has_launcher:
+        callbacks.if_no_launcher = [
+            *(sys.executable, *program[1:]),
+            *(*options, "hydra/launcher=local", *overrides),
+        ]
     return _run(given)
 
 

@@ -533,6 +533,29 @@ def test_a_policy_that_no_command_could_follow_is_told(override, said, commands)
     assert said in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("hydra/launcher=basic", "`hydra/launcher`: expected local or slurm, found another"),
+        ("hydra.sweep.dir=/proc/nowhere", "`hydra.sweep.dir=/proc/nowhere`: the directory cannot"),
+    ],
+)
+def test_what_no_command_could_run_in_is_told(override, said, commands):
+    """Hydra's own launcher was started for it again and again; the other was a traceback."""
+    command = [sys.executable, "-m", "forge", "exec", override, "--", "echo"]
+    done = warm.run(
+        command,
+        cwd=commands.folder,
+        text=True,
+        timeout=60,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert done.returncode == ExitCode.BAD_CONFIG, done.stdout
+    assert said in done.stdout
+    assert "Traceback" not in done.stdout
+
+
 def test_a_word_that_is_no_utf_8_is_told(commands):
     """It could stand in no config, and in no command that resumes."""
     done = commands.run("--", "echo", "\udcff")
