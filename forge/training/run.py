@@ -29,7 +29,7 @@ from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loops import Loops
 from forge.training.loop.plain import PlainLoops
 from forge.training.loop.resumable_loader import ResumableLoader
-from forge.training.loop.steps import NESTED
+from forge.training.loop.steps import NESTED, counted
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.nan.update import Updater
 from forge.training.session import Session
@@ -159,7 +159,7 @@ class Run:
         """
         if not self._is_inside:
             raise ForgeError("Run.steps() needs `with forge.Run(...) as run:` around the loop")
-        number = math.inf if n is None else n
+        number = math.inf if n is None else counted("steps", n)
         first = loaders[0] if loaders else None
         if self._loops.is_in_step:
             raise ForgeError(NESTED)
@@ -214,7 +214,7 @@ class Run:
         """
         if not self._is_inside:
             raise ForgeError("Run.epochs() needs `with forge.Run(...) as run:` around the loop")
-        return self._inner.epochs(n)
+        return self._inner.epochs(counted("epochs", n))
 
     def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """Yield `(step, batch)` for one pass through a loader, from the saved place.

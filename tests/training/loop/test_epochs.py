@@ -275,6 +275,14 @@ def nested_steps(run):
         list(run.steps(9, BATCHES))
 
 
+def text_of_steps(run):
+    list(run.steps("3", BATCHES))
+
+
+def text_of_epochs(run):
+    list(run.epochs("3"))
+
+
 def loader_in_an_epoch(run):
     for _ in run.epochs(2):
         run.loader(BATCHES)
@@ -295,6 +303,8 @@ def loader_in_a_step(run):
         (steps_in_an_epoch, r"has a loop over run\.epochs: its batches come from"),
         (steps_by_epoch, r"run\.steps\(3\) was called again, and 3 steps.*run\.epochs\(epochs\)"),
         (nested_steps, r"inside a step of another run\.steps"),
+        (text_of_steps, r"run\.steps\('3'\): expected a number, found a str"),
+        (text_of_epochs, r"run\.epochs\('3'\): expected a number, found a str"),
         (loader_in_a_step, r"run\.loader\(\) was called inside the loop"),
         (loader_in_an_epoch, r"run\.loader\(\) was called inside the loop"),
     ],
