@@ -4,6 +4,7 @@ A save goes: files and manifest in a work directory, each synced (`save/staging.
 checked; one rename; the directory is synced; `latest` is swapped. Whoever dies in between leaves a
 work directory that the next attempt removes. Resume takes the newest checkpoint that verifies and
 tells why it passed over the others.
+One module, since reading, writing and removing act under the same claim and the same exchanges.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +26,7 @@ from forge._version import __version__
 from forge.checkpoint.format import manifest, tensorfile
 from forge.checkpoint.format.codec import Encoder
 from forge.checkpoint.format.manifest import Logged, Manifest
-from forge.checkpoint.format.names import LATEST
+from forge.checkpoint.format.names import FINAL, LATEST
 from forge.checkpoint.load import reading
 from forge.checkpoint.load.reading import Checkpoint, Place
 from forge.checkpoint.ownership.fence import Fence
@@ -235,7 +237,7 @@ class Store:
             DirectoryInUse: Where a newer attempt has taken over.
         """
         assert not snapshot.is_spent, "its copy may be that of another step by now"
-        final = self.directory / (name := f"step_{snapshot.step}")
+        final = self.directory / (name := snapshot.name)
         is_there = functools.partial(self._seen.has, final, is_complete=snapshot.is_complete)
         with contextlib.ExitStack() as stack:
 
@@ -306,6 +308,35 @@ class Store:
         tensorfile.write_small(folder / manifest.NAME, described.to_bytes())
         durable.sync_directory(folder)
 
+    def mark_complete(self, step: int, *, with_metrics: bool) -> None:
+        """Note in the manifest of a checkpoint that its training is finished.
+
+        One rename replaces the manifest; the files that it names stay as they are.
+
+        Args:
+            step: Of that checkpoint.
+            with_metrics: Whether what was logged last belongs to it.
+        Raises:
+            OSError: From the disk; the checkpoint has not changed.
+            DamagedCheckpoint: If there is no such checkpoint.
+            DirectoryInUse: Where a newer attempt has taken over.
+        """
+
+        def mark() -> None:
+            path = self.directory / f"step_{step}"
+            logged = manifest.metrics_of(self.logged()) if with_metrics else {}
+            described = replace(manifest.read(path), is_complete=True, **logged)
+            with self._workspace.entered() as work:
+                temporary = work / manifest.NAME
+                temporary.unlink(missing_ok=True)
+                tensorfile.write_small(temporary, described.to_bytes())
+                self._workspace.check()
+                os.replace(temporary, path / manifest.NAME)
+                durable.sync_directory(path)
+            self._seen.forget(path.name)
+
+        self._exchange.first("the end of the training", mark)
+
     def holds(self, step: int, *, is_complete: bool) -> bool:
         """Ask whether a save can be spared.
 
@@ -341,12 +372,16 @@ class Store:
         self._remover.retry()
         names = os.listdir(self.directory)
         pinned = {name.removeprefix(pins.PREFIX) for name in names if name.startswith(pins.PREFIX)}
-        good = self._seen.all_good(step_dirs(self.directory))
+        found = step_dirs(self.directory)
+        good = self._seen.all_good(found)
         kept = self._retention.kept(good, pinned, first_bad_step)
+        # Training has gone on since a finished one left these.
+        finals = [self.directory / name for name in names if name.startswith(f"{FINAL}step_")]
+        superseded = [one for one in finals if not found or one.name != FINAL + found[0].name]
         with contextlib.suppress(FileNotFoundError):
             kept.add(os.path.basename(os.path.realpath(self.directory / LATEST, strict=True)))
         removed: list[str] = []
-        superfluous = [path for path in good if path.name not in kept]
+        superfluous = [p for p in (*good, *superseded) if p.name not in kept]
         if superfluous:
             with self._workspace.entered() as work:
                 removed = [p.name for p in superfluous if self._remover.take(p, work)]

@@ -31,14 +31,12 @@ from forge.training.loop.pass_lengths import PassLengths
 from forge.training.loop_end import LoopEnd
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.rollback import Rollback
+from forge.training.run_end import RunEnd
 from forge.training.saver import SaveCause
 from forge.training.start import preflight
 from forge.training.start.run_directory import RunDirectory
 
 _ACTION: Any = NanAction
-
-_ALL_S = 300.0
-"""Seconds that the ranks may come after each other to a call that all of them have to make."""
 
 
 class Boundary:
@@ -84,11 +82,11 @@ class Boundary:
         self.is_alone = group.size == 1
         self._rollback = Rollback(policy.nan, loops, contents, directory, nan, leaving)
         self._exchange = Exchange(group, "boundaries")
-        self._calls = Exchange(group, "calls", _ALL_S)
         self._visits = 0  # boundaries that the run has come to
         self._pinned: int | None = None
         """Where a checkpoint was pinned last."""
         self._end = LoopEnd(group, self._exchange, leaving, loops, nan)
+        self.run_end = RunEnd(group, loops, contents, directory, handler, leaving)
         self.lengths = PassLengths(self._exchange, leaving)
         parts = (group, self._exchange, self._saver, loops, contents, leaving)
         self._holding = Holding(*parts, lambda: self.is_stopping)
@@ -156,7 +154,10 @@ class Boundary:
             match decision:
                 case (Save() as save) | Finish(save=Save() as save):
                     self._save(save)
+                case Finish() if self._saver.considered != self._loops.step:
+                    self._save_as(SaveCause.end)
                 case Finish():
+                    self.run_end.end_loop()
                     return True
                 case Go():
                     if self._limit.allows_step(self._saver.cost_s):
@@ -340,8 +341,10 @@ class Boundary:
         self._holding.held = None
 
     def _save(self, save: Save) -> None:
-        cause = SaveCause.periodic if save.is_periodic else SaveCause.requested
         self._pin(save)
+        self._save_as(SaveCause.periodic if save.is_periodic else SaveCause.requested)
+
+    def _save_as(self, cause: SaveCause) -> None:
         with self._failing():
             self._directory.metrics.flush()
             self._saver.save(self._loops.step, self._contents.capture, cause)
@@ -365,10 +368,8 @@ class Boundary:
     def _save_now(self) -> None:
         is_between_loops, self._loops.is_between = self._loops.is_between, False
         with preflight.exits():
-            # Else a rank that alone calls it would wait in a save, perhaps with another one.
-            self._calls.give("run.save() outside a loop, which every rank has to call", bool)
             self._directory.metrics.flush()
-            self._saver.save(self._loops.step, self._contents.capture, SaveCause.requested)
+            self.run_end.save_now()
         self._loops.is_between = is_between_loops
 
     def checkpoint(self) -> None:
@@ -393,8 +394,6 @@ class Boundary:
         self._holding.stop_if_due()
 
     def _stop(self, asked: StopAsked) -> NoReturn:
-        held = self._holding.held
-        self._leaving.stop(asked, held.commit if held is not None else self._save_final)
-
-    def _save_final(self) -> None:
-        self._saver.save_final(self._loops.step, self._contents.capture, SaveCause.stop)
+        held, final = self._holding.held, self._saver.save_final
+        save = lambda: final(self._loops.step, self._contents.capture, SaveCause.stop)  # noqa: E731
+        self._leaving.stop(asked, held.commit if held is not None else save)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 from forge.checkpoint import Checkpoint
+from forge.checkpoint.format.codec import Encoder
+from forge.checkpoint.save.digest import digest
 from forge.jobdir.ledger import Ledger
 from forge.state import rng
 from forge.state.registry import StateRegistry
@@ -74,6 +78,15 @@ class Contents:
             return {**live["states"], "unregistered": live["unregistered"], ".grad": live["grads"]}
 
         self._own.check_alone(self.live.given, saved)
+
+    def fingerprint(self) -> str:
+        """The same for the same objects and `run.state`; random states and places do not count."""
+        encoder = Encoder()
+        tree = encoder.encode({"live": self.live.capture(), **self._own.capture()})
+        found = hashlib.blake2b(json.dumps(tree).encode(), digest_size=16)
+        for name, tensor in encoder.tensors.items():
+            found.update(f"{name} {digest(tensor)}".encode(errors="replace"))
+        return found.hexdigest()
 
     def load(self, found: Checkpoint) -> None:
         """Put it all back, but for the random state: the loop does that as it begins.

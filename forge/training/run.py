@@ -8,7 +8,8 @@
 
 Entering claims the directory, checks the node and loads the newest good checkpoint. Every step
 boundary is where a stop, a save or a rollback happens, so that what is saved is always the state
-between two steps. Leaving without an error saves the finished state.
+between two steps. Leaving without an error saves what followed the last loop, and marks the job as
+finished.
 """
 
 from __future__ import annotations

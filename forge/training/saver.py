@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
@@ -43,7 +44,10 @@ class SaveCause(Enum):
     stop = "stop"
     held = "held"
     """Before functions of `run.every`, where there is no memory for a copy."""
+    end = "end"
+    """A loop has ended: what follows it is repeated from there."""
     finished = "finished"
+    """What followed the last loop has changed the state."""
 
 
 class Saver:
@@ -82,6 +86,11 @@ class Saver:
         """Before the first save: so many bytes of parameters, within so many seconds."""
         self._first_by = time.monotonic() + within_s
         self.costs = Recent(RECENT_SAVES, first_save_s(num_bytes))
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last save has failed."""
+        return self._failures > 0
 
     @property
     def cost_s(self) -> float:
@@ -180,13 +189,45 @@ class Saver:
         Raises:
             CheckpointError: Where it could not be written.
         """
-        self._settle()
+        self.settle()
         self.begin(step)
         began = time.monotonic()
-        is_complete = cause is SaveCause.finished
-        snapshot = self._snapshot(step, state, is_complete=is_complete, copy=False)
-        snapshot.replaces = False
+        is_final = cause is SaveCause.finished
+        snapshot = self._snapshot(step, state, is_complete=is_final, copy=False)
+        snapshot.is_final, snapshot.replaces = is_final, cause is not SaveCause.stop
         self._commit_final(snapshot, cause, began)
+
+    @sections.in_section(Section.save, "copy")
+    def keep(self, step: int, state: Callable[[], Any]) -> Snapshot | None:
+        """A copy of the state, for `save_kept`; None if there is no memory for it."""
+        self._join()
+        snapshot = self._store.snapshot(step, state(), is_complete=False, copy=True)
+        return snapshot if snapshot.is_independent else None
+
+    @sections.in_section(Section.save, "final")
+    def save_kept(self, snapshot: Snapshot, cause: SaveCause) -> None:
+        """Save what `keep` gave, in the place of what is saved of that step.
+
+        Raises:
+            CheckpointError: If it cannot be written.
+        """
+        self.settle()
+        self.begin(snapshot.step)
+        self._commit_final(snapshot, cause, time.monotonic())
+
+    @sections.in_section(Section.save, "final")
+    def mark_finished(self, step: int, *, has_changed: bool) -> None:
+        """Mark the checkpoint of the end of the last loop as that of a finished training.
+
+        Args:
+            step: Steps done.
+            has_changed: Whether the state has changed since, and is saved by itself.
+        Raises:
+            CheckpointError: If it cannot be written.
+        """
+        mark = self._store.mark_complete
+        self._try_final(step, lambda: mark(step, with_metrics=not has_changed))
+        self.tidy()
 
     @sections.in_section(Section.save, "copy")
     def hold(self, step: int, state: Callable[[], Any], *, may_write: bool) -> Held | None:
@@ -208,7 +249,7 @@ class Saver:
 
         @sections.in_section(Section.save, "held")
         def commit(cause: SaveCause = SaveCause.stop) -> None:
-            self._settle()
+            self.settle()
             self._commit_final(snapshot, cause, time.monotonic())
 
         if not snapshot.is_independent:
@@ -218,19 +259,23 @@ class Saver:
             return Held(None)
         return Held(commit)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Wait for the save that is under way; a failure is logged, since another save follows."""
         try:
             self.wait()
         except CheckpointError as error:
             messages.warn(str(error))  # this save may still succeed
 
     def _commit_final(self, snapshot: Snapshot, cause: SaveCause, began: float) -> None:
-        step, is_complete = snapshot.step, snapshot.is_complete
+        # A process whose thread is deleting a large file is not gone before that is done: after a
+        # stop the next attempt removes what is too much.
+        commit = functools.partial(self._commit, snapshot, cause, began, tidies=False)
+        self._try_final(snapshot.step, commit)
+
+    def _try_final(self, step: int, write: Callable[[], None]) -> None:
         for tries_left in range(FINAL_TRIES - 1, -1, -1):
             try:
-                # A process whose thread is deleting a large file is not gone before that is done:
-                # after a stop the next attempt removes what is too much.
-                self._commit(snapshot, cause, began, tidies=is_complete)
+                write()
                 return
             except OSError as error:
                 messages.warn(f"The save at step {step} failed: {error}")

@@ -22,7 +22,7 @@ from forge.jobdir.job_files import RANK, SAVE_WITHIN, forge_dir
 from forge.process import sections
 from forge.process.time_limit import TimeLimit
 from forge.shutdown import stopping
-from forge.state import ddp_buckets, overlooked, rng
+from forge.state import ddp_buckets, overlooked
 from forge.state.built import Built
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
@@ -37,7 +37,6 @@ from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import Steps
 from forge.training.nan.nan_policy import NanPolicy, RateScale
 from forge.training.nan.update import Updater
-from forge.training.saver import SaveCause
 from forge.training.start import agreement, preflight, run_directory
 from forge.training.start.owner import Owner
 from forge.training.start.run_directory import RunDirectory
@@ -370,7 +369,7 @@ class Session:
             stopping.last_act(int(ExitCode.FORCED), Reason.forced)
 
     def _finish(self) -> None:
-        """The loop ended: by itself or by break."""
+        """The `with` block ended without an error: the training is finished."""
         loops, directory = self.loops, self._directory
         self._steps.end()
         self._epochs.end()
@@ -380,9 +379,9 @@ class Session:
             self._leaving.give_up(ConfigError([missing], "This Run"))
         self.metrics.flush()
         with preflight.exits():
-            directory.saver.save_final(loops.step, self._contents.capture, SaveCause.finished)
-        if loops.is_complete and loops.loaded is not None:
-            rng.restore(loops.loaded["rng"])  # what follows is to draw as it did at first
+            asked = self.boundary.run_end.finish()
+        if asked is not None:
+            self._leaving.stop(asked, save=None)
         directory.finish(loops.step, loops.finished_by)
 
     def _release(self, *, is_together: bool = False) -> None:

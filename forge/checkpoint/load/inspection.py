@@ -9,6 +9,7 @@ from pathlib import Path
 
 from forge import messages
 from forge.checkpoint.format import manifest
+from forge.checkpoint.format.names import FINAL
 from forge.checkpoint.load import reading
 from forge.checkpoint.load.reading import Checkpoint
 from forge.checkpoint.retention.in_use import reading_lock
@@ -30,7 +31,8 @@ def load(path: str | os.PathLike[str], *, verify: str = "full") -> Checkpoint:
 
     Args:
         path: A step directory; or a checkpoint directory or a job's directory, of which the
-            newest checkpoint that verifies is taken, as a resume would.
+            newest checkpoint that verifies is taken, as a resume would. Of a finished job it is
+            the state at the exit of its `with` block, also if a start begins with an earlier one.
         verify: `full` (checksums), `size` or `none`.
     Returns:
         With `path`, `manifest` and `state`: `state["live"]["states"]` has the objects given to
@@ -76,6 +78,11 @@ def _newest(directory: Path, read: Callable[[Path], Checkpoint]) -> Checkpoint:
     for _ in range(_TRIES):
         candidates = step_dirs(directory)
         found, passed_over = reading.first_good(candidates, read)
+        if found is not None:
+            final = found.path.with_name(FINAL + found.path.name)
+            if found.manifest.is_complete and os.path.lexists(final):
+                found, damaged = reading.first_good([final, found.path], read)
+                passed_over |= damaged
         if found is not None:
             for error in passed_over.values():
                 messages.warn(f"Passed over {error}")

@@ -11,6 +11,7 @@ import torch
 
 from forge import messages
 from forge.checkpoint.format.manifest import Logged
+from forge.checkpoint.format.names import FINAL
 from forge.checkpoint.format.tensorfile import Layout
 from forge.checkpoint.io.arena import Arena
 from forge.checkpoint.save.digest import digest
@@ -37,8 +38,15 @@ class Snapshot:
     """Tensors of which no other rank has the same: parts of a larger one."""
     replaces: bool = True
     """Whether it is written though a good checkpoint of its step is there."""
+    is_final: bool = False
+    """Whether it is what followed the last loop that has made this state."""
     is_spent: bool = False
     """Whether the copy may be overwritten by the next one."""
+
+    @property
+    def name(self) -> str:
+        """Of its directory."""
+        return f"{FINAL if self.is_final else ''}step_{self.step}"
 
     @property
     def is_independent(self) -> bool:

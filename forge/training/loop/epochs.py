@@ -85,6 +85,8 @@ class Epochs:
         has_finished = loops.is_complete and count <= place.planned
         if has_finished or (loops.is_over(math.inf) and not loops.due):
             loops.pass_over()
+            if not loops.is_complete:
+                self._boundary.run_end.end_loop()
             return
         place.planned, loops.is_complete, loops.is_between = count, False, False
         self._is_resumed = place.phase is not Phase.before
@@ -95,10 +97,13 @@ class Epochs:
                 self._close_pass()
                 loops.break_off()
                 self._leave()
+                self._boundary.run_end.leave_loop()
                 raise
             self._end_epoch()
         if loops.loaded is not None:
             rng.restore(loops.loaded["rng"])
+        else:
+            self._boundary.run_end.save_anew()
         has_ended = bool(loops.due) or loops.is_over(math.inf)
         self._boundary.pass_through(None, loops.step, has_ended=has_ended)
         self._leave()

@@ -95,6 +95,8 @@ class Steps:
             if loader is not None and saved is not None:
                 Position(loader).load_finished(saved)
             loops.pass_over(n)
+            if loops.is_resumed and not loops.is_complete:
+                self._boundary.run_end.end_loop()
             return
         loops.fixed.begin_loop()
         position = loops.open(loader) if loader is not None else None
@@ -103,6 +105,7 @@ class Steps:
         loops.is_complete = loops.is_between = False
         loops.finished_by = loops.finished_by if is_over else ""
         self._go_to(position, saved)
+        self._boundary.run_end.begin_loop()
         self._boundary.begin()
         while not self._boundary.pass_through(position, loops.step if is_over else n):
             if position is not None and shortened.is_pass_over(position.taken):
@@ -112,6 +115,8 @@ class Steps:
                 yield from self.step(position, batch)
             except GeneratorExit:
                 loops.break_off()
+                self._metrics.begin(loops.step)
+                self._boundary.run_end.leave_loop()
                 loops.leave()
                 raise
         # What follows, an evaluation perhaps, belongs to this boundary.

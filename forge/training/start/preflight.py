@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from forge import messages
-from forge.checkpoint.format.names import LATEST
+from forge.checkpoint.format.names import FINAL, LATEST
 from forge.config import loading
 from forge.config.schema import CodeChange, Policy, Resume
 from forge.errors import ConfigError, Exit, ForgeError, unwritable
@@ -69,14 +69,16 @@ def checked_policy(policy: Any) -> Policy:
 def checked_name(name: Any) -> str | None:
     """The name of a Run, which is to be that of a directory; a bad one ends the process with 78."""
     is_text = isinstance(name, str)
-    is_taken = is_text and (name == LATEST or step_of(Path(name)) is not None)
+    is_step = is_text and step_of(Path(name.removeprefix(FINAL))) is not None
+    is_taken = is_step or name == LATEST
     if name is None or (is_text and _NAME.fullmatch(name) and not is_taken):
         return name  # type: ignore[no-any-return]
     found = repr(name) if is_text else f"a {type(name).__name__}"
     problem = (
         f"`name=` is {found}, and becomes the name of a directory: expected a string of at most 100"
         " letters, digits and `_ - . = + , @`, which begins with a letter or a digit, and is"
-        " neither `latest` nor `step_<number>`. An object to be saved needs another keyword."
+        " none of `latest`, `step_<number>`, `final_step_<number>`. An object to be saved needs"
+        " another keyword."
     )
     with exits():
         raise ConfigError([problem], "This Run")

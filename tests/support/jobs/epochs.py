@@ -104,6 +104,18 @@ def breaks(bench):
                 break
 
 
+def folds(bench):
+    """Works on the weights after the last epoch, which ends by its number, or by a break."""
+    batches = loader()
+    with bench.run() as run:
+        for epoch in run.epochs(EPOCHS):
+            trained(bench, run, batches)
+            run.state["value"] = bench.evaluate()
+            if epoch == bench.spec.get("breaks_at"):
+                break
+        bench.fold(run)
+
+
 def finishes(bench):
     """Early stopping after a pass; what is due at the end runs."""
     batches = loader()
@@ -272,6 +284,7 @@ LOOPS = [
     accumulates,
     breaks,
     finishes,
+    folds,
     swaps,
 ]
 

@@ -282,6 +282,17 @@ def keeps_its_batch_size(bench):
                 run.state["batch_size"] //= 2
 
 
+def folds(bench):
+    """Works on the weights after the loop, which ends by its `n`, or by a break."""
+    with bench.run() as run:
+        for step, (x, y) in run.steps(20, DataLoader(DATA, 5, shuffle=True)):
+            bench.reach(f"step {step}")
+            bench.learn(run, x, y)
+            if step == bench.spec.get("breaks_at"):
+                break
+        bench.fold(run)
+
+
 def two_phases(bench):
     """The first ends by a break."""
     with bench.run() as run:
@@ -299,6 +310,7 @@ LOOPS = (
     begins_again,
     between,
     combined,
+    folds,
     gan,
     halves_a_batch,
     keeps_its_batch_size,

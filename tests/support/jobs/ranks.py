@@ -128,6 +128,12 @@ with forge.Run(policy | spec.get("policy", {}), model=model, optimizer=optimizer
         run.update(loss, optimizer, clip_norm=1.0)
         run.log(loss=loss)
     steps = run.step
+    if "folds" in spec:
+        if marked("signal_after", steps):
+            os.kill(os.getpid(), getattr(signal, spec["how"]))
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(0.5)
 weights = {name: whole(value) for name, value in model.state_dict().items()}
 torch.save({**weights, "steps": torch.tensor(steps)}, directory / f"weights_{rank}.pt")
 dist.destroy_process_group()
