@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any, SupportsIndex
 
+from forge import messages
 from forge.data.position import Position
 from forge.errors import ConfigError, ForgeError
 from forge.state import rng
@@ -41,6 +42,10 @@ def again(n: float, step: int) -> str:
     )
 
 
+_EPOCHS = 3
+"""Loops over the same loader, each with a larger `n`, that look like epochs."""
+
+
 def close(one: weakref.ref[Generator[Any, None, None]] | None) -> None:
     """End a loop that was left by a break, where somebody still holds its iterator."""
     loop = one() if one is not None else None
@@ -65,6 +70,8 @@ class Steps:
         self._updater = updater
         self._metrics = metrics
         self._last: weakref.ref[Generator[Any, None, None]] | None = None
+        self._repeated: tuple[Any, float, int] = (None, 0, 0)
+        """The last loop's loader and `n`, and how many loops had that loader, each a larger `n`."""
 
     def begin(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
@@ -73,6 +80,7 @@ class Steps:
                 "run.steps() was called in a Run that has a loop over run.epochs: its batches come"
                 " from `for step, batch in run.batches(loader):`."
             )
+        self._look_for_epochs(n, loader)
         loop = self._loop(n, loader)
         # Weak: after a break nothing else holds it, and it ends at once.
         self._last = weakref.ref(loop)
@@ -81,6 +89,19 @@ class Steps:
     def end(self) -> None:
         """After a break, where somebody still holds the iterator."""
         close(self._last)
+
+    def _look_for_epochs(self, n: float, loader: Iterable[Any] | None) -> None:
+        before, last, count = self._repeated
+        is_repeated = loader is not None and loader is before and n > last
+        self._repeated = loader, n, count + 1 if is_repeated else 1
+        if is_repeated and count + 1 == _EPOCHS:
+            messages.warn(
+                f"run.steps was called {_EPOCHS} times with the same loader and a growing number of"
+                " steps, as in a loop over epochs: write `for epoch in run.epochs(epochs):` and in"
+                " it `for step, batch in run.batches(loader):`. Between two loops over run.steps a"
+                " resumed job runs your code again, on a later state: a plateau schedule or a best"
+                " value there differs after a resume."
+            )
 
     def _loop(self, n: float, loader: Iterable[Any] | None) -> Generator[Any, None, None]:
         loops = self._loops

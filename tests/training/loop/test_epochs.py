@@ -321,6 +321,17 @@ def test_a_plain_loop_says_so_as_well(loop, a_run):
         loop(run)
 
 
+@pytest.mark.parametrize(("num_loops", "is_same", "count"), [(2, 1, 0), (5, 1, 1), (5, 0, 0)])
+def test_loops_over_steps_that_are_epochs_are_named_once(num_loops, is_same, count, a_run, caplog):
+    """What stands between them runs again at a resume, on another state; three phases are not."""
+    with a_run() as run:
+        for epoch in range(num_loops):
+            loader = BATCHES if is_same else DataLoader(BATCHES.dataset)
+            list(run.steps((epoch + 1) * len(loader), loader))
+    assert run.step == 3 * num_loops
+    assert caplog.text.count("write `for epoch in run.epochs(epochs):`") == count
+
+
 def test_a_training_cannot_change_from_steps_to_epochs(a_run):
     """Its first epoch would come on top of the steps that are done."""
     with a_run() as run:
