@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-from forge.checkpoint.format.codec import Encoder
+from forge.checkpoint.format.codec import Encoder, decode
 from forge.errors import CheckpointError
 from forge.state import run_values
 from forge.state.run_values import Packed, PuttingBack
@@ -120,3 +122,15 @@ class RunState(MutableMapping[str, Any]):
         for name, value in (self._restored or {}).items():
             self._values[name] = put(self._values.get(name), value)
         self._restored = None
+
+
+def copied(state: dict[str, Any], max_bytes: float = math.inf) -> dict[str, Any] | None:
+    """What `RunState.capture` gave, with memory of its own; None if it is larger than that."""
+    encoder = Encoder()
+    tree = encoder.encode(state)
+    size = sum(one.numel() * one.element_size() for one in encoder.tensors.values())
+    if size + len(json.dumps(tree)) > max_bytes:
+        return None
+    tensors = {name: one.clone() for name, one in encoder.tensors.items()}
+    found: dict[str, Any] = decode(tree, tensors)
+    return found

@@ -12,7 +12,7 @@ from forge.checkpoint.save.digest import digest
 from forge.jobdir.ledger import Ledger
 from forge.state import rng
 from forge.state.registry import StateRegistry
-from forge.state.run_state import RunState
+from forge.state.run_state import RunState, copied
 from forge.training.loop.loops import Loops
 from forge.training.metrics import Metrics
 from forge.training.nan.nan_policy import NanPolicy
@@ -53,14 +53,18 @@ class Contents:
         self._updater.settle()
         live = self.live.capture()
         self.check_own(live)
+        loops, own = self._loops.capture(), self._own.capture()
+        epochs = loops["epochs"]
+        if epochs and epochs["values"] and _fingerprint(epochs["values"]) == _fingerprint(own):
+            epochs["values"] = True  # saved once
         return {
             "live": live,
             "nan": self._nan.state_dict(),
             "overflows": self._updater.overflows.state_dict(),
-            **self._loops.capture(),
+            **loops,
             "metrics": self._metrics.latest(),
             "rng": rng.capture(),
-            **self._own.capture(),
+            **own,
         }
 
     def check_own(self, live: dict[str, Any] | None = None) -> None:
@@ -81,12 +85,7 @@ class Contents:
 
     def fingerprint(self) -> str:
         """The same for the same objects and `run.state`; random states and places do not count."""
-        encoder = Encoder()
-        tree = encoder.encode({"live": self.live.capture(), **self._own.capture()})
-        found = hashlib.blake2b(json.dumps(tree).encode(), digest_size=16)
-        for name, tensor in encoder.tensors.items():
-            found.update(f"{name} {digest(tensor)}".encode(errors="replace"))
-        return found.hexdigest()
+        return _fingerprint({"live": self.live.capture(), **self._own.capture()})
 
     def load(self, found: Checkpoint) -> None:
         """Put it all back, but for the random state: the loop does that as it begins.
@@ -103,4 +102,16 @@ class Contents:
         self._updater.overflows.load_state_dict(state["overflows"])
         self._metrics.restore(state["metrics"])
         self._loops.load(state)
+        place = self._loops.place
+        if place is not None and place.values is True:
+            place.values = copied({name: state[name] for name in self._own.capture()})
         self._own.restore(state)
+
+
+def _fingerprint(state: dict[str, Any]) -> str:
+    """The same for the same values."""
+    encoder = Encoder()
+    found = hashlib.blake2b(json.dumps(encoder.encode(state)).encode(), digest_size=16)
+    for name, tensor in encoder.tensors.items():
+        found.update(f"{name} {digest(tensor)}".encode(errors="replace"))
+    return found.hexdigest()

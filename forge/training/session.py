@@ -1,4 +1,7 @@
-"""The life of an enabled `forge.Run`, from entering to leaving."""
+"""The life of an enabled `forge.Run`, from entering to leaving.
+
+One module, since entering, leaving and failing in between open and release the same parts.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,7 @@ from forge.training.boundary import Boundary
 from forge.training.contents import Contents
 from forge.training.decide import Halt
 from forge.training.leaving import ENDS, Leaving
+from forge.training.loop.epoch_start import EpochStart
 from forge.training.loop.epochs import Epochs
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loops import Loops
@@ -250,8 +254,9 @@ class Session:
         self._steps = Steps(
             self.loops, self.boundary, self._leaving, self._updater, directory.metrics
         )
+        start = EpochStart(self.loops, self._own)
         self._epochs = Epochs(
-            self.loops, self.boundary, self._steps, self._updater, directory.metrics
+            self.loops, start, self.boundary, self._steps, self._updater, directory.metrics
         )
         if policy.nan.action is _ACTION.rollback or self._nan.lr_scale != 1:
             self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]

@@ -4,13 +4,13 @@
     pass      a boundary before each step, and after the last
     after     code after the pass         the end of the pass is held, and saved if a stop comes
 
-A resumed job runs the code before a pass again, from the random state of that time; as the pass is
-entered everything is put back from the checkpoint once more, so that what stood there acts once.
+A resumed job runs the code before a pass again, from the random state and the `run.state` of that
+time; as the pass is entered everything is put back from the checkpoint once more, so that what
+stood there acts once.
 """
 
 from __future__ import annotations
 
-import copy
 import gc
 import math
 import weakref
@@ -24,6 +24,7 @@ from forge.process import sections
 from forge.state import rng
 from forge.training.boundary import Boundary
 from forge.training.loop import shortened
+from forge.training.loop.epoch_start import EpochStart
 from forge.training.loop.loops import Loops, Phase, Place
 from forge.training.loop.steps import Steps, close
 from forge.training.metrics import Metrics
@@ -34,9 +35,16 @@ class Epochs:
     """The one loop over `run.epochs` of an attempt, and the pass of its epoch."""
 
     def __init__(
-        self, loops: Loops, boundary: Boundary, steps: Steps, updater: Updater, metrics: Metrics
+        self,
+        loops: Loops,
+        start: EpochStart,
+        boundary: Boundary,
+        steps: Steps,
+        updater: Updater,
+        metrics: Metrics,
     ) -> None:
         self._loops = loops
+        self._start = start
         self._boundary = boundary
         self._steps = steps
         self._updater = updater
@@ -121,9 +129,7 @@ class Epochs:
         if shortened.is_over(self._place.epoch, self._loops.step):
             return False
         if self._is_resumed:
-            self._loops.step = self._place.step
-            self._loops.loaders.load(self._place.loaders)
-            rng.restore(self._place.rng)
+            self._start.go_back()
         else:
             if loaded is not None:
                 self._older = gc.get_objects()
@@ -131,8 +137,7 @@ class Epochs:
             if self._boundary.pass_through(None, math.inf):
                 return False
             sections.current().begin_epoch()
-            self._place.rng, self._place.step = rng.capture(), self._loops.step
-            self._place.loaders = copy.deepcopy(self._loops.loaders.capture())
+            self._start.note()
         self._metrics.begin(self._loops.step)
         self._is_pass_due = True
         return True
@@ -149,7 +154,7 @@ class Epochs:
                 " which is where its steps are done and counted."
             )
         self._is_resumed = False
-        place.epoch, place.phase = place.epoch + 1, Phase.before
+        place.epoch, place.phase, place.values = place.epoch + 1, Phase.before, None
 
     def _leave(self) -> None:
         self._boundary.let_go(is_left=True)
@@ -203,10 +208,11 @@ class Epochs:
         """To where the checkpoint was saved, if it was saved in this pass."""
         loops = self._loops
         if self._is_resumed:
-            self._boundary.put_back()
             assert loops.saved_position is not None
-            assert loops.loaded is not None
+            # First: a sampler may draw by what the code before the pass has read in run.state.
             self._steps.go_to(position, loops.saved_position)
+            self._boundary.put_back()
+            assert loops.loaded is not None
             rng.restore(loops.loaded["rng"])
             loops.positions[-1], loops.loaded = position, None
             return

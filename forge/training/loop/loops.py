@@ -39,6 +39,8 @@ class Place:
     """The random state in which the epoch began."""
     loaders: list[dict[str, Any]] = field(default_factory=list)
     """Where those of `run.loader` were then."""
+    values: dict[str, Any] | bool | None = None
+    """`run.state` as the epoch began; in a checkpoint True: as it is saved. None: too large."""
 
 
 class Loops:

@@ -9,7 +9,7 @@ import random
 
 import torch
 from bench import DATA, play, play_arguments
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
 EPOCHS = 4
 
@@ -128,6 +128,30 @@ def finishes(bench):
             run.state["bad"] = run.state.get("bad", 0) + 1
             if run.state["bad"] == EPOCHS:
                 run.finish("no better")
+
+
+def reweighs(bench):
+    """Draws what the last pass found hard more often; the sampler is built before the pass."""
+    data = TensorDataset(*DATA.tensors, torch.arange(len(DATA)))
+    with bench.run() as run:
+        run.state.setdefault("losses", torch.ones(len(data)))
+        run.state.setdefault("noise", torch.Generator().manual_seed(3))
+        run.state.setdefault("scale", 1.0)
+        for epoch in run.epochs(EPOCHS):
+            bench.reach(f"before {epoch}")
+            scale = run.state["scale"] + torch.rand((), generator=run.state["noise"])
+            sampler = WeightedRandomSampler(run.state["losses"], len(data))
+            for step, (x, y, chosen) in run.batches(DataLoader(data, 8, sampler=sampler)):
+                bench.reach(f"step {step}")
+                losses = (bench.model(x * scale) - y).square().flatten()
+                losses.mean().backward()
+                run.update(losses.mean(), bench.optimizer)
+                run.state["losses"][chosen] = losses.detach() * 50
+                run.state["scale"] *= 1.01
+                run.log(loss=losses.mean(), scale=scale, chosen=chosen.sum())
+                bench.reach(f"ran {step}")
+            bench.reach(f"after {epoch}")
+            run.log(scale_after=scale)
 
 
 def swaps(bench):
@@ -285,6 +309,7 @@ LOOPS = [
     breaks,
     finishes,
     folds,
+    reweighs,
     swaps,
 ]
 

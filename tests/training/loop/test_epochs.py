@@ -1,5 +1,6 @@
 """`run.epochs` and `run.batches`: where a stop and a kill leave them, and how they are used."""
 
+import contextlib
 import itertools
 import random
 import signal
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader
 
 import forge
 from forge.jobdir import ledger, spawned
+from forge.training.loop import epoch_start
 
 SCRIPT = "epochs.py"
 STOPS = {"TERM": 143, "USR1": 75, "KILL": -9}
@@ -88,6 +90,27 @@ def test_each_epoch_may_make_a_loader_with_a_generator(place, tmp_path, make_job
     """That of the pass before it says nothing of it."""
     folder, places = tmp_path / "job", {place: "KILL"}
     disturbed(make_job, undisturbed, folder, "loaders_of_epochs", places, every_steps=9)
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("before 2", "KILL"),
+        ("step 13", "TERM"),
+        ("ran 14", "KILL"),
+        ("ran 17", "TERM"),
+        ("after 2", "KILL"),
+    ],
+)
+def test_code_before_a_pass_sees_run_state_as_the_epoch_began(
+    name, place, tmp_path, make_job, undisturbed
+):
+    """A sampler that is built there from what the pass changes is the same at a resume."""
+    spec = {"script": SCRIPT, "loop": "reweighs"}
+    spec["policy"] = {"checkpoint": {"every_steps": 5}}
+    job = make_job(tmp_path / "job", kill_at={place: name}, **spec)
+    job.run_to_end(STOPS[name])
+    assert_same_run(job, undisturbed(**spec))
 
 
 def test_several_loaders_in_one_loop(tmp_path, make_job, undisturbed):
@@ -229,6 +252,42 @@ def test_what_is_logged_before_and_after_a_pass_counts_once(a_run, tmp_path):
         4: ["within"],
         5: ["after", "within"],
     }
+
+
+@pytest.mark.parametrize("has_changed", [True, False])
+def test_run_state_of_the_epochs_start_is_saved_once_if_nothing_changed_it(
+    has_changed, a_run, tmp_path
+):
+    """A table that never changes is not twice in each checkpoint."""
+    with a_run() as run:
+        run.state["table"] = torch.zeros(10_000)
+        for _ in run.epochs(1):
+            for _ in run.batches(BATCHES):
+                run.state["table"] += has_changed
+                if run.batch == 2:
+                    run.save()
+    (path,) = (tmp_path / "job").glob("step_2/tensors*")
+    assert (path.stat().st_size > 70_000) == has_changed
+
+
+def test_a_large_run_state_is_not_kept_as_an_epoch_begins_and_a_warning_says_so(
+    a_run, caplog, monkeypatch
+):
+    """Code before the pass then sees it as it was at the save, as the warning says, once."""
+    monkeypatch.setattr(epoch_start, "MAX_BYTES", 2000)
+    seen = []
+    for n in (5, None):
+        with contextlib.suppress(KeyError), a_run() as run:
+            run.state.setdefault("table", torch.zeros(1000))
+            for _ in run.epochs(2):
+                seen.append(run.state["table"][0].item())
+                for step, _ in run.batches(BATCHES):
+                    run.state["table"] += 1
+                    if step + 1 == n:
+                        raise KeyError("as a kill would")
+        assert caplog.text.count("run.state is larger than") == 1
+        caplog.clear()
+    assert seen == [0, 3, 4]
 
 
 def test_what_no_resume_repeats_exactly_is_logged_once(a_run, caplog):
