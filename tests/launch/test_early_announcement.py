@@ -32,7 +32,7 @@ TRAIN = """
         announce("main")
         if cfg.place == "due" and os.environ["FORGE_RESTART_COUNT"] == "0":
             forge.on_stop((out / "cleaned up").touch)
-            end = time.time() + cfg.resilience.shutdown.timeout_s + 1.5
+            end = time.time() + cfg.resilience.shutdown.timeout_s + 5
             os.environ["FORGE_END_TIME"] = str(end)
             announce("due")
             (out / "went on").touch()

@@ -400,7 +400,7 @@ def test_a_start_that_takes_longer_than_the_job_may_run_is_no_lack_of_progress(
     assert_same_job(limited, undisturbed)
     assert_only_limits(limited)
     first = next(one for one in limited.told if one["kind"] == "why")
-    assert first["left_s"] <= 14.5  # its lead is 14 s
+    assert first["left_s"] < 16  # its lead is 14 s
 
 
 def assert_only_limits(job):
