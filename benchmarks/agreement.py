@@ -79,7 +79,7 @@ class Counted:
             return real_all_reduce(*args, **options)
 
         dist.all_reduce = all_reduce
-        for owner in (dist.Store, vars(dist)["TCPStore"]):
+        for owner in (vars(dist)["Store"], vars(dist)["TCPStore"]):
             for name in set(MESSAGES) & set(vars(owner)):
                 setattr(owner, name, self._counting(getattr(owner, name)))
 
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     options = parser.parse_args()
-    messages.say = messages.warn = lambda *_: None
+    messages.say = messages.warn = several.silent
     for size in options.ranks:
         found = several.on_ranks(size, turns, options.calls // options.rounds, options.rounds)
         rows = [row for rank in found for row in rank]

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,9 +107,9 @@ def main() -> None:
     show_breakdown(pieces)
 
 
-def median(found: list[Cost], field: str) -> float:
+def median(found: Sequence[object], field: str) -> float:
     """Of one field."""
-    return statistics.median(getattr(cost, field) for cost in found)
+    return float(statistics.median(getattr(cost, field) for cost in found))
 
 
 def run(command: list[str], cwd: Path) -> Cost:

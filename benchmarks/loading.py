@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--dir", help="where the files are; a temporary folder by default")
     options = parser.parse_args()
     if options.threads:
-        file_reading.num_threads = lambda: int(options.threads)
+        vars(file_reading)["num_threads"] = lambda: int(options.threads)
         torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         found = measure(Path(folder), options.mib, options.rounds)
@@ -125,6 +125,7 @@ def prepare(folder: Path, objects: Objects) -> dict[str, tuple[Path, Load]]:
     store = Store(folder / "checkpoints", CheckpointConfig())
     taken = {"live": live.capture()}
     where = store.commit(store.snapshot(1, taken, is_complete=False, copy=False))
+    assert where is not None
     file = where / TENSORS
     variants["forge, verified"] = file, lambda objects: _with_forge(store, objects)
     entry = manifest.read(where).files[TENSORS]

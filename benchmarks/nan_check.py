@@ -92,7 +92,7 @@ def trained(rank: int, size: int, millions: float, rounds: int, threads: int) ->
             with forge.Run(policy, model=model, optimizer=optimizer) as run:
 
                 def update(loss: torch.Tensor, clip_norm: float | None, ask: Any) -> None:
-                    nan_policy.finite_on_all_ranks = ask
+                    vars(nan_policy)["finite_on_all_ranks"] = ask
                     run.update(loss, optimizer, clip_norm=clip_norm)
 
                 do: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -138,12 +138,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=1)
     options = parser.parse_args()
-    messages.say = messages.warn = lambda *_: None
+    messages.say = messages.warn = several.silent
     arguments = (options.ranks, options.millions, options.rounds, options.threads)
     rows = [row for rank in several.on_ranks(options.ranks, trained, *arguments) for row in rank]
 
     def median(way: str, column: int) -> float:
-        return statistics.median(row[column] for row in rows if row[0] == way)
+        return float(statistics.median(row[column] for row in rows if row[0] == way))
 
     whole, whole_cpu = median("no check", 3), median("no check", 4)
     print(

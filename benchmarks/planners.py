@@ -143,6 +143,7 @@ def measure(folder: Path, training: Training, rounds: int) -> dict[str, dict[str
         with timed(times, "blocks"):
             snapshot = store.snapshot(number, state, is_complete=False, copy=True)
         path = store.commit(snapshot)
+        assert path is not None
         times["durable"] = 1000 * (time.perf_counter() - begin)
         with timed(times, "load"):
             reading.read(path)

@@ -1,6 +1,6 @@
 """What it costs a training to say that it makes progress, and its supervisor to look.
 
-    python benchmarks/progress_marks.py [--pairs N] [--steps N] [--seconds S]
+    python benchmarks/progress_marks.py [--pairs N] [--steps N] [--seconds S] [--calls N]
 
 A tiny loop runs as a job of `hydra/launcher=local`, once with `resilience.hang.action=warn` and
 once with `ignore`, which marks and looks for nothing. The pairs are interleaved, and whichever ran
@@ -22,7 +22,9 @@ import subprocess
 import sys
 import tempfile
 import timeit
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from forge.config.schema import HangConfig
 from forge.process.progress import Marks, Page, Section
@@ -94,7 +96,7 @@ seconds: 5
 found: ???
 """
 
-ROWS = {
+ROWS: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
     "task: CPU of a step": ("µs", lambda one: one["step_us"]),
     "task, 10 steps a second: CPU": ("ms/s", lambda one: one["task"][0] * 1e3),
     "task, 10 steps a second: wake-ups": ("1/s", lambda one: one["task"][1]),
@@ -103,7 +105,7 @@ ROWS = {
 }
 
 
-def job(folder: Path, action: str, *, num_steps: int, seconds: float) -> dict:
+def job(folder: Path, action: str, *, num_steps: int, seconds: float) -> dict[str, Any]:
     """What one job has measured."""
     folder.mkdir()
     (folder / "train.py").write_text(_APP)
@@ -120,13 +122,13 @@ def job(folder: Path, action: str, *, num_steps: int, seconds: float) -> dict:
     )
     if done.returncode:
         raise SystemExit(f"a job has failed:\n{done.stdout}{done.stderr}")
-    result: dict = json.loads(found.read_text())
+    result: dict[str, Any] = json.loads(found.read_text())
     return result
 
 
-def calls() -> None:
-    """Print what each call takes."""
-    page, count = Page.create(), 200_000
+def calls(count: int) -> None:
+    """Print what each call takes, from so many of each."""
+    page = Page.create()
     marks = Marks.open(page.environ)
     marked, unmarked = Sections(HangConfig(), marks), Sections(HangConfig(), Marks())
     marked.begin_step()
@@ -157,8 +159,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20_000, help="of each job, without a pause")
     parser.add_argument("--seconds", type=float, default=20.0, help="of ten steps a second")
+    parser.add_argument("--calls", type=int, default=200_000, help="of each function")
     options = parser.parse_args()
-    found: dict[str, list[dict]] = {"warn": [], "ignore": []}
+    found: dict[str, list[dict[str, Any]]] = {"warn": [], "ignore": []}
     with tempfile.TemporaryDirectory() as folder:
         for pair in range(options.pairs):
             for action in sorted(found, reverse=bool(pair % 2)):
@@ -174,7 +177,7 @@ def main() -> None:
         medians = f"{statistics.median(without):9.2f} {statistics.median(marked):9.2f}"
         print(f"{name:36} {medians} {adds:9.2f} {unit}")
     print()
-    calls()
+    calls(options.calls)
 
 
 if __name__ == "__main__":

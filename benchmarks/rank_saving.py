@@ -36,9 +36,10 @@ from typing import Any
 import several
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -135,13 +136,13 @@ def dcp_saves(training: Training, folder: Path, *, is_async: bool) -> list[Row]:
         began, cpu = time.perf_counter(), time.process_time()
         model, optimizer = get_state_dict(training.model, training.optimizer)
         state = {"model": model, "optimizer": optimizer}
-        writer = dcp.FileSystemWriter(path, sync_files=True)
+        writer = FileSystemWriter(path, sync_files=True)
         if is_async:
-            future = dcp.async_save(state, storage_writer=writer, async_stager=stager)
+            future = async_save(state, storage_writer=writer, async_stager=stager)
             blocked = time.perf_counter() - began
             future.result()  # type: ignore[union-attr]
         else:
-            dcp.save(state, storage_writer=writer)
+            save(state, storage_writer=writer)
             blocked = time.perf_counter() - began
         if dist.get_rank() == 0:
             sync_directory(folder)

@@ -20,14 +20,14 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from forge.checkpoint import Store
-from forge.config.schema import CheckpointConfig
+from forge.config.schema import CheckpointConfig, NanConfig
 from forge.filesystem.durable import sync_directory
 
 NUM_LAYERS = 100
@@ -70,18 +70,16 @@ def forge_saves(folder: Path, training: Training) -> dict[str, Save]:
     """forge beside training, and waiting."""
     from forge.jobdir.ledger import Ledger
     from forge.training.nan.nan_policy import NanPolicy
-    from forge.training.saver import Saver
+    from forge.training.saver import SaveCause, Saver
 
     found: dict[str, Save] = {}
     for name, is_async in (("forge, beside", True), ("forge, waiting", False)):
         directory = folder / ("beside" if is_async else "waiting")
         config = CheckpointConfig(keep_last=1, async_save=is_async)
-        from forge.config.schema import NanConfig
-
         saver = Saver(Store(directory, config), config, Ledger(directory), NanPolicy(NanConfig()))
 
         def save(step: int, saver: Saver = saver) -> Callable[[], bool]:
-            saver.save(step, training.state, "requested")
+            saver.save(step, training.state, SaveCause.requested)
             thread = saver._thread
             return finished if thread is None else lambda: not thread.is_alive()
 
@@ -109,16 +107,18 @@ def torch_save(folder: Path, training: Training) -> Save:
 def dcp_async(folder: Path, training: Training) -> Save:
     """torch.distributed.checkpoint.async_save with a stager that is used again."""
     import torch.distributed as dist
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+    from torch.distributed.checkpoint.state_dict_saver import async_save
 
     dist.init_process_group("gloo", init_method=f"file://{folder}.rendezvous", rank=0, world_size=1)
     stager = DefaultStager(StagingOptions(False, False, False, False))  # none of it without CUDA
 
     def save(step: int) -> Callable[[], bool]:
         previous = folder / f"step_{step - 1}"
-        writer = dcp.FileSystemWriter(folder / f"step_{step}", sync_files=True)
-        future = dcp.async_save(training.state(), storage_writer=writer, async_stager=stager)
+        writer = FileSystemWriter(folder / f"step_{step}", sync_files=True)
+        future = async_save(training.state(), storage_writer=writer, async_stager=stager)
+        assert isinstance(future, Future)
 
         def is_done() -> bool:
             if future.done():
@@ -143,7 +143,9 @@ def lightning_async(folder: Path, training: Training) -> Save | None:
 
     def save(step: int) -> Callable[[], bool]:
         plugin.save_checkpoint(training.state(), str(folder / "state.ckpt"))
-        last = plugin._executor.submit(int)  # behind the save, in the same single thread
+        last: Future[int] = plugin._executor.submit(
+            int
+        )  # behind the save, in the same single thread
         return last.done
 
     return save

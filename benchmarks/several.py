@@ -25,6 +25,10 @@ import torch.distributed as dist
 PATIENCE_S = 1800.0
 
 
+def silent(text: str, level: int = 0) -> None:
+    """Takes the place of `messages.say` and `messages.warn`."""
+
+
 def on_ranks(size: int, do: Callable[..., Any], *args: Any) -> list[Any]:
     """What `do(rank, *args)` returns on each of `size` ranks, by rank.
 

@@ -25,7 +25,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import launch
-from launch import cores, median
+from launch import median
+
+from forge.launch.local.resources import cores
 
 sys.path.insert(0, str(launch.ROOT / "tests" / "support"))
 

@@ -1,0 +1,57 @@
+"""Every benchmark runs, at its smallest size: else nobody notices that it is broken by now."""
+
+import os
+import sys
+
+import pytest
+from cluster import missing
+from harness import Process
+from repository import ROOT, files
+
+pytestmark = pytest.mark.slow
+
+WITHIN = {
+    "several.py", "planned_storage.py", "ending.py", "loading.py", "saving.py", "stopping.py"
+}  # fmt: skip
+"""Imported by others, or run by `checkpoint.py`."""
+ONE = "--rounds 1"
+SMALL = f"--mib 1 {ONE}"
+RUNS = {
+    "agreement.py": (f"--calls 10 {ONE} --steps 10 --ranks 2", "2 ranks, sent by rank 0 in 10"),
+    "checkpoint.py": (f"--mib 1 --threads 1 {ONE} --peers peers", "of which the end of the inter"),
+    "health_beside.py": (f"--seconds 0.1 {ONE}", "wake-ups"),
+    "launch.py": (f"--jobs 1 {ONE}", "a sweep of one such job"),
+    "nan_check.py": (f"--millions 0.1 {ONE}", "no check"),
+    "planners.py": (SMALL, "durable"),
+    "progress_marks.py": ("--pairs 1 --steps 10 --seconds 0.1 --calls 10", "wake-ups"),
+    "rank_saving.py": (f"{SMALL} --ranks 2", "dcp.async_save"),
+    "restart_ranks.py": (f"--ranks 2 --every 4 {ONE} --kinds forge", "s until all train"),
+    "slurm_launch.py": (f"--jobs 2 {ONE}", "Hydra checking"),
+    "startup.py": (ONE, "import forge; forge.config.load"),
+    "step.py": (f"--steps 10 {ONE}", "forge"),
+}
+"""Benchmark -> its options, and something that it prints."""
+
+
+def test_every_benchmark_is_run():
+    """Here, or by another one."""
+    names = {name.removeprefix("benchmarks/") for name in files() if name.startswith("benchmarks/")}
+    assert names == {"README.md", *WITHIN, *RUNS}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_it_prints_its_figures(name, tmp_path):
+    """Somebody who doubts a number of the docs measures it again."""
+    options, printed = RUNS[name]
+    problem = missing() if name == "slurm_launch.py" else None
+    if problem and not os.environ.get("FORGE_REQUIRE_SLURM"):
+        pytest.skip(problem)
+    peers = tmp_path / "peers"  # without Lightning, which is not installed for the tests
+    (peers / "bin").mkdir(parents=True)
+    (peers / "bin" / "python").symlink_to(sys.executable)
+    (peers / "done").touch()
+    command = [sys.executable, str(ROOT / "benchmarks" / name), *options.split()]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    process = Process(command, tmp_path / "output.txt", tmp_path, PYTHONPATH=path)
+    assert process.wait(280) == 0, process.output
+    assert printed in process.output
