@@ -158,7 +158,7 @@ class RequeueConfig:
     """When a stopped job is started again, in its directory."""
 
     enabled: bool = True
-    """false: a launcher starts the job once, however it ends."""
+    """false: the job is started once, however it ends; a batch script may requeue it by itself."""
     max_preemptions: int | None = None
     """Restarts after a preemption or a request to requeue; null: no limit."""
     max_timeouts: int | None = None

@@ -24,13 +24,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from forge import messages
+from forge.compat import of_omegaconf
 from forge.errors import ConfigError, ExitCode, ForgeError
 from forge.hydra_app import frozen, hints
 from forge.hydra_app.job_policy import policy_of
 from forge.jobdir import identity, job_dir, plan, spawned, verdict
 from forge.jobdir.job_files import REHEARSAL, forge_dir
 from forge.shutdown import stopping
-from forge.slurm import batch_job
+from forge.slurm import batch_job, same_dir
 
 _Hook = Callable[..., None]
 
@@ -67,6 +68,7 @@ class JobConfig(Callback):
         if REHEARSAL in os.environ:
             with read_write(config), open_dict(config):
                 config.hydra.run.dir = os.environ[REHEARSAL]
+        _keep_place(config.hydra.run)
         with _placed(config) as directory:
             if directory is None:
                 return
@@ -85,6 +87,7 @@ class JobConfig(Callback):
             )
         if if_no_launcher and config.hydra.launcher._target_.endswith(".BasicLauncher"):
             os.execv(if_no_launcher[0], if_no_launcher)  # Hydra lets nobody change its choice
+        _keep_place(config.hydra.sweep)
         try:
             os.makedirs(str(config.hydra.sweep.dir), exist_ok=True)  # as Hydra does next
         except OSError as error:
@@ -154,6 +157,14 @@ class NotHere(Callback):
             " a single job; leave the launcher out to run it here:\n"
             f"  python {' '.join((*words, *overrides))}"
         )
+
+
+def _keep_place(node: Any) -> None:
+    """Let a batch job that Slurm has started again continue where it was."""
+    found = same_dir.of_start_before(str(of_omegaconf.value_of(of_omegaconf.child_of(node, "dir"))))
+    if found is not None:
+        with read_write(node):
+            node.dir = found
 
 
 @contextmanager

@@ -11,13 +11,13 @@ from typing import Any
 
 
 @contextmanager
-def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Take SIGINT, SIGTERM and SIGHUP meanwhile, where this is the main thread."""
+def handled(handler: Callable[[int, FrameType | None], None], *more: int) -> Iterator[None]:
+    """Take SIGINT, SIGTERM, SIGHUP and `more` meanwhile, where this is the main thread."""
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # no child would have a code
             before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for stopping in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for stopping in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *more):
             if signal.getsignal(stopping) is not signal.SIG_IGN:  # nohup
                 before[stopping] = signal.signal(stopping, handler)
     try:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import logging
+import math
 import os
 import shlex
 import sys
@@ -92,16 +93,20 @@ class BatchJob:
         self.is_batch = os.environ.get("ENVIRONMENT") == "BATCH"  # until the controller answers
         with contextlib.suppress(SlurmError):
             self._learn(_START_S)
+        self.stops_at = math.inf
+        """Unix time at which the job has to save and leave."""
         if not self.is_batch:
             return
         left_s = None if self._info is None else self._info.ends_in_s()
-        if left_s is not None:  # Slurm sets it since version 23
-            os.environ.setdefault(SLURM_END_TIME, f"{time.time() + left_s:.0f}")
+        if left_s is not None:
+            end = self._began + left_s
+            self.stops_at = end - min(work.lead_s, left_s / 2)
+            os.environ.setdefault(SLURM_END_TIME, f"{end:.0f}")  # Slurm sets it since version 23
         if self._record.read() in ("started", "requeued"):
             self._record.take_over()
         else:
             self._record.counts.best_step = work.saved_step()
-        self._record.write("started")
+        self._write("started")
 
     @property
     def command(self) -> str:
@@ -144,7 +149,7 @@ class BatchJob:
             return self._is_back(reason, "by Slurm, or by the script")
         if not decision.starts_again:
             return self._end(outcome.code, f"is not requeued: {decision.because}")
-        self._record.write("requeued", decision.because)  # before Slurm can end this process
+        self._write("requeued", decision.because)  # before Slurm can end this process
         self._own.requeue()
         if decision.pause_s:
             with contextlib.suppress(SlurmError), stopping.shielded():
@@ -213,16 +218,19 @@ class BatchJob:
         return left_s - _SPARE_S
 
     def _is_back(self, reason: Reason, because: str) -> int:
-        self._record.write("requeued", because)
+        self._write("requeued", because)
         self._judge(f"requeued: {because}", int(ExitCode.REQUEUE), reason)
         messages.say(f"Requeued job {self._own.name}: {because}")
         return int(ExitCode.REQUEUE)
 
     def _end(self, code: int, text: str, level: int = logging.INFO) -> int:
-        self._record.write("stopped", text, code)
+        self._write("stopped", text, code)
         self._judge(f"job {self._own.name} {text}", code)
         messages.say(f"Job {self._own.name} {text}. To resume it:\n  {self.command}", level)
         return code
+
+    def _write(self, state: str, because: str = "", code: int = 0) -> None:
+        self._record.write(state, because, code, argv=sys.argv[1:])  # for `same_dir`
 
     def _judge(self, text: str, code: int, reason: Reason | None = None) -> None:
         """Add it to what the Run has said of its end."""

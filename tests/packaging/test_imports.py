@@ -107,6 +107,7 @@ def test_the_training_process_knows_nothing_of_slurm_s_commands():
         "forge.slurm.batch_job",
         "forge.slurm.client",
         "forge.slurm.own_job",
+        "forge.slurm.same_dir",
         "forge.slurm.exclusions",
         "forge.slurm.step",
         "forge.slurm.successor",
@@ -119,7 +120,7 @@ def test_the_training_process_knows_nothing_of_slurm_s_commands():
             on_first_use = {"forge.submitit.checkpointable", "forge.slurm.batch_job"}
             by_name = {"forge": on_first_use}.get(module, set())
             if module == "forge.hydra_app.callbacks":  # hands it to what main starts
-                by_name = {"forge.slurm.batch_job"}
+                by_name = {"forge.slurm.batch_job", "forge.slurm.same_dir"}
             assert not (imports(path) - by_name) & (above | {"submitit"}), module
         commands = re.findall(r"""["'](sbatch|squeue|scontrol|sacct|srun)["']""", path.read_text())
         assert not commands or module == "forge.slurm.client", f"{module} names {commands}"

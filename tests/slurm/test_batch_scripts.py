@@ -44,7 +44,7 @@ def test_a_preempted_script_is_requeued_once_and_ends_with_the_same_bits(usual):
     job = usual["preempted"]
     assert job.end() == ("COMPLETED", 1), job.output
     assert job.noted("result") == usual["undisturbed"].noted("result")
-    assert job.repeated == 0
+    assert job.repeated() == 0
     assert job.noted("callbacks") == ["0"]
     assert job.state["counts"]["preemptions"] == 1
 

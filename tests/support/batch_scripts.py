@@ -24,81 +24,138 @@ TRAIN = """
     import forge
     from forge.shutdown import stopping
 
-    name = sys.argv[1]
-    options = dict(one.split("=") for one in sys.argv[2:])
-    folder = Path(name)
-    folder.mkdir(exist_ok=True)
-    world = forge.distributed.init()
-    start = os.environ.get("SLURM_RESTART_COUNT", "0")
-
-    def note(what, text):
-        with open(folder / f"{what}.{world.rank}", "a") as file:
-            file.write(f"{text}\\n")
-
-    def is_held():
-        return start in options.get("holds", "0").split(",")
-
-    torch.set_num_threads(1)
-    torch.manual_seed(3)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-    if world.size > 1:
-        model = torch.nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-
-    class Slow:
-        def state_dict(self):
-            if "slow" in options and start == "0" and stopping.is_stopping():
-                note("saving", start)
-                while not (folder / "cancelled").exists():
-                    time.sleep(0.02)
-            return {}
-
-        def load_state_dict(self, state):
-            pass
-
-    policy = {
-        "checkpoint": {"dir": str(folder / "run"), "every_steps": 100, "every_s": None},
+    POLICY = {
+        "checkpoint": {"every_steps": 100, "every_s": None},
         "shutdown": {"timeout_s": 20.0},
         "signal": {"lead_s": 30.0},
         "health": {"enabled": False},
-        "requeue": {
+    }
+
+    def train(folder, options, policy):
+        folder.mkdir(exist_ok=True)
+        world = forge.distributed.init()
+        start = os.environ.get("SLURM_RESTART_COUNT", "0")
+
+        def note(what, text):
+            with open(folder / f"{what}.{world.rank}", "a") as file:
+                file.write(f"{text}\\n")
+
+        class Slow:
+            def state_dict(self):
+                if "slow" in options and start == "0" and stopping.is_stopping():
+                    note("saving", start)
+                    while not (folder / "cancelled").exists():
+                        time.sleep(0.02)
+                return {}
+
+            def load_state_dict(self, state):
+                pass
+
+        torch.set_num_threads(1)
+        torch.manual_seed(int(options.get("seed", 3)))
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        if world.size > 1:
+            model = torch.nn.parallel.DistributedDataParallel(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        note("starts", start)
+        with forge.Run(policy, model=model, optimizer=optimizer, slow=Slow()) as run:
+            run.on_stop(lambda: note("callbacks", start))
+            for step in run.steps(STEPS):
+                note("steps", step)
+                loss = (model(torch.randn(4, 4)) - 1).square().mean()
+                loss.backward()
+                run.update(loss, optimizer)
+                if step == HOLD + 3 * int(start) and start in options.get("holds", "0").split(","):
+                    note("waits", os.getpid())
+                    while not (stopping.is_stopping() or run.is_stopping):
+                        time.sleep(0.02)
+        weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+        note("result", hashlib.sha256(weights).hexdigest())
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+    if __name__ == "__main__":
+        options = dict(one.split("=") for one in sys.argv[2:])
+        requeue = {
             "enabled": "disabled" not in options,
             "max_preemptions": int(options.get("budget", 5)),
-        },
-    }
-    note("starts", start)
-    with forge.Run(policy, model=model, optimizer=optimizer, slow=Slow()) as run:
-        run.on_stop(lambda: note("callbacks", start))
-        for step in run.steps(int(options.get("steps", STEPS))):
-            note("steps", step)
-            loss = (model(torch.randn(4, 4)) - 1).square().mean()
-            loss.backward()
-            run.update(loss, optimizer)
-            if step == HOLD and is_held():
-                note("waits", os.getpid())
-                while not (stopping.is_stopping() or run.is_stopping):
-                    time.sleep(0.02)
-    weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
-    note("result", hashlib.sha256(weights).hexdigest())
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+        }
+        checkpoint = POLICY["checkpoint"] | {"dir": f"{sys.argv[1]}/run"}
+        policy = POLICY | {"requeue": requeue, "checkpoint": checkpoint}
+        train(Path(sys.argv[1]), options, policy)
 """.replace("STEPS", str(STEPS)).replace("HOLD", str(HOLD))
+HYDRA = """
+    from pathlib import Path
+    import hydra
+    from train import train
+
+    @hydra.main(version_base=None, config_path=".", config_name="conf")
+    def main(cfg):
+        train(Path(f"{cfg.name} {cfg.seed}"), {"seed": cfg.seed}, cfg.resilience)
+
+    if __name__ == "__main__":
+        main()
+"""
+CONF = """
+    defaults: [{resilience: default}, _self_]
+    name: ???
+    seed: 3
+    resilience:
+      checkpoint: {every_steps: 100, every_s: null}
+      shutdown: {timeout_s: 20}
+      signal: {lead_s: 30}
+      health: {enabled: false}
+"""
+COMMAND = """
+    import os, signal, sys, time
+    from pathlib import Path
+
+    folder = Path(sys.argv[1])
+    folder.mkdir(exist_ok=True)
+    saved = folder / "saved"
+    stops = []
+    signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
+    start = os.environ.get("SLURM_RESTART_COUNT", "0")
+
+    def note(what, text):
+        with open(folder / f"{what}.0", "a") as file:
+            file.write(f"{text}\\n")
+
+    step = int(saved.read_text()) if saved.exists() else 0
+    note("starts", start)
+    while step < STEPS:
+        note("steps", step)
+        if step == HOLD and start == "0":
+            note("waits", os.getpid())
+            while not stops:
+                time.sleep(0.02)
+        step += 1
+        if stops:
+            saved.write_text(str(step))
+            note("callbacks", start)
+            sys.exit(0)
+    note("result", step)
+""".replace("STEPS", str(STEPS)).replace("HOLD", str(HOLD))
+FILES = {"train.py": TRAIN, "hydra_train.py": HYDRA, "conf.yaml": CONF, "command.py": COMMAND}
 
 
 class Folder:
-    """Where the user's script lies, with the cluster that runs it."""
+    """Where the user's scripts lie, with the cluster that runs them."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
-        (folder / "train.py").write_text(textwrap.dedent(TRAIN))
-        self.python = sys.executable
+        for name, text in FILES.items():
+            (folder / name).write_text(textwrap.dedent(text))
 
     def submit(self, name: str, script: str, *options: str) -> BatchScript:
-        """A batch script; `train` in it is the training of this name."""
+        """A batch script; `$train` in it is the training of this name, `$args` lacks python."""
         place = self.folder / f"{name} job"
         place.mkdir()
-        lines = script.replace("$train", f"{self.python} ../train.py '../{name}'")
-        head = f"export PATH={Path(self.python).parent}:$PATH OMP_NUM_THREADS=1"
+        args = f"{self.folder}/train.py '{self.folder}/{name}'"
+        lines = script.replace("$train", f"python {args}").replace("$args", args)
+        head = f"export PATH={Path(sys.executable).parent}:$PATH OMP_NUM_THREADS=1"
+        head += f" forge={self.folder} name='{self.folder}/{name}'"
+        options = ("--open-mode=append", *options)
         number = submit(self.cluster, place, f"{head}\n{textwrap.dedent(lines)}", *options)
         return BatchScript(self, name, number, place)
 
@@ -110,15 +167,18 @@ class BatchScript:
         self.cluster, self.name, self.number, self.place = folder.cluster, name, number, place
         self.notes = folder.folder / name
 
-    def noted(self, what: str, rank: int = 0) -> list[str]:
-        """The lines so far."""
-        path = self.notes / f"{what}.{rank}"
+    def noted(self, what: str, rank: int = 0, training: str = "") -> list[str]:
+        """The lines so far, of a training of another name than the job's if there are several."""
+        path = self.notes.parent / (training or self.name) / f"{what}.{rank}"
         return path.read_text().splitlines() if path.exists() else []
 
-    def wait(self, count: int = 1, ranks: int = 1) -> None:
+    def wait(self, count: int = 1, ranks: int = 1, training: str = "") -> None:
         """Until every rank holds for the `count`th time."""
-        ready = lambda: all(len(self.noted("waits", r)) >= count for r in range(ranks))  # noqa: E731
-        wait_for(ready, f"waiting job {self.name}: {self.output}", 120)
+
+        def ready() -> bool:
+            return all(len(self.noted("waits", rank, training)) >= count for rank in range(ranks))
+
+        wait_for(ready, f"waiting job {self.name}", 240)
 
     @property
     def shown(self) -> dict[str, str]:
@@ -135,10 +195,10 @@ class BatchScript:
         shown = self.shown
         return shown["JobState"], int(shown["Restarts"])
 
-    @property
-    def repeated(self) -> int:
+    def repeated(self, training: str = "") -> int:
         """Steps that were done more than once."""
-        return len(self.noted("steps")) - len(set(self.noted("steps")))
+        steps = self.noted("steps", training=training)
+        return len(steps) - len(set(steps))
 
     @property
     def state(self) -> dict:

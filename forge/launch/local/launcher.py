@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import sys
+from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
 
 from forge import messages
-from forge.errors import Exit, ForgeError
+from forge.errors import Exit, ExitCode, ForgeError, Reason
 from forge.filesystem.files import make_trusted_directory
 from forge.hydra_app import frozen
 from forge.jobdir import job_dir
 from forge.jobdir.job_files import STATE, TASK, forge_dir, write_atomically
+from forge.jobdir.plan import RequeueLimits
 from forge.launch import opening, payload, plan
 from forge.launch.compose import compose, is_stale, start_over
 from forge.launch.hydra_launcher import Request
 from forge.launch.local import resources
-from forge.launch.local.queue import Queue, QueuedJob
+from forge.launch.local.queue import LIMIT, Queue, QueuedJob
 from forge.launch.plan import ComposedJob
 from forge.launch.progress.again import how_to_resume
 from forge.launch.results import result_of
+from forge.slurm import batch_job
+from forge.slurm.batch_job import BatchJob, Work
 
 log = logging.getLogger(__name__)
 
@@ -47,21 +52,42 @@ def launch(request: Request) -> list[JobReturn]:
             queued = [QueuedJob(j.place.number, j.label, j.directory) for j in jobs]
             command = job_dir.sweep_command(directory)
             job_dir.write_resume_script(directory, command)
+            batch = _batch_job(directory, jobs)
+            command = command if batch is None else batch.command
             place = messages.escape(str(directory))
             log.info(f"Launching {len(jobs)} jobs, {slots.count} at a time, in {place}")
             log.info(f"To resume this sweep after a stop:\n  {command}")
-            queue = Queue(queued, slots, options.progress)
+            stops_at = math.inf if batch is None else batch.stops_at
+            queue = Queue(queued, slots, options.progress, stops_at)
             stopped_by = queue.run()
         finally:
             sweep.close()
     if stopped_by is not None:
-        messages.say(f"The sweep was stopped. {how_to_resume(queued, command)}".rstrip())
-        name = signal.Signals(stopped_by).name
-        raise Exit(128 + stopped_by, f"the sweep was stopped by {name}")
+        code = int(ExitCode.REQUEUE) if stopped_by in LIMIT else 128 + stopped_by
+        how = how_to_resume(queued, command) if batch is None else ""
+        messages.say(f"The sweep was stopped. {how}".rstrip())
+        if batch is not None:  # every job has saved, and left
+            code = batch.requeue(code, Reason.of_code(code))
+        raise Exit(code, f"the sweep was stopped by {signal.Signals(stopped_by).name}")
     results = [result_of(job, one) for job, one in zip(jobs, queued, strict=True)]
     if how := how_to_resume(queued, command):
         messages.say(how)
     return results
+
+
+def _batch_job(directory: Path, jobs: list[ComposedJob]) -> BatchJob | None:
+    """The job of Slurm's that the whole sweep runs in, if nobody else of forge's requeues that."""
+    policies = [job.policy for job in jobs if job.policy is not None and job.policy.enabled]
+    if not policies:
+        return None
+    work = Work(
+        RequeueLimits.of(policies[0].requeue),
+        max(one.signal.lead_s for one in policies),
+        [job.directory for job in jobs],
+        policies[0].checkpoint.dir,
+        is_command=jobs[0].command is not None,
+    )
+    return batch_job.here(directory, work)
 
 
 def _freeze(

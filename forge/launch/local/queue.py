@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -28,6 +29,8 @@ _START += " sys.exit(main(sys.argv[1:]))"
 _LOOK_S = 0.1
 """Between two looks at the jobs and their files."""
 _MAX_WRAPPERS = 2
+LIMIT = (signal.SIGUSR2, signal.SIGUSR1) if sys.platform != "win32" else ()
+"""Signals that announce a time limit, as Slurm's `--signal` does."""
 
 
 @dataclass
@@ -47,11 +50,15 @@ class QueuedJob(ObservedJob):
 class Queue:
     """Runs the jobs of a batch; `run` returns when none is left."""
 
-    def __init__(self, jobs: list[QueuedJob], slots: Slots, progress: Any) -> None:
+    def __init__(
+        self, jobs: list[QueuedJob], slots: Slots, progress: Any, stops_at: float = math.inf
+    ) -> None:
+        """`stops_at`: Unix time at which all jobs have to save and leave."""
         self._jobs = jobs
         self._slots = slots
         self._free = list(range(slots.count))[::-1]
         self._progress = progress
+        self._stops_at = stops_at
         self._received: list[int] = []
         self._handled = 0
         for job in jobs:
@@ -62,7 +69,7 @@ class Queue:
 
     def run(self) -> int | None:
         """Run every job; returns the signal that stopped the sweep, or None."""
-        with handled(self._on_signal), Display(mode=self._progress) as self._display:
+        with handled(self._on_signal, *LIMIT), Display(mode=self._progress) as self._display:
             try:
                 self._loop()
             except BaseException:
@@ -80,6 +87,8 @@ class Queue:
 
     def _loop(self) -> None:
         while True:
+            if not self._received and time.time() >= self._stops_at:
+                self._received.append(LIMIT[0])
             if len(self._received) > self._handled:
                 self._handled = len(self._received)
                 self._stop(self._received[-1], self._handled)
