@@ -54,12 +54,13 @@ commands = $(SUPPORT)/any_command.py
 frameworks = $(SUPPORT)/frameworks.py --times 20 --seed 1
 lost_jobs = $(SUPPORT)/lost_jobs.py
 early_signals = $(SUPPORT)/early_signals.py 50
+own_scripts = $(SUPPORT)/own_scripts.py
 showcase = $(SUPPORT)/showcase.py
 hangs = $(SUPPORT)/planted_hangs.py
 attacks = $(SUPPORT)/all_attacks.py
 sick = $(SUPPORT)/sick_machine.py
 pages = $(MAKE) docs
-PROOFS := torture suite chaos rehearse sweeps marked ranks shards commands frameworks lost_jobs early_signals showcase hangs attacks sick pages
+PROOFS := torture suite chaos rehearse sweeps marked ranks shards commands frameworks lost_jobs early_signals own_scripts showcase hangs attacks sick pages
 
 proofs: $(VENV)/.dev-installed $(VENV)/.demo-installed $(VENV)/.docs-installed $(VENV)/.hydras-installed \
   $(VENV)/.lightning-installed $(VENV)/.frameworks-installed

@@ -114,7 +114,8 @@ class BatchJob:
         info = self._info
         if info is None or not info.script:
             return self._own.command
-        again = f"cd {shlex.quote(info.work_dir)} && sbatch {info.script}"
+        script = shlex.quote(info.script) if os.path.exists(info.script) else info.script
+        again = f"cd {shlex.quote(info.work_dir)} && sbatch {script}"
         if not info.is_requeueable:
             return again
         return f"{self._own.command}\nor, once Slurm has forgotten the job:\n  {again}"

@@ -34,6 +34,10 @@ ELSEWHERE = {
     ("docs/how-to/inspect.md", "python", 0): "test_inspection.py::test_a_checkpoint_can_be_read",
     ("docs/how-to/inspect.md", "python", 1): "test_shards.py::test_the_lines_of_the_page",
     ("docs/how-to/submitit.md", "python", 0): "test_checkpointable_slurm.py::test_the_lines_of_the",
+    **{
+        ("docs/how-to/batch-script.md", "bash", number): "test_own_scripts.py::test_the_scripts_of"
+        for number in range(5)
+    },
     ("docs/how-to/several-ranks.md", "python", 0): "test_typed_ranks.py::test_it_stops_and_goes_on",
     ("docs/how-to/several-ranks.md", "text", 0): "test_typed_ranks.py::test_it_stops_and_goes_on",
     ("docs/how-to/any-command.md", "yaml", 0): "test_exec.py::test_the_config_of_the_page",

@@ -66,6 +66,6 @@ def test_a_script_that_is_cancelled_or_signalled_by_hand_is_not_requeued(usual):
     )
     assert by_hand.end() == ("FAILED", 0), by_hand.output
     assert "is not requeued: Slurm has not stopped it" in by_hand.output
-    assert f"sbatch {by_hand.place / 'job.sh'}" in by_hand.output
+    assert f"sbatch '{by_hand.place / 'job.sh'}'" in by_hand.output
     assert "python" not in by_hand.output
     assert by_hand.verdict["exit_code"] == 143
