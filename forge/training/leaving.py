@@ -112,6 +112,13 @@ class Leaving:
         if self.exit is not None:
             raise self.exit
 
+    def act_last(self, error: BaseException | None) -> None:
+        """All ranks have run their callbacks: the job is started again, if somebody does that."""
+        if self.exit is not None:
+            self.exit.code = stopping.last_act(int(self.exit.code or 0), self.exit.reason)
+        elif error is not None and self._handler.should_shutdown():  # a helper heard it first
+            stopping.last_act(int(ExitCode.FORCED), Reason.forced)
+
     def _leave(
         self,
         code: int,

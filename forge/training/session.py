@@ -16,7 +16,7 @@ from forge import messages
 from forge.checkpoint.save.together import Exchange
 from forge.compat import of_torch
 from forge.config.schema import NanAction, Policy, SignalAction
-from forge.errors import ConfigError, Exit, ExitCode, RankLost, Reason
+from forge.errors import ConfigError, Exit, RankLost
 from forge.group import start, torchrun
 from forge.group.ranks import MARGIN, START_S
 from forge.health import attempt
@@ -362,16 +362,8 @@ class Session:
             try:
                 self._release(is_together=is_leaving or error is None)
             finally:
-                self._act_last(error)
+                self._leaving.act_last(error)
                 self._forget(is_leaving=is_leaving)
-
-    def _act_last(self, error: BaseException | None) -> None:
-        """All ranks have run their callbacks: the job is started again, if somebody does that."""
-        leaving = self._leaving.exit
-        if leaving is not None:
-            leaving.code = stopping.last_act(int(leaving.code or 0), leaving.reason)
-        elif error is not None and self._handler.should_shutdown():  # a helper heard it first
-            stopping.last_act(int(ExitCode.FORCED), Reason.forced)
 
     def _finish(self) -> None:
         """The `with` block ended without an error: the training is finished."""
@@ -400,7 +392,6 @@ class Session:
         self._group.close(_LEAVE_S)
 
     def _forget(self, *, is_leaving: bool) -> None:
-        """Of this process nothing is the Run's any more."""
         self._watch_optimizers(None)
         for callback in self.callbacks:
             stopping.remove_callback(callback)

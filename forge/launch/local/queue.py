@@ -29,7 +29,9 @@ _START += " sys.exit(main(sys.argv[1:]))"
 _LOOK_S = 0.1
 """Between two looks at the jobs and their files."""
 _MAX_WRAPPERS = 2
-LIMIT = (signal.SIGUSR2, signal.SIGUSR1) if sys.platform != "win32" else ()
+LIMIT: tuple[signal.Signals, ...] = (
+    (signal.SIGUSR2, signal.SIGUSR1) if sys.platform != "win32" else ()
+)
 """Signals that announce a time limit, as Slurm's `--signal` does."""
 
 
