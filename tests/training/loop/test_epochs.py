@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 
 import forge
 from forge.jobdir import ledger, spawned
-from forge.training.loop import epoch_start
 
 SCRIPT = "epochs.py"
 STOPS = {"TERM": 143, "USR1": 75, "KILL": -9}
@@ -274,7 +273,7 @@ def test_a_large_run_state_is_not_kept_as_an_epoch_begins_and_a_warning_says_so(
     a_run, caplog, monkeypatch
 ):
     """Code before the pass then sees it as it was at the save, as the warning says, once."""
-    monkeypatch.setattr(epoch_start, "MAX_BYTES", 2000)
+    monkeypatch.setattr("forge.training.loop.epoch_start.MAX_BYTES", 2000)
     seen = []
     for n in (5, None):
         with contextlib.suppress(KeyError), a_run() as run:
