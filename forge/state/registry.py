@@ -158,7 +158,7 @@ class StateRegistry:
         for path, module in self._modules():
             module_state.check_kind(path, module)
         states = self.ask() if states is None else states
-        self._built = structure.of(self.objects, states)
+        self._built = structure.built(self.objects, states)
         self._groups = {
             self.name_of(one): [list(group["params"]) for group in one.param_groups]
             for one in self.optimizers
@@ -310,7 +310,7 @@ class StateRegistry:
             yield from structure.tied_differences(self._as_built(), saved)
 
     def _as_built(self) -> Structure:
-        return self._built or structure.of(self.objects, self.ask())
+        return self._built or structure.built(self.objects, self.ask())
 
     def _buffers_of(
         self, name: str, one: torch.nn.Module, saved: dict[str, Any]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -42,16 +42,26 @@ class Structure:
     """Name of each leaf in a module's state -> dtype and shape; but for buffers."""
     buffers: dict[str, Built]
     """By module, how its buffers are."""
-    paths: dict[str, set[str]]
-    """By module, the paths of the modules in it."""
-    own: tuple[str, ...]
-    """Prefixes of the names that a module loads in its own way."""
     order: dict[str, list[list[str]]]
     """By optimizer and group, the names of its parameters."""
     names: set[str]
     """Of all tensors of modules, and of parameters that no module holds."""
     tied: list[list[str]]
     """Those that share memory."""
+    paths: dict[str, set[str]] = field(default_factory=dict)
+    """By module, the paths of the modules in it; of what a script has built."""
+    own: tuple[str, ...] = ()
+    """Prefixes of names that a module loads in its own way; of what a script has built."""
+
+
+def built(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Structure:
+    """How a script has built its objects: `of`, and what tells which changes can be loaded."""
+    modules = [(name, one) for name, one in objects.items() if isinstance(one, nn.Module)]
+    return replace(
+        of(objects, states),
+        paths={name: {path for path, _ in one.named_modules()} for name, one in modules},
+        own=tuple(f"{n}.{p}" for n, one in modules for p in module_state.own_ways(one)),
+    )
 
 
 def of(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Structure:
@@ -62,18 +72,16 @@ def of(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Structure:
         states: What their `state_dict` has returned just now.
     """
     modules = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
-    built = {name: buffers.built(one) for name, one in modules.items()}
+    held = {name: buffers.built(one) for name, one in modules.items()}
     named = list(_named(objects, states))
     return Structure(
         leaves={
             f"{name}.{key}": "" if _is_extra(key) else module_state.describe(leaf)
             for name in modules
             for key, leaf in states[name].items()
-            if key not in built[name]
+            if key not in held[name]
         },
-        buffers=built,
-        paths={name: {path for path, _ in one.named_modules()} for name, one in modules.items()},
-        own=tuple(f"{n}.{p}" for n, one in modules.items() for p in module_state.own_ways(one)),
+        buffers=held,
         order=orders(objects),
         names={name for name, _ in named},
         tied=sharing.groups(named),
@@ -134,7 +142,8 @@ def check(first: Structure, now: Structure) -> None:
             problems.append(f"{name}.{place}: expected {was}{_WHEN}, found {found}")
     for a, b, was_tied in sharing.differences(first.tied, now.tied, now.names):
         if not (first.own and a.startswith(first.own)):
-            problems.append(shared(a, b, _WHEN, "", was_tied=was_tied))
+            remedy = "" if was_tied else ": a .clone() keeps them apart"
+            problems.append(shared(a, b, _WHEN, remedy, was_tied=was_tied))
     refuse(problems)
 
 
@@ -186,7 +195,10 @@ def _other_group(
     if len(before) != len(after):
         return f"{group}: expected {len(before)} parameters{_WHEN}, found {len(after)}"
     j = next(j for j, (a, b) in enumerate(zip(before, after, strict=True)) if a is not b)
-    known = {id(one): name or _NO_MODULE for one, name in zip(before, names, strict=True)}
+    known = {
+        id(one): name or f"{_NO_MODULE} (that of place {place})"
+        for place, (one, name) in enumerate(zip(before, names, strict=True))
+    }
     found = known.get(id(after[j]), "another parameter")
     return f"{group}[{j}]: expected {known[id(before[j])]}{_WHEN}, found {found}"
 
