@@ -311,10 +311,9 @@ class Session:
         self._own.begin_loop()
         with preflight.exits():
             self._contents.check_own()
-        if not self.loops.positions:
-            with preflight.exits():
-                if problems := overlooked.problems(self._live.given):
-                    raise ConfigError(problems, "What is given to forge.Run")
+            problems = [] if self.loops.positions else overlooked.problems(self._live.given)
+            if problems:
+                raise ConfigError(problems, "What is given to forge.Run")
 
     def steps(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
