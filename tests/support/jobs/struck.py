@@ -10,6 +10,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -62,7 +63,8 @@ def act(where):
                 limit(8 << 10)
             case "unhealthy":  # the disk of its own node has not as much room as is asked for
                 os.environ["LOCAL_RANK"] = "0"
-                policy["health"] = {"checks": {"disk": {"threshold": 1e6}}}
+                full = shutil.disk_usage(directory)._replace(free=-1)
+                shutil.disk_usage = lambda _, full=full: full
             case "room":
                 limit(resource.RLIM_INFINITY)
             case "stays out":  # of the Run, until the others have left theirs

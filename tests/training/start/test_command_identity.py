@@ -95,7 +95,7 @@ class Program:
 
         content = json.loads(self.record.read_text())
         for one in content["jobs"]:
-            del one["words"]
+            one.pop("words", None)
         content["checksum"] = owner._checksum(content)
         self.record.write_text(json.dumps(content))
 
