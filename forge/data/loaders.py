@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from forge.data import seeding
+from forge.data.first_seen import FirstSeen
 
 _KNOWN = ("torch", "torchdata")
 """Their samplers draw the whole order at the start of an epoch, or from a generator that is saved.
@@ -33,7 +33,7 @@ def is_known_state(loader: Any) -> bool:
     return module.partition(".")[0] in _KNOWN
 
 
-_first: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
+_first: FirstSeen[dict[str, int]] = FirstSeen()
 """Whole numbers and flags among an object's attributes, as they were when it was first asked."""
 
 
@@ -43,7 +43,7 @@ def counters(one: Any) -> dict[str, int]:
     Where an object has no `state_dict`, they are all that can be known of its state.
     """
     try:
-        first = _first.setdefault(one, _numbers(one))
+        first = _first.of(one, _numbers(one))
     except TypeError:  # a list, say
         return {}
     return {name: value for name, value in _numbers(one).items() if first.get(name) != value}
@@ -51,7 +51,9 @@ def counters(one: Any) -> dict[str, int]:
 
 def restore_counters(one: Any, saved: dict[str, int]) -> None:
     """Set them; one that is not among them has its first value again."""
-    back = {name: _first[one][name] for name in counters(one) if name in _first[one]}
+    changed = counters(one)
+    first = _first.of(one, {}) if changed else {}
+    back = {name: first[name] for name in changed if name in first}
     for name, value in (back | saved).items():
         setattr(one, name, value)
 

@@ -7,7 +7,6 @@ change is refused, between two it is named.
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from forge import messages
 from forge.data import loaders
+from forge.data.first_seen import FirstSeen
 from forge.errors import ConfigError
 
 _WORDS = {
@@ -138,7 +138,7 @@ def of(loader: Any) -> Properties:
     )
 
 
-_first: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
+_first: FirstSeen[int | None] = FirstSeen()
 """Lengths, as they were first seen."""
 
 
@@ -146,7 +146,7 @@ def _steady_length(one: Any) -> int | None:
     """Its length; None once that is another one than at first, as if each epoch had its own."""
     length = _length(one)
     try:
-        first = _first.setdefault(one, length)
+        first = _first.of(one, length)
     except TypeError:  # a list, say
         return length
     return length if length == first else None

@@ -120,7 +120,8 @@ def describe(value: Any) -> str:
     if tensor_encoding.is_lazy(value):
         return "a tensor that is not made yet"
     if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        shape = "[nested]" if value.is_nested else list(value.shape)
+        return f"{str(value.dtype).removeprefix('torch.')}{shape}"
     return f"a {type(value).__name__}"
 
 
