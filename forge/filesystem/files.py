@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from forge.errors import ConfigError, Untrusted
-from forge.filesystem import durable
+from forge.filesystem import claimed, durable
 from forge.filesystem.foreign import foreign_file
 
 FORGE = ".forge"
@@ -123,6 +123,7 @@ def make_directory(path: Path) -> None:
 
     Whatever the umask: a group that could write there could exchange what is executed.
     """
+    _check_claimed(path)
     own = [one for one in (path, path.parent) if FORGE in (one.name, one.parent.name)]
     (own[-1].parent if own else path).mkdir(parents=True, exist_ok=True)
     for one in reversed(own):
@@ -151,6 +152,7 @@ def _reached(path: Path, *, is_trusted: bool = False) -> Iterator[tuple[int | No
     Raises:
         Untrusted: Where somebody else can write to a directory of forge's own, if that is asked.
     """
+    _check_claimed(path)
     names = path.parts
     if FORGE not in names[-3:-1] or os.open not in os.supports_dir_fd:
         yield None, str(path)
@@ -171,6 +173,11 @@ def _reached(path: Path, *, is_trusted: bool = False) -> Iterator[tuple[int | No
     finally:
         if folder is not None:
             os.close(folder)
+
+
+def _check_claimed(path: Path) -> None:
+    if problem := claimed.problem(path):
+        raise OSError(errno.ESTALE, problem, str(path))
 
 
 def _open_folder(path: Path, name: str, folder: int | None) -> int:

@@ -23,6 +23,7 @@ from typing import Any
 
 from forge.config.schema import HangAction
 from forge.errors import ExitCode, Reason
+from forge.filesystem.files import make_directory
 from forge.job import hang_files
 from forge.job.hang_files import Answer, Phase, Question
 from forge.job.requeue import Outcome
@@ -191,7 +192,7 @@ class Hangs:
     def _make_folder(self) -> str:
         """The next of `hangs/<n>`, relative to the job's directory."""
         above = self._directory / FOLDER
-        above.mkdir(exist_ok=True)
+        make_directory(above)
         numbers = [int(name) for name in os.listdir(above) if name.isdecimal()]
         name = f"{FOLDER}/{1 + max(numbers, default=0)}"
         (self._directory / name).mkdir()

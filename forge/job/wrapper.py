@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from forge import messages
-from forge.errors import ExitCode, Reason
+from forge.errors import ExitCode, Reason, Untrusted
+from forge.filesystem import claimed
 from forge.filesystem.files import make_directory, open_file
 from forge.filesystem.locks import take_lock
 from forge.job import attempts
@@ -97,6 +98,14 @@ class Job(ABC):
         names = ("TERM", "HUP", "INT", "QUIT", "USR1", "USR2", "CHLD")
         self._reader = processes.listen(signal.Signals[f"SIG{name}"] for name in names)
         self._claim()
+        try:
+            return self._run()
+        except OSError as error:  # nothing was read or written there
+            if problem := claimed.problem(self.directory):
+                raise Untrusted(problem) from error
+            raise
+
+    def _run(self) -> int:
         outcome = self._take_over()
         while True:
             self._look_for_parent()
@@ -176,6 +185,7 @@ class Job(ABC):
 
     def _claim(self) -> None:
         """Take the lock; the processes of a wrapper that was killed have a while to leave."""
+        claimed.note(self.directory)
         self._lock = open_file(self.forge / LOCK, os.O_RDWR | os.O_CREAT)
         leaving_s = (self.plan.timeout_s or ORPHANED_S) + MARGIN_S
         deadline = time.monotonic() + leaving_s + _CLAIM_S
@@ -264,6 +274,8 @@ class Job(ABC):
     # -- an attempt ----------------------------------------------------------------------------
 
     def _attempt(self) -> Outcome:
+        if problem := claimed.problem(self.directory):
+            raise Untrusted(problem)
         self._began, began = time.time(), time.monotonic()
         self._number = attempts.next_number(self.directory)
         if self.plan.exec is not None:

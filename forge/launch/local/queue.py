@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import signal
@@ -33,6 +34,8 @@ LIMIT: tuple[signal.Signals, ...] = (
     (signal.SIGUSR2, signal.SIGUSR1) if sys.platform != "win32" else ()
 )
 """Signals that announce a time limit, as Slurm's `--signal` does."""
+_REFUSED = (ExitCode.IN_USE, ExitCode.BAD_CONFIG)
+"""Codes with which a wrapper ends that would say the same again."""
 
 
 @dataclass
@@ -131,6 +134,9 @@ class Queue:
     def _spawn(self, job: QueuedJob, environment: dict[str, str], *, is_continued: bool) -> None:
         # The job's own token, also where we are a job's ourselves.
         environment[TOKEN] = plan.read_earlier(job.directory).token
+        if not environment[TOKEN]:
+            what = "its plan is gone: is another directory in the place of"
+            raise FileNotFoundError(errno.ENOENT, what, str(job.directory))
         flags = ["--parent", str(os.getpid())] + ["--continue"] * is_continued
         output = open_file(job.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
@@ -155,7 +161,7 @@ class Queue:
         job.process = None
         if content is not None:
             job.reason, job.code = reason_of(content), content["code"]
-        elif not self._received and job.wrappers <= _MAX_WRAPPERS and code != ExitCode.IN_USE:
+        elif not self._received and job.wrappers <= _MAX_WRAPPERS and code not in _REFUSED:
             how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
             self._display.say(f"job {job.number}: its wrapper {how}")
             job.wrappers += code >= 0  # a kill is chance, an end may be a habit

@@ -19,6 +19,7 @@ from forge.checkpoint.load.reading import Place
 from forge.config.rules import directory_problem
 from forge.config.schema import NanAction, Policy
 from forge.errors import ConfigError, ExitCode, Reason
+from forge.filesystem import claimed
 from forge.filesystem.steps import step_dirs
 from forge.group import secret
 from forge.group.group import Group
@@ -83,6 +84,7 @@ class RunDirectory:
             personal=resizing.PERSONAL,
         )
         self.ledger = Ledger(job, checkpoint_dir)
+        claimed.note(job)
         self.store.attempt = self.ledger.attempt
         self.saver = Saver(
             self.store, policy.checkpoint, self.ledger, nan, is_alone=ranks.size == 1
@@ -250,6 +252,7 @@ class RunDirectory:
         finally:
             self.store.close()
             self.ledger.close()
+            claimed.forget(self.job)
 
 
 def check_directory(policy: Policy, checkpoint_dir: Path) -> None:
