@@ -152,11 +152,11 @@ def _reached(path: Path, *, is_trusted: bool = False) -> Iterator[tuple[int | No
     Raises:
         Untrusted: Where somebody else can write to a directory of forge's own, if that is asked.
     """
-    _check_claimed(path)
     names = path.parts
     if FORGE not in names[-3:-1] or os.open not in os.supports_dir_fd:
         yield None, str(path)
         return
+    _check_claimed(path)
     begin = len(names) - 1 - names[::-1].index(FORGE)
     folder = None
     try:
