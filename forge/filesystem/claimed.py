@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_claimed: dict[str, tuple[int, tuple[int, int]]] = {}
-"""Path -> the open directory, and what it is."""
+_claimed: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {}
+"""Path -> (process that opened the directory, its descriptor there), and what it is."""
 
 
 def note(path: Path) -> None:
@@ -24,14 +24,15 @@ def note(path: Path) -> None:
     """
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | os.O_CLOEXEC)
     forget(path)
-    _claimed[str(path)] = fd, _identity(os.fstat(fd))
+    _claimed[str(path)] = (os.getpid(), fd), _identity(os.fstat(fd))
 
 
 def forget(path: Path) -> None:
     """It may be another one again."""
-    fd, _ = _claimed.pop(str(path), (None, None))
-    if fd is not None:
-        os.close(fd)
+    opened, _ = _claimed.pop(str(path), (None, None))
+    # In a forked child the number may be that of another file by now.
+    if opened is not None and opened[0] == os.getpid():
+        os.close(opened[1])
 
 
 def problem(path: Path) -> str:

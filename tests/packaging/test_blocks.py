@@ -34,6 +34,12 @@ ELSEWHERE = {
     ("docs/how-to/inspect.md", "python", 0): "test_inspection.py::test_a_checkpoint_can_be_read",
     ("docs/how-to/inspect.md", "python", 1): "test_shards.py::test_the_lines_of_the_page",
     ("docs/how-to/submitit.md", "python", 0): "test_checkpointable_slurm.py::test_the_lines_of_the",
+    ("docs/explanation/same-bits.md", "python", 0): "test_states_of_loaders.py::test_the_loader_of",
+    **{
+        ("docs/how-to/convert-a-loop.md", "python", number): "test_begun_again.py::test_two_ways_to"
+        for number in (1, 2)
+    },
+    ("docs/how-to/convert-a-loop.md", "python", 3): "test_command_identity.py::test_what_config",
     **{
         ("docs/how-to/batch-script.md", "bash", number): "test_own_scripts.py::test_the_scripts_of"
         for number in range(5)

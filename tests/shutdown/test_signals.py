@@ -148,7 +148,7 @@ def test_the_save_action_saves_and_goes_on(tmp_path):
     (job.directory / "go").touch()
     assert process.wait() == 0
     saves = [e for e in job.history.attempts[0].events if e["kind"] == "save"]
-    assert [(e["step"], e["reason"]) for e in saves] == [(3, "requested"), (5, "finished")]
+    assert [(e["step"], e["reason"]) for e in saves] == [(3, "requested"), (5, "end")]
 
 
 def test_an_ignored_signal_is_ignored(tmp_path):
