@@ -85,10 +85,7 @@ def test_a_signal_at_one_rank_stops_all_after_the_same_step(make, undisturbed):
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.proofs)])
 def test_a_killed_rank_ends_the_others_and_the_job_starts_again_once(make, undisturbed, rank):
-    """The others stand in a collective that cannot end; a budget counts jobs, not ranks.
-
-    Where rank 0 lives, it saves the last boundary for all.
-    """
+    """The other ranks are in a collective that cannot end; a budget counts jobs, not ranks."""
     app = make()
     app.hold(0, HOLD)
     sweep = app.start("lr=0.1")
@@ -102,7 +99,7 @@ def test_a_killed_rank_ends_the_others_and_the_job_starts_again_once(make, undis
     assert (first["code"], first["reason"], last["code"]) == (-9, "crashed", 0)
     assert "is gone; here " in (job.directory / f"output.log{['.1', ''][rank]}").read_text()
     assert job.state["counts"]["failures"] == job.state["counts"]["restarts"] == 1
-    assert job.repeated == [[HOLD - 10, 0][rank]]
+    assert job.repeated == [HOLD - 10]
     assert not any(processes.variable(pid, "FORGE_JOB_TOKEN") for pid in pids)
 
 

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import forge
 import forge.group.ranks
-import forge.training.boundary
+import forge.training.run_end
 import forge.training.session
 from forge.checkpoint.ownership.fence import TOKEN_FILE
 
@@ -121,7 +121,7 @@ policy = {"checkpoint": {"dir": str(directory / "checkpoints"), **spec.get("chec
 policy |= spec.get("policy", {})
 evaluated = torch.zeros(1)
 forge.group.ranks.START_S = forge.training.session.START_S = spec.get("start_s", 300)
-forge.training.boundary._ALL_S = spec.get("all_s", 300)
+forge.training.run_end._ALL_S = spec.get("all_s", 300)
 act("start")
 if "start_s" in spec:
     atexit.register((directory / f"left_{rank}").touch)
