@@ -15,6 +15,8 @@ import torch
 from started import ended_here
 from warm import IS_QUICK, QUICK
 
+from forge.shutdown import stopping
+
 pytest_plugins = ["controllers", "store_fixtures"]
 
 # As `make` does: else each process that starts for real compiles forge, and each run the tests.
@@ -125,3 +127,12 @@ def cluster(tmp_path_factory):
     running = Cluster(tmp_path_factory.mktemp("slurm") / "run")
     yield running
     running.stop()
+
+
+@pytest.fixture(autouse=True)
+def _no_guard(monkeypatch):
+    """A stop in the process of the tests would end it ten seconds later, in another test."""
+    started = []
+    monkeypatch.setattr(stopping, "_start_guard", lambda *given: started.append(given))
+    yield
+    assert not started, "a stop started its guard: use `outliving()` of nan_trainer"

@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 from harness import assert_same_run
+from nan_trainer import outliving
 
 import forge
 from forge.checkpoint.format import manifest
 from forge.jobdir import spawned
-from forge.shutdown import stopping
 
 SPEC = {"script": "loops.py", "policy": {"checkpoint": {"every_steps": 4}}}
 CODES = {"TERM": 143, "KILL": -9}
@@ -61,8 +61,8 @@ def train(tmp_path, monkeypatch):
                         raise KeyError("as a kill would")
         return seen
 
-    yield attempt
-    stopping.uninstall()
+    with outliving():
+        yield attempt
 
 
 @pytest.mark.parametrize("loops", [[], [(20, None)]])
