@@ -9,6 +9,8 @@ library only: it starts in milliseconds, outlives the task, and works outside a 
 
 `local.py` and `slurm/wrapper.py` say how a task is started and stopped there. The lock in the job's
 directory is held while anything of the job may be alive.
+
+One module, since claiming, starting, waiting and deciding share what is known of an attempt.
 """
 
 from __future__ import annotations
