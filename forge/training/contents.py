@@ -10,6 +10,8 @@ from forge.checkpoint import Checkpoint
 from forge.checkpoint.format.codec import Encoder
 from forge.checkpoint.save.digest import digest
 from forge.jobdir.ledger import Ledger
+from forge.process import sections
+from forge.process.progress import Section
 from forge.state import rng
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState, copied
@@ -83,6 +85,7 @@ class Contents:
 
         self._own.check_alone(self.live.given, saved)
 
+    @sections.in_section(Section.save, "compare")
     def fingerprint(self) -> str:
         """The same for the same objects and `run.state`; random states and places do not count."""
         return _fingerprint({"live": self.live.capture(), **self._own.capture()})
