@@ -63,8 +63,9 @@ def main() -> None:
             for script in (["saving.py"], ["loading.py", "--json"]):
                 found |= run([python, str(HERE / script[0]), *script[1:], *sizes, *place])
             show(f"{mib} MiB, {threads} thread(s), medians of {options.rounds}", found)
-    found = run([python, str(HERE / "stopping.py"), *place])
-    print("SIGTERM to process gone, 100 MiB")
+    stopped = min(100, max(options.mib))
+    found = run([python, str(HERE / "stopping.py"), "--mib", str(stopped), *place])
+    print(f"SIGTERM to process gone, {stopped} MiB")
     for name, value in found.items():
         print(f"  {name:44}{value:10.1f} ms")
     ratio = found["forge"] / found["torch.save and a normal exit"]

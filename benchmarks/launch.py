@@ -145,11 +145,11 @@ def measure_sweeps(folder: Path, num_jobs: int, rounds: int) -> dict[str, list[C
     (folder / "trivial.py").write_text(APP)
     (folder / "trivial.yaml").write_text("i: 0\n")
     found: dict[str, list[Cost]] = {name: [] for name in LAUNCHERS}
-    for number in range(-1, rounds):
+    for number in range(-1 if rounds > 1 else 0, rounds):
         names = list(LAUNCHERS)
         random.Random(number).shuffle(names)
         for name in names:
-            # The first round fills caches, bytecode among them: a few jobs do.
+            # Round -1 fills caches, bytecode among them: a few jobs do. One round has none.
             jobs = f"i=range({num_jobs if number >= 0 else 2})"
             where = folder / f"{name}_{number}"
             command = [sys.executable, "trivial.py", "-m", *LAUNCHERS[name], jobs]
@@ -161,7 +161,7 @@ def measure_sweeps(folder: Path, num_jobs: int, rounds: int) -> dict[str, list[C
 
 def measure_pieces(folder: Path, rounds: int) -> dict[str, list[Cost]]:
     """Piece of a job -> its cost in every round; three times as many, they are short."""
-    job = folder / "local_-1" / "0"
+    job = folder / "local_0" / "0"
     assert (forge_dir(job) / STATE).exists()
     python = sys.executable
     single = [python, "trivial.py", "-m", *LAUNCHERS["local"], "i=0"]
@@ -176,7 +176,7 @@ def measure_pieces(folder: Path, rounds: int) -> dict[str, list[Cost]]:
         "sweep of one": [*single, f"hydra.sweep.dir={folder / 'one'}"],
     }
     found: dict[str, list[Cost]] = {name: [] for name in commands}
-    for number in range(-1, 3 * rounds):
+    for number in range(-1, 3 * rounds) if rounds > 1 else (0,):
         names = list(commands)
         random.Random(number).shuffle(names)
         for name in names:

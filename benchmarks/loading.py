@@ -75,7 +75,7 @@ def measure(folder: Path, mib: int, rounds: int) -> dict[tuple[str, str], tuple[
     trained = make(mib)
     variants = prepare(folder, trained)
     times: dict[tuple[str, str], list[float]] = {}
-    for number in range(rounds + 1):
+    for number in range(0 if rounds > 1 else 1, rounds + 1):
         for case in ("warm resume", "warm rollback", "cold resume", "cold rollback"):
             names = list(variants)
             random.Random(number).shuffle(names)
@@ -85,7 +85,7 @@ def measure(folder: Path, mib: int, rounds: int) -> dict[tuple[str, str], tuple[
                 drop(path) if "cold" in case else warm(path)
                 begin = time.perf_counter()
                 load(trained if "rollback" in case else new)
-                if number:  # the first round imports and compiles
+                if number:  # round 0 imports and compiles; one round has none before it
                     times.setdefault((case, name), []).append(time.perf_counter() - begin)
     found = {}
     for (case, name), column in sorted(times.items()):

@@ -242,7 +242,7 @@ def measure(folder: Path, training: Training, size: int, rounds: int) -> dict[st
         saves["Lightning async"] = lightning
     limits = {"memcpy": memcpy_ms(size), "disk": disk_ms(size, folder / "disk.bin")}
     found: dict[str, list[float]] = {}
-    for number in range(rounds + 1):
+    for number in range(0 if rounds > 1 else 1, rounds + 1):
         print(f"saves: round {number} of {rounds}", file=sys.stderr, flush=True)
         names = [*saves, *limits, "forge alone"]
         random.Random(number).shuffle(names)
@@ -255,7 +255,7 @@ def measure(folder: Path, training: Training, size: int, rounds: int) -> dict[st
                 times = measure_save(training, saves[name], 3 * number + 1)
                 labels = ("blocks", "lost", "durable")
                 row = {f"{name}: {label}": t for label, t in zip(labels, times, strict=True)}
-            if number:  # the first round fills caches and touches memory
+            if number:  # round 0 fills caches and touches memory; one round has none before it
                 for label, value in row.items():
                     found.setdefault(label, []).append(value)
     return {name: statistics.median(values) for name, values in found.items()}

@@ -134,11 +134,11 @@ def measure(cluster: Cluster, folder: Path, num_jobs: int, rounds: int) -> dict[
     (folder / "trivial.py").write_text("import clock\n" + launch.APP)
     (folder / "trivial.yaml").write_text("i: 0\n")
     found: dict[str, list[Cost]] = {name: [] for name in LAUNCHERS}
-    for number in range(-1, rounds):
+    for number in range(-1 if rounds > 1 else 0, rounds):
         names = list(LAUNCHERS)
         random.Random(number).shuffle(names)
         for name in names:
-            # The first round fills caches, bytecode among them: a few jobs do.
+            # Round -1 fills caches, bytecode among them: a few jobs do. One round has none.
             count = num_jobs if number >= 0 else 2
             cost = run(cluster, folder, name, count, folder / f"{name}_{number}")
             if number >= 0:

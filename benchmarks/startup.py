@@ -99,14 +99,14 @@ def measure(
 ) -> dict[str, float]:
     """Name -> median in milliseconds."""
     found: dict[str, list[float]] = {name: [] for name in variants}
-    for number in range(-1, rounds):
+    for number in range(-1 if rounds > 1 else 0, rounds):
         names = list(variants)
         random.Random(number).shuffle(names)
         for name in names:
             command, environment = variants[name]
             begin = time.perf_counter()
             subprocess.run(command, env=environment, cwd=folder, check=True)
-            if number >= 0:  # the first round only fills caches, bytecode among them
+            if number >= 0:  # round -1 only fills caches, bytecode among them
                 found[name].append(1000 * (time.perf_counter() - begin))
     return {name: statistics.median(times) for name, times in found.items()}
 

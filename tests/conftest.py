@@ -6,6 +6,7 @@ Long tests come first.
 import functools
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,21 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start: threads that wait take a core
+MEMORY = "/dev/shm"
+ROOM_GIB = 4
+"""Free memory for the files of all tests; those of a test that has passed are removed at once."""
+
+
+def has_room(folder):
+    """Whether the files of the tests fit into this file system, and programs among them can run."""
+    if not os.access(folder, os.W_OK) or os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        return False
+    return shutil.disk_usage(folder).free >= ROOM_GIB * 2**30
+
+
+# Each of a hundred thousand calls of fsync would wait for a disk. `make proofs` once uses the disk.
+if IS_QUICK and has_room(MEMORY):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)  # of pytest's own `tmp_path`
 if IS_QUICK and QUICK not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     given = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     os.environ["PYTHONPATH"] = os.pathsep.join([QUICK, *given])

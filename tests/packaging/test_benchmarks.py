@@ -52,6 +52,8 @@ def test_it_prints_its_figures(name, tmp_path):
     (peers / "done").touch()
     command = [sys.executable, str(ROOT / "benchmarks" / name), *options.split()]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    process = Process(command, tmp_path / "output.txt", tmp_path, PYTHONPATH=path)
+    process = Process(
+        command, tmp_path / "output.txt", tmp_path, PYTHONPATH=path, TMPDIR=str(tmp_path)
+    )
     assert process.wait(280) == 0, process.output
     assert printed in process.output
