@@ -2,7 +2,7 @@
 #
 #   make demo      watch a sweep being killed, stopped and damaged, and finish all the same
 #   make test      run every test but those of `make proofs`
-#   make proofs    what takes minutes, or proves what others' tools do (hours; docs/decisions/0020)
+#   make proofs    what takes minutes, or proves what others' tools do (hours; tests/proofs/README.md)
 #   make check     format, lint, types, import rules
 #   make coverage  lines and branches of forge that the tests run, in subprocesses too
 #   make docs      build the documentation, and list its pages; warnings are errors
@@ -39,28 +39,29 @@ test: $(VENV)/.dev-installed
 	$(PYTEST) $(IN_PARALLEL) -m 'not proofs'
 
 # Each by itself, AT_ONCE of them at a time, whatever the others end with; the longest first. The
-# second one is `make test` with all of torch.
+# second one is `make test` with all of torch, on the disk.
 AT_ONCE ?= 2
-SUPPORT := $(IN_VENV) tests/support
-torture = $(SUPPORT)/torture/all_points.py
+PROOF := $(IN_VENV) tests/proofs
+torture = $(PROOF)/torture/all_points.py
 suite = env FORGE_TESTS_QUICK=no $(PYTEST) $(IN_PARALLEL) -m 'not proofs'
-chaos = $(SUPPORT)/chaos.py 200 --seed 1
-rehearse = $(SUPPORT)/rehearse_all.py
-sweeps = $(SUPPORT)/chaos_sweeps.py 40 --seed 1
-marked = env FORGE_REQUIRE_HYDRAS=1 $(PYTEST) $(IN_PARALLEL) -m proofs
-ranks = $(SUPPORT)/chaos_ranks.py 50 --seed 1 --ranks 4
-shards = $(SUPPORT)/chaos_ranks.py 50 --seed 1 --ranks 4 --wrap fsdp2
-commands = $(SUPPORT)/any_command.py
-frameworks = $(SUPPORT)/frameworks.py --times 20 --seed 1
-lost_jobs = $(SUPPORT)/lost_jobs.py
-early_signals = $(SUPPORT)/early_signals.py 50
-own_scripts = $(SUPPORT)/own_scripts.py
-showcase = $(SUPPORT)/showcase.py
-hangs = $(SUPPORT)/planted_hangs.py
-attacks = $(SUPPORT)/all_attacks.py
-sick = $(SUPPORT)/sick_machine.py
+chaos = $(PROOF)/chaos.py 200 --seed 1
+rehearse = $(PROOF)/rehearse_all.py
+sweeps = $(PROOF)/chaos_sweeps.py 40 --seed 1
+marked = $(PYTEST) $(IN_PARALLEL) -m proofs
+tests = env FORGE_REQUIRE_HYDRAS=1 $(PYTEST) $(IN_PARALLEL) tests/proofs
+ranks = $(PROOF)/chaos_ranks.py 50 --seed 1 --ranks 4
+shards = $(PROOF)/chaos_ranks.py 50 --seed 1 --ranks 4 --wrap fsdp2
+commands = $(PROOF)/any_command.py
+frameworks = $(PROOF)/frameworks.py --times 20 --seed 1
+lost_jobs = $(PROOF)/lost_jobs.py
+early_signals = $(PROOF)/early_signals.py 50
+own_scripts = $(PROOF)/own_scripts.py
+showcase = $(PROOF)/showcase.py
+hangs = $(PROOF)/planted_hangs.py
+attacks = $(PROOF)/all_attacks.py
+sick = $(PROOF)/sick_machine.py
 pages = $(MAKE) docs
-PROOFS := torture suite chaos rehearse sweeps marked ranks shards commands frameworks lost_jobs early_signals own_scripts showcase hangs attacks sick pages
+PROOFS := torture suite chaos rehearse sweeps tests marked ranks shards commands frameworks lost_jobs early_signals own_scripts showcase hangs attacks sick pages
 
 proofs: $(VENV)/.dev-installed $(VENV)/.demo-installed $(VENV)/.docs-installed $(VENV)/.hydras-installed \
   $(VENV)/.lightning-installed $(VENV)/.frameworks-installed

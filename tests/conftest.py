@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 
+import light
 import pytest
 import torch
 from started import ended_here
@@ -47,7 +48,7 @@ if IS_QUICK and QUICK not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """`--dist loadscope`: Slurm's tests have two processes, and a cluster in each.
+    """`--dist loadscope`: Slurm's tests have two processes, and a cluster in each; proofs a third.
 
     They wait for Slurm more than they work, so the other processes have the cores meanwhile.
     A file whose tests share what one fixture made has one process, too. All other tests go one by
@@ -60,7 +61,10 @@ def pytest_xdist_make_scheduler(config, log):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
             if "pytest.mark.slurm" in text_of(config.rootpath / file):
-                return "tests/slurm" if file.startswith("tests/slurm/") else "others on a cluster"
+                folder = file.rpartition("/")[0]
+                return (
+                    folder if folder in ("tests/slurm", "tests/proofs") else "others on a cluster"
+                )
             return file if is_one(config.rootpath / file) else nodeid
 
     config.option.loadscopereorder = False  # the order is that of `pytest_collection_modifyitems`
@@ -143,6 +147,17 @@ def cluster(tmp_path_factory):
     running = Cluster(tmp_path_factory.mktemp("slurm") / "run")
     yield running
     running.stop()
+
+
+@pytest.fixture(scope="module")
+def own_environment():
+    """Jobs submitted once for a module find the tests' functions, and know of no outer job."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [n for n in os.environ if n.startswith(("SLURM", "SUBMITIT", "SBATCH"))]:
+            patch.delenv(name)
+        inherited = [one for one in [os.environ.get("PYTHONPATH")] if one]
+        patch.setenv("PYTHONPATH", os.pathsep.join([*inherited, light.PYTHONPATH]))
+        yield patch
 
 
 @pytest.fixture(autouse=True)

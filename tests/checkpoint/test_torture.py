@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from forked import completed
 
-SCRIPT = Path(__file__).parents[1] / "support/torture/all_points.py"
+SCRIPT = Path(__file__).parents[1] / "proofs/torture/all_points.py"
 MEMORY = Path("/dev/shm")
 
 

@@ -9,9 +9,8 @@ import signal
 
 import pytest
 from cluster import submit, wait_for
-from harness import made_once
-from slurm_apps import HOLD, SlurmApp, SlurmJob, table, urgent
-from sweeps import App, SweptJob, assert_same_job
+from slurm_apps import HOLD, SlurmApp, SlurmJob, reasons, table, urgent
+from sweeps import assert_same_job
 
 from forge.process import processes
 
@@ -157,20 +156,6 @@ def sweeps(cluster, tmp_path_factory):
         cluster.clear()
 
 
-@pytest.fixture(scope="session")
-def undisturbed(shared_folder):
-    """What a job ends with that nobody interrupted; on this machine, without a cluster."""
-
-    def make(folder):
-        from slurm_apps import CONF, TRAIN
-
-        app = App(folder / "app", TRAIN, CONF)
-        (app.folder / "places").mkdir()
-        app.finish(f"gates={app.folder / 'places'}")
-
-    return SweptJob(made_once(shared_folder / "undisturbed_slurm", make) / "app" / "sweep" / "0")
-
-
 @pytest.fixture
 def job(sweeps, request) -> SlurmJob:
     """The job that the test's parameter names, when its sweep has ended."""
@@ -180,10 +165,6 @@ def job(sweeps, request) -> SlurmJob:
 
 def of(*kinds):
     return pytest.mark.parametrize("job", kinds, indirect=True)
-
-
-def reasons(job):
-    return [one["reason"] for one in job.told if one["kind"] == "end"]
 
 
 @of("preempted", "zero")

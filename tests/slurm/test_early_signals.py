@@ -1,4 +1,4 @@
-"""A few of what `python tests/support/early_signals.py 50` does."""
+"""A few of what `python tests/proofs/early_signals.py 50` does."""
 
 import pytest
 from early_signals import Struck

@@ -14,9 +14,8 @@ import time
 
 import pytest
 from cluster import SBIN, submit, wait_for
-from slurm_apps import CONF, TRAIN, SlurmApp, table
+from slurm_apps import CONF, TRAIN, SlurmApp, reasons, table
 from sweeps import assert_same_job
-from test_disturbed import reasons, undisturbed  # noqa: F401 - a fixture
 
 from forge.jobdir.job_files import forge_dir
 from forge.process import processes
@@ -106,13 +105,13 @@ def app(cluster, tmp_path):
     found.close()
 
 
-def assert_ended(app, sweep, undisturbed):  # noqa: F811
+def assert_ended(app, sweep, undisturbed):
     assert sweep.wait() == 0, sweep.output
     for job in app.jobs().values():
         assert_same_job(job, undisturbed)
 
 
-def test_a_job_and_its_siblings_end_on_another_node(app, undisturbed):  # noqa: F811
+def test_a_job_and_its_siblings_end_on_another_node(app, undisturbed):
     """One that runs there stays until it is requeued; one that waits runs no task there."""
     full = ["--nodelist=n2", "--cpus-per-task=16"]
     filler = submit(app.cluster, app.folder, "sleep 1000", *full)  # Slurm has only n1 for them
@@ -149,7 +148,7 @@ def test_a_job_and_its_siblings_end_on_another_node(app, undisturbed):  # noqa: 
 
 
 @pytest.mark.proofs
-def test_two_jobs_that_find_two_sick_nodes_at_once_swap_them(app, undisturbed):  # noqa: F811
+def test_two_jobs_that_find_two_sick_nodes_at_once_swap_them(app, undisturbed):
     """Each stays off its own; without the other one's, no node would be left for it."""
     both = {"a": 16, "b": 16}
     sweep = app.start_holding("a", "b", cpus=both, every={"a": 0.2, "b": 0.2})
@@ -167,7 +166,7 @@ def test_two_jobs_that_find_two_sick_nodes_at_once_swap_them(app, undisturbed): 
 
 
 @pytest.mark.proofs
-def test_an_exclusion_that_is_over_is_taken_out_at_the_next_requeue(app, undisturbed):  # noqa: F811
+def test_an_exclusion_that_is_over_is_taken_out_at_the_next_requeue(app, undisturbed):
     """A node that was repaired is there for the job again."""
     sweep = app.start_holding("brief", hours={"brief": 0.006}, holds={"brief": 1})
     job = app.jobs()["brief"]
@@ -183,7 +182,7 @@ def test_an_exclusion_that_is_over_is_taken_out_at_the_next_requeue(app, undistu
 
 
 @pytest.mark.proofs
-def test_a_wrapper_killed_between_the_exclusion_and_the_requeue_loses_nothing(app, undisturbed):  # noqa: F811
+def test_a_wrapper_killed_between_the_exclusion_and_the_requeue_loses_nothing(app, undisturbed):
     """The batch script starts another, which does not start the task there again."""
     tools = app.folder / "tools"
     tools.mkdir()

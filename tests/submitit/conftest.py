@@ -1,23 +1,10 @@
-"""Jobs find the tests' own functions, and know nothing of an outer job."""
-
-import os
+"""What the submitted functions return if nobody stops them."""
 
 import light
 import pytest
 import submitted
 
 import forge
-
-
-@pytest.fixture(scope="module")
-def own_environment():
-    """For jobs that are submitted once for all tests of a module."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [n for n in os.environ if n.startswith(("SLURM", "SUBMITIT", "SBATCH"))]:
-            patch.delenv(name)
-        inherited = [one for one in [os.environ.get("PYTHONPATH")] if one]
-        patch.setenv("PYTHONPATH", os.pathsep.join([*inherited, light.PYTHONPATH]))
-        yield patch
 
 
 @pytest.fixture(scope="session")

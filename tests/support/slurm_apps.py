@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, submit
-from harness import Process
+from harness import Process, made_once
 from sweeps import App, SweptJob
 
 from forge.jobdir import ledger
@@ -288,3 +288,20 @@ def table(**values: object) -> str:
 def urgent(cluster: Cluster, folder: Path, *options: str) -> str:
     """A job that preempts whatever runs on its nodes."""
     return submit(cluster, folder, "sleep 0.1", "--partition=urgent", "--exclusive", *options)
+
+
+def reasons(job: SlurmJob) -> list[str]:
+    """Why each of its attempts has ended."""
+    return [one["reason"] for one in job.told if one["kind"] == "end"]
+
+
+@pytest.fixture(scope="session")
+def undisturbed(shared_folder: Path) -> SweptJob:
+    """What a job of TRAIN ends with that nobody interrupts; on this machine, without a cluster."""
+
+    def make(folder: Path) -> None:
+        app = App(folder / "app", TRAIN, CONF)
+        (app.folder / "places").mkdir()
+        app.finish(f"gates={app.folder / 'places'}")
+
+    return SweptJob(made_once(shared_folder / "undisturbed_slurm", make) / "app" / "sweep" / "0")

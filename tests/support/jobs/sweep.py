@@ -1,4 +1,4 @@
-"""A job of the sweeps in tests/support/chaos_sweeps.py: trains a little and shows signs of life.
+"""A job of the sweeps in tests/proofs/chaos_sweeps.py: trains a little and shows signs of life.
 
 Every attempt keeps a file `<job dir>/lives/<pid>` with two times of CLOCK_MONOTONIC: when its
 process began to run this module, and when it was last alive. Attempts of one job must not overlap.

@@ -1,0 +1,378 @@
+"""Thirty one-line defects, spread over the layers: which of them do the tests catch?
+
+    python tests/proofs/planted.py                    all of them
+    python tests/proofs/planted.py retention requeue  those whose name holds one of the words
+    python tests/proofs/planted.py --list             whether each still finds its line
+
+Each is made in a copy of the tree, where the tests run that are most likely to notice, then, if
+they do not, those of the whole folder. Tests of `make proofs` do not count: that what `make test`
+became faster by has cost it nothing is what this shows. Prints a row for each; ends with 1 where
+one was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+
+
+class Defect(NamedTuple):
+    """A line of forge, and what somebody might make of it."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    why: str
+    tests: str
+    """Likely to notice; what lies in the same folders is asked next."""
+
+
+DEFECTS = [
+    # -- files, words --------------------------------------------------------------------------
+    Defect(
+        "atomic_sync",
+        "filesystem/files.py",
+        "os.fsync(fd)",
+        "pass",
+        "after a power cut the file is empty",
+        "filesystem",
+    ),
+    Defect(
+        "foreign_world_writable",
+        "filesystem/foreign.py",
+        "if mode & stat.S_IWOTH:",
+        "if mode & stat.S_IXOTH & 0:",
+        "others may exchange what forge unpickles",
+        "filesystem checkpoint/ownership/test_trust.py",
+    ),
+    # -- checkpoints ---------------------------------------------------------------------------
+    Defect(
+        "reading_checksums",
+        "checkpoint/load/file_reading.py",
+        "if self._checksums[number] == found or not self._is_checked:",
+        "if found:",
+        "a damaged checkpoint is resumed from",
+        "checkpoint/load/test_reading_damage.py checkpoint/test_store_on_disk.py",
+    ),
+    Defect(
+        "store_damaged_counts",
+        "checkpoint/store.py",
+        "self._seen.damaged.update(path.name for path in damaged)",
+        "pass",
+        "a damaged checkpoint takes the place of a good one, which is removed",
+        "checkpoint/retention checkpoint/test_store.py",
+    ),
+    Defect(
+        "retention_rollback_goal",
+        "checkpoint/retention/retention.py",
+        "if _step(path) <= begin - self._keep_back_steps:",
+        "if _step(path) < begin:",
+        "a rollback finds nothing to go back to",
+        "checkpoint/retention training/nan/test_nan_rollback.py",
+    ),
+    Defect(
+        "fence_zombie",
+        "checkpoint/ownership/fence.py",
+        "if is_taken and not self._supersedes(holder):",
+        "if is_taken and not holder:",
+        "an attempt that wakes up late writes over the newer one",
+        "checkpoint/ownership/test_fence.py",
+    ),
+    Defect(
+        "copies_shared",
+        "checkpoint/save/copies.py",
+        "self._arena = self._image = None  # its own copy is still to be written",
+        "pass",
+        "a save that is still being written is overwritten by the next",
+        "checkpoint/save checkpoint/test_store.py",
+    ),
+    # -- state, data ---------------------------------------------------------------------------
+    Defect(
+        "rng_numpy",
+        "state/rng.py",
+        'numpy.random.set_state(("MT19937", key, position, has_gauss, gauss))',
+        "pass",
+        "a resumed job draws other numbers",
+        "data/test_random_states.py data/test_exact_resume.py",
+    ),
+    Defect(
+        "optimizer_shapes",
+        "state/optimizer_state.py",
+        "if expected != found:",
+        "if expected > found:",
+        "an optimizer's averages go to other parameters",
+        "state/test_optimizer_state.py",
+    ),
+    Defect(
+        "position_taken",
+        "data/position.py",
+        "self.taken = taken\n        self._restore_present(parts)",
+        "self.taken = 0\n        self._restore_present(parts)",
+        "a job that is stopped twice in an epoch sees batches again",
+        "data/test_sharing.py data/test_position.py",
+    ),
+    Defect(
+        "seeding_not_put_back",
+        "data/seeding.py",
+        "if before is not None:",
+        "if before is None:",
+        "what a sample draws changes what training draws",
+        "data/test_exact_resume.py data/test_position.py",
+    ),
+    # -- training ------------------------------------------------------------------------------
+    Defect(
+        "session_nan_streak",
+        "training/contents.py",
+        'self._nan.load_state_dict(state["nan"])',
+        "pass",
+        "each restart forgets the streak of NaNs, so that none ever halts",
+        "training/nan/test_nan_rollback_resumed.py training/nan",
+    ),
+    Defect(
+        "saver_in_a_row",
+        "training/saver.py",
+        "        self._failures = 0\n        self.costs",
+        "        self.costs",
+        "a few failed saves in a week end a run",
+        "training/test_saver.py",
+    ),
+    Defect(
+        "metrics_alias",
+        "training/metrics.py",
+        "value.detach().clone()",
+        "value.detach()",
+        "a logged tensor that is reused shows another step's value",
+        "training/test_logged_metrics.py",
+    ),
+    # -- processes, signals --------------------------------------------------------------------
+    Defect(
+        "limit_longest_step",
+        "process/time_limit.py",
+        "self._ways.add(now - self._since)",
+        "self._ways.add(0.0)",
+        "a job with long steps is killed at its limit, unsaved",
+        "process/test_time_limit.py",
+    ),
+    Defect(
+        "signals_ctrl_c",
+        "resilience/signal_handler.py",
+        "if self._decisive is None or received is signal.SIGINT:",
+        "if self._decisive is None:",
+        "Ctrl+C after a preemption's signal requeues the job",
+        "resilience/test_shutdown_handler.py shutdown",
+    ),
+    Defect(
+        "stopping_order",
+        "shutdown/stopping.py",
+        "_state.callbacks[::-1]",
+        "_state.callbacks[:]",
+        "what was opened first is closed first",
+        "shutdown/test_signals.py",
+    ),
+    # -- the job -------------------------------------------------------------------------------
+    Defect(
+        "ledger_replayed",
+        "jobdir/ledger.py",
+        '_forget_after(run, event["step"]',
+        "_forget_after(run, 1 << 62",
+        "metrics of steps that were done again stand there twice, or as they were before",
+        "jobdir/test_ledger.py",
+    ),
+    Defect(
+        "identity_program",
+        "jobdir/identity.py",
+        "return found + changes(",
+        "return changes(",
+        "another script resumes from the checkpoints of this one",
+        "jobdir/test_identity.py training/start/test_owner.py",
+    ),
+    Defect(
+        "rules_lead",
+        "config/rules.py",
+        "if time_limit_s is not None and lead_s >= time_limit_s:",
+        "if time_limit_s is not None and lead_s > time_limit_s + 1:",
+        "a job is signalled as it starts",
+        "config/test_rules.py",
+    ),
+    Defect(
+        "requeue_progress",
+        "job/requeue.py",
+        "counts.no_progress = counts.unfair = 0",
+        "counts.unfair = 0",
+        "a job that makes progress is given up",
+        "job/test_requeue.py",
+    ),
+    Defect(
+        "supervisor_orphan",
+        "job/supervisor.py",
+        "self._pass_on(signal.SIGTERM, processes.descendants())",
+        "pass",
+        "a task whose wrapper was killed trains on, and then is killed unsaved",
+        "job/test_supervisor.py launch/test_rough_ground.py",
+    ),
+    # -- Slurm ---------------------------------------------------------------------------------
+    Defect(
+        "client_requeued",
+        "slurm/client.py",
+        "if info.restarts > own_restarts:",
+        "if info.restarts < own_restarts:",
+        "a preemption without grace is taken for a crash",
+        "slurm/test_reasons.py slurm/test_wrapper.py",
+    ),
+    Defect(
+        "wrapper_killed",
+        "launch/slurm/sbatch.py",
+        '[ "$forge_code" = 137 ] || break',
+        "break",
+        "a wrapper that is killed takes its job with it",
+        "slurm/test_rough_cluster.py slurm/test_disturbed.py",
+    ),
+    Defect(
+        "step_early",
+        "slurm/step.py",
+        '_SIGNALS = "TERM HUP INT USR1 USR2"',
+        '_SIGNALS = "TERM HUP INT USR1"',
+        "a signal in the first second of a task kills it",
+        "slurm/test_step.py",
+    ),
+    # -- launchers -----------------------------------------------------------------------------
+    Defect(
+        "sweep_same_overrides",
+        "launch/sweep.py",
+        "if place.number not in self._taken:",
+        "if place.number >= 0:",
+        "two jobs with equal overrides share a directory",
+        "launch/test_compose.py launch/test_sweeps.py launch/test_options.py",
+    ),
+    Defect(
+        "frozen_changed_again",
+        "hydra_app/frozen.py",
+        'policy["resume"] = "same"',
+        "pass",
+        "a change that was asked for once is made again at every requeue",
+        "hydra_app/test_same_job.py hydra_app",
+    ),
+    Defect(
+        "submitit_budgets",
+        "submitit/checkpointable.py",
+        'if state in ("running", "requeued", "given up"):',
+        'if state in ("running", "given up"):',
+        "budgets start anew with every requeue, so that a job never ends",
+        "submitit",
+    ),
+    Defect(
+        "rehearse_verdict",
+        "rehearse/verdicts.py",
+        "num_bad += 1",
+        "num_bad += 0",
+        "`forge rehearse` calls a script exact that is not",
+        "rehearse",
+    ),
+    Defect(
+        "cli_exit_code",
+        "cli/main.py",
+        "return int(error.exit_code)",
+        "return 0",
+        "a script that checks a checkpoint gets exit code 0 though it is damaged",
+        "cli",
+    ),
+]
+
+
+def anchored(defect: Defect, root: Path) -> str:
+    """The file with the defect in it."""
+    path = root / "forge" / defect.file
+    text = path.read_text() if path.exists() else ""
+    assert text.count(defect.old) == 1, (
+        f"{defect.name}: expected once in {path}, found {text.count(defect.old)} times:"
+        f" {defect.old}"
+    )
+    return text.replace(defect.old, defect.new)
+
+
+def run(paths: list[str], tree: Path, folder: Path, left_out: list[str]) -> str:
+    """The first test that fails, of those that `make test` runs; empty where none does."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no"]
+    if "proofs:" in (tree / "pyproject.toml").read_text():  # an older tree has none
+        command += ["-m", "not proofs"]
+    command += ["--basetemp", str(folder / "tmp"), *paths]
+    command += [f"--deselect={one}" for one in left_out]
+    environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    assert done.returncode in (0, 1, 5), done.stdout + done.stderr
+    match = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def catch(defect: Defect, root: Path, keep: list[str]) -> str:
+    """The test that notices, and passes without the defect; empty where none does."""
+    with tempfile.TemporaryDirectory(prefix="forge-planted-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # some tests play another user
+        tree = folder / "tree"
+        for file in keep:
+            (tree / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / file, tree / file)
+        path = tree / "forge" / defect.file
+        good, bad = path.read_text(), anchored(defect, tree)
+        likely = [f"tests/{one}" for one in defect.tests.split()]
+        folders = {str(Path(one).parent if one.endswith(".py") else one) for one in likely}
+        left_out: list[str] = []
+        for paths in (likely, sorted(folders)):
+            path.write_text(bad)
+            while caught := run(paths, tree, folder, left_out):
+                path.write_text(good)
+                if not run([caught], tree, folder, []):
+                    return caught
+                left_out.append(caught)  # it fails by itself
+                path.write_text(bad)
+    return ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("words", nargs="*", help="of the names of defects")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the tree (this one)")
+    parser.add_argument("--list", action="store_true", help="only look for the lines")
+    options = parser.parse_args()
+    git = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(git, cwd=options.root, capture_output=True, text=True, check=True)
+    keep = [file for file in listed.stdout.splitlines() if (options.root / file).is_file()]
+    wanted = [
+        one
+        for one in DEFECTS
+        if not options.words or any(word in one.name for word in options.words)
+    ]
+    missed = 0
+    for defect in wanted:
+        began = time.monotonic()
+        try:
+            anchored(defect, options.root)
+        except AssertionError as error:
+            print(f"LOST    {error}", flush=True)
+            missed += 1
+            continue
+        if options.list:
+            continue
+        caught = catch(defect, options.root, keep)
+        missed += not caught
+        took_s = time.monotonic() - began
+        verdict = "caught" if caught else "MISSED"
+        print(f"{verdict}  {defect.name:<24} {took_s:5.0f} s  {caught or defect.why}", flush=True)
+    print(f"{len(wanted) - missed} of {len(wanted)} {'found' if options.list else 'caught'}")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

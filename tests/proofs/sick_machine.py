@@ -1,0 +1,262 @@
+"""Plants faults in a machine and asks `forge doctor --here` for each: `python sick_machine.py`.
+
+Each fault is real where it can be, in a mount namespace of its own (root): a full disk, one without
+inodes, a tiny /dev/shm; zombies, a site's command that fails or hangs, a clock that is shifted
+(libfaketime, where it is installed), a rank that does not come. A GPU is played: it multiplies
+wrong, or another process holds its memory, by the answers of its driver. Prints fault, failed
+checks and exit code; its own exit code is 1 where one was not found.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+import warm
+from started import Popen
+
+PATIENCE_S = 200
+FAKETIME = next(iter(glob.glob("/usr/lib/*/faketime/libfaketime.so.1")), "")
+DOCTOR = [sys.executable, "-m", "forge", "doctor", "--here", "--dir"]
+WRONG_PRODUCT = """
+import sys, torch
+from forge.cli import main
+from forge.health import attempt
+from forge.resilience import health
+
+class Cuda:  # the check's own product, on a CPU that adds one to a sum in bfloat16
+    is_available = staticmethod(lambda: True)
+    get_device_properties = staticmethod(lambda device: None)
+    get_device_capability = staticmethod(lambda device: (9, 0))
+
+class Torch:
+    cuda = Cuda
+    device = staticmethod(lambda kind, index: torch.device("cpu"))
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+right = torch.Tensor.__matmul__
+
+def wrong(one, other):
+    found = right(one, other)
+    if found.dtype is torch.bfloat16:
+        found[0, 0] += 1
+    return found
+
+attempt.devices = lambda: (0,)
+torch.cuda.is_available = lambda: True
+torch.Tensor.__matmul__ = wrong
+health.torch = Torch()
+sys.argv = ["forge", *sys.argv[1:]]
+sys.exit(main.main())
+"""
+HELD_MEMORY = """
+import os, sys
+sys.path.insert(0, os.environ["NVML_ANSWERS"])
+from nvml_answers import FakeNvml, recorded
+from forge.cli import main
+from forge.health import attempt
+from forge.health import gpu_memory, nvml
+
+gpu = FakeNvml(recorded("made_up_h100"))  # held by a process that lives: who has started this one
+held = [{"pid": os.getppid(), "usedGpuMemory": 9000 * 2**20}]
+gpu.answers["ComputeRunningProcesses_v3 gpu0"] = held
+nvml.driver = lambda: gpu
+gpu_memory._knows_pids = lambda: True
+attempt.devices = lambda: (0,)
+os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+sys.argv = ["forge", *sys.argv[1:]]
+sys.exit(main.main())
+"""
+ZOMBIES = """
+import os, subprocess, sys
+for _ in range(60):
+    if os.fork() == 0:
+        os._exit(0)
+sys.exit(subprocess.call(sys.argv[1:]))  # collects that one alone
+"""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that is wrong with a machine."""
+
+    name: str
+    check: str
+    """What is to fail, alone; empty: nothing."""
+    overrides: tuple[str, ...] = ()
+    mount: str = ""
+    """Shell commands in a mount namespace of their own; `$1` is the checkpoint directory."""
+    before: tuple[str, ...] = ()
+    """In front of the command."""
+    env: tuple[tuple[str, str], ...] = ()
+    ranks: int = 1
+    only: int | None = None
+    """The only rank that comes."""
+    shown: str = ""
+    """What the table says of it."""
+
+
+def nhc(script: str, timeout_s: float = 60.0) -> tuple[str, ...]:
+    """A site's own check, by a shell."""
+    key = "resilience.health.commands.nhc"
+    return (f'{key}.run=[sh, -c, "{script}"]', f"{key}.timeout_s={timeout_s}")
+
+
+OF_THIS_MACHINE = {
+    "processes": "resilience.health.checks.processes.threshold=1000",
+    "shm": "resilience.health.checks.shm.threshold=0",
+}
+"""By check: zombies of other tests, or a container's small /dev/shm, are no fault planted here."""
+COLLECTIVE = ("resilience.health.checks.collective.timeout_s=3",)
+FAULTS = [
+    Fault("none", ""),
+    Fault("none, two ranks", "", ranks=2),
+    Fault(
+        "full disk",
+        "disk",
+        ("resilience.health.checks.inodes.threshold=0",),
+        'mount -t tmpfs -o size=1m tmpfs "$1"; head -c 2m /dev/zero > "$1/ballast" 2> /dev/null',
+        shown="No space left on device",
+    ),
+    Fault(
+        "no room for two checkpoints",
+        "room",
+        ("resilience.health.checks.inodes.threshold=0",),
+        'mount -t tmpfs -o size=4m tmpfs "$1"; mkdir "$1/step_5";'
+        ' head -c 2m /dev/zero > "$1/step_5/tensors_rank00000.safetensors"',
+        shown="room for 1.0 more checkpoints",
+    ),
+    Fault(
+        "no inodes",
+        "inodes",
+        (),
+        'mount -t tmpfs -o size=4g,nr_inodes=50 tmpfs "$1"',
+        shown="free inodes in",
+    ),
+    Fault(
+        "tiny /dev/shm",
+        "shm",
+        (),
+        "mount -t tmpfs -o size=64m tmpfs /dev/shm",
+        shown="0.06 GiB free in /dev/shm",
+    ),
+    Fault(
+        "wrong product",
+        "gpu",
+        before=(sys.executable, "-c", WRONG_PRODUCT),
+        shown="wrong matrix product in bfloat16",
+    ),
+    Fault(
+        "memory held by another process",
+        "gpu_memory",
+        before=(sys.executable, "-c", HELD_MEMORY),
+        env=(("NVML_ANSWERS", str(Path(__file__).parents[1] / "support")),),
+        shown=f"9000 MiB by pid {os.getpid()} of user {os.getuid()}",
+    ),
+    Fault(
+        "zombies",
+        "processes",
+        ("resilience.health.checks.processes.threshold=0.5",),
+        before=(sys.executable, "-c", ZOMBIES),
+        shown="zombies (pid",
+    ),
+    Fault("a site's command fails", "nhc", nhc("echo fine; echo no fan; exit 3"), shown="no fan"),
+    Fault("a site's command hangs", "nhc", nhc("sleep 600 & sleep 600", 1.0), shown="within 1 s"),
+    Fault("a peer that does not come", "collective", COLLECTIVE, ranks=2, only=0, shown="rank 1"),
+    Fault(
+        "a clock ten minutes ahead",
+        "clock_skew",
+        env=(("LD_PRELOAD", FAKETIME), ("FAKETIME", "+600s"), ("NO_FAKE_STAT", "1")),
+        shown="600.0 s from the clock of the file system",
+    ),
+]  # fmt: skip
+
+
+def examined(fault: Fault, folder: Path) -> tuple[int, str]:
+    """What the doctor ends with and prints; of several ranks the first that comes."""
+    others = [one for check, one in OF_THIS_MACHINE.items() if check != fault.check]
+    arguments = [str(folder), *others, *fault.overrides]
+    command = [*DOCTOR, *arguments]
+    if fault.before:
+        is_in_place = fault.check != "processes"  # a script that plays the doctor's machine
+        command = [*fault.before, *(command[3:] if is_in_place else command)]
+    if fault.mount:
+        shell = f'{fault.mount}; shift; exec "$@"'
+        command = ["unshare", "-m", "sh", "-c", shell, "sh", str(folder), *command]
+    port = str(free_port())
+    ranks = range(fault.ranks) if fault.only is None else [fault.only]
+    # Of sixty zombies each would be a copy of torch's; what is loaded first is never forked.
+    is_forked = fault.check not in ("processes", "clock_skew")
+    begin, started = warm.Popen if is_forked else Popen, []
+    for rank in ranks:
+        env = os.environ | dict(fault.env)
+        if fault.ranks > 1:
+            env |= {"RANK": str(rank), "WORLD_SIZE": str(fault.ranks), "LOCAL_RANK": str(rank)}
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        started.append(begin(command, env=env, **pipes))
+    found = [one.communicate(timeout=PATIENCE_S)[0].decode() for one in started]
+    codes = {one.returncode for one in started}
+    assert len(codes) == 1, f"{codes}\n{found}"
+    return codes.pop(), found[0]
+
+
+def free_port() -> int:
+    """One that nobody listens on now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def failed_in(output: str) -> list[str]:
+    """The checks that fail, by the table."""
+    return [line.split()[0] for line in output.splitlines() if "  FAILS  " in line]
+
+
+def is_found(fault: Fault, code: int, output: str) -> bool:
+    """Whether this check alone failed, and the table says why."""
+    expected = [fault.check] if fault.check else []
+    return (
+        failed_in(output) == expected and code == (69 if expected else 0) and fault.shown in output
+    )
+
+
+def is_possible(fault: Fault) -> bool:
+    """Whether this machine can play it."""
+    if fault.mount:
+        probe = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", tempfile.gettempdir()]
+        return subprocess.run(probe, capture_output=True).returncode == 0
+    return bool(FAKETIME) or fault.check != "clock_skew"
+
+
+def main() -> int:
+    """Print the table."""
+    is_all_found = True
+    print(f"{'fault':30} {'fails':20} {'code':>4}  found")
+    for fault in FAULTS:
+        if not is_possible(fault):
+            print(f"{fault.name:30} not possible on this machine")
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            code, output = examined(fault, Path(folder))
+        is_good = is_found(fault, code, output)
+        is_all_found &= is_good
+        lines = [line for line in output.splitlines() if "  FAILS  " in line]
+        said = lines[0].partition("FAILS")[2].strip() if lines else ""
+        print(f"{fault.name:30} {', '.join(failed_in(output)) or '-':20} {code:4}  {said[:90]}")
+        if not is_good:
+            print(f"{fault.name}: expected {fault.check or 'nothing'}:\n{output}")
+    return 0 if is_all_found else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
