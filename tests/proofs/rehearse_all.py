@@ -4,7 +4,8 @@
 
     flat/      right scripts, and some that forget one thing; `omits.py` has many kinds of it
     planted/   one omission each, which `--fixed` repairs
-    <style>/   `written.py` as such a loop is converted in a hurry, and `fixed.py`; some `plain.py`
+    <style>/   `written.py` as such a loop is converted in a hurry, and `fixed.py`; some `plain.py`;
+               `tests/support/variants.py` makes them in build/scripts, from `<style>.txt`
 
 Prints a table, and how many lines the conversion of a plain loop adds; exits with 1 where a verdict
 is not the expected one.
@@ -23,7 +24,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from variants import SCRIPTS, variants, write_all
+
+MADE = SCRIPTS.parents[1] / "build" / "scripts"
+"""Where the variants of a style are."""
 QUICK = str(Path(__file__).parents[1] / "support" / "quick")
 """So that starts of Python import less of torch."""
 
@@ -41,7 +47,8 @@ class Case:
     @property
     def argv(self) -> list[str]:
         script, *arguments = self.command.split()
-        return [sys.executable, str(SCRIPTS / script), *arguments]
+        folder = SCRIPTS if (SCRIPTS / script).exists() else MADE
+        return [sys.executable, str(folder / script), *arguments]
 
     @property
     def expected(self) -> str:
@@ -182,11 +189,10 @@ def verdict(case: Case, times: int, seed: int) -> tuple[bool, str, float, str]:
     return is_right, words, time.monotonic() - began, done.stdout + done.stderr
 
 
-def added(style: Path) -> int:
+def added(made: dict[str, str]) -> int:
     """Lines of a conversion that its plain loop does not have, wherever they are indented to."""
     plain, fixed = (
-        [line.strip() for line in (style / name).read_text().splitlines()]
-        for name in ("plain.py", "fixed.py")
+        [line.strip() for line in made[name].splitlines()] for name in ("plain", "fixed")
     )
     for line in plain:
         if line in fixed:
@@ -204,6 +210,7 @@ def main() -> int:
     cases = [
         case for case in CASES if not options.words or any(w in case.command for w in options.words)
     ]
+    write_all(MADE)
     print("| script | expected | forge rehearse says | right | s |")
     print("| --- | --- | --- | --- | --- |")
     wrong, right = [], []
@@ -222,7 +229,8 @@ def main() -> int:
         print(
             f"{kind}: {num_right} of {num_all} are said to be so, and what was forgotten is named"
         )
-    lines = [added(path.parent) for path in SCRIPTS.glob("*/plain.py")]
+    styles = [variants(path.read_text()) for path in SCRIPTS.glob("*.txt")]
+    lines = [added(made) for made in styles if "plain" in made]
     print(
         f"lines added to {len(lines)} plain loops: {statistics.median(lines)}, worst {max(lines)}"
     )
