@@ -117,8 +117,8 @@ DEFECTS = [
     Defect(
         "position_taken",
         "data/position.py",
-        "self.taken = taken\n        self._restore_present(parts)",
-        "self.taken = 0\n        self._restore_present(parts)",
+        "self.taken = taken\n        self._parts.restore_present(parts)",
+        "self.taken = 0\n        self._parts.restore_present(parts)",
         "a job that is stopped twice in an epoch sees batches again",
         "data/test_sharing.py data/test_position.py",
     ),
