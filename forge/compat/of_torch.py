@@ -278,7 +278,7 @@ def on_compilation(
         compiled before it is.
 
     If it goes: return None. A compilation then counts as a part of its step, and one that takes
-    longer than `hang.min_s`, and is not among the first steps, is taken for a hang.
+    longer than `sections.MIN_S`, and is not among the first steps, is taken for a hang.
     """
     callbacks = sys.modules.get("torch._dynamo.callback")
     handler = getattr(callbacks, "callback_handler", None)  # it may be loading, in another thread

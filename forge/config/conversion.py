@@ -13,6 +13,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from forge.compat import of_omegaconf
+from forge.config import removed
 from forge.config.schema import CommandCheckConfig, Policy, RequeueRule, SignalAction
 
 SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2")
@@ -40,7 +41,7 @@ def convert(policy: Any) -> tuple[Policy, list[str]]:
         policy = {}
     for key, value in _leaves(_resolved(policy, "", problems), ""):
         problem = _set(typed, key, value)
-        if problem:
+        if problem and problem not in problems:
             problems.append(problem)
     result = OmegaConf.to_object(typed)
     assert isinstance(result, Policy)
@@ -107,6 +108,9 @@ def _set(typed: DictConfig, key: str, value: Any) -> str | None:
     """Set one key with OmegaConf's own conversion; return what is wrong with it, or None."""
     shown = f"`resilience.{key}={value}`"
     path = key
+    gone = removed.problem(key)
+    if gone is not None:
+        return gone
     if key.startswith("signal.actions."):
         name = signal_name(key.rsplit(".", 1)[-1])
         if name not in SIGNALS:

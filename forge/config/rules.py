@@ -26,7 +26,6 @@ _ABOVE_ZERO = {
         for one in fields(ChecksConfig)
     },
     "hang.timeout_s": "has to be above 0 and finite; null learns it.",
-    "hang.min_s": "has to be above 0 and finite.",
     "hang.start_s": "has to be above 0 and finite.",
     "nan.rollback.lr_scale": "has to be above 0 and finite; 1 keeps it.",
     "signal.lead_s": "has to be above 0 and finite: without a lead there is no time to save. Set it"
@@ -42,7 +41,6 @@ _AT_LEAST = {
         f"health.checks.{one.name}.threshold": (0, "null has no threshold.")
         for one in fields(ChecksConfig)
     },
-    "hang.factor": (1, "1 takes whatever is slower than before for a hang."),
     "hang.max_restarts": (0, "0 never starts it again, null has no limit."),
     "health.max_excluded_nodes": (0, "0 stays where it is."),
     **dict.fromkeys(
@@ -57,7 +55,6 @@ _AT_LEAST = {
         (0, "0 never starts it again, null has no limit."),
     ),
     "requeue.no_progress_limit": (1, "1 gives up at once."),
-    "requeue.max_unfair": (0, "0 gives up at once."),
     "shutdown.timeout_s": (0, "0 never forces an exit."),
 }
 """Keys with the least that they may be, or null where their type allows it -> what to say."""

@@ -167,9 +167,6 @@ class RequeueConfig:
     """Restarts after a crash, a kill or a forced exit; null: no limit."""
     no_progress_limit: int = 3
     """Give up after this many attempts in a row that saved nothing new."""
-    max_unfair: int = 10
-    """Give up after this many restarts in a row of attempts that the cluster ended before they
-    could save."""
     rules: list[RequeueRule] = field(default_factory=list)
     """Your own exit codes that are worth another start: `[{exit_codes: [1], max_restarts: 2}]`;
     with `recover: [command, …]` that command runs first."""
@@ -340,12 +337,8 @@ class HangConfig:
     action: HangAction = HangAction.warn
     """What it leads to."""
     timeout_s: float | None = None
-    """Seconds without progress; null: `factor` times the slowest step, save or evaluation of
-    late, and no less than `min_s`."""
-    factor: float = 5.0
-    """How much slower than the slowest one may be."""
-    min_s: float = 300.0
-    """The least that is learned, in seconds."""
+    """Seconds without progress; null: 5 times the slowest recent step, save or evaluation, and at
+    least 300 s."""
     start_s: float = 1800.0
     """Seconds from entering `forge.Run` to the first step, and for each of the
     first steps, saves and evaluations, and compilations: nothing is learned from those."""

@@ -20,9 +20,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from forge import messages
 from forge.compat import of_omegaconf
+from forge.config import removed
 from forge.errors import Contradiction
 from forge.jobdir import config_file, identity, job_dir
-from forge.jobdir.job_files import forge_dir
+from forge.jobdir.job_files import forge_dir, suffix
 
 _OUTPUT_DIR = "${hydra:runtime.output_dir}"
 
@@ -172,6 +173,10 @@ def restore(cfg: DictConfig, directory: Path) -> None:
     """
     check_program(cfg, directory)
     tree = config_file.read(forge_dir(directory) / "config.yaml")
+    if isinstance(tree.get("resilience"), dict):
+        tree["resilience"], gone = removed.without(tree["resilience"])
+        if not suffix():
+            removed.notify(gone)
     first_overrides = _started(directory)["overrides"]
     stored = OmegaConf.create(tree)
     before = _flat(OmegaConf.to_container(task_part(cfg)))

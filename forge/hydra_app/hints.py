@@ -33,6 +33,7 @@ def composition_succeeded() -> None:
 
 def hints_for(keys: Iterable[str]) -> list[str]:
     """One sentence per key that Hydra may have refused."""
+    from forge.config import removed
     from forge.config.conversion import SIGNALS, known_keys, nearest_key, signal_name
 
     known = known_keys()
@@ -46,7 +47,10 @@ def hints_for(keys: Iterable[str]) -> list[str]:
     for key in unknown:
         group, _, name = key.rpartition(".")
         near = nearest_key(key)
-        if group == "signal.actions" and signal_name(name) in SIGNALS:
+        gone = removed.problem(key)
+        if gone is not None:
+            found.append(gone)
+        elif group == "signal.actions" and signal_name(name) in SIGNALS:
             found.append(f"write `resilience.{group}.{signal_name(name)}=…`")
         elif near:
             found.append(

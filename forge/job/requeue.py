@@ -222,6 +222,9 @@ _ELSEWHERE = {Reason.unhealthy: ("excluded", "max_excluded_nodes", "health.max_e
 
 BY_CLUSTER = (Reason.preempted, Reason.node_failed, Reason.time_limit)
 """Reasons that are no fault of the job's."""
+MAX_CUT_SHORT = 10
+"""Restarts in a row of attempts that the cluster ended before they could save: as many as the
+default of `requeue.max_failures`, with pauses that grow from `_PAUSE_S` to 15 minutes."""
 _PAUSE_S, _MAX_PAUSE_S = 30.0, 900.0
 _BRIEF_S, _BRIEF_PAUSE_S = 30.0, 1.0
 """An attempt that asks to be run again before it has taken so long has found nothing to do."""
@@ -333,10 +336,10 @@ def _without_progress(counts: Counts, limits: RequeueLimits) -> str:
             f"{counts.no_progress} attempts in a row saved nothing new"
             f" (`resilience.requeue.no_progress_limit={limits.no_progress_limit}`)"
         )
-    if counts.unfair > limits.max_unfair:
+    if counts.unfair > MAX_CUT_SHORT:
         return (
-            f"the cluster ended {counts.unfair} attempts in a row before they could save anything"
-            f" (`resilience.requeue.max_unfair={limits.max_unfair}`)"
+            f"the cluster ended {counts.unfair} attempts in a row before they could save anything:"
+            f" the limit is {MAX_CUT_SHORT}"
         )
     return ""
 

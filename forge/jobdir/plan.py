@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forge._version import __version__
+from forge.config import removed
 from forge.config.schema import RequeueConfig, RequeueRule
 from forge.errors import ConfigError
 from forge.jobdir.job_files import PLAN, forge_dir, read_json, write_json
@@ -64,7 +65,6 @@ class RequeueLimits:
     has_other_nodes: bool = False
     """Whether a job that finds its node unhealthy can be started on others."""
     no_progress_limit: int
-    max_unfair: int
     rules: list[RequeueRule] = field(default_factory=list)
 
     @classmethod
@@ -188,6 +188,7 @@ def from_json(content: dict[str, Any], where: str) -> JobPlan:
     """
     try:
         slurm, requeue, command = content.get("slurm"), content["requeue"], content.get("exec")
+        requeue = {k: v for k, v in requeue.items() if not removed.find(f"requeue.{k}")}
         rules = [RequeueRule(**rule) for rule in requeue["rules"]]
         typed = {
             "slurm": None if slurm is None else SlurmPlan(**slurm),

@@ -68,6 +68,7 @@ def _run(directory: Path) -> int:
     if plan.main is not None:
         payload.import_main(plan.main)
     function, context, config = payload.load(read_trusted(forge_dir(directory) / TASK))
+    _drop_removed_keys(config)
     if suffix():
         _leave_files_to_rank_0(config)
     setup_globals()
@@ -91,6 +92,24 @@ def _run(directory: Path) -> int:
     if is_failed:
         _log_error(of_hydra.outcome(result), directory)
     return 1 if is_failed else int(ExitCode.FINISHED)
+
+
+def _drop_removed_keys(config: Any) -> None:
+    """The job may have been submitted by an earlier version of forge, and waited."""
+    from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+    from forge.config import removed
+
+    section = OmegaConf.select(config, "resilience", throw_on_missing=False)
+    if not isinstance(section, DictConfig):
+        return
+    tree: Any = OmegaConf.to_container(section)
+    kept, names = removed.without(tree if isinstance(tree, dict) else {})
+    if names:
+        with read_write(config), open_dict(config):
+            config.resilience = kept
+    if not suffix():
+        removed.notify(names)
 
 
 def _leave_files_to_rank_0(config: Any) -> None:

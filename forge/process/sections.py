@@ -29,6 +29,14 @@ from forge.process.time_limit import Recent
 NUM_FIRST_STEPS = 3
 """Steps of an attempt that nothing is learned from: kernels are chosen, buckets made anew."""
 
+FACTOR = 5.0
+"""How many times slower than the slowest recent visit is no hang yet: the `safety_factor` of
+NVIDIA's Resiliency Extension, which learns its timeouts the same way."""
+
+MIN_S = 300.0
+"""The least that is learned, in seconds: half of NCCL's timeout for a collective (600 s in torch),
+so that stacks are kept before NCCL's watchdog ends the process."""
+
 NUM_LATE = 64
 """Visits of one kind that are of late, at least."""
 
@@ -71,7 +79,7 @@ class Sections:
         self._marks = marks
         self._clock = clock
         self._thread = threading.get_ident()
-        self._first_s = max(config.start_s, config.timeout_s or config.min_s)
+        self._first_s = max(config.start_s, config.timeout_s or MIN_S)
         self._late: dict[tuple[Section, str], Recent] = {}
         """Of each kind that was visited, what its visits have taken."""
         self._num_steps = 0
@@ -174,13 +182,13 @@ class Sections:
         is_first = section is Section.step and self._num_steps <= NUM_FIRST_STEPS
         if late is None or is_first:
             return _Visit(section, kind, self._first_s, is_typical=False)
-        limit_s = config.timeout_s or max(config.min_s, config.factor * late.longest)
+        limit_s = config.timeout_s or max(MIN_S, FACTOR * late.longest)
         return _Visit(section, kind, limit_s, is_typical=True)
 
     def _close(self, visit: _Visit) -> None:
         """It is over: learn from it."""
         self._measure()
-        at_first_s = self._first_s / self._config.factor
+        at_first_s = self._first_s / FACTOR
         late = self._late.setdefault((visit.section, visit.kind), Recent(NUM_LATE, at_first_s))
         if visit.is_typical:
             late.add(visit.longest_s)

@@ -76,7 +76,6 @@ SINGLE = [
     ("health.commands.nhc", "nhc", "is no key of a command"),
     ("hang.timeout_s", 0, "above 0 and finite; null learns it"),
     ("hang.start_s", INF, "above 0 and finite"),
-    ("hang.factor", 0.5, "at least 1"),
     ("hang.max_restarts", -1, "at least 0. 0 never starts it again"),
     ("hang.action", "exclude_node", "expected ignore | warn | restart | halt"),
     ("nan.max_consecutive", 0, "at least 1"),

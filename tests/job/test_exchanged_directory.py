@@ -13,7 +13,7 @@ from ranked import RankedJob
 from forge.filesystem import claimed
 from forge.jobdir.plan import RequeueLimits
 
-LIMITS = RequeueLimits(enabled=True, max_failures=3, no_progress_limit=9, max_unfair=0)
+LIMITS = RequeueLimits(enabled=True, max_failures=3, no_progress_limit=9)
 KILL = "kill -9 $$"
 
 

@@ -162,7 +162,7 @@ def test_a_command_s_own_exit_code_is_a_failure_whatever_it_means_to_forge(code,
 
     outcome = Outcome(code, is_command=True)
     assert (outcome.state, outcome.reason, outcome.exit_code) == ("failed", Reason.failed, code)
-    limits = RequeueLimits(no_progress_limit=3, max_unfair=3, has_other_nodes=True)
+    limits = RequeueLimits(no_progress_limit=3, has_other_nodes=True)
     assert not decide(outcome, Counts(), limits, -1, has_run=False).starts_again
 
 

@@ -71,7 +71,7 @@ class Attack:
 
 
 def plan(command: list[str]) -> JobPlan:
-    limits = RequeueLimits(enabled=False, max_failures=0, no_progress_limit=0, max_unfair=0)
+    limits = RequeueLimits(enabled=False, max_failures=0, no_progress_limit=0)
     return planned(
         command=command,
         token="token",

@@ -1,0 +1,103 @@
+"""Keys that a policy had once, and what replaces each.
+
+In a user's config such a key is an error that says so. A job that was started before keeps its
+policy in files (`.forge/config.yaml`, the pickled config, `plan.json`): there the key is ignored,
+with one notice for each start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from forge import messages
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What became of a key."""
+
+    instead: str
+    """What replaces it, for people: whole sentences."""
+    is_now_its_group: bool = False
+    """Whether the group takes the value that the key had: `checks.disk.action` -> `checks.disk`."""
+
+
+REMOVED: dict[str, Removed] = {
+    "hang.factor": Removed(
+        "A learned limit is always 5 times the slowest recent step, save or evaluation. To set a"
+        " limit yourself, use `resilience.hang.timeout_s`."
+    ),
+    "hang.min_s": Removed(
+        "A learned limit is always at least 300 s. To set a limit yourself, use"
+        " `resilience.hang.timeout_s`."
+    ),
+    "requeue.max_unfair": Removed(
+        "The limit is always 10 attempts in a row that the cluster ended before they could save."
+        " Leave the key out."
+    ),
+}
+"""Dotted key or group, without the leading `resilience.` -> what became of it; `*` is any name. The
+first that matches counts."""
+
+
+def find(key: str) -> tuple[str, Removed] | None:
+    """(the removed key or group that `key` is or belongs to, what became of it), if any."""
+    parts = key.split(".")
+    for pattern, removed in REMOVED.items():
+        words = pattern.split(".")
+        head = parts[: len(words)]
+        if len(head) == len(words) and all(
+            word in ("*", part) for word, part in zip(words, head, strict=True)
+        ):
+            return ".".join(head), removed
+    return None
+
+
+def problem(key: str) -> str | None:
+    """What to tell a user who sets a key that was removed; None for any other key."""
+    found = find(key)
+    if found is None:
+        return None
+    name, removed = found
+    return f"`resilience.{name}`: there is no such key any more. {removed.instead}"
+
+
+def without(policy: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[str]]:
+    """The policy of a job that was started before, as this version of forge reads it.
+
+    Args:
+        policy: Plain containers, with interpolations as text.
+    Returns:
+        (the policy, the keys of it that were removed).
+    """
+    names: list[str] = []
+    return _without(policy, "", names), names
+
+
+def _without(group: Mapping[Any, Any], prefix: str, names: list[str]) -> dict[Any, Any]:
+    kept: dict[Any, Any] = {}
+    for name, value in group.items():
+        key = f"{prefix}{name}"
+        if find(key) is not None:
+            names.append(key)
+            continue
+        kept[name] = value
+        if isinstance(value, Mapping) and value:
+            inner = [f"{key}.{one}" for one in value]
+            moved = [one for one in inner if (found := find(one)) and found[1].is_now_its_group]
+            kept[name] = _without(value, f"{key}.", names)
+            if moved:
+                kept[name] = value[moved[0].rpartition(".")[2]]
+    return kept
+
+
+def notify(names: list[str]) -> None:
+    """Say which keys of a job's stored policy are ignored, if there are any."""
+    if names:
+        shown = messages.few((f"`resilience.{name}`" for name in dict.fromkeys(names)), 5)
+        messages.warn(
+            "This job was started by an earlier version of forge. Keys of its stored policy that no"
+            f" longer exist are ignored: {shown}."
+        )

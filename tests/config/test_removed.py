@@ -1,0 +1,102 @@
+"""A key that was removed: an error in a user's config, a notice in the files of a waiting job."""
+
+import pytest
+from hydra_apps import App
+from omegaconf import OmegaConf
+from plans import planned
+
+from forge import messages
+from forge.config import removed
+from forge.config.loading import load
+from forge.config.removed import REMOVED, Removed
+from forge.errors import ConfigError
+from forge.hydra_app.hints import hints_for
+from forge.jobdir import config_file, plan
+from forge.launch import task
+
+SHAPES = {
+    "checks.old": Removed("Use a command."),
+    "checks.*.action": Removed("Set the check itself.", is_now_its_group=True),
+    "checks.*.threshold": Removed("It is a constant."),
+}
+
+
+def nested(key, value):
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return value
+
+
+@pytest.fixture
+def said(monkeypatch):
+    found = []
+    monkeypatch.setattr(messages, "warn", found.append)
+    return found
+
+
+@pytest.mark.parametrize("pattern", REMOVED)
+def test_a_removed_key_in_a_users_config_is_an_error_that_says_what_replaces_it(pattern):
+    """In a file, and on the command line, where Hydra refuses it first."""
+    key = pattern.replace("*", "disk")
+    with pytest.raises(ConfigError) as refused:
+        load(nested(key, 1))
+    (problem,) = refused.value.problems
+    assert f"`resilience.{key}`: there is no such key any more" in problem
+    assert REMOVED[pattern].instead in problem
+    assert hints_for([key]) == [problem]
+
+
+def test_a_group_that_was_removed_is_one_problem(monkeypatch):
+    """Whatever was set in it."""
+    monkeypatch.setattr(removed, "REMOVED", SHAPES)
+    with pytest.raises(ConfigError) as refused:
+        load({"checks": {"old": {"action": "warn", "threshold": 1}}})
+    assert refused.value.problems == [
+        "`resilience.checks.old`: there is no such key any more. Use a command."
+    ]
+
+
+def test_the_policy_of_a_job_that_waits_is_read_without_removed_keys(monkeypatch):
+    """A value of another shape is brought into the new one; the input stays as it was."""
+    monkeypatch.setattr(removed, "REMOVED", SHAPES)
+    old = {"action": "warn", "threshold": 2.0}
+    given = {"enabled": True, "checks": {"old": dict(old), "disk": dict(old), "gpu": "halt"}}
+    kept, names = removed.without(given)
+    assert kept == {"enabled": True, "checks": {"disk": "warn", "gpu": "halt"}}
+    assert names == ["checks.old", "checks.disk.action", "checks.disk.threshold"]
+    assert given["checks"]["disk"] == old
+    assert removed.without(kept) == (kept, [])
+
+
+def test_a_plan_of_the_version_before_is_read(tmp_path):
+    """The wrapper of a job that waited in the queue reads it first."""
+    content = planned().to_json()
+    content["requeue"]["max_unfair"] = 10
+    assert plan.from_json(content, "plan.json") == planned()
+
+
+def test_the_config_that_a_job_was_submitted_with_is_read(said):
+    """main is given the policy without the key, so that `forge.Run(cfg.resilience)` takes it."""
+    config = OmegaConf.create({"lr": 1, "resilience": {"hang": {"factor": 3, "start_s": 60}}})
+    OmegaConf.set_struct(config, True)
+    OmegaConf.set_readonly(config, True)
+    task._drop_removed_keys(config)
+    assert load(config.resilience).hang.start_s == 60
+    assert config == {"lr": 1, "resilience": {"hang": {"start_s": 60}}}
+    (notice,) = said
+    assert "no longer exist are ignored: `resilience.hang.factor`." in notice
+    task._drop_removed_keys(config)
+    assert len(said) == 1
+
+
+def test_a_job_that_was_started_before_resumes_with_a_notice(tmp_path):
+    """Its stored config is one that this version would refuse in a user's file."""
+    app = App(tmp_path / "app")
+    assert app.run("hydra.run.dir=job", "signal_in=3").returncode == 143
+    path = app.folder / "job" / ".forge" / "config.yaml"
+    tree = config_file.read(path)
+    tree["resilience"]["hang"]["min_s"] = 300.0
+    config_file.write(path, tree)
+    resumed = app.run("hydra.run.dir=job")
+    assert resumed.returncode == 0, resumed.stdout
+    assert resumed.stdout.count("ignored: `resilience.hang.min_s`.") == 1
