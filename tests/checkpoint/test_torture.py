@@ -30,7 +30,7 @@ def torture(part, share, directory, ways=""):
 def test_a_kill_at_any_call_loses_nothing_that_was_committed(tmp_path):
     """Before, after and in the middle of it; the next attempt finds all, and leaves nothing."""
     numbers = torture("kills", 0.03, tmp_path)
-    assert numbers["scenarios"] == 5
+    assert numbers["scenarios"] == 6
     assert numbers["calls"] > 400
     assert numbers["survived"] == numbers["killed"] > 25
 

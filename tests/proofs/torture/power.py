@@ -48,11 +48,13 @@ def allowed_after(worlds: list[World], ops: list[Op], done: int) -> Allowed:
     allowed = scenario.allowed_between(worlds[done], worlds[last])
     for number in range(last, 0, -1):
         kind = ops[number - 1][0]
-        if number <= done and kind in ("commit", "discard", "open"):
+        if number <= done and kind in ("commit", "final", "discard", "open"):
             break  # these have synced the directory
         if kind in ("retain", "discard"):
-            for step in worlds[number - 1].keys() - worlds[number].keys():
-                allowed.setdefault(step, set()).update({worlds[number - 1][step], ABSENT})
+            for step, tag in worlds[number - 1].items():
+                after = worlds[number].get(step, ABSENT)
+                if after != tag:
+                    allowed.setdefault(step, set()).update({tag, after})
     return allowed
 
 

@@ -1,6 +1,7 @@
 """What a job does to its checkpoint directory, step by step, and what has to be there after each.
 
-A world is what a directory holds: step -> tag, where the tag of a checkpoint fixes all its values.
+A world is what a directory holds: step -> tag, where the tag of a checkpoint fixes all its values;
+the state of a finished training (`final_step_<N>`) and the mark of the end are told with step N.
 `worlds` runs a scenario undisturbed and notes the world after every operation. Whoever is
 disturbed during operation k has to leave, for each step, what world k-1 or world k has there.
 """
@@ -20,6 +21,7 @@ import torch
 
 from forge.checkpoint import Store, store
 from forge.checkpoint.format import checksums, manifest
+from forge.checkpoint.format.names import FINAL
 from forge.checkpoint.io import output
 from forge.checkpoint.io.arena import PAGE
 from forge.checkpoint.load import file_reading
@@ -67,6 +69,18 @@ SCENARIOS: dict[str, list[Op]] = {
         ("retain",),
         ("read",),
     ],
+    # Training ends, the work after its last loop has changed the state, and it is made longer.
+    "finish": [
+        ("commit", 1, "a", False),
+        ("commit", 2, "a", False),
+        ("final", 2, "f"),
+        ("mark", 2),
+        ("retain",),
+        ("open",),
+        ("commit", 3, "a", False),
+        ("retain",),
+        ("mark", 3),
+    ],
 }
 
 
@@ -89,6 +103,13 @@ def open_store(directory: Path, attempt: int = 1) -> Store:
 
 def commit(store: Store, step: int, tag: str, is_complete: bool = False) -> None:
     store.commit(store.snapshot(step, state_of(step, tag), is_complete=is_complete, copy=False))
+
+
+def commit_final(store: Store, step: int, tag: str) -> None:
+    """The state of a training that has ended, beside that of its last step."""
+    snapshot = store.snapshot(step, state_of(step, tag), is_complete=True, copy=False)
+    snapshot.is_final, snapshot.replaces = True, True
+    store.commit(snapshot)
 
 
 def damage(directory: Path, step: int) -> None:
@@ -131,6 +152,10 @@ class Actor:
         kind, *args = op
         if kind == "commit":
             commit(self.store, *args)
+        elif kind == "final":
+            commit_final(self.store, *args)
+        elif kind == "mark":
+            self.store.mark_complete(*args, with_metrics=False)
         elif kind == "retain":
             self.store.retain()
         elif kind == "discard":
@@ -178,16 +203,18 @@ def tag_of(store: Store, path: Path) -> str:
     tag = found.state["tag"]
     expected = state_of(found.manifest.step, tag)
     assert same(found.state, expected), f"{path.name} was read in silence with other values"
-    assert path.name == f"step_{found.manifest.step}"
-    return str(tag)
+    assert path.name.removeprefix(FINAL) == f"step_{found.manifest.step}"
+    return f"{tag}, finished" if found.manifest.is_complete else str(tag)
 
 
 def world_of(store: Store) -> World:
     """What the directory of this store holds."""
-    return {
-        int(path.name[5:]): tag_of(store, path)
-        for path in sorted(store.directory.glob("step_*"), key=str)
-    }
+    world = {}
+    for path in sorted(store.directory.glob("step_*"), key=str):
+        final = path.with_name(FINAL + path.name)
+        more = f"; {final.name}: {tag_of(store, final)}" if final.exists() else ""
+        world[int(path.name[5:])] = tag_of(store, path) + more
+    return world
 
 
 def worlds(directory: Path, ops: list[Op]) -> list[World]:
@@ -198,8 +225,10 @@ def worlds(directory: Path, ops: list[Op]) -> list[World]:
         found.append(world_of(actor.store))
         kind, *args = ops[number - 1] if number else ("",)
         if kind == "commit":
-            assert found[-1][args[0]] == args[1]
+            assert found[-1][args[0]] == args[1] + (", finished" if args[2] else "")
             assert actor.store.newest().manifest.step == max(found[-1])
+        if kind in ("final", "mark"):
+            assert found[-1] != found[-2]
         if kind == "discard":
             assert max(found[-1]) == args[0]
     actor.store.close()
@@ -230,7 +259,7 @@ def check(directory: Path, allowed: Allowed) -> None:
         for step in allowed.keys() | world.keys():
             there, expected = world.get(step, ABSENT), allowed.get(step, {ABSENT})
             assert there in expected, f"step_{step} is {there}, not {' or '.join(expected)}"
-        good = [step for step, tag in world.items() if tag != DAMAGED]
+        good = [step for step, tag in world.items() if not tag.startswith(DAMAGED)]
         newest = store.newest() if good or not world else None
         if good:
             assert newest is not None
