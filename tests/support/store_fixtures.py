@@ -46,4 +46,5 @@ def small_chunks(monkeypatch):
     for module in (checksums, image, output, file_reading):
         monkeypatch.setattr(module, "CHUNK", 1 << 12)
     monkeypatch.setattr(file_reading, "_STEP", 1 << 9)
+    monkeypatch.setattr(file_reading, "_DIRECT", 1 << 7)
     monkeypatch.setattr(file_reading, "num_threads", lambda: 3)

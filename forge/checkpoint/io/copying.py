@@ -20,6 +20,11 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().view(-1).view(torch.uint8)
 
 
+def bytes_of(tensor: torch.Tensor, begin: int, count: int) -> memoryview:
+    """Bytes of a tensor of uint8 on the CPU, for reading a file to; the tensor outlives them."""
+    return memoryview((ctypes.c_char * count).from_address(tensor.data_ptr() + begin)).cast("B")
+
+
 def copy_bytes(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copy between contiguous tensors of uint8, of which one may be on another device."""
     if target.device.type == source.device.type == "cpu":

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from forge.checkpoint.format.checksums import CHUNK, crc32, num_chunks
-from forge.checkpoint.io.copying import copy_bytes, num_threads
+from forge.checkpoint.io.copying import bytes_of, copy_bytes, num_threads
 from forge.errors import DamagedCheckpoint
 from forge.filesystem.files import open_file
 from forge.process import sections
@@ -26,6 +26,12 @@ from forge.process.progress import Section
 
 _STEP = 1 << 20
 """Bytes read at once: they are still in the cache for the checksum and the copy."""
+
+_DIRECT = 64 << 10
+"""Bytes of one tensor that are read straight into it; fewer go through a buffer, with others."""
+
+_LINE = 64
+"""Bytes of a cache line."""
 
 _AHEAD = 2
 """Chunks that the system is asked to read before they are needed, for each thread."""
@@ -145,15 +151,31 @@ class _Chunks:
         buffer = self._spare.pop() if self._spare else bytearray(_STEP)
         checksum = 0
         while at < end:
-            count = os.preadv(self._fd, [memoryview(buffer)[: end - at]], at)
+            room = self._straight(at, min(end, at + _STEP))
+            memory = memoryview(buffer)[: end - at] if room is None else room
+            count = os.preadv(self._fd, [memory], at)
             if not count:
                 raise EOFError(at)
             sections.current().advance(Section.start_up)
-            checksum = crc32(memoryview(buffer)[:count], checksum)
-            self._hand_out(at, torch.frombuffer(buffer, dtype=torch.uint8, count=count))
+            checksum = crc32(memory[:count], checksum)
+            if room is None:
+                self._hand_out(at, torch.frombuffer(buffer, dtype=torch.uint8, count=count))
             at += count
         self._spare.append(buffer)
         return number, checksum
+
+    def _straight(self, begin: int, end: int) -> memoryview | None:
+        """The memory of the bytes from `begin` on, if one target on the CPU takes a good many."""
+        index = bisect.bisect_right(self._ends, begin)
+        if index == len(self._targets):
+            return None
+        target = self._targets[index]
+        count = min(end, target.end) - begin
+        if begin < target.begin or count < _DIRECT or target.memory.device.type != "cpu":
+            return None
+        # Up to the next cache line first: the kernel copies to one two to three times as fast.
+        shift = (target.memory.data_ptr() + begin - target.begin) % _LINE
+        return bytes_of(target.memory, begin - target.begin, _LINE - shift if shift else count)
 
     def _hand_out(self, begin: int, piece: torch.Tensor) -> None:
         end = begin + len(piece)

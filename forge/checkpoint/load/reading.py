@@ -26,6 +26,7 @@ from forge.checkpoint.format.manifest import Manifest
 from forge.checkpoint.format.names import files_of
 from forge.checkpoint.format.outline import Outline
 from forge.checkpoint.format.shards import Box
+from forge.checkpoint.io.arena import in_huge_pages
 from forge.checkpoint.load.file_reading import CheckedFile
 from forge.checkpoint.load.in_place import Offers, shardings, targets
 from forge.checkpoint.load.sources import RankFiles, Sources
@@ -204,7 +205,7 @@ def _fresh(
     """Memory for the tensors that are not placed."""
     try:
         return {
-            name: torch.empty_like(tensor, device=devices.get(name, "cpu"))
+            name: in_huge_pages(torch.empty_like(tensor, device=devices.get(name, "cpu")))
             for name, tensor in outline.items()
             if name not in placed and name in outline.uses
         }

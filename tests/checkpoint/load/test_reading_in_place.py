@@ -72,6 +72,24 @@ def test_a_new_optimizer_keeps_what_was_read_for_it(small_chunks, store):
     new.objects["optimizer"].step()
 
 
+def test_large_tensors_of_odd_sizes_are_read_right_and_can_grow(store):
+    """They are read straight to where they belong, whatever their place in the file and memory."""
+    torch.manual_seed(1)
+    memory = torch.randint(256, (5 << 20,), dtype=torch.uint8)
+    sizes = [3, (2 << 20) + 77, 70_001, 3, (1 << 20) + 1]
+    live = {f"{n}": memory[7 * n :][:size].clone() for n, size in enumerate(sizes)}
+    store.commit(store.snapshot(1, live, is_complete=False, copy=True))
+    targets = {
+        name: torch.zeros_like(memory)[n : n + len(live[name])] for n, name in enumerate("013")
+    }
+    found = store.newest(place=lambda state: [(state[name], targets[name]) for name in targets])
+    found.fill()
+    for name, value in live.items():
+        assert torch.equal(found.state[name], value)
+    assert all(torch.equal(targets[name], live[name]) for name in targets)
+    found.state["4"].resize_(3 << 20)
+
+
 class Average:
     """Refers to the weights of a module, and to its own."""
 
