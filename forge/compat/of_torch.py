@@ -181,29 +181,6 @@ def bucket_order(ddp: torch.nn.parallel.DistributedDataParallel) -> list[int]:
     return [int(number) for number in text.replace(",", " ").split()]
 
 
-def gradient_waits(
-    ddp: torch.nn.parallel.DistributedDataParallel,
-) -> tuple[int, float, float] | None:
-    """What a DDP module has measured so far; None before that, and on devices without timers.
-
-    It measures the first ten steps, and every hundredth from then on, by itself. In any thread: it
-    waits without the GIL while the module sums gradients up.
-
-    Returns:
-        The last step measured; the seconds by which its gradients came later than they could have,
-        as a mean over all that were measured; the time at which that step began (unix time).
-
-    If it goes: return None, and no straggler is found. Otherwise see what the reducer's logger
-    counts now; the wait is from the end of its own backward to the end of the last sum.
-    """
-    inner: Any = ddp
-    data = inner._get_ddp_logging_data()
-    if not data.get("iteration") or not data.get("avg_backward_comm_time"):
-        return None
-    wait_ns = data["avg_backward_comm_time"] - data["avg_backward_compute_comm_overlap_time"]
-    return data["iteration"], wait_ns / 1e9, data["forward_compute_time_start"] / 1e9
-
-
 def rebuild_buckets(
     ddp: torch.nn.parallel.DistributedDataParallel, order: list[torch.nn.Parameter]
 ) -> None:

@@ -294,8 +294,6 @@ class ChecksConfig:
     times as many are zombies."""
     collective: CheckConfig = field(default_factory=partial(CheckConfig, _WARN))
     """An all-reduce over all ranks comes back right."""
-    straggler: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 0.75))
-    """No rank of a DDP training is slower than `threshold` of the median rank's speed."""
 
 
 @dataclass

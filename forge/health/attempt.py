@@ -13,10 +13,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from forge import messages
 from forge.config.schema import CheckAction, CheckConfig, HealthConfig
@@ -24,7 +23,6 @@ from forge.errors import ConfigError
 from forge.group.group import Group, Solo
 from forge.health import command, used_memory
 from forge.health.check import Answer, Check, Context, Scope, make
-from forge.health.pace import Pace
 from forge.health.table import CHECKS
 from forge.health.verdicts import Refusal, Verdicts
 from forge.process import world
@@ -174,7 +172,6 @@ def here(
     job: Path,
     checkpoint_dir: Path,
     ranks: Group | None = None,
-    objects: Iterable[Any] = (),
     state_bytes: int = 0,
 ) -> Context:
     """What the checks of this rank may look at.
@@ -184,7 +181,6 @@ def here(
         job: The job's directory.
         checkpoint_dir: Where it saves.
         ranks: All ranks of the job; None: there is no other.
-        objects: What is trained.
         state_bytes: What a checkpoint of this rank's objects takes at least.
     """
     ranks = ranks or Solo()
@@ -202,7 +198,6 @@ def here(
         local_size=own.local_size,
         is_first_of_node=own.local_rank == 0,
         state_bytes=state_bytes,
-        pace=Pace(objects) if config.enabled and ranks.size > 1 else None,
     )
 
 

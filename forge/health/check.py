@@ -17,7 +17,6 @@ from pathlib import Path
 from forge.config.schema import CheckConfig
 from forge.errors import DiskFull, RankLost
 from forge.group.group import Group, Solo
-from forge.health.pace import Pace
 
 _EXCHANGES = 4
 """More than the ranks have in one check."""
@@ -70,8 +69,6 @@ class Context:
     """Whether this one is the first of them."""
     state_bytes: int = 0
     """What a checkpoint of this process's objects takes at least; 0: unknown."""
-    pace: Pace | None = None
-    """What this rank's models wait for the others."""
     is_beside: bool = False
     """Whether a training runs meanwhile; else it waits for the checks."""
     stopped: threading.Event = field(default_factory=threading.Event)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge.health import gpu, gpu_memory, host, peers, product, storage, straggler
+from forge.health import gpu, gpu_memory, host, peers, product, storage
 from forge.health.check import Check, Scope
 
 CHECKS: tuple[Check, ...] = (
@@ -26,6 +26,5 @@ CHECKS: tuple[Check, ...] = (
     Check("shared_directory", peers.shared_directory, Scope.ranks),
     Check("clock_skew", peers.clock_skew, Scope.ranks),
     Check("collective", peers.collective, Scope.ranks),
-    Check("straggler", straggler.straggler, Scope.ranks, is_passive=True),
 )
 """Their names are the keys of `health.checks`."""

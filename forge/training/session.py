@@ -205,8 +205,8 @@ class Session:
         exchange.give("the directories", opened if group.rank else lambda: None)
 
     def _checks(self, job: Path, checkpoint_dir: Path) -> attempt.Health:
-        config, objects = self._policy.health, self._live.objects.values()
-        context = attempt.here(config, job, checkpoint_dir, self._group, objects, self._live_bytes)
+        config = self._policy.health
+        context = attempt.here(config, job, checkpoint_dir, self._group, self._live_bytes)
         note = self._directory.ledger.write
         return attempt.Health(config, context, note, stopping.is_stopping)
 

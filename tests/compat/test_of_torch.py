@@ -3,9 +3,6 @@
 One module, since it is one list of contracts.
 """
 
-import sys
-import threading
-import time
 import warnings
 
 import pytest
@@ -311,51 +308,6 @@ def test_note_found_inf():
         scaler.update()
         assert torch.equal(weight, torch.ones(2))
         assert scaler.get_scale() == 2.0
-
-
-def test_gradient_waits(alone):
-    """A slow rank is the one that waits least; before the first measurement nobody waits."""
-    with contract(of_torch.gradient_waits):
-        ddp = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
-        assert of_torch.gradient_waits(ddp) is None
-        for _ in range(4):
-            before = time.time()
-            ddp(torch.ones(2)).sum().backward()
-            after = time.time()
-        ddp(torch.ones(2))  # the next forward takes down what the last step has measured
-        step, wait_s, began = of_torch.gradient_waits(ddp)
-        assert step == 4
-        assert 0 < wait_s < 1
-        assert before <= began <= after
-
-
-def test_gradient_waits_are_looked_up_while_gradients_are_summed_up(alone):
-    """The main thread waits in a sum, for minutes perhaps: all other threads have to run on."""
-    with contract(of_torch.gradient_waits):
-        ddp = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
-        summed, is_summing = torch.futures.Future(), threading.Event()
-
-        def late(state, bucket):
-            is_summing.set()
-            return summed.then(lambda future: bucket.buffer())
-
-        ddp.register_comm_hook(None, late)
-        training = threading.Thread(target=lambda: ddp(torch.ones(2)).sum().backward(), daemon=True)
-        training.start()
-        assert is_summing.wait(60)
-        looking = threading.Thread(target=of_torch.gradient_waits, args=[ddp], daemon=True)
-        looking.start()
-        while looking.is_alive() and not is_inside(looking, "_get_ddp_logging_data"):
-            pass
-        summed.set_result(None)  # by this thread: neither of the two keeps it from running
-        for thread in (training, looking):
-            thread.join(60)
-            assert not thread.is_alive()
-
-
-def is_inside(thread, function):
-    frame = sys._current_frames().get(thread.ident)
-    return frame is not None and frame.f_code.co_name == function
 
 
 COMPILING = """

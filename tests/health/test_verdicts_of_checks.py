@@ -76,19 +76,6 @@ def test_a_warning_is_logged_once_until_the_check_has_passed(judge, logged):
     assert [line.split(": ")[1].partition(". ")[0] for line in logged] == ["85 °C", "87 °C"]
 
 
-def test_another_rank_that_is_slow_is_news(logged, tmp_path):
-    first = Verdicts(tmp_path, 0, lambda kind, **values: None)
-    slow = Check("straggler", lambda context: None, Scope.ranks)
-    for rank, speed in ((2, 50), (2, 55), (3, 60), (2, 50)):
-        text = f"rank {rank} has {speed}%"
-        found = Answer(Finding(text, is_failed=True, culprits=(rank,)))
-        first.judge(slow, CheckConfig(CheckAction.warn), found)
-    assert [line.split(": ")[1].partition(". ")[0] for line in logged] == [
-        "rank 2 has 50%",
-        "rank 3 has 60%",
-    ]
-
-
 def test_a_site_s_own_check_and_one_that_strict_only_logs_promise_nothing(judge, logged):
     judge.judge(SITE, CheckConfig(CheckAction.warn), BAD)
     judge.judge(Check("throttle", bool, Scope.task), CheckConfig(CheckAction.warn), BAD)
