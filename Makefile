@@ -7,7 +7,7 @@
 #   make coverage  lines and branches of forge that the tests run, in subprocesses too
 #   make docs      build the documentation, and list its pages; warnings are errors
 #   make bench     start-up, save and launch times of this machine
-#   make slurm-install  Slurm and libfaketime from Debian's or Ubuntu's packages (root): for tests
+#   make slurm-install  Slurm from Debian's or Ubuntu's packages (root): for tests
 #   make slurm-shell    a shell on a throwaway cluster of two nodes, on loopback
 #   make clean     remove the environment and everything that was built
 
@@ -104,7 +104,7 @@ format: $(VENV)/.dev-installed
 
 slurm-install:
 	apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurm-wlm munge faketime
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurm-wlm munge
 
 slurm-shell: $(VENV)/.dev-installed
 	$(IN_VENV) tests/support/cluster.py

@@ -285,13 +285,6 @@ class ChecksConfig:
     """What rank 0 writes into the checkpoint directory every rank reads."""
     shm: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 1.0))
     """/dev/shm has `threshold` GiB free, for the workers of loaders."""
-    memory: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 1.0))
-    """The memory that is free is `threshold` times what the job has used before."""
-    clock_skew: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 5.0))
-    """The clocks of the ranks, and of the file system, differ by at most `threshold` seconds."""
-    processes: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 10.0))
-    """At most `threshold` processes of this node wait for a device (state D), and a hundred
-    times as many are zombies."""
     collective: CheckConfig = field(default_factory=partial(CheckConfig, _WARN))
     """An all-reduce over all ranks comes back right."""
 

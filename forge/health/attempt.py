@@ -21,7 +21,7 @@ from forge import messages
 from forge.config.schema import CheckAction, CheckConfig, HealthConfig
 from forge.errors import ConfigError
 from forge.group.group import Group, Solo
-from forge.health import command, used_memory
+from forge.health import command
 from forge.health.check import Answer, Check, Context, Scope, make
 from forge.health.table import CHECKS
 from forge.health.verdicts import Refusal, Verdicts
@@ -128,7 +128,6 @@ class Health:
 
     def _look(self) -> Refusal | None:
         """The first refusal of a round."""
-        used_memory.note(self._context.job)
         for check, config in asked_for(self._config, self._context):
             if check.is_passive and not self._context.stopped.is_set():
                 refusal = self._made(check, config)
@@ -146,8 +145,6 @@ class Health:
         if self._thread is not None:
             self._thread.join(_LEAVE_S)
             self._thread = None
-        if self._config.enabled:
-            used_memory.note(self._context.job)
 
 
 def asked_for(

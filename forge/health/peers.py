@@ -12,8 +12,6 @@ import json
 import os
 import secrets
 import socket
-import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -120,58 +118,3 @@ def _problem(context: Context, path: Path) -> str:
             problem = f"does not see its file: {error}"
         if time.monotonic() >= deadline or context.stopped.wait(_LOOK_S):
             return problem
-
-
-def clock_skew(context: Context) -> Finding:
-    """Whether the clocks of the ranks agree, and with that of the file system."""
-    file_s = _ahead_of_files_s(context.checkpoint_dir) if context.is_first_of_node else 0.0
-    own = {"node": socket.gethostname(), "file_s": file_s}
-    gathered(context, "before the clocks", None)
-    # All ranks come out of the line above within a twentieth of a second.
-    found = gathered(context, "the clocks", own | {"clock": time.time()})
-    return skew_between(found, context)
-
-
-def skew_between(found: list[dict[str, Any]], context: Context) -> Finding:
-    """What clocks that were read at the same moment say.
-
-    Args:
-        found: Of each rank its `node`, `clock` (unix time) and `file_s`: how far it is ahead of the
-            file system's; 0 where that is unknown.
-        context: With how many seconds they may be apart.
-    """
-    clocks = [one["clock"] for one in found]
-    middle = statistics.median(clocks)
-    spread_s = max(clocks) - min(clocks)
-    file_s = max((one["file_s"] for one in found), key=abs)
-    value = f"{abs(file_s):.1f} s from the clock of the file system"
-    culprits: tuple[int, ...] | None = () if found[1:] else None
-    if found[1:]:
-        value = f"the clocks of {len(found)} ranks are {spread_s:.1f} s apart, {value}"
-    if context.is_above(spread_s):
-        # Of two that differ, the one that the file system contradicts is wrong.
-        ranks = [(round(abs(one["clock"] - middle), 1), abs(one["file_s"])) for one in found]
-        far_s, _, far = max((*one, rank) for rank, one in enumerate(ranks))
-        side = "ahead of" if clocks[far] > middle else "behind"
-        value += f"; rank {far} on {found[far]['node']} is {far_s:.1f} s {side} the median"
-        culprits = (far,)
-    return Finding(
-        value,
-        is_failed=context.is_above(max(spread_s, abs(file_s))),
-        remedy="Have the clocks synchronised (`chronyc tracking`, `timedatectl`).",
-        culprits=culprits,
-    )
-
-
-def _ahead_of_files_s(folder: Path) -> float:
-    """How far this clock is ahead of the one that stamps files there; 0 where nobody says."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=_LEFTOVER) as file:
-            before = time.time()
-            file.write(b"\0")
-            file.flush()
-            os.fsync(file.fileno())  # the server's clock, where it is a server
-            stamp, after = os.fstat(file.fileno()).st_mtime, time.time()
-    except OSError:  # `disk` says so
-        return 0.0
-    return max(before - stamp, 0.0) + min(after - stamp, 0.0)

@@ -10,8 +10,6 @@ CHECKS: tuple[Check, ...] = (
     Check("inodes", storage.inodes, Scope.node, is_passive=True),
     Check("room", storage.room, Scope.node, is_passive=True),
     Check("shm", host.shm, Scope.node, is_passive=True),
-    Check("memory", host.memory, Scope.node),
-    Check("processes", host.processes, Scope.node, is_passive=True),
     # By the driver first: a product on a GPU that is gone may not return.
     Check("gpu_memory", gpu_memory.gpu_memory, Scope.task, is_passive=True),
     Check("ecc", gpu.ecc, Scope.task, is_passive=True, is_doubtful=True),
@@ -24,7 +22,6 @@ CHECKS: tuple[Check, ...] = (
     Check("pcie", gpu.pcie, Scope.task, is_passive=True),
     Check("gpu", product.gpu, Scope.task, is_doubtful=True),
     Check("shared_directory", peers.shared_directory, Scope.ranks),
-    Check("clock_skew", peers.clock_skew, Scope.ranks),
     Check("collective", peers.collective, Scope.ranks),
 )
 """Their names are the keys of `health.checks`."""

@@ -1,4 +1,4 @@
-"""What this process's own cgroups say of memory: who was killed for it, what is used and free.
+"""What this process's own cgroups say of memory: who was killed for it, and what is free.
 
 A process that was killed for memory ends as any other that gets a SIGKILL. Only the kernel knows,
 and tells it to those who may read its log; the cgroup counts for everybody, but whose process it
@@ -11,24 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 _MEMINFO, _OWN, _ROOT = "/proc/meminfo", "/proc/self/cgroup", "/sys/fs/cgroup"
 _NO_LIMIT = 2**60
 """A limit of cgroup-v1 that is none: the largest number of pages, in bytes."""
 
 
-class Limited(NamedTuple):
-    """A cgroup of this process's whose memory has a limit."""
-
-    limit: int
-    held: int
-    """Bytes that nothing but the end of a process gives back: no file's pages."""
-    free: int
-    """Bytes until something is killed: what files have cached goes first."""
-
-
-def available_bytes(meminfo: str = _MEMINFO) -> int | None:
+def _available_bytes(meminfo: str) -> int | None:
     """What the node could still give to processes, without swapping; None where nobody says."""
     try:
         lines = Path(meminfo).read_text().splitlines()
@@ -36,17 +25,6 @@ def available_bytes(meminfo: str = _MEMINFO) -> int | None:
         return int(pairs["MemAvailable"].split()[0]) * 1024
     except (OSError, ValueError, KeyError):
         return None
-
-
-def limited(own: str = _OWN, root: str = _ROOT) -> list[Limited]:
-    """Those of this process's cgroups that have a limit, the innermost first.
-
-    Args:
-        own: Says which cgroups this process is in.
-        root: Where they are mounted.
-    """
-    found = (_limit(folder, is_v1=is_v1) for folder, is_v1 in _folders(own, root))
-    return [one for one in found if one is not None]
 
 
 def _folders(own: str, root: str) -> Iterator[tuple[Path, bool]]:
@@ -68,10 +46,10 @@ def _folders(own: str, root: str) -> Iterator[tuple[Path, bool]]:
             yield folder, is_v1
 
 
-def _limit(folder: Path, *, is_v1: bool) -> Limited | None:
+def _free(folder: Path, *, is_v1: bool) -> int | None:
+    """Bytes until a limit is reached; files' cached pages go before anything is killed."""
     limit, usage = ("limit_in_bytes", "usage_in_bytes") if is_v1 else ("max", "current")
-    anonymous, cached = ("total_rss", "total_inactive_file") if is_v1 else ("anon", "inactive_file")
-    shared = "total_shmem" if is_v1 else "shmem"
+    cached = "total_inactive_file" if is_v1 else "inactive_file"
     try:
         most = int((folder / f"memory.{limit}").read_text())  # `max` is no number: no limit
         used = int((folder / f"memory.{usage}").read_text())
@@ -81,8 +59,7 @@ def _limit(folder: Path, *, is_v1: bool) -> Limited | None:
         return None
     if most >= _NO_LIMIT:
         return None
-    held = stat.get(anonymous, 0) + stat.get(shared, 0)
-    return Limited(most, held, max(most - used + stat.get(cached, 0), 0))
+    return max(most - used + stat.get(cached, 0), 0)
 
 
 def free_bytes(meminfo: str = _MEMINFO, own: str = _OWN, root: str = _ROOT) -> int | None:
@@ -95,9 +72,9 @@ def free_bytes(meminfo: str = _MEMINFO, own: str = _OWN, root: str = _ROOT) -> i
         own: Says which cgroups this process is in.
         root: Where they are mounted.
     """
-    available = available_bytes(meminfo)
-    found = [] if available is None else [available]
-    return min([*found, *(one.free for one in limited(own, root))], default=None)
+    limits = (_free(folder, is_v1=is_v1) for folder, is_v1 in _folders(own, root))
+    free = (_available_bytes(meminfo), *limits)
+    return min((one for one in free if one is not None), default=None)
 
 
 def oom_kills(own: str = _OWN, root: str = _ROOT) -> int | None:

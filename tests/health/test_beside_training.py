@@ -14,10 +14,9 @@ from ranked import RankedJob
 import forge
 from forge.config.schema import CheckAction, CheckConfig, ChecksConfig, HealthConfig
 from forge.errors import Reason
-from forge.health import attempt, used_memory
+from forge.health import attempt
 from forge.health.check import Check, Finding, Scope
 from forge.jobdir import sick, verdict
-from forge.jobdir.job_files import forge_dir
 
 
 def site(directory, action="exclude_node"):
@@ -150,15 +149,6 @@ def test_a_check_that_still_hangs_is_not_made_again(monkeypatch, tmp_path):
     health._answers["ecc"].left.join()
     assert health._look() is None
     assert len(looks) == 2
-
-
-@pytest.mark.parametrize("act", ["_look", "close"])
-def test_what_a_job_uses_is_noted_beside_training_and_as_it_leaves(act, monkeypatch, tmp_path):
-    """A task that is killed for memory has no time to; one that is brief is not looked at."""
-    forge_dir(tmp_path).mkdir()
-    monkeypatch.setattr(attempt, "CHECKS", ())
-    getattr(started(HealthConfig(), tmp_path), act)()
-    assert used_memory.read(tmp_path, [0]) > 0
 
 
 def test_what_is_found_once_the_attempt_leaves_is_no_verdict(monkeypatch, tmp_path):

@@ -14,7 +14,7 @@ from forge.cli.doctor import FAILS, OK, Row
 def test_each_fault_is_found_and_nothing_else(fault, tmp_path):
     """People run it where a job went wrong: it has to say what is, and only that."""
     if not is_possible(fault):
-        pytest.skip("needs root (mounts), or libfaketime")
+        pytest.skip("needs root (mounts)")
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     code, output = examined(fault, folder)

@@ -3,8 +3,6 @@
 import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -73,7 +71,7 @@ def test_where_rank_0_cannot_write_it_is_the_one(tmp_path):
     assert " cannot write there: [Errno" in found[1].value
 
 
-@pytest.mark.parametrize("look", [peers.shared_directory, peers.clock_skew, peers.collective])
+@pytest.mark.parametrize("look", [peers.shared_directory, peers.collective])
 def test_a_rank_that_does_not_come_is_a_failure_of_nobody_s_node(look, tmp_path):
     check = Check("of all", look, Scope.ranks)
     (answer,) = found_by(
@@ -83,39 +81,6 @@ def test_a_rank_that_does_not_come_is_a_failure_of_nobody_s_node(look, tmp_path)
     assert answer.finding.value.startswith("not all have come to health/")
     assert answer.finding.culprits == ()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_clocks_that_agree_pass(tmp_path):
-    (one, other) = found_by(peers.clock_skew, [tmp_path, tmp_path])
-    assert not one.is_failed
-    assert one.value == other.value
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("clocks", "offsets", "is_failed", "culprits"),
-    [
-        ([100.0, 100.2, 100.1], [0, 0, 0], False, ()),
-        ([100.0, 100.2, 130.1], [0, 0, 30], True, (2,)),
-        ([70.0, 100.2, 100.1], [-30, 0, 0], True, (0,)),
-        ([100.0, 112.0], [-12, 0], True, (0,)),  # of two the file system knows which is wrong
-        ([100.0, 112.0], [0, 0], True, (1,)),
-        ([100.0, 100.0], [60, 60], True, ()),  # the server's clock is wrong
-        ([100.0], [60], True, None),
-        ([100.0], [-4], False, None),
-    ],
-)
-def test_the_clock_that_is_wrong_is_the_one_the_others_contradict(
-    clocks, offsets, is_failed, culprits
-):
-    """Its node is excluded, not its neighbour."""
-    given = [
-        {"node": f"n{rank}", "clock": clock, "file_s": offset}
-        for rank, (clock, offset) in enumerate(zip(clocks, offsets, strict=True))
-    ]
-    context = Context(CheckConfig(threshold=5.0), Path(), Path())
-    found = peers.skew_between(given, context)
-    assert (found.is_failed, found.culprits) == (is_failed, culprits)
 
 
 def test_a_collective_that_fails_on_some_ranks_names_them(tmp_path, monkeypatch):
@@ -142,28 +107,7 @@ def test_a_collective_that_fails_on_some_ranks_names_them(tmp_path, monkeypatch)
     assert found[0].value.endswith("; 2 more")
 
 
-@pytest.mark.parametrize(("stamp", "ahead_s"), [(90, 10), (105, 0), (120, -10)])
-def test_the_clock_of_files_is_read_between_two_looks_at_the_own(
-    stamp, ahead_s, tmp_path, monkeypatch
-):
-    """A file system that takes ten seconds is slow, and its clock is right."""
-    times = [100, 110]
-    found = SimpleNamespace(st_mtime=stamp)
-    played = SimpleNamespace(fsync=lambda fd: None, fstat=lambda fd: found)
-    monkeypatch.setattr(peers, "os", played)
-    monkeypatch.setattr(peers, "time", SimpleNamespace(time=lambda: times.pop(0)))
-    assert peers._ahead_of_files_s(tmp_path) == ahead_s
-
-
-def test_one_rank_of_a_node_asks_for_the_clock_of_files(tmp_path, monkeypatch):
-    """All of a node have the same clock; a thousand synced files are a load."""
-    monkeypatch.setattr(peers, "_ahead_of_files_s", pytest.fail)
-    context = Context(CheckConfig(), tmp_path, tmp_path, is_first_of_node=False)
-    assert peers.clock_skew(context).value == "0.0 s from the clock of the file system"
-
-
 def test_a_rank_that_is_alone_has_no_peers(tmp_path):
     context = Context(CheckConfig(), tmp_path, tmp_path)
     assert peers.collective(context) is None
     assert peers.shared_directory(context) is None
-    assert not peers.clock_skew(context).is_failed

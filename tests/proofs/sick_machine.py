@@ -1,15 +1,13 @@
 """Plants faults in a machine and asks `forge doctor --here` for each: `python sick_machine.py`.
 
 Each fault is real where it can be, in a mount namespace of its own (root): a full disk, one without
-inodes, a tiny /dev/shm; zombies, a site's command that fails or hangs, a clock that is shifted
-(libfaketime, where it is installed), a rank that does not come. A GPU is played: it multiplies
-wrong, or another process holds its memory, by the answers of its driver. Prints fault, failed
-checks and exit code; its own exit code is 1 where one was not found.
+inodes, a tiny /dev/shm; a site's command that fails or hangs, a rank that does not come. A GPU is
+played: it multiplies wrong, or another process holds its memory, by the answers of its driver.
+Prints fault, failed checks and exit code; its own exit code is 1 if one was not found.
 """
 
 from __future__ import annotations
 
-import glob
 import os
 import socket
 import subprocess
@@ -21,10 +19,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import warm
-from started import Popen
 
 PATIENCE_S = 200
-FAKETIME = next(iter(glob.glob("/usr/lib/*/faketime/libfaketime.so.1")), "")
 DOCTOR = [sys.executable, "-m", "forge", "doctor", "--here", "--dir"]
 WRONG_PRODUCT = """
 import sys, torch
@@ -76,13 +72,6 @@ os.environ.pop("CUDA_VISIBLE_DEVICES", None)
 sys.argv = ["forge", *sys.argv[1:]]
 sys.exit(main.main())
 """
-ZOMBIES = """
-import os, subprocess, sys
-for _ in range(60):
-    if os.fork() == 0:
-        os._exit(0)
-sys.exit(subprocess.call(sys.argv[1:]))  # collects that one alone
-"""
 
 
 @dataclass(frozen=True)
@@ -112,10 +101,9 @@ def nhc(script: str, timeout_s: float = 60.0) -> tuple[str, ...]:
 
 
 OF_THIS_MACHINE = {
-    "processes": "resilience.health.checks.processes.threshold=1000",
     "shm": "resilience.health.checks.shm.threshold=0",
 }
-"""By check: zombies of other tests, or a container's small /dev/shm, are no fault planted here."""
+"""By check: a container's small /dev/shm is no fault planted here."""
 COLLECTIVE = ("resilience.health.checks.collective.timeout_s=3",)
 FAULTS = [
     Fault("none", ""),
@@ -162,22 +150,9 @@ FAULTS = [
         env=(("NVML_ANSWERS", str(Path(__file__).parents[1] / "support")),),
         shown=f"9000 MiB by pid {os.getpid()} of user {os.getuid()}",
     ),
-    Fault(
-        "zombies",
-        "processes",
-        ("resilience.health.checks.processes.threshold=0.5",),
-        before=(sys.executable, "-c", ZOMBIES),
-        shown="zombies (pid",
-    ),
     Fault("a site's command fails", "nhc", nhc("echo fine; echo no fan; exit 3"), shown="no fan"),
     Fault("a site's command hangs", "nhc", nhc("sleep 600 & sleep 600", 1.0), shown="within 1 s"),
     Fault("a peer that does not come", "collective", COLLECTIVE, ranks=2, only=0, shown="rank 1"),
-    Fault(
-        "a clock ten minutes ahead",
-        "clock_skew",
-        env=(("LD_PRELOAD", FAKETIME), ("FAKETIME", "+600s"), ("NO_FAKE_STAT", "1")),
-        shown="600.0 s from the clock of the file system",
-    ),
 ]  # fmt: skip
 
 
@@ -187,23 +162,20 @@ def examined(fault: Fault, folder: Path) -> tuple[int, str]:
     arguments = [str(folder), *others, *fault.overrides]
     command = [*DOCTOR, *arguments]
     if fault.before:
-        is_in_place = fault.check != "processes"  # a script that plays the doctor's machine
-        command = [*fault.before, *(command[3:] if is_in_place else command)]
+        command = [*fault.before, *command[3:]]  # a script that plays the doctor's machine
     if fault.mount:
         shell = f'{fault.mount}; shift; exec "$@"'
         command = ["unshare", "-m", "sh", "-c", shell, "sh", str(folder), *command]
     port = str(free_port())
     ranks = range(fault.ranks) if fault.only is None else [fault.only]
-    # Of sixty zombies each would be a copy of torch's; what is loaded first is never forked.
-    is_forked = fault.check not in ("processes", "clock_skew")
-    begin, started = warm.Popen if is_forked else Popen, []
+    started = []
     for rank in ranks:
         env = os.environ | dict(fault.env)
         if fault.ranks > 1:
             env |= {"RANK": str(rank), "WORLD_SIZE": str(fault.ranks), "LOCAL_RANK": str(rank)}
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        started.append(begin(command, env=env, **pipes))
+        started.append(warm.Popen(command, env=env, **pipes))
     found = [one.communicate(timeout=PATIENCE_S)[0].decode() for one in started]
     codes = {one.returncode for one in started}
     assert len(codes) == 1, f"{codes}\n{found}"
@@ -235,7 +207,7 @@ def is_possible(fault: Fault) -> bool:
     if fault.mount:
         probe = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", tempfile.gettempdir()]
         return subprocess.run(probe, capture_output=True).returncode == 0
-    return bool(FAKETIME) or fault.check != "clock_skew"
+    return True
 
 
 def main() -> int:

@@ -10,13 +10,12 @@ from forge.health.table import CHECKS
 
 pytestmark = pytest.mark.slow
 
-ANY_ZOMBIES = "resilience.health.checks.processes.threshold=100000"
 TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node=2"]
 
 
 def doctor(folder, *overrides):
     """Its arguments, after `python`."""
-    return ["-m", "forge", "doctor", "--here", "--dir", str(folder), ANY_ZOMBIES, *overrides]
+    return ["-m", "forge", "doctor", "--here", "--dir", str(folder), *overrides]
 
 
 def rows(output):
@@ -35,7 +34,7 @@ def assert_between(output):
     """All checks are there, each once; those between two ranks were made, and pass."""
     found = rows(output)
     assert found.keys() >= {check.name for check in CHECKS}, output
-    for name in ("shared_directory", "clock_skew", "collective"):
+    for name in ("shared_directory", "collective"):
         assert found[name][:3] == ["all", "ranks", "ok"], output
 
 
