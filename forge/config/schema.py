@@ -265,18 +265,8 @@ class ChecksConfig:
     """The GPU has had at most `threshold` uncorrected memory errors since its driver was loaded."""
     row_remap: CheckConfig = field(default_factory=partial(CheckConfig, _WARN))
     """No row of the GPU's memory waits to be remapped, or could not be."""
-    retired_pages: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 10.0))
-    """At most `threshold` pages of the GPU's memory are retired, and none waits to be."""
     recovery_action: CheckConfig = field(default_factory=partial(CheckConfig, _WARN))
     """The driver asks for no reset, reboot or drain of the GPU."""
-    throttle: CheckConfig = field(default_factory=partial(CheckConfig, _WARN))
-    """The GPU does not slow down for heat, power or its hardware."""
-    temperature: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 84.0))
-    """The GPU has at most `threshold` degrees Celsius."""
-    clocks: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 1155.0))
-    """A GPU at work runs at `threshold` MHz or more."""
-    pcie: CheckConfig = field(default_factory=partial(CheckConfig, _WARN))
-    """The GPU's PCIe link has all its lanes, and at work its full generation."""
     room: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 2.0))
     """The disk has room for `threshold` more checkpoints."""
     inodes: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 10000.0))

@@ -12,7 +12,6 @@ from forge.config.schema import CheckAction, ChecksConfig
 _OTHERS = {
     CheckAction.refuse: ("disk",),
     CheckAction.halt: ("room", "inodes", "collective"),
-    CheckAction.warn: ("throttle", "temperature"),
 }
 STRICT = {one.name: CheckAction.exclude_node for one in fields(ChecksConfig)} | {
     name: action for action, names in _OTHERS.items() for name in names

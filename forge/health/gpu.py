@@ -25,15 +25,6 @@ _RECOVERY = {
 }
 """NVML_GPU_RECOVERY_ACTION_…: what the usual ones ask for."""
 
-_SLOWED = {
-    "nvmlClocksEventReasonHwSlowdown": "hardware slowdown",
-    "nvmlClocksEventReasonSwThermalSlowdown": "heat, by the driver",
-    "nvmlClocksEventReasonHwThermalSlowdown": "heat, by the hardware",
-    "nvmlClocksEventReasonHwPowerBrakeSlowdown": "power brake",
-}
-"""Reasons that a healthy GPU does not have; those for idling, the power limit and what somebody
-has set (application clocks, boost in step) are left out."""
-
 
 def of_each(
     look: Callable[[Gpu, Context], Finding | None],
@@ -104,25 +95,6 @@ def row_remap(gpu: Gpu, context: Context) -> Finding | None:
 
 
 @of_each
-def retired_pages(gpu: Gpu, context: Context) -> Finding | None:
-    """Whether many pages of its memory were given up; GPUs before those with row remapping."""
-    single = gpu.nvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS
-    double = gpu.nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR
-    pages = [gpu.ask("RetiredPages", cause) for cause in (single, double)]
-    if None in pages:
-        return None
-    if gpu.ask("RetiredPagesPendingStatus"):
-        remedy = "Have the node rebooted: the page is retired then."
-        return Finding("a page waits to be retired", is_failed=True, remedy=remedy)
-    count = sum(map(len, pages))
-    return Finding(
-        f"retired pages: {count}",
-        is_failed=context.is_above(count),
-        remedy="Its memory wears out: have the GPU tested, and replaced.",
-    )
-
-
-@of_each
 def recovery_action(gpu: Gpu, context: Context) -> Finding | None:
     """Whether the driver wants the GPU reset, the node rebooted or the like; driver 570 and on."""
     values = gpu.ask("FieldValues", [gpu.nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
@@ -134,56 +106,3 @@ def recovery_action(gpu: Gpu, context: Context) -> Finding | None:
     wanted = _RECOVERY.get(action, f"recovery action {action}")
     remedy = "Do so before anything else runs on it; the kernel's log has the XID that led to it."
     return Finding(f"its driver asks for {wanted}", is_failed=True, remedy=remedy)
-
-
-@of_each
-def throttle(gpu: Gpu, context: Context) -> Finding | None:
-    """Whether it slows down for heat, a weak power supply or its hardware; driver 535 and on."""
-    reasons = gpu.ask("CurrentClocksEventReasons")
-    if reasons is None:
-        return None
-    found = [text for name, text in _SLOWED.items() if reasons & getattr(gpu.nvml, name)]
-    return Finding(
-        f"slowed down: {', '.join(found)} ({reasons:#x})" if found else "not slowed down",
-        is_failed=bool(found),
-        remedy="Have its cooling and its power looked at.",
-    )
-
-
-@of_each
-def temperature(gpu: Gpu, context: Context) -> Finding | None:
-    """How hot it is."""
-    # TemperatureV takes its place, and is only in drivers from 570 on.
-    celsius = gpu.ask("Temperature", gpu.nvml.NVML_TEMPERATURE_GPU)
-    if celsius is None:
-        return None
-    remedy = "Have its cooling looked at."
-    return Finding(f"{celsius} °C", is_failed=context.is_above(celsius), remedy=remedy)
-
-
-@of_each
-def clocks(gpu: Gpu, context: Context) -> Finding | None:
-    """How fast it computes, where it does."""
-    mhz = gpu.ask("ClockInfo", gpu.nvml.NVML_CLOCK_SM) if gpu.is_at_work else None
-    if mhz is None:
-        return None
-    return Finding(
-        f"{mhz} MHz at work",
-        is_failed=context.is_below(mhz),
-        remedy="`nvidia-smi -q -d CLOCK,PERFORMANCE` says why; somebody may have set a limit.",
-    )
-
-
-@of_each
-def pcie(gpu: Gpu, context: Context) -> Finding | None:
-    """Whether its link to the host has all its lanes, and while it works its full speed."""
-    width, max_width = gpu.ask("CurrPcieLinkWidth"), gpu.ask("MaxPcieLinkWidth")
-    generation, full = gpu.ask("CurrPcieLinkGeneration"), gpu.ask("MaxPcieLinkGeneration")
-    if None in (width, max_width, generation, full):
-        return None
-    is_slow = generation < full and gpu.is_at_work
-    return Finding(
-        f"PCIe generation {generation} of {full}, {width} of {max_width} lanes",
-        is_failed=width < max_width or is_slow,
-        remedy="Have the GPU seated anew, or its riser or board replaced.",
-    )

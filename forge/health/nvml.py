@@ -63,12 +63,6 @@ class Gpu:
                 raise GpuGone(str(error)) from error
             raise
 
-    @property
-    def is_at_work(self) -> bool:
-        """Whether it computes: an idle GPU lowers its clocks and its link's speed."""
-        state, use = self.ask("PerformanceState"), self.ask("UtilizationRates")
-        return state == self.nvml.NVML_PSTATE_0 and use is not None and use.gpu >= 50
-
 
 def is_one_of(nvml: Any, error: Any, names: tuple[str, ...]) -> bool:
     """Whether NVML's error has one of these names, of pynvml's constants."""

@@ -48,15 +48,7 @@ ANSWERS = {
     "MigMode": lambda handle: [0, 0],
     "TotalEccErrors": lambda handle, kind, since: number(handle) * 5,
     "RemappedRows": lambda handle: (1, 0, 0, 0),
-    "RetiredPages": raises(pynvml.NVML_ERROR_NOT_SUPPORTED),
     "FieldValues": fields,
-    "CurrentClocksEventReasons": lambda handle: 4,
-    "Temperature": lambda handle, sensor: 50,
-    "PerformanceState": lambda handle: 0,
-    "UtilizationRates": lambda handle: pynvml.c_nvmlUtilization_t(gpu=99, memory=7),
-    "ClockInfo": lambda handle, kind: 1700,
-    **dict.fromkeys(["CurrPcieLinkWidth", "MaxPcieLinkWidth"], lambda handle: 16),
-    **dict.fromkeys(["CurrPcieLinkGeneration", "MaxPcieLinkGeneration"], lambda handle: 5),
     "ComputeRunningProcesses_v3": processes_of,
 }
 

@@ -76,13 +76,9 @@ def test_a_warning_is_logged_once_until_the_check_has_passed(judge, logged):
     assert [line.split(": ")[1].partition(". ")[0] for line in logged] == ["85 °C", "87 °C"]
 
 
-def test_a_site_s_own_check_and_one_that_strict_only_logs_promise_nothing(judge, logged):
+def test_a_site_s_own_check_promises_nothing(judge, logged):
     judge.judge(SITE, CheckConfig(CheckAction.warn), BAD)
-    judge.judge(Check("throttle", bool, Scope.task), CheckConfig(CheckAction.warn), BAD)
     assert logged[0].endswith("Only logged (`resilience.health.commands.nhc.action=warn`).")
-    assert logged[1].endswith(
-        "Reset the GPU. Only logged (`resilience.health.checks.throttle.action=warn`)."
-    )
 
 
 @pytest.mark.parametrize(
