@@ -17,15 +17,15 @@ from forge.config import loading
 from forge.config.schema import HealthConfig
 from forge.errors import ConfigError, DiskFull, ExitCode, RankLost
 from forge.health import attempt
-from forge.health.check import Answer, Context, Finding, Scope, make
+from forge.health.check import TIMEOUT_S, Answer, Context, Finding, Scope, make
 from forge.process import world
 
 _WHAT = """\
 makes the health checks of this node, its GPUs and its peers by hand, and prints what each of them
-has found; exit code 69 where one fails"""
+has found; exit code 69 if one fails"""
 _MARGIN_S = 30.0
 """Seconds that a rank may take beside its checks."""
-OK, FAILS, NOT_HERE, NOT_MADE = "ok", "FAILS", "not here", "not made"
+OK, WARNS, FAILS, NOT_HERE, NOT_MADE = "ok", "warns", "FAILS", "not here", "not made"
 
 
 class Row(NamedTuple):
@@ -35,7 +35,6 @@ class Row(NamedTuple):
     where: str
     """The node, or the rank."""
     verdict: str
-    threshold: str
     found: str = ""
     remedy: str = ""
 
@@ -46,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--here", action="store_true", required=True, help=here)
     place = "where checkpoints would go; by default the current directory"
     parser.add_argument("--dir", type=Path, default=Path(), help=place)
-    what = "of thresholds, and a site's own: resilience.health.checks.shm.threshold=8"
+    what = "of a site's own checks, and of those to leave out: resilience.health.checks.shm=ignore"
     parser.add_argument("overrides", nargs="*", metavar="override", help=what)
     return parser
 
@@ -55,7 +54,7 @@ def main(arguments: list[str]) -> int:
     """The command `forge doctor`: make the checks and print the table.
 
     Returns:
-        0 where none fails, 69 where one does, 78 for an override that makes no sense.
+        0 if none fails, 69 if one does, 78 for an override that makes no sense.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -73,9 +72,9 @@ def main(arguments: list[str]) -> int:
 
 def _examined(config: HealthConfig, context: Context, where: str, *scopes: Scope) -> Iterator[Row]:
     """Make the checks of these scopes, whatever the policy would do; a row for each."""
-    for check, one in attempt.asked_for(config, context, *scopes):
+    for check, action in attempt.asked_for(config, context, *scopes):
         try:
-            answer = make(check, replace(context, config=one))
+            answer = make(check, replace(context, action=action))
         except DiskFull as error:
             answer = Answer(Finding(str(error), is_failed=True, remedy="Make room."))
         found = answer.finding
@@ -83,10 +82,9 @@ def _examined(config: HealthConfig, context: Context, where: str, *scopes: Scope
             verdict = NOT_MADE if answer.error else NOT_HERE
             found = Finding(answer.error)
         else:
-            verdict = FAILS if found.is_failed else OK
-        threshold = "" if one.threshold is None else f"{one.threshold:g}"
+            verdict = (WARNS if found.only_warns else FAILS) if found.is_failed else OK
         remedy = found.remedy if found.is_failed else ""
-        yield Row(check.name, where, verdict, threshold, found.value, remedy)
+        yield Row(check.name, where, verdict, found.value, remedy)
 
 
 def _together(health: HealthConfig, context: Context, here: world.World) -> int:
@@ -95,11 +93,11 @@ def _together(health: HealthConfig, context: Context, here: world.World) -> int:
 
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()  # as people exclude it
     of_all = attempt.asked_for(health, replace(context, is_first_of_node=True))
-    limit_s = sum(one.timeout_s for _, one in of_all) + _MARGIN_S
+    limit_s = sum(check.timeout_s for check, _ in of_all) + _MARGIN_S
     is_hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     lost = ""
     try:
-        meet(here, health.checks.collective.timeout_s, limit_s, is_hosted=is_hosted)
+        meet(here, TIMEOUT_S, limit_s, is_hosted=is_hosted)
     except RankLost as error:
         lost = str(error)
     rows = list(_examined(health, context, host, Scope.node))
@@ -110,7 +108,7 @@ def _together(health: HealthConfig, context: Context, here: world.World) -> int:
         except RankLost as error:
             lost = str(error)
     what = "Look whether it has started, and at the network between the nodes."
-    return _print([*rows, Row("collective", "all ranks", FAILS, "", lost, what)])
+    return _print([*rows, Row("ranks", "all ranks", FAILS, lost, what)])
 
 
 def _of_all(
@@ -141,11 +139,11 @@ def _print(found: Iterable[Row], *, is_shown: bool = True) -> int:
 
 
 def _merged(rows: Iterable[Row]) -> list[Row]:
-    """Of what does not fail, one row for all nodes, or ranks, with the same verdict."""
+    """Of what needs no remedy, one row for all nodes, or ranks, with the same verdict."""
     found: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        is_failed = row.verdict == FAILS
-        found.setdefault((row.check, row.verdict, row.where if is_failed else ""), []).append(row)
+        where = row.where if row.remedy else ""
+        found.setdefault((row.check, row.verdict, where), []).append(row)
     return [
         first._replace(where=f"{first.where} and {len(rest)} more") if rest else first
         for first, *rest in found.values()
@@ -154,8 +152,8 @@ def _merged(rows: Iterable[Row]) -> list[Row]:
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
     """Lines for people: what to do stands below what fails."""
-    lines = [Row("check", "where", "verdict", "threshold"), *rows]
-    widths = [max(len(row[column]) for row in lines) for column in range(4)]
+    lines = [Row("check", "where", "verdict"), *rows]
+    widths = [max(len(row[column]) for row in lines) for column in range(3)]
     for row in lines:
         cells = [f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)]
         found = row.found if row is not lines[0] else "found"

@@ -24,7 +24,33 @@ class Removed:
     """Whether the group takes the value that the key had: `checks.disk.action` -> `checks.disk`."""
 
 
+_COMMAND = (
+    "A command of your own can check that: `resilience.health.commands` (docs/how-to/health.md)."
+)
+_GPU_DRIVER = "It is part of `resilience.health.checks.gpu_driver`."
+_RANKS = "It is part of `resilience.health.checks.ranks`."
+_DISK = "It is part of `resilience.health.checks.disk`, and only logged."
+
 REMOVED: dict[str, Removed] = {
+    **{
+        f"health.checks.{name}": Removed(instead)
+        for instead, names in {
+            _COMMAND: (
+                *("temperature", "clocks", "pcie", "throttle", "retired_pages"),
+                *("memory", "processes", "clock_skew", "straggler"),
+            ),
+            _GPU_DRIVER: ("ecc", "row_remap", "recovery_action"),
+            _RANKS: ("collective", "shared_directory"),
+            _DISK: ("room", "inodes"),
+        }.items()
+        for name in names
+    },
+    "health.checks.*.action": Removed(
+        "The check itself takes the action: `resilience.health.checks.gpu=refuse`.",
+        is_now_its_group=True,
+    ),
+    "health.checks.*.threshold": Removed("The limits of checks are constants. Leave the key out."),
+    "health.checks.*.timeout_s": Removed("A check always has 60 s. Leave the key out."),
     "hang.factor": Removed(
         "A learned limit is always 5 times the slowest recent step, save or evaluation. To set a"
         " limit yourself, use `resilience.hang.timeout_s`."
@@ -90,6 +116,8 @@ def _without(group: Mapping[Any, Any], prefix: str, names: list[str]) -> dict[An
             kept[name] = _without(value, f"{key}.", names)
             if moved:
                 kept[name] = value[moved[0].rpartition(".")[2]]
+            elif not kept[name]:
+                del kept[name]
     return kept
 
 

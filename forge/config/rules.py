@@ -6,12 +6,11 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
 
 from forge.config.conversion import COMMANDS, SIGNALS, signal_name
-from forge.config.schema import STOP_SHARE, ChecksConfig, NanAction, Policy, SignalAction, WhenBusy
+from forge.config.schema import STOP_SHARE, NanAction, Policy, SignalAction, WhenBusy
 from forge.errors import is_disk_full
 
 _INTERVAL = "an interval has to be above 0 and finite. To switch it off, set it to null."
@@ -21,10 +20,6 @@ _ABOVE_ZERO = {
     "checkpoint.keep_every_steps": _INTERVAL,
     "health.every_s": _INTERVAL,
     "health.exclude_h": "has to be above 0 and finite.",
-    **{
-        f"health.checks.{one.name}.timeout_s": "a check needs seconds above 0 and finite."
-        for one in fields(ChecksConfig)
-    },
     "hang.timeout_s": "has to be above 0 and finite; null learns it.",
     "hang.start_s": "has to be above 0 and finite.",
     "nan.rollback.lr_scale": "has to be above 0 and finite; 1 keeps it.",
@@ -37,10 +32,6 @@ _ABOVE_ZERO = {
 _AT_LEAST = {
     "checkpoint.keep_last": (1, "The newest one is always kept."),
     "checkpoint.best.keep": (1, "For none set `best.metric` to null."),
-    **{
-        f"health.checks.{one.name}.threshold": (0, "null has no threshold.")
-        for one in fields(ChecksConfig)
-    },
     "hang.max_restarts": (0, "0 never starts it again, null has no limit."),
     "health.max_excluded_nodes": (0, "0 stays where it is."),
     **dict.fromkeys(
@@ -132,7 +123,7 @@ def _command_problems(p: Policy) -> Iterator[str]:
             yield f"`{key}.run={one.run}`: names no command, as `[nhc, -a]` does."
         if not 0 < one.timeout_s < math.inf:
             yield f"`{key}.timeout_s={one.timeout_s:g}`: has to be above 0 and finite."
-        if name in {one.name for one in fields(ChecksConfig)}:
+        if name in p.health.checks:
             yield f"`{key}`: `{name}` is the name of a built-in check. Choose another."
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 
 
 class SignalAction(Enum):
@@ -46,7 +45,7 @@ class CheckAction(Enum):
     ignore = "ignore"
     """It is not made."""
     warn = "warn"
-    """It is logged, with what the preset `strict` would have done."""
+    """It is logged."""
     refuse = "refuse"
     """The job leaves this node (69)."""
     exclude_node = "exclude_node"
@@ -236,50 +235,6 @@ class NanConfig:
 
 
 @dataclass
-class CheckConfig:
-    """What is asked of one health check, and what its failure leads to."""
-
-    action: CheckAction = CheckAction.warn
-    """What its failure leads to."""
-    threshold: float | None = None
-    """Where it fails; null: it has none."""
-    timeout_s: float = 60.0
-    """Seconds after which it has failed."""
-
-
-_WARN, _REFUSE = CheckAction.warn, CheckAction.refuse
-
-
-@dataclass
-class ChecksConfig:
-    """The health checks, by name."""
-
-    disk: CheckConfig = field(default_factory=partial(CheckConfig, _REFUSE, 0.0))
-    """The checkpoint directory takes a synced file, and has `threshold` GiB free."""
-    gpu: CheckConfig = field(default_factory=partial(CheckConfig, _REFUSE))
-    """The task's own CUDA devices compute, and keep what is written; passes where there is none."""
-    gpu_memory: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 512.0))
-    """At most `threshold` MiB of the GPU are held by other processes, which have `timeout_s` to
-    go."""
-    ecc: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 0.0))
-    """The GPU has had at most `threshold` uncorrected memory errors since its driver was loaded."""
-    row_remap: CheckConfig = field(default_factory=partial(CheckConfig, _WARN))
-    """No row of the GPU's memory waits to be remapped, or could not be."""
-    recovery_action: CheckConfig = field(default_factory=partial(CheckConfig, _WARN))
-    """The driver asks for no reset, reboot or drain of the GPU."""
-    room: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 2.0))
-    """The disk has room for `threshold` more checkpoints."""
-    inodes: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 10000.0))
-    """The file system of the checkpoints has `threshold` free inodes."""
-    shared_directory: CheckConfig = field(default_factory=partial(CheckConfig, _WARN))
-    """What rank 0 writes into the checkpoint directory every rank reads."""
-    shm: CheckConfig = field(default_factory=partial(CheckConfig, _WARN, 1.0))
-    """/dev/shm has `threshold` GiB free, for the workers of loaders."""
-    collective: CheckConfig = field(default_factory=partial(CheckConfig, _WARN))
-    """An all-reduce over all ranks comes back right."""
-
-
-@dataclass
 class CommandCheckConfig:
     """A site's own health check: a command."""
 
@@ -294,19 +249,29 @@ class CommandCheckConfig:
 
 @dataclass
 class HealthConfig:
-    """Checks of the node and its devices."""
+    """Checks of the node, its GPUs and its ranks."""
 
     enabled: bool = True
     """false: nothing is checked."""
     every_s: float | None = 300.0
-    """How often those that compute nothing on a GPU and write nothing are repeated beside training;
-    null: never."""
+    """How often `disk` (without writing), `shm`, `gpu_memory`, `gpu_driver` and the commands are
+    repeated in the background; null: never."""
     exclude_h: float = 24.0
     """On Slurm: hours for which a job avoids a node that it has left because of a check, and for
     which the sweep's other jobs do where the action was `exclude_node`."""
     max_excluded_nodes: int = 3
     """On Slurm: restarts elsewhere because a check of this very job failed; then the job fails."""
-    checks: ChecksConfig = field(default_factory=ChecksConfig)
+    checks: dict[str, CheckAction] = field(
+        default_factory=lambda: {
+            "disk": CheckAction.refuse,
+            "shm": CheckAction.warn,
+            "gpu": CheckAction.refuse,
+            "gpu_memory": CheckAction.warn,
+            "gpu_driver": CheckAction.warn,
+            "ranks": CheckAction.warn,
+        }
+    )
+    """What a failure of each check leads to: ignore, warn, refuse, exclude_node or halt."""
     commands: dict[str, CommandCheckConfig] = field(default_factory=dict)
     """Your own checks, by name: `nhc: {run: [nhc, -a], timeout_s: 30, action: exclude_node}`."""
 

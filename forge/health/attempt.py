@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from forge import messages
-from forge.config.schema import CheckAction, CheckConfig, HealthConfig
+from forge.config.schema import CheckAction, HealthConfig
 from forge.errors import ConfigError
 from forge.group.group import Group, Solo
 from forge.health import command
@@ -62,8 +62,8 @@ class Health:
         """Make the checks of this node and of this task's devices.
 
         Raises:
-            Exit: With code 69, where one fails and the policy says more than to log it.
-            DiskFull: Where the disk is full, which is no fault of the node's.
+            Exit: With code 69, if one fails and the policy says more than to log it.
+            DiskFull: If the disk is full, which is no fault of the node's.
         """
         self._check(Scope.node, Scope.task)
 
@@ -76,8 +76,8 @@ class Health:
         self._check(Scope.ranks)
 
     def _check(self, *scopes: Scope) -> None:
-        for check, config in asked_for(self._config, self._context, *scopes):
-            refusal = self._made(check, config)
+        for check, action in asked_for(self._config, self._context, *scopes):
+            refusal = self._made(check, action)
             if refusal is not None:
                 if check.scope is not Scope.ranks or self._context.ranks.rank == 0:
                     messages.say(f"{refusal.exit}.", logging.ERROR)
@@ -87,18 +87,18 @@ class Health:
     def limit_s(self) -> float:
         """Seconds that the checks of a rank may take together, before the others give it up."""
         every = asked_for(self._config, replace(self._context, is_first_of_node=True))
-        return sum(config.timeout_s for check, config in every if check.scope is not Scope.ranks)
+        return sum(check.timeout_s for check, _ in every if check.scope is not Scope.ranks)
 
-    def _made(self, check: Check, config: CheckConfig) -> Refusal | None:
-        # The ranks meet in each of theirs: all of them make it, or none.
+    def _made(self, check: Check, action: CheckAction) -> Refusal | None:
+        # The ranks meet in theirs: all of them make it, or none.
         is_left = bool if check.scope is Scope.ranks else self._is_stopping
         if is_left() or self._answers.get(check.name, Answer()).is_pending:
             return None
-        answer = make(check, replace(self._context, config=config), is_left)
+        answer = make(check, replace(self._context, action=action), is_left)
         self._answers[check.name] = answer
         if self._context.stopped.is_set():
             return None  # the end of the attempt may have caused it
-        return self._verdicts.judge(check, config, answer)
+        return self._verdicts.judge(check, action, answer)
 
     # -- beside training -------------------------------------------------------------------------
 
@@ -128,9 +128,9 @@ class Health:
 
     def _look(self) -> Refusal | None:
         """The first refusal of a round."""
-        for check, config in asked_for(self._config, self._context):
+        for check, action in asked_for(self._config, self._context):
             if check.is_passive and not self._context.stopped.is_set():
-                refusal = self._made(check, config)
+                refusal = self._made(check, action)
                 if refusal is not None:
                     return refusal
         return None
@@ -149,16 +149,14 @@ class Health:
 
 def asked_for(
     config: HealthConfig, context: Context, *scopes: Scope
-) -> list[tuple[Check, CheckConfig]]:
-    """The checks of these scopes, or of all, that this rank makes, in order, with their config."""
-    found = [(check, getattr(config.checks, check.name)) for check in CHECKS]
-    for name, one in config.commands.items():
-        given = CheckConfig(one.action, timeout_s=one.timeout_s)
-        found.append((command.check(name, one), given))
+) -> list[tuple[Check, CheckAction]]:
+    """The checks of these scopes, or of all, that this rank makes, in order, with their actions."""
+    checks = [(check, config.checks[check.name]) for check in CHECKS]
+    checks += [(command.check(name, one), one.action) for name, one in config.commands.items()]
     return [
-        (check, one)
-        for check, one in found
-        if config.enabled and one.action is not CheckAction.ignore
+        (check, action)
+        for check, action in checks
+        if config.enabled and action is not CheckAction.ignore
         if check.scope in (scopes or Scope)
         if check.scope is not Scope.node or context.is_first_of_node
     ]
@@ -187,12 +185,10 @@ def here(
         rank = os.environ.get("LOCAL_RANK", "")
         own = world.World(local_rank=int(rank) if rank.isdecimal() else 0)
     return Context(
-        config=CheckConfig(),
         checkpoint_dir=checkpoint_dir,
         job=job,
         devices=devices() if config.enabled else (),
         ranks=ranks,
-        local_size=own.local_size,
         is_first_of_node=own.local_rank == 0,
         state_bytes=state_bytes,
     )

@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from forge.config.schema import CheckConfig
+from forge.config.schema import CheckAction
 from forge.errors import DiskFull, RankLost
 from forge.group.group import Group, Solo
 
-_EXCHANGES = 4
-"""More than the ranks have in one check."""
+TIMEOUT_S = 60.0
+"""Seconds after which a built-in check has failed. Source: Slurm's own HealthCheckProgram is ended
+after 60 s."""
+_EXCHANGES = 5
+"""More than the ranks have in their check."""
 _LOOK_S = 0.2
 """Seconds until somebody who may have to leave is asked again."""
 
@@ -42,9 +45,11 @@ class Finding:
     value: str
     """In a few words, with its unit: `0.4 GiB free in /dev/shm`."""
     is_failed: bool = False
-    """Whether that is beyond the threshold."""
+    """Whether something is wrong."""
+    only_warns: bool = False
+    """Whether that is only logged, whatever the policy says."""
     remedy: str = ""
-    """Where it is: what people can do about it, in a sentence."""
+    """What people can do about it, in a sentence."""
     culprits: tuple[int, ...] | None = None
     """Whose nodes have failed, by rank; None: the one that the check was made on."""
 
@@ -53,8 +58,6 @@ class Finding:
 class Context:
     """What a check may look at."""
 
-    config: CheckConfig
-    """Of this check; `timeout_s` is enforced by whoever makes it."""
     checkpoint_dir: Path
     """It may not be there yet."""
     job: Path
@@ -63,24 +66,16 @@ class Context:
     """The CUDA devices that are this task's own, as CUDA counts."""
     ranks: Group = field(default_factory=Solo)
     """All ranks; `gather` is what a check may use of it."""
-    local_size: int = 1
-    """Ranks on this node."""
     is_first_of_node: bool = True
-    """Whether this one is the first of them."""
+    """Whether this rank is the first of its node."""
     state_bytes: int = 0
     """What a checkpoint of this process's objects takes at least; 0: unknown."""
+    action: CheckAction = CheckAction.warn
+    """What the policy makes of a failure of this check."""
     is_beside: bool = False
     """Whether a training runs meanwhile; else it waits for the checks."""
     stopped: threading.Event = field(default_factory=threading.Event)
     """Set once nobody waits for the answer any more."""
-
-    def is_above(self, value: float) -> bool:
-        """Whether it is more than the policy allows, where that has a threshold."""
-        return self.config.threshold is not None and value > self.config.threshold
-
-    def is_below(self, value: float) -> bool:
-        """Whether it is less than the policy asks for, where that has a threshold."""
-        return self.config.threshold is not None and value < self.config.threshold
 
 
 @dataclass(frozen=True)
@@ -90,14 +85,18 @@ class Check:
     name: str
     """Its key in `health.checks`, or in `health.commands`."""
     look: Callable[[Context], Finding | None]
-    """Says what it has found; None where it does not apply here. It may block; what it raises is
-    no verdict, except `DiskFull` and `RankLost`."""
+    """Says what it has found; None if it does not apply here. It may block; what it raises is no
+    verdict, except `DiskFull` and `RankLost`."""
     scope: Scope
     is_passive: bool = False
-    """Whether it may run beside training: it computes nothing on a GPU, writes nothing, and meets
-    no other rank but in the store."""
+    """Whether it may run beside training: it computes nothing on a GPU, writes nothing then, and
+    meets no other rank."""
     is_doubtful: bool = False
     """Whether a failure puts in doubt what was computed since the last checkpoint."""
+    timeout_s: float = TIMEOUT_S
+    """Seconds after which it has failed."""
+    is_command: bool = False
+    """Whether it is a site's own."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +104,11 @@ class Answer:
     """How one check went."""
 
     finding: Finding | None = None
-    """None where it does not apply here, and where it could not be made."""
+    """None if it does not apply here, and if it could not be made."""
     error: str = ""
     """Why it could not be made: no verdict on the node."""
     left: threading.Thread | None = None
-    """What is still at it, where it has not answered in time."""
+    """What is still at it, if it has not answered in time."""
 
     @property
     def is_pending(self) -> bool:
@@ -118,7 +117,7 @@ class Answer:
 
 
 def make(check: Check, context: Context, unless: Callable[[], bool] = lambda: False) -> Answer:
-    """Make one check; it fails where it takes longer than its `timeout_s`.
+    """Make one check; it fails if it takes longer than its `timeout_s`.
 
     Its thread stays behind then, blocked in a call that does not return.
 
@@ -127,7 +126,7 @@ def make(check: Check, context: Context, unless: Callable[[], bool] = lambda: Fa
         context: What it looks at.
         unless: Once it comes true nobody waits any longer, and nothing is found.
     Raises:
-        DiskFull: Where the disk is: that is no fault of the node's.
+        DiskFull: If the disk is: that is no fault of the node's.
     """
     answers: list[Answer | DiskFull] = []
 
@@ -137,7 +136,7 @@ def make(check: Check, context: Context, unless: Callable[[], bool] = lambda: Fa
         except DiskFull as error:
             answers.append(error)
         except RankLost as lost:  # it is not known why, nor whose node is to blame
-            remedy = "Look at what it waits for and at the network, or raise `timeout_s`."
+            remedy = "Look at what that rank waits for, and at the network."
             answers.append(Answer(Finding(str(lost), is_failed=True, remedy=remedy, culprits=())))
         except Exception as error:  # noqa: BLE001 - who cannot look has seen no fault of the node
             answers.append(Answer(error=f"{type(error).__name__}: {error}"))
@@ -146,20 +145,24 @@ def make(check: Check, context: Context, unless: Callable[[], bool] = lambda: Fa
     thread.start()
     # Ranks that meet have a limit for each exchange; one that is not kept, they notice together.
     is_of_all = check.scope is Scope.ranks
-    deadline = time.monotonic() + context.config.timeout_s * (_EXCHANGES if is_of_all else 1)
+    deadline = time.monotonic() + check.timeout_s * (_EXCHANGES if is_of_all else 1)
     while thread.is_alive() and (left_s := deadline - time.monotonic()) > 0 and not unless():
         thread.join(min(left_s, _LOOK_S))
     if not answers:
-        # Of ranks that meet any may be to blame.
-        finding = None if unless() else late(context.config.timeout_s, () if is_of_all else None)
-        return Answer(finding, left=thread)
+        return Answer(None if unless() else _late(check, context), left=thread)
     if isinstance(answers[0], DiskFull):
         raise answers[0]
     return answers[0]
 
 
-def late(timeout_s: float, culprits: tuple[int, ...] | None = None) -> Finding:
+def _late(check: Check, context: Context) -> Finding:
     """What is found of a check that does not answer."""
-    remedy = "Look at what it waits for, or raise its `timeout_s`."
-    value = f"no answer within {timeout_s:g} s"
-    return Finding(value, is_failed=True, remedy=remedy, culprits=culprits)
+    return Finding(
+        f"no answer within {check.timeout_s:g} s",
+        is_failed=True,
+        # A file system may be busy with what the training itself reads and writes.
+        only_warns=context.is_beside and check.scope is Scope.node,
+        remedy="Look at what it waits for.",
+        # Of ranks that meet any may be to blame.
+        culprits=() if check.scope is Scope.ranks else None,
+    )

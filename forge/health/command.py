@@ -12,10 +12,11 @@ import select
 import shlex
 import signal
 import subprocess
+import threading
 import time
 
 from forge.config.schema import CommandCheckConfig
-from forge.health.check import Check, Context, Finding, Scope, late
+from forge.health.check import Check, Context, Finding, Scope
 
 _KEPT = 16_384
 """Bytes of its output that are kept: the last ones."""
@@ -31,10 +32,18 @@ _STOPS = {getattr(signal, f"SIG{name}", None) for name in ("TERM", "INT", "HUP",
 
 def check(name: str, config: CommandCheckConfig) -> Check:
     """The check that this command is."""
-    return Check(name, lambda context: _run(config.run, context), Scope.node, is_passive=True)
+    return Check(
+        name,
+        lambda context: _run(config, context),
+        Scope.node,
+        is_passive=True,
+        timeout_s=config.timeout_s,
+        is_command=True,
+    )
 
 
-def _run(command: list[str], context: Context) -> Finding:
+def _run(config: CommandCheckConfig, context: Context) -> Finding:
+    command, limit_s = config.run, config.timeout_s
     try:
         process = subprocess.Popen(
             command,
@@ -48,14 +57,15 @@ def _run(command: list[str], context: Context) -> Finding:
         return Finding(f"it cannot be started: {error}", is_failed=True, remedy=remedy)
     with process:
         try:
-            output = _followed(process, context)
+            output = _followed(process, limit_s, context.stopped)
         finally:
             # Also what it has left behind: the group is there until its leader is collected.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
     if output is None:
-        return late(context.config.timeout_s)
+        remedy = "Look at what it waits for, or raise its `timeout_s`."
+        return Finding(f"no answer within {limit_s:g} s", is_failed=True, remedy=remedy)
     return _judged(command, code, output)
 
 
@@ -75,18 +85,20 @@ def _judged(command: list[str], code: int, output: bytes) -> Finding:
     return Finding(ended + last, is_failed=code != 0, remedy=remedy)
 
 
-def _followed(process: subprocess.Popen[bytes], context: Context) -> bytes | None:
+def _followed(
+    process: subprocess.Popen[bytes], limit_s: float, stopped: threading.Event
+) -> bytes | None:
     """The end of its output, once it has ended; None where it has not done so in time.
 
     What it has started may have the pipe still open: its own end is what counts.
     """
     assert process.stdout is not None
-    deadline = time.monotonic() + _MARGIN * context.config.timeout_s
+    deadline = time.monotonic() + _MARGIN * limit_s
     pipe, output = process.stdout.fileno(), b""
     sources = select.poll()  # `select` takes no descriptor from 1024 on
     sources.register(pipe, select.POLLIN)
     while not _has_ended(process):
-        if time.monotonic() >= deadline or context.stopped.is_set():
+        if time.monotonic() >= deadline or stopped.is_set():
             return None
         if sources.poll(1000 * _LOOK_S):
             chunk = os.read(pipe, 1 << 20)

@@ -14,13 +14,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from forge.config.schema import CheckAction
-from forge.health import gpu
-from forge.health.check import Context, Finding
+from forge.errors import GpuGone
+from forge.health.check import TIMEOUT_S, Context, Finding
+from forge.health.gpu_driver import of_each
 from forge.health.nvml import Gpu
 from forge.jobdir.job_files import TOKEN
 from forge.process import processes
 
+_MAX_MIB = 512
+"""Source: NVIDIA's resiliency extension, which waits for less before a restart (`config.py`)."""
 _LOOK_S = 1.0
+_MARGIN_S = 5.0
+"""So much before `make` stops waiting, so that the answer comes in time."""
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h
 FAMILIES = (
     (TOKEN,),
@@ -31,23 +36,26 @@ FAMILIES = (
 
 
 def gpu_memory(context: Context) -> Finding | None:
-    """Whether others hold more of its memory than the threshold, in MiB; waits for them to go."""
+    """Whether other processes hold more of its memory than 512 MiB; waits for them to go."""
     if not _knows_pids():
         return None  # the driver has the numbers of another namespace: ours could be among others'
-    # A margin, so that the answer comes in time.
-    end = time.monotonic() + context.config.timeout_s * 0.9 - _LOOK_S
+    end = time.monotonic() + TIMEOUT_S - _MARGIN_S
     while True:
         leaving: list[int] = []
-        found = gpu.of_each(functools.partial(_of_one, leaving))(context)
-        is_worth_it = leaving or context.config.action is not CheckAction.warn
-        if found is None or not found.is_failed or context.is_beside or not is_worth_it:
-            return found
+        finding = of_each(context, functools.partial(_held, leaving=leaving))
+        is_worth_it = leaving or context.action is not CheckAction.warn
+        if finding is None or not finding.is_failed or context.is_beside or not is_worth_it:
+            return finding
         if time.monotonic() > end or context.stopped.wait(_LOOK_S):
-            return found
+            return finding
 
 
-def _of_one(leaving: list[int], one: Gpu, context: Context) -> Finding | None:
-    running = None if one.is_split else one.ask("ComputeRunningProcesses_v3")
+def _held(gpu: Gpu, leaving: list[int]) -> Finding | None:
+    """What others hold of one GPU; those whose memory is about to go are added to `leaving`."""
+    try:
+        running = None if gpu.is_split else gpu.ask("ComputeRunningProcesses_v3")
+    except GpuGone:  # `gpu_driver` says so
+        return None
     if running is None:
         return None
     others = {process.pid: (process.usedGpuMemory or 0) / 2**20 for process in running}
@@ -61,8 +69,8 @@ def _of_one(leaving: list[int], one: Gpu, context: Context) -> Finding | None:
     mib = sum(others.values())
     return Finding(
         f"{mib:.0f} MiB held by others" + (f": {', '.join(named)}" if named else ""),
-        is_failed=context.is_above(mib),
-        remedy="End them, or have the GPU's node looked at where they do not go.",
+        is_failed=mib > _MAX_MIB,
+        remedy="End them, or have the GPU's node looked at if they do not go.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Checks of the ranks against each other: each of them calls the same one at the same time.
+"""The check of the ranks against each other: each of them makes it at the same time.
 
 Values travel through the store in which the ranks have met, never by a collective, so that a rank
 that does not come is missed within the limit of the check, and nothing is left half done. `make`
@@ -16,23 +16,58 @@ import time
 from pathlib import Path
 from typing import Any
 
-from forge.health.check import Context, Finding
+from forge.health.check import TIMEOUT_S, Context, Finding
 
 _LEFTOVER = ".step_health_"
 """What begins so in a checkpoint directory, the next attempt removes."""
+_VISIBLE_S = TIMEOUT_S / 2
+"""Seconds in which a file system of the network has to show a new file to the other nodes."""
 _LOOK_S = 0.1
-"""A file system of the network shows a new file to the other nodes within seconds."""
+
+
+def ranks(context: Context) -> Finding | None:
+    """Whether all ranks read the same directory, and an all-reduce comes back right.
+
+    The all-reduce is on the backend that the training uses; the first one of NCCL takes tens of
+    seconds on many nodes.
+    """
+    size = context.ranks.size
+    if size == 1:
+        return None
+    from forge.resilience.health import check_nccl_health  # it needs torch
+
+    # All ranks come out of this at the same time: one that came late to the all-reduce for another
+    # reason would look like a broken network.
+    blind, named = _blind(context)
+    if blind:
+        return Finding(
+            f"{context.checkpoint_dir} does not serve all ranks: {named}",
+            is_failed=True,
+            remedy="Save to a file system that every node of the job has mounted.",
+            culprits=tuple(blind),
+        )
+    is_right = check_nccl_health(TIMEOUT_S)
+    problem = "" if is_right else f"had no right answer within {TIMEOUT_S:g} s"
+    wrong, named = _failed(context, "the collective", problem)
+    if not wrong:
+        return Finding(f"{size} ranks read the same directory, and an all-reduce came back right")
+    return Finding(
+        f"in an all-reduce of {size} ranks {named}",
+        is_failed=True,
+        remedy="Look at the network between these nodes (`NCCL_DEBUG=INFO`,"
+        " `TORCH_DISTRIBUTED_DEBUG`).",
+        # If it came back on no rank, nobody knows which of them is to blame.
+        culprits=() if len(wrong) == size else tuple(wrong),
+    )
 
 
 def gathered(context: Context, key: str, value: Any) -> list[Any]:
     """What each rank gives under this key, once an attempt, by rank.
 
     Raises:
-        RankLost: Where one has not given anything within the check's `timeout_s`.
+        RankLost: If one has not given anything in time.
     """
-    texts = context.ranks.gather(
-        f"health/{key}", json.dumps(value).encode(), context.config.timeout_s
-    )
+    texts = context.ranks.gather(f"health/{key}", json.dumps(value).encode(), TIMEOUT_S)
     return [json.loads(text) for text in texts]
 
 
@@ -44,53 +79,20 @@ def _failed(context: Context, key: str, problem: str) -> tuple[list[int], str]:
     return failed, "; ".join([*named, *([f"{len(failed) - 4} more"] if failed[4:] else [])])
 
 
-def collective(context: Context) -> Finding | None:
-    """Whether an all-reduce comes back right, on the backend that the training uses."""
-    size, limit_s = context.ranks.size, context.config.timeout_s
-    if size == 1:
-        return None
-    from forge.resilience.health import check_nccl_health  # it needs torch
-
-    # Together: who comes late for another reason would look like a broken network.
-    gathered(context, "before the collective", None)
-    problem = "" if check_nccl_health(limit_s) else f"had no right answer within {limit_s:g} s"
-    wrong, named = _failed(context, "the collective", problem)
-    if not wrong:
-        return Finding(f"an all-reduce of {size} ranks came back right")
-    return Finding(
-        f"in an all-reduce of {size} ranks {named}",
-        is_failed=True,
-        remedy="Look at the network between these nodes (`NCCL_DEBUG=INFO`,"
-        " `TORCH_DISTRIBUTED_DEBUG`).",
-        # Where it came back on no rank, nobody knows which of them is to blame.
-        culprits=() if len(wrong) == size else tuple(wrong),
-    )
-
-
-def shared_directory(context: Context) -> Finding | None:
-    """Whether every rank reads what rank 0 writes into the checkpoint directory."""
+def _blind(context: Context) -> tuple[list[int], str]:
+    """The ranks that do not read what rank 0 writes into the checkpoint directory, as `_failed`."""
     folder, is_first = context.checkpoint_dir, context.ranks.rank == 0
-    if context.ranks.size == 1:
-        return None
     made = folder / f"{_LEFTOVER}{secrets.token_hex(8)}"
     try:
         problem = _write(made) if is_first else ""
         name = gathered(context, "the shared file", "" if problem else made.name)[0]
         if name and not is_first:
             problem = _problem(context, folder / name)
-        blind, named = _failed(context, "the shared file was read", problem)
+        return _failed(context, "the shared file was read", problem)
     finally:
         if is_first:
             with contextlib.suppress(OSError):  # the next attempt removes it
                 made.unlink(missing_ok=True)
-    if not blind:
-        return Finding(f"{context.ranks.size} ranks read what rank 0 has written")
-    return Finding(
-        f"{folder} does not serve all ranks: {named}",
-        is_failed=True,
-        remedy="Save to a file system that every node of the job has mounted.",
-        culprits=tuple(blind),
-    )
 
 
 def _write(path: Path) -> str:
@@ -107,8 +109,8 @@ def _write(path: Path) -> str:
 
 
 def _problem(context: Context, path: Path) -> str:
-    """Why it does not hold its name; looks again until half the check's time is over."""
-    deadline = time.monotonic() + context.config.timeout_s / 2
+    """Why it does not hold its name; looks again until its time is over."""
+    deadline = time.monotonic() + _VISIBLE_S
     while True:
         try:
             if path.read_text(errors="replace") == path.name:

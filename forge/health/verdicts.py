@@ -10,18 +10,11 @@ from pathlib import Path
 
 from forge import messages
 from forge.config.conversion import COMMANDS
-from forge.config.schema import CheckAction, CheckConfig
-from forge.config.strict import STRICT
+from forge.config.schema import CheckAction
 from forge.errors import Exit, ExitCode, Reason
 from forge.group.facts import Failed, StopAsked
 from forge.health.check import Answer, Check, Scope
 from forge.jobdir import sick
-
-_WOULD = {
-    CheckAction.refuse: "leave this node",
-    CheckAction.exclude_node: "exclude this node",
-    CheckAction.halt: "end the job",
-}
 
 
 @dataclass(frozen=True)
@@ -62,58 +55,49 @@ class Verdicts:
         self._job = job
         self._rank = rank
         self._note = note
-        self._said: set[tuple[object, ...]] = set()
-        """(check, what of it was logged) since it passed last; not the values, which change."""
-        self._logged: dict[str, str] = {}
-        """What was found -> the check that it was logged of."""
+        self._logged: set[str] = set()
+        """The checks of which a failure was logged, and those that could not be made, since they
+        passed last."""
         self.node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         """As Slurm knows it."""
 
-    def judge(self, check: Check, config: CheckConfig, answer: Answer) -> Refusal | None:
+    def judge(self, check: Check, action: CheckAction, answer: Answer) -> Refusal | None:
         """Log that a check has failed, unless it has not passed since that was logged.
 
         Returns:
-            None where the job may stay.
+            None if the job may stay.
         """
         finding, name = answer.finding, check.name
-        if answer.error and self._is_new(name, "not made"):
+        if answer.error and name not in self._logged:
+            self._logged.add(name)
             self._log(name, f"Health check `{name}` was not made: {answer.error}")
         if finding is None:
             return None
         if not finding.is_failed:
-            self._said = {one for one in self._said if one[0] != name}
+            self._logged.discard(name)
             return None
         where = f" on {self.node}" if finding.culprits is None else ""
-        limit = "" if config.threshold is None else f" (threshold {config.threshold:g})"
-        text = f"Health check `{name}` failed{where}: {finding.value}{limit}"
+        text = f"Health check `{name}` failed{where}: {finding.value}"
         advice = f". {finding.remedy}" if finding.remedy else "."
         # What all ranks find, one of them says.
         is_mine = check.scope is not Scope.ranks or self._rank == 0
-        if config.action is CheckAction.warn:
-            # A GPU that is lost fails each of its checks, in the same words.
-            is_first = (
-                check.scope is not Scope.task
-                or self._logged.setdefault(finding.value, name) == name
-            )
-            if is_mine and is_first and self._is_new(name, finding.culprits):
-                self._log(name, f"{text}{advice} {_only_logged(name)}", action="warn")
+        if action is CheckAction.warn or finding.only_warns:
+            why = "whatever its action" if finding.only_warns else f"`{_key(check)}=warn`"
+            if is_mine and name not in self._logged:
+                self._logged.add(name)
+                self._log(name, f"{text}{advice} Only logged ({why}).", action="warn")
             return None
-        # Of no node, where it is not this one: else the first that leaves would be taken for sick.
+        # Of no node, if it is not this one: else the first that leaves would be taken for sick.
         is_own = finding.culprits is None or self._rank in finding.culprits
         node = self.node if is_own else ""
-        sick.write(self._job, sick.Sick(node, name, text, config.action.name))
+        sick.write(self._job, sick.Sick(node, name, text, action.name))
         if is_mine:
-            self._note_down(name, text, action=config.action.name)
-        is_halt = config.action is CheckAction.halt
+            self._note_down(name, text, action=action.name)
+        is_halt = action is CheckAction.halt
         what = "The job ends, and is not started again" if is_halt else "The job leaves this node"
         reason = Reason.halted if is_halt else Reason.unhealthy
-        full = f"{text}{advice} {what} (`{_action(name, config.action)}`)"
+        full = f"{text}{advice} {what} (`{_key(check)}={action.name}`)"
         return Refusal(full, reason, check.is_doubtful)
-
-    def _is_new(self, *what: object) -> bool:
-        is_new = what not in self._said
-        self._said.add(what)
-        return is_new
 
     def _log(self, name: str, text: str, **values: str) -> None:
         messages.warn(text)
@@ -123,15 +107,8 @@ class Verdicts:
         self._note("health", check=name, node=self.node, text=text, **values)
 
 
-def _only_logged(name: str) -> str:
-    """What the preset `strict` would have done: people see it before it happens."""
-    strict = STRICT.get(name)
-    if strict is None or strict is CheckAction.warn:
-        return f"Only logged (`{_action(name, CheckAction.warn)}`)."
-    return f"Only logged; the preset `strict` would {_WOULD[strict]} (`{_action(name, strict)}`)."
-
-
-def _action(name: str, action: CheckAction) -> str:
-    """The override that gives a check this action."""
-    place = "health.checks." if name in STRICT else COMMANDS
-    return f"resilience.{place}{name}.action={action.name}"
+def _key(check: Check) -> str:
+    """The key of the policy that gives a check its action."""
+    if check.is_command:
+        return f"resilience.{COMMANDS}{check.name}.action"
+    return f"resilience.health.checks.{check.name}"

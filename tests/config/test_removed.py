@@ -9,6 +9,7 @@ from forge import messages
 from forge.config import removed
 from forge.config.loading import load
 from forge.config.removed import REMOVED, Removed
+from forge.config.schema import CheckAction
 from forge.errors import ConfigError
 from forge.hydra_app.hints import hints_for
 from forge.jobdir import config_file, plan
@@ -66,6 +67,14 @@ def test_the_policy_of_a_job_that_waits_is_read_without_removed_keys(monkeypatch
     assert names == ["checks.old", "checks.disk.action", "checks.disk.threshold"]
     assert given["checks"]["disk"] == old
     assert removed.without(kept) == (kept, [])
+
+
+def test_the_checks_of_a_job_that_waits_keep_their_actions():
+    """A check had limits once, and there were others; a group that has nothing left is left out."""
+    old = {"disk": {"action": "halt", "threshold": 0.0}, "ecc": {"action": "refuse"}}
+    kept, _ = removed.without({"health": {"checks": old | {"shm": {"threshold": 8.0}}}})
+    assert kept == {"health": {"checks": {"disk": "halt"}}}
+    assert load(kept).health.checks["disk"] is CheckAction.halt
 
 
 def test_a_plan_of_the_version_before_is_read(tmp_path):

@@ -65,10 +65,6 @@ SINGLE = [
     ("checkpoint.best.metric", True, "expected a string, found a boolean"),
     ("checkpoint.init_from", " ", "is empty. Name a file or a checkpoint"),
     ("checkpoint.init_from", "~/weights.pt", "Write the path in full"),
-    ("health.checks.ecc.timeout_s", 0, "above 0 and finite"),
-    ("health.checks.gpu.timeout_s", NAN, "above 0 and finite"),
-    ("health.checks.disk.threshold", -1, "at least 0. null has no threshold"),
-    ("health.checks.disk.threshold", NAN, "at least 0"),
     ("health.every_s", 0, INTERVAL),
     ("health.exclude_h", 0, "above 0 and finite"),
     ("health.commands.nhc.run", [], "names no command, as `[nhc, -a]` does"),
@@ -105,18 +101,18 @@ SINGLE = [
     ("checkpoint.when_busy", "half", "expected wait | skip"),
     ("checkpoint.verify", "half", "expected full | size | none"),
     ("requeue.on_code_change", "ask", "expected warn | refuse"),
-    ("health.checks.ecc.action", "exclude", CHECK_ACTIONS),
-    ("health.checks.fan.action", "warn", "there is no such key"),
+    ("health.checks.gpu", "exclude", CHECK_ACTIONS),
+    ("health.checks.gpu", None, CHECK_ACTIONS),
+    ("health.checks.fan", "warn", "there is no such key"),
     ("health.checks", ["disk"], "is a group of keys, not a value"),
-    ("health.checks.disk", "warn", "is a group of keys, not a value"),
-    ("health.checks.disk.action", "???", CHECK_ACTIONS),
+    ("health.checks.disk", "???", CHECK_ACTIONS),
     # booleans where a word or number is expected: YAML reads off, on, yes and no so
     ("nan.action", False, f"expected {WORDS}, found a boolean"),
     ("signal.actions.USR1", False, "expected stop | requeue | save | ignore, found a boolean"),
     ("checkpoint.every_steps", True, "expected a whole number, found a boolean"),
     ("checkpoint.every_s", False, "expected a number, found a boolean"),
     ("checkpoint.dir", True, "expected a string, found a boolean"),
-    ("health.checks.gpu.action", False, f"{CHECK_ACTIONS}, found a boolean"),
+    ("health.checks.gpu", False, f"{CHECK_ACTIONS}, found a boolean"),
     # numbers
     ("checkpoint.every_steps", 2.5, "expected a whole number, found a fraction"),
     ("checkpoint.every_steps", "ten", "expected a whole number, found 'ten'"),
@@ -352,12 +348,12 @@ def test_a_site_names_its_own_checks():
 def test_loading_leaves_its_argument_alone():
     given = {
         "signal": {"actions": {"sigterm": "save"}},
-        "health": {"checks": {"gpu": {"action": "warn"}}},
+        "health": {"checks": {"gpu": "warn"}},
     }
     load(given)
     assert given == {
         "signal": {"actions": {"sigterm": "save"}},
-        "health": {"checks": {"gpu": {"action": "warn"}}},
+        "health": {"checks": {"gpu": "warn"}},
     }
     policy = Policy()
     load(policy).signal.actions["TERM"] = SignalAction.ignore
@@ -373,7 +369,7 @@ def test_interpolations_are_resolved(monkeypatch):
             "resilience": {
                 "nan": {"action": "${oc.env:FORGE_TEST_ACTION}"},
                 "checkpoint": {"every_steps": "${interval}"},
-                "health": {"checks": {"gpu": {"action": "${word}"}}},
+                "health": {"checks": {"gpu": "${word}"}},
             },
             "word": "warn",
         }
@@ -381,7 +377,7 @@ def test_interpolations_are_resolved(monkeypatch):
     policy = load(app.resilience)
     assert policy.nan.action is NanAction.halt
     assert policy.checkpoint.every_steps == 7
-    assert policy.health.checks.gpu.action is CheckAction.warn
+    assert policy.health.checks["gpu"] is CheckAction.warn
     assert load({"nan": {"action": "${oc.env:FORGE_TEST_ACTION}"}}) == load(
         {"nan": {"action": "halt"}}
     )

@@ -12,7 +12,8 @@ from harness import Job, Process, assert_same_run
 from ranked import RankedJob
 
 import forge
-from forge.config.schema import CheckAction, CheckConfig, ChecksConfig, HealthConfig
+from forge.config.loading import load
+from forge.config.schema import HealthConfig
 from forge.errors import Reason
 from forge.health import attempt
 from forge.health.check import Check, Finding, Scope
@@ -45,10 +46,10 @@ def look(context):  # healthy at the start, and at the first look beside trainin
     looks.append(context.is_beside)
     return Finding("3 errors", is_failed=True) if len(looks) > 2 else None
 
-attempt.CHECKS = (Check("ecc", look, Scope.task, is_passive=True, is_doubtful=is_doubtful),)
+attempt.CHECKS = (Check("gpu_driver", look, Scope.task, is_passive=True, is_doubtful=is_doubtful),)
 policy = {
     "checkpoint": {"dir": directory, "every_steps": None},
-    "health": {"every_s": 0.01, "checks": {"ecc": {"action": action}}},
+    "health": {"every_s": 0.01, "checks": {"gpu_driver": action}},
 }
 with forge.Run(policy, model=torch.nn.Linear(2, 1)) as run:
     for _ in run.steps(10**6):  # ends, should nothing else end it
@@ -66,15 +67,14 @@ def planted(directory, action, kind="certain"):
 
 
 @pytest.mark.parametrize(
-    ("action", "reason"),
-    [("exclude_node", Reason.unhealthy), ("halt", Reason.halted), ("refuse", Reason.unhealthy)],
+    ("action", "reason"), [("exclude_node", Reason.unhealthy), ("halt", Reason.halted)]
 )
 def test_what_is_found_beside_training_saves_and_ends_it_with_69(action, reason, tmp_path):
     """Not in the middle of a step: what was trained so far is worth keeping."""
     code, job = planted(tmp_path, action)
     found = verdict.read(job)
     assert (code, found.exit_code, found.reason) == (69, 69, reason)
-    assert "Health check `ecc` failed" in found.text
+    assert "Health check `gpu_driver` failed" in found.text
     assert (job / f"step_{found.step}").is_dir()
     assert [one.action for one in sick.read_all(job, 1).values()] == [action]
 
@@ -91,8 +91,7 @@ def test_a_warning_is_in_the_ledger_once_and_ends_nothing(tmp_path):
     assert code == 0
     events = [event for one in forge.ledger.read(job).attempts for event in one.events]
     (event,) = [event for event in events if event["kind"] == "health"]
-    assert (event["check"], event["action"]) == ("ecc", "warn")
-    assert "the preset `strict` would exclude this node" in event["text"]
+    assert (event["check"], event["action"]) == ("gpu_driver", "warn")
 
 
 HANGS = """
@@ -137,16 +136,14 @@ def test_a_check_that_still_hangs_is_not_made_again(monkeypatch, tmp_path):
         looks.append(1)
         ended.wait()
 
-    check = Check("ecc", look, Scope.task, is_passive=True)
+    check = Check("gpu_driver", look, Scope.task, is_passive=True, timeout_s=0.01)
     monkeypatch.setattr(attempt, "CHECKS", (check,))
-    ecc = CheckConfig(CheckAction.warn, timeout_s=0.01)
-    config = HealthConfig(checks=ChecksConfig(ecc=ecc))
-    health = started(config, tmp_path)
+    health = started(HealthConfig(), tmp_path)
     assert health._look() is None
     assert health._look() is None
     assert len(looks) == 1
     ended.set()
-    health._answers["ecc"].left.join()
+    health._answers["gpu_driver"].left.join()
     assert health._look() is None
     assert len(looks) == 2
 
@@ -158,10 +155,10 @@ def test_what_is_found_once_the_attempt_leaves_is_no_verdict(monkeypatch, tmp_pa
         health.stop()
         return Finding("3 errors", is_failed=True)
 
-    check = Check("ecc", look, Scope.task, is_passive=True)
-    monkeypatch.setattr(attempt, "CHECKS", (check, replace(check, name="pcie", look=pytest.fail)))
-    ecc = CheckConfig(CheckAction.exclude_node)
-    health = started(HealthConfig(checks=ChecksConfig(ecc=ecc)), tmp_path)
+    check = Check("gpu_driver", look, Scope.task, is_passive=True)
+    monkeypatch.setattr(attempt, "CHECKS", (check, replace(check, name="shm", look=pytest.fail)))
+    config = load({"health": {"checks": {"gpu_driver": "exclude_node"}}}).health
+    health = started(config, tmp_path)
     assert health._look() is None
     assert sick.read_all(tmp_path, 1) == {}
 
@@ -171,13 +168,13 @@ def test_of_a_rank_that_is_to_stop_only_those_of_all_ranks_are_made(monkeypatch,
     made = []
     checks = {
         scope: Check(name, lambda context, name=name: made.append(name), scope)
-        for scope, name in ((Scope.node, "disk"), (Scope.task, "ecc"), (Scope.ranks, "collective"))
+        for scope, name in ((Scope.node, "disk"), (Scope.task, "gpu"), (Scope.ranks, "ranks"))
     }
     monkeypatch.setattr(attempt, "CHECKS", tuple(checks.values()))
     health = started(HealthConfig(), tmp_path, is_stopping=lambda: True)
     health.check_node()
     health.check_ranks()
-    assert made == ["collective"]
+    assert made == ["ranks"]
 
 
 def test_a_sick_node_costs_no_step_and_no_bit(tmp_path):

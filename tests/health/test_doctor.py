@@ -24,9 +24,9 @@ def test_each_fault_is_found_and_nothing_else(fault, tmp_path):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("resilience.health.checks.fan.threshold=3", "there is no such key"),
-        ("health.checks.shm.threshold=3", "is no `resilience.<key>=<value>`"),
-        ("resilience.health.checks.shm.threshold=much", "resilience.health.checks.shm.threshold"),
+        ("resilience.health.checks.fan=warn", "there is no such key"),
+        ("health.checks.shm=warn", "is no `resilience.<key>=<value>`"),
+        ("resilience.health.checks.shm=much", "ignore | warn | refuse"),
         ("resilience.health.commands.nhc.run=[]", "names no command"),
     ],
 )
@@ -39,7 +39,7 @@ def test_an_override_that_makes_no_sense_ends_with_78(override, said):
 
 def test_of_many_nodes_what_is_well_is_one_row_and_each_fault_its_own():
     """A table of a thousand lines hides the one that counts."""
-    rows = [Row("shm", f"n{i}", FAILS if i == 3 else OK, "1", "x", "y") for i in range(8)]
+    rows = [Row("shm", f"n{i}", FAILS if i == 3 else OK, "x", "y" * (i == 3)) for i in range(8)]
     merged = doctor._merged(rows)
     assert [(row.where, row.verdict) for row in merged] == [("n0 and 6 more", OK), ("n3", FAILS)]
     lines = list(doctor.table(merged))

@@ -8,10 +8,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from nvml_answers import FakeNvml, recorded
+from nvml_answers import NUMBER, FakeNvml, recorded
 from started import Popen
 
-from forge.config.schema import CheckAction, CheckConfig
+from forge.config.schema import CheckAction
 from forge.health import gpu_memory, nvml
 from forge.health.check import Context
 from forge.jobdir.job_files import TOKEN
@@ -57,12 +57,11 @@ def look(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpu_memory, "_knows_pids", lambda: True)
 
-    def looked(*times, action="warn", timeout_s=60.0, **context):
+    def looked(*times, action="warn", **context):
         fake = Changing(*times)
         monkeypatch.setattr(nvml, "driver", lambda: fake)
-        config = CheckConfig(CheckAction[action], 512.0, timeout_s)
-        context.setdefault("stopped", Counted())
-        found = gpu_memory.gpu_memory(Context(config, Path(), Path(), (0,), **context))
+        context = {"action": CheckAction[action], "stopped": Counted(), **context}
+        found = gpu_memory.gpu_memory(Context(Path(), Path(), (0,), **context))
         return found, getattr(context["stopped"], "waits", 0)
 
     return looked
@@ -143,7 +142,7 @@ def test_what_a_dead_process_held_is_waited_for(look, strangers):
         assert f"9000 MiB by pid {gone}, which has ended" in found.value
 
 
-def test_who_lives_is_waited_for_only_where_the_policy_acts(look, strangers):
+def test_who_lives_is_waited_for_only_if_the_policy_acts(look, strangers, monkeypatch):
     """People share GPUs: each start would be a minute late, only to log the same."""
     pid = waiting().pid
     assert look({pid: 9000}, {})[1] == 0
@@ -151,7 +150,8 @@ def test_who_lives_is_waited_for_only_where_the_policy_acts(look, strangers):
     assert (found.is_failed, waits) == (False, 2)
     found, waits = look({pid: 9000}, action="exclude_node")
     assert (found.is_failed, waits) == (True, 21)  # nobody waits for the answer any more
-    found, waits = look({pid: 9000}, action="exclude_node", timeout_s=0.1)
+    monkeypatch.setattr(gpu_memory, "TIMEOUT_S", 5.0)
+    found, waits = look({pid: 9000}, action="exclude_node")
     assert (found.is_failed, waits) == (True, 0)  # an answer that came later would be none
 
 
@@ -174,6 +174,12 @@ def test_beside_training_nothing_is_waited_for(look, strangers):
     """The next look is a few minutes away."""
     found, waits = look({waiting().pid: 9000}, {}, action="exclude_node", is_beside=True)
     assert (found.is_failed, waits) == (True, 0)
+
+
+def test_a_gpu_that_is_gone_is_the_other_check_s_to_tell(look, monkeypatch):
+    """Nobody holds its memory any more."""
+    monkeypatch.setitem(Changing.changed, "UUID gpu0", {"error": NUMBER["gpu_is_lost"]})
+    assert look({HIDDEN: 9000})[0] is None
 
 
 def test_in_a_container_nobody_is_accused(monkeypatch, look):

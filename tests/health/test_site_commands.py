@@ -9,7 +9,7 @@ import pytest
 from harness import until
 from started import Popen
 
-from forge.config.schema import CheckConfig, CommandCheckConfig
+from forge.config.schema import CommandCheckConfig
 from forge.health import command
 from forge.health.check import Context, make
 
@@ -17,8 +17,8 @@ SHELL = ["sh", "-c"]
 
 
 def answer(run, folder, timeout_s=60.0, **given):
-    context = Context(CheckConfig(timeout_s=timeout_s), folder, folder, **given)
-    return make(command.check("nhc", CommandCheckConfig(run, timeout_s)), context)
+    check = command.check("nhc", CommandCheckConfig(run, timeout_s))
+    return make(check, Context(folder, folder, **given))
 
 
 def _stat(pid):
@@ -90,11 +90,11 @@ def test_a_command_whose_end_somebody_else_has_collected_is_no_verdict(tmp_path,
     assert (found.finding, found.error.partition(":")[0]) == (None, "ChildProcessError")
 
 
-def test_what_it_has_printed_is_read_though_it_has_ended_before_anybody_looked(tmp_path):
+def test_what_it_has_printed_is_read_though_it_has_ended_before_anybody_looked():
     """The last line says why, and is printed last."""
     process = Popen(["echo", "no fan"], stdout=subprocess.PIPE)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert command._followed(process, Context(CheckConfig(), tmp_path, tmp_path)) == b"no fan\n"
+    assert command._followed(process, 60.0, threading.Event()) == b"no fan\n"
 
 
 def test_a_command_that_closes_its_output_is_waited_for_without_a_spin(tmp_path, monkeypatch):

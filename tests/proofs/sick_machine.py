@@ -74,6 +74,16 @@ sys.exit(main.main())
 """
 
 
+IMPATIENT = """
+import sys
+from forge.cli import doctor, main
+
+doctor.TIMEOUT_S = 3.0
+sys.argv = ["forge", *sys.argv[1:]]
+sys.exit(main.main())
+"""
+
+
 @dataclass(frozen=True)
 class Fault:
     """Something that is wrong with a machine."""
@@ -100,32 +110,29 @@ def nhc(script: str, timeout_s: float = 60.0) -> tuple[str, ...]:
     return (f'{key}.run=[sh, -c, "{script}"]', f"{key}.timeout_s={timeout_s}")
 
 
-OF_THIS_MACHINE = {
-    "shm": "resilience.health.checks.shm.threshold=0",
-}
-"""By check: a container's small /dev/shm is no fault planted here."""
-COLLECTIVE = ("resilience.health.checks.collective.timeout_s=3",)
+NO_SHM = "resilience.health.checks.shm=ignore"
+"""A container's small /dev/shm is no fault planted here."""
 FAULTS = [
     Fault("none", ""),
     Fault("none, two ranks", "", ranks=2),
     Fault(
         "full disk",
         "disk",
-        ("resilience.health.checks.inodes.threshold=0",),
+        (),
         'mount -t tmpfs -o size=1m tmpfs "$1"; head -c 2m /dev/zero > "$1/ballast" 2> /dev/null',
         shown="No space left on device",
     ),
     Fault(
         "no room for two checkpoints",
-        "room",
-        ("resilience.health.checks.inodes.threshold=0",),
+        "",
+        (),
         'mount -t tmpfs -o size=4m tmpfs "$1"; mkdir "$1/step_5";'
         ' head -c 2m /dev/zero > "$1/step_5/tensors_rank00000.safetensors"',
         shown="room for 1.0 more checkpoints",
     ),
     Fault(
-        "no inodes",
-        "inodes",
+        "few inodes",
+        "",
         (),
         'mount -t tmpfs -o size=4g,nr_inodes=50 tmpfs "$1"',
         shown="free inodes in",
@@ -152,14 +159,20 @@ FAULTS = [
     ),
     Fault("a site's command fails", "nhc", nhc("echo fine; echo no fan; exit 3"), shown="no fan"),
     Fault("a site's command hangs", "nhc", nhc("sleep 600 & sleep 600", 1.0), shown="within 1 s"),
-    Fault("a peer that does not come", "collective", COLLECTIVE, ranks=2, only=0, shown="rank 1"),
+    Fault(
+        "a peer that does not come",
+        "ranks",
+        before=(sys.executable, "-c", IMPATIENT),
+        ranks=2,
+        only=0,
+        shown="rank 1",
+    ),
 ]  # fmt: skip
 
 
 def examined(fault: Fault, folder: Path) -> tuple[int, str]:
     """What the doctor ends with and prints; of several ranks the first that comes."""
-    others = [one for check, one in OF_THIS_MACHINE.items() if check != fault.check]
-    arguments = [str(folder), *others, *fault.overrides]
+    arguments = [str(folder), *([NO_SHM] if fault.check != "shm" else []), *fault.overrides]
     command = [*DOCTOR, *arguments]
     if fault.before:
         command = [*fault.before, *command[3:]]  # a script that plays the doctor's machine

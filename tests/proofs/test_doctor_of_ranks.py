@@ -31,11 +31,10 @@ def rows(output):
 
 
 def assert_between(output):
-    """All checks are there, each once; those between two ranks were made, and pass."""
+    """All checks are there, each once; that between two ranks was made, and passes."""
     found = rows(output)
     assert found.keys() >= {check.name for check in CHECKS}, output
-    for name in ("shared_directory", "collective"):
-        assert found[name][:3] == ["all", "ranks", "ok"], output
+    assert found["ranks"][:3] == ["all", "ranks", "ok"], output
 
 
 def test_below_torchrun_two_processes_print_one_table(tmp_path):

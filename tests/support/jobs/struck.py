@@ -10,9 +10,9 @@ import json
 import math
 import os
 import resource
-import shutil
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -46,6 +46,11 @@ def happening(where):
             yield what
 
 
+def refused(*args, **given):
+    """Make no file."""
+    raise PermissionError(13, "Permission denied")
+
+
 def act(where):
     for what in happening(where):
         match what:
@@ -61,10 +66,9 @@ def act(where):
                 run.finish("enough")
             case "full":  # from here on no file gets longer, as on a full disk
                 limit(8 << 10)
-            case "unhealthy":  # the disk of its own node has not as much room as is asked for
+            case "unhealthy":  # its own node does not take a file
                 os.environ["LOCAL_RANK"] = "0"
-                full = shutil.disk_usage(directory)._replace(free=-1)
-                shutil.disk_usage = lambda _, full=full: full
+                tempfile.NamedTemporaryFile = refused
             case "room":
                 limit(resource.RLIM_INFINITY)
             case "stays out":  # of the Run, until the others have left theirs

@@ -1,13 +1,11 @@
-"""Checks of a task's own GPUs by what their driver says of them; none opens a CUDA context.
+"""What the driver says of a task's own GPUs: memory errors, worn out rows, a recovery action.
 
 A GPU or a driver that has no answer to a question has nothing to fail: a consumer's GPU counts no
-memory errors, an older driver knows no recovery action. A GPU that answers nothing any more fails
-every check. Thresholds and their sources: docs/reference/gpu-checks.md.
+memory errors, an older driver knows no recovery action.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 from forge.errors import GpuGone
@@ -15,8 +13,9 @@ from forge.health.check import Context, Finding
 from forge.health.nvml import Gpu
 from forge.health.own_gpus import own_gpus
 
-_RESET = "Have it reset, or the node rebooted; where it does not help, have it replaced."
-
+_MAX_UNCORRECTED = 0
+"""Memory errors since the driver was loaded. Source: Meta's gcm (`ecc_uncorrected`)."""
+_RESET = "Have it reset, or the node rebooted; if that does not help, have it replaced."
 _RECOVERY = {
     1: "a reset of the GPU",
     2: "a reboot of the node",
@@ -26,46 +25,47 @@ _RECOVERY = {
 """NVML_GPU_RECOVERY_ACTION_…: what the usual ones ask for."""
 
 
-def of_each(
-    look: Callable[[Gpu, Context], Finding | None],
-) -> Callable[[Context], Finding | None]:
-    """The check of all of a task's own GPUs that this one of a single GPU makes.
+def gpu_driver(context: Context) -> Finding | None:
+    """Whether the driver reports a fault of a GPU; it opens no CUDA context."""
+    return of_each(context, _uncorrected_errors, _remapped_rows, _recovery_action)
 
-    It finds the failures, each with its GPU's name; where there are none, what all have; nothing
-    where no GPU has an answer. An error that says nothing of a GPU is raised where no other fails.
+
+def of_each(context: Context, *questions: Callable[[Gpu], Finding | None]) -> Finding | None:
+    """Ask all of them of each of the task's own GPUs.
+
+    It finds the failures, each with its GPU's name; if there are none, what all have; nothing if no
+    GPU has an answer. A GPU that no longer answers has failed. An error that says nothing of a GPU
+    is raised if nothing has failed.
     """
-
-    @functools.wraps(look)
-    def check(context: Context) -> Finding | None:
-        found, errors = dict[str, Finding](), []
-        for gpu in own_gpus(context.devices):
+    failed, passed, errors = list[tuple[str, Finding]](), list[Finding](), []
+    for gpu in own_gpus(context.devices):
+        for question in questions:
             try:
-                one = look(gpu, context)
+                finding = question(gpu)
             except GpuGone as gone:
                 text = f"does not answer its driver any more ({gone})"
-                one = Finding(text, is_failed=True, remedy=_RESET)
+                failed.append((gpu.name, Finding(text, is_failed=True, remedy=_RESET)))
+                break
             except gpu.nvml.NVMLError as error:
                 errors.append(error)
                 continue
-            if one is not None:
-                found[gpu.name] = one
-        failed = {name: one for name, one in found.items() if one.is_failed}
-        if failed:
-            return Finding(
-                "; ".join(f"{name}: {one.value}" for name, one in failed.items()),
-                is_failed=True,
-                remedy=" ".join(dict.fromkeys(one.remedy for one in failed.values())),
-            )
-        if errors:
-            raise errors[0]
-        values = dict.fromkeys(one.value for one in found.values())
-        return Finding("; ".join(values)) if values else None
+            if finding is not None and finding.is_failed:
+                failed.append((gpu.name, finding))
+            elif finding is not None:
+                passed.append(finding)
+    if failed:
+        return Finding(
+            "; ".join(f"{name}: {finding.value}" for name, finding in failed),
+            is_failed=True,
+            remedy=" ".join(dict.fromkeys(finding.remedy for _, finding in failed)),
+        )
+    if errors:
+        raise errors[0]
+    values = dict.fromkeys(finding.value for finding in passed)
+    return Finding("; ".join(values)) if values else None
 
-    return check
 
-
-@of_each
-def ecc(gpu: Gpu, context: Context) -> Finding | None:
+def _uncorrected_errors(gpu: Gpu) -> Finding | None:
     """Whether bits of its memory were lost since its driver was loaded."""
     kind, since = gpu.nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, gpu.nvml.NVML_VOLATILE_ECC
     count = gpu.ask("TotalEccErrors", kind, since)
@@ -73,14 +73,13 @@ def ecc(gpu: Gpu, context: Context) -> Finding | None:
         return None
     return Finding(
         f"uncorrected memory errors since the driver was loaded: {count}",
-        is_failed=context.is_above(count),
+        is_failed=count > _MAX_UNCORRECTED,
         remedy="What was computed on it may be wrong. Have the GPU reset, then tested.",
     )
 
 
-@of_each
-def row_remap(gpu: Gpu, context: Context) -> Finding | None:
-    """Whether rows of its memory are worn out, and no others have taken their place."""
+def _remapped_rows(gpu: Gpu) -> Finding | None:
+    """Whether rows of its memory are worn out and not replaced. Source: Azure (`azure_gpu_ecc`)."""
     rows = gpu.ask("RemappedRows")
     if rows is None:
         return None
@@ -94,15 +93,17 @@ def row_remap(gpu: Gpu, context: Context) -> Finding | None:
     return Finding(f"remapped rows: {corrected + uncorrected}, none waits")
 
 
-@of_each
-def recovery_action(gpu: Gpu, context: Context) -> Finding | None:
-    """Whether the driver wants the GPU reset, the node rebooted or the like; driver 570 and on."""
+def _recovery_action(gpu: Gpu) -> Finding | None:
+    """Whether the driver wants the GPU reset, the node rebooted or the like; driver 570 and on.
+
+    Source: NVIDIA's resiliency extension (`shared_utils/health_check.py`).
+    """
     values = gpu.ask("FieldValues", [gpu.nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
     if not values or values[0].nvmlReturn != gpu.nvml.NVML_SUCCESS:
         return None
     action = values[0].value.uiVal
     if action == gpu.nvml.NVML_GPU_RECOVERY_ACTION_NONE:
-        return Finding("none asked for")
+        return Finding("no recovery action")
     wanted = _RECOVERY.get(action, f"recovery action {action}")
     remedy = "Do so before anything else runs on it; the kernel's log has the XID that led to it."
     return Finding(f"its driver asks for {wanted}", is_failed=True, remedy=remedy)
