@@ -11,7 +11,7 @@ CHECKS: tuple[Check, ...] = (
     # The driver is asked first: a product on a GPU that is gone may not return.
     Check("gpu_memory", gpu_memory.gpu_memory, Scope.task, is_passive=True),
     Check("gpu_driver", gpu_driver.gpu_driver, Scope.task, is_passive=True, is_doubtful=True),
-    Check("gpu", product.gpu, Scope.task, is_doubtful=True),
+    Check("gpu", product.gpu, Scope.task),
     Check("ranks", peers.ranks, Scope.ranks),
 )
 """Their names are the keys of `health.checks`."""

@@ -78,7 +78,7 @@ IMPATIENT = """
 import sys
 from forge.cli import doctor, main
 
-doctor.TIMEOUT_S = 3.0
+doctor.TIMEOUT_S = 1.0
 sys.argv = ["forge", *sys.argv[1:]]
 sys.exit(main.main())
 """
