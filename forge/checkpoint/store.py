@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import shutil
 import time
@@ -27,10 +26,10 @@ from forge.checkpoint.format import manifest, tensorfile
 from forge.checkpoint.format.codec import Encoder
 from forge.checkpoint.format.manifest import Logged, Manifest
 from forge.checkpoint.format.names import FINAL, LATEST
+from forge.checkpoint.format.state_text import state_text
 from forge.checkpoint.load import reading
 from forge.checkpoint.load.reading import Checkpoint, Place
 from forge.checkpoint.ownership.fence import Fence
-from forge.checkpoint.ownership.trust import Trust, check_writable_size
 from forge.checkpoint.ownership.workspace import Workspace
 from forge.checkpoint.retention import pins
 from forge.checkpoint.retention.in_use import reading_lock
@@ -85,7 +84,6 @@ class Store:
         self.job = ""
         """The id of `job.json`, for the manifest."""
         self._retention = Retention(config, keep_back_steps, keep_back_every)
-        self._trust = Trust(config.on_foreign)
         self._copies = Copies()
         self._seen = Seen()
         self.logged: Callable[[], Logged] = dict
@@ -104,8 +102,7 @@ class Store:
 
     def _claim(self, directory: Path) -> None:
         try:
-            durable.make_directory(directory, self._trust.directory_mode)
-            self._trust.check(directory)
+            durable.make_directory(directory)
             self._fence = Fence(directory)
         except OSError as error:
             raise CheckpointError(f"{directory} cannot be claimed: {error}") from error
@@ -182,7 +179,6 @@ class Store:
         Raises:
             DamagedCheckpoint: Saying which file is wrong, what was expected and what was found.
         """
-        self._trust.check_step(path)
         with reading_lock(path):
             return self._read(path, place)
 
@@ -199,7 +195,7 @@ class Store:
         """
         encoder = Encoder()
         tree = encoder.encode(state)
-        check_writable_size(json.dumps(tree).encode())
+        state_text(tree)
         tensorfile.Layout(encoder.tensors)
 
     def snapshot(self, step: int, state: Any, *, is_complete: bool, copy: bool) -> Snapshot:
@@ -247,7 +243,7 @@ class Store:
                     return None
                 temporary = stack.enter_context(self._workspace.entered()) / name
                 shutil.rmtree(temporary, ignore_errors=True)
-                temporary.mkdir(self._trust.directory_mode)
+                temporary.mkdir()
                 # Where this fails the snapshot is not spent: it may be tried again.
                 stack.callback(shutil.rmtree, temporary, ignore_errors=True)
                 return str(temporary)

@@ -51,6 +51,10 @@ REMOVED: dict[str, Removed] = {
     ),
     "health.checks.*.threshold": Removed("The limits of checks are constants. Leave the key out."),
     "health.checks.*.timeout_s": Removed("A check always has 60 s. Leave the key out."),
+    "checkpoint.on_foreign": Removed(
+        "Checkpoints are read whoever owns them. To keep others from writing to them, use"
+        " `chmod -R go-w` on the checkpoint directory, and leave the key out."
+    ),
     "hang.factor": Removed(
         "A learned limit is always 5 times the slowest recent step, save or evaluation. To set a"
         " limit yourself, use `resilience.hang.timeout_s`."

@@ -85,14 +85,6 @@ class Verify(Enum):
     """Only what loading needs."""
 
 
-class OnForeign(Enum):
-    """What to do with a checkpoint that somebody else owns, or may write to."""
-
-    ignore = "ignore"
-    warn = "warn"
-    refuse = "refuse"
-
-
 STOP_SHARE = 0.75
 """The forced exit comes this part of the lead after the signal, where nothing else is set."""
 
@@ -333,8 +325,6 @@ class CheckpointConfig:
     verify: Verify = Verify.full
     """What of a checkpoint is checked before it is loaded. With `size` and `none` changed bytes are
     loaded silently."""
-    on_foreign: OnForeign = OnForeign.warn
-    """What happens if anyone but this user and root owns or can write to what is read."""
     init_from: str | None = None
     """A `torch.save` or Lightning file, or a checkpoint, that a new job starts from. A relative
     path is relative to where the command was started."""

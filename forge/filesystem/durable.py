@@ -28,10 +28,10 @@ def new_file(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def make_directory(path: Path, mode: int = 0o777) -> None:
+def make_directory(path: Path) -> None:
     """Make a directory, and those above it, whose names survive a power cut as well."""
     made = [part for part in (path, *path.parents) if not part.is_dir()]
-    path.mkdir(mode, parents=True, exist_ok=True)
+    path.mkdir(parents=True, exist_ok=True)
     for part in made or [path]:  # one that is there may be of an attempt that died before this
         with contextlib.suppress(PermissionError):  # others' directories may be closed to reading
             sync_directory(part.parent)

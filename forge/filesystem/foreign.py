@@ -1,7 +1,6 @@
 """Who other than this user could have written a file: another owner, or somebody with the right to.
 
-One rule for what is executed (`forge/filesystem/files.py`, which refuses) and for what is trained
-on (`forge/checkpoint/ownership/trust.py`, where the policy says what follows). See
+The rule for whatever is executed: `forge/filesystem/files.py` refuses such files. See
 docs/decisions/0012-trust.md.
 """
 
@@ -11,13 +10,11 @@ import contextlib
 import os
 import secrets
 import stat
-import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 _ACL = "system.posix_acl_access"
-_ENTRY = struct.Struct("<HHI")  # tag, permissions, number of a user or group
-_NAMED_USER, _NAMED_GROUP, _WRITE = 0x02, 0x08, 0x02
+_given_to: dict[tuple[int, int], int] = {}
+"""The owner of a new file of ours, by our user ID and the device."""
 
 
 def foreign(path: Path) -> str | None:
@@ -56,10 +53,10 @@ def _foreign(status: os.stat_result, target: Path | int, folder: Path) -> str | 
     owner = f"it belongs to {_user(status.st_uid)}, mode {mode:04o}"
     if mode & stat.S_IWOTH:
         return f"can be written by everybody ({owner})"
-    if not mode & stat.S_IWGRP:  # with an ACL this bit is its mask: nobody it names can write
+    if not mode & stat.S_IWGRP:  # the mask of its ACL, if it has one: nobody it names can write
         return None
-    for name in _named_writers(target):
-        return f"can be written by {name}, whom its ACL names ({owner})"
+    if _has_acl(target):
+        return f"can be written by users or groups that its ACL names ({owner})"
     if not _is_private(status.st_gid, os.geteuid()):
         return f"can be written by the group {_group(status.st_gid)} ({owner})"
     return None
@@ -73,36 +70,37 @@ def _belongs(status: os.stat_result) -> str:
 def is_ours(uid: int, folder: Path) -> bool:
     """Whether a file of this owner in `folder` is ours or root's.
 
-    Some network disks give every file to one user, whoever writes it: what we write there says.
+    Some network disks give every file to one user, whoever writes it: a file made there shows
+    which, once for each disk.
     """
-    if uid in (os.geteuid(), 0):
+    euid = os.geteuid()
+    if uid in (euid, 0):
         return True
-    probe = folder / f".owner-{secrets.token_hex(8)}"
     try:
-        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError:
+        disk = euid, os.stat(folder).st_dev
+        if disk not in _given_to:
+            _given_to[disk] = _owner_of_new_file(folder)
+    except OSError:  # nothing can be made there: another folder of the disk may show it
         return False
+    return uid == _given_to[disk]
+
+
+def _owner_of_new_file(folder: Path) -> int:
+    probe = folder / f".owner-{secrets.token_hex(8)}"
+    fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        return os.fstat(fd).st_uid == uid
+        return os.fstat(fd).st_uid
     finally:
         os.close(fd)
         with contextlib.suppress(OSError):
             os.unlink(probe)
 
 
-def _named_writers(target: Path | int) -> Iterator[str]:
-    """Users and groups that an ACL names, other than us and root, and lets write."""
+def _has_acl(target: Path | int) -> bool:
     try:
-        raw = os.getxattr(target, _ACL)
+        return bool(os.getxattr(target, _ACL))
     except (OSError, AttributeError):  # none, or a system without them
-        return
-    for tag, permissions, number in _ENTRY.iter_unpack(raw[4:]):
-        if not permissions & _WRITE:
-            continue
-        if tag == _NAMED_USER and number not in (os.geteuid(), 0):
-            yield _user(number)
-        if tag == _NAMED_GROUP and not _is_private(number, os.geteuid()):
-            yield f"the group {_group(number)}"
+        return False
 
 
 def _user(uid: int) -> str:

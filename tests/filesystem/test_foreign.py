@@ -15,7 +15,69 @@ from forge.filesystem.foreign import foreign
 from forge.jobdir import ledger
 from forge.jobdir.job_files import forge_dir
 
+STRANGER = 4321
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play two users")
+
+
+FOREIGN = {
+    "a file of another user": (lambda p: os.chown(p, STRANGER, -1), "belongs to uid 4321, not to"),
+    "a file for everybody": (lambda p: p.chmod(0o646), "can be written by everybody"),
+    "a file for a group": (
+        lambda p: (os.chown(p, 0, STRANGER), p.chmod(0o664)),
+        "can be written by the group gid 4321 (it belongs to root (uid 0), mode 0664)",
+    ),
+    "a directory for everybody": (lambda p: p.parent.chmod(0o757), "can be written by everybody"),
+    "a link of another user": (
+        lambda p: (
+            p.with_name("link").symlink_to(p),
+            os.chown(p.with_name("link"), STRANGER, -1, follow_symlinks=False),
+        ),
+        "belongs to uid 4321, not to",
+    ),
+}
+
+
+@as_root
+@pytest.mark.parametrize("case", FOREIGN)
+def test_what_others_could_have_written_is_said(case, tmp_path):
+    """The message names who can write, since that is what the user has to change."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    path = folder / "task.pkl"
+    path.touch()
+    harm, problem = FOREIGN[case]
+    harm(path)
+    found = [foreign(one) for one in (folder, *sorted(folder.iterdir()))]
+    assert [text for text in found if text and problem in text]
+
+
+OURS = {
+    "as it is": lambda p: None,
+    "a sticky directory": lambda p: p.parent.chmod(0o1777),
+    "read by all": lambda p: p.parent.chmod(0o755),
+    "our own group": lambda p: p.chmod(0o664),
+    "a link to a file of ours": lambda p: p.with_name("link").symlink_to(p),
+}
+
+
+@as_root
+@pytest.mark.parametrize("case", OURS)
+def test_what_is_ours_alone_is_trusted(case, tmp_path):
+    """Root's group has nobody else in it, as the group of each user under umask 002."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "task.pkl").touch()
+    OURS[case](folder / "task.pkl")
+    assert not any(foreign(one) for one in (folder, *folder.iterdir()))
+
+
+@as_root
+def test_what_root_has_written_is_trusted_by_everybody():
+    """Whoever is root needs no file of a job to do what they like."""
+    with place() as found:
+        (found.shared / "root").mkdir()
+        said = as_user(VICTIM, lambda: (foreign(found.shared / "root"), foreign(found.home)))
+        assert said.text == "(None, None)\n"
 
 
 @as_root
@@ -31,7 +93,7 @@ def test_whom_an_acl_lets_write_is_somebody_else(tmp_path):
         os.setxattr(path, "system.posix_acl_access", struct.pack("<I", 2) + acl)
     except OSError:
         pytest.skip("no ACLs here")
-    assert "can be written by nobody (uid 65534), whom its ACL names" in foreign(path)
+    assert "can be written by users or groups that its ACL names" in foreign(path)
     path.chmod(0o644)  # which takes the right out of the mask
     assert foreign(path) is None
 
@@ -47,7 +109,10 @@ def test_a_disk_that_gives_every_file_to_one_user_is_no_foreign_one():
             write_atomically(forge_dir(folder) / "plan.json", "{}")
             os.geteuid = lambda: 12345  # as if this were not who its files belong to
             assert read_trusted(forge_dir(folder) / "plan.json") == b"{}"
-            return sorted(os.listdir(forge_dir(folder)))
+            left = sorted(os.listdir(forge_dir(folder)))
+            forge_dir(folder).chmod(0o555)  # no second probe is made, nor could be
+            assert read_trusted(forge_dir(folder) / "plan.json") == b"{}"
+            return left
 
         assert as_user(ATTACKER, use).text == "['plan.json']\n"
 

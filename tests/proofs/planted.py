@@ -54,7 +54,7 @@ DEFECTS = [
         "if mode & stat.S_IWOTH:",
         "if mode & stat.S_IXOTH & 0:",
         "others may exchange what forge unpickles",
-        "filesystem checkpoint/ownership/test_trust.py",
+        "filesystem",
     ),
     # -- checkpoints ---------------------------------------------------------------------------
     Defect(

@@ -19,10 +19,10 @@ import torch
 from forge.checkpoint.format.manifest import Manifest
 from forge.checkpoint.format.names import files_of
 from forge.checkpoint.format.shards import Box, Shard
+from forge.checkpoint.format.state_text import check_state_size
 from forge.checkpoint.io.copying import flat
 from forge.checkpoint.load.file_reading import CheckedFile
 from forge.checkpoint.load.tensor_reading import Part, TensorFile
-from forge.checkpoint.ownership.trust import check_state_size
 from forge.errors import DamagedCheckpoint
 
 

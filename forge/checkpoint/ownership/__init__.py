@@ -1,1 +1,1 @@
-"""Who may write to a checkpoint directory, and whose checkpoints are trusted."""
+"""Who may write to a checkpoint directory: one attempt at a time."""

@@ -11,7 +11,6 @@ that away, an old rank has no name under which it could write.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,8 @@ from typing import Any
 
 from forge.checkpoint.format import tensorfile
 from forge.checkpoint.format.names import files_of
+from forge.checkpoint.format.state_text import state_text
 from forge.checkpoint.io.output import write_file
-from forge.checkpoint.ownership.trust import check_writable_size
 from forge.checkpoint.save.copies import Snapshot
 from forge.errors import CheckpointError
 
@@ -46,8 +45,7 @@ def stage(
         OSError: From the disk; FileNotFoundError where a newer attempt has taken over.
     """
     state, tensors = files_of(rank)
-    text = json.dumps(snapshot.tree).encode()
-    check_writable_size(text)
+    text = state_text(snapshot.tree)
     content = snapshot.without(shared) if shared else snapshot.content
     with content.readers() as readers:
         written = write_file(folder / tensors, content.layout.size, readers)

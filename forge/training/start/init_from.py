@@ -24,7 +24,6 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from forge import messages
 from forge.checkpoint.format import shards
 from forge.checkpoint.load import inspection
-from forge.checkpoint.ownership.trust import Trust
 from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError, ConfigError, StateMismatch
 from forge.jobdir import job_dir
@@ -56,7 +55,7 @@ def load(config: CheckpointConfig, live: StateRegistry) -> dict[str, Any]:
         What was done, for the ledger.
     Raises:
         ConfigError: Where there is nothing of that name.
-        CheckpointError: Where it cannot be read, or is not trusted.
+        CheckpointError: If it cannot be read.
         StateMismatch: Where it does not fit: nothing is loaded then, unless it is an object that
             refuses by itself what is alike in every leaf.
     """
@@ -66,9 +65,7 @@ def load(config: CheckpointConfig, live: StateRegistry) -> dict[str, Any]:
     if not path.exists():
         raise ConfigError([f"{key}: there is nothing at {path}."])
     try:
-        trust = Trust(config.on_foreign)
-        trust.check(path)
-        found = _read_checkpoint(path, config, live, trust) if path.is_dir() else None
+        found = _read_checkpoint(path, config, live) if path.is_dir() else None
         if found is None:
             found = _assign(_read_file(path, is_trusted=config.init_trust_pickle), live)
         _put(found, live)
@@ -94,12 +91,8 @@ def load(config: CheckpointConfig, live: StateRegistry) -> dict[str, Any]:
     }
 
 
-def _read_checkpoint(
-    path: Path, config: CheckpointConfig, live: StateRegistry, trust: Trust
-) -> _Found:
+def _read_checkpoint(path: Path, config: CheckpointConfig, live: StateRegistry) -> _Found:
     checkpoint = inspection.load(path, verify=config.verify.name)
-    trust.check(checkpoint.path.parent)
-    trust.check_step(checkpoint.path)
     saved = checkpoint.state.get("live")
     if not isinstance(saved, Mapping):
         raise CheckpointError(f"{checkpoint.path}: was not saved by forge.Run")

@@ -11,7 +11,7 @@ import torch
 from forked import completed
 from torch import nn
 
-from forge.config.schema import CheckpointConfig, OnForeign
+from forge.config.schema import CheckpointConfig
 from forge.errors import CheckpointError, ConfigError, StateMismatch
 from forge.jobdir import ledger
 from forge.state.registry import StateRegistry
@@ -228,36 +228,6 @@ def test_what_is_not_there_is_a_problem_of_the_config(tmp_path):
     """Exit code 78, as for every key that cannot work."""
     with pytest.raises(ConfigError, match=r"init_from=.*there is nothing at"):
         init_from.load(config(tmp_path / "no"), StateRegistry(objects(1)))
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_file_of_somebody_else_s_is_a_matter_of_trust(tmp_path):
-    """Most of all where it may execute something."""
-    torch.save(states(objects(1)), tmp_path / "source.pt")
-    os.chown(tmp_path / "source.pt", 4321, -1)
-    with pytest.raises(CheckpointError, match=r"source\.pt belongs to uid 4321"):
-        init_from.load(
-            config(tmp_path / "source.pt", on_foreign=OnForeign.refuse), StateRegistry(objects(1))
-        )
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-@pytest.mark.parametrize("whose", [".", "step_1", "step_1/manifest.json"])
-def test_so_is_somebody_else_s_checkpoint(whose, open_store, tmp_path, caplog):
-    """Its directory, and all that is in it; by default that is logged, and loaded."""
-    source, target = objects(3), objects(1)
-    store = open_store(tmp_path / "theirs")
-    live = StateRegistry(source).capture()
-    store.commit(store.snapshot(1, {"live": live}, is_complete=False, copy=False))
-    os.chown(tmp_path / "theirs" / whose, 4321, -1)
-    with pytest.raises(CheckpointError, match="belongs to uid 4321"):
-        init_from.load(
-            config(tmp_path / "theirs", on_foreign=OnForeign.refuse), StateRegistry(target)
-        )
-    assert text_of(states(target)) == text_of(states(objects(1)))
-    init_from.load(config(tmp_path / "theirs"), StateRegistry(target))
-    assert text_of(states(target)) == text_of(states(source))
-    assert caplog.text.count("belongs to uid 4321") == 1
 
 
 # -- whole jobs ------------------------------------------------------------------------------------

@@ -1,0 +1,139 @@
+"""What a checkpoint that somebody prepared could do to the job that reads it: nothing."""
+
+import dataclasses
+import json
+import os
+import resource
+
+import pytest
+import torch
+
+from forge.checkpoint import Manifest
+from forge.checkpoint.format import manifest, state_text, tensorfile
+from forge.checkpoint.format.checksums import entry_of, num_chunks
+from forge.checkpoint.format.names import STATE, TENSORS
+from forge.errors import CheckpointError, DamagedCheckpoint
+
+
+@pytest.fixture
+def filled(open_store, commit):
+    """A directory with the steps 1 and 2, which no store has claimed."""
+    store = open_store()
+    for step in (1, 2):
+        commit(store, step)
+    store.close()
+    return store.directory
+
+
+def rewrite(path, **changes):
+    """A manifest that holds together, with these entries of files changed."""
+    raw = json.loads((path / manifest.NAME).read_bytes())
+    del raw["checksum"]
+    raw["files"].update(changes.pop("files", {}))
+    described = dataclasses.replace(Manifest(**raw), **changes)
+    (path / manifest.NAME).write_bytes(described.to_bytes())
+
+
+def hollow_entry(size):
+    return {"size": size, "chunks": [0] * num_chunks(size)}
+
+
+def hollow(path, name, size):
+    """A file of that size that takes no room, and an entry that fits it but for the checksums."""
+    os.truncate(path / name, size)
+    rewrite(path, files={name: hollow_entry(size)})
+
+
+def replaced(path, name, content):
+    (path / name).write_bytes(content)
+    rewrite(path, files={name: entry_of(content)})
+
+
+def linked(path):
+    (path / TENSORS).rename(path.parent / "elsewhere")
+    (path / TENSORS).symlink_to(path.parent / "elsewhere")
+
+
+header = b'{"x": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}}'
+HOSTILE = {
+    "state of 100 GB": (lambda p: hollow(p, STATE, 100 << 30), "at most 1073741824 bytes"),
+    "state that is deep": (lambda p: replaced(p, STATE, b"[" * 10**6), "cannot be read"),
+    "state with a deep value": (
+        lambda p: replaced(p, STATE, b"[" * 600 + b"]" * 600),
+        "nested too deep|cannot be read|no attribute|not a mapping",
+    ),
+    "state that is no UTF-8": (lambda p: replaced(p, STATE, b'{"a": "\xff"}'), "cannot be read"),
+    "header of 200 MB": (
+        lambda p: replaced(p, TENSORS, (200 << 20).to_bytes(8, "little") + b" " * (200 << 20)),
+        "header of 209715200 bytes",
+    ),
+    "deep header": (
+        lambda p: replaced(p, TENSORS, (10**5).to_bytes(8, "little") + b"[" * 10**5),
+        "is not in safetensors layout",
+    ),
+    "a path upwards": (
+        lambda p: rewrite(p, files={"../x": entry_of(b"")}),
+        "names a file outside the checkpoint",
+    ),
+    "an absolute path": (
+        lambda p: rewrite(p, files={"/etc/passwd": entry_of(b"")}),
+        "names a file outside the checkpoint",
+    ),
+    "a link out": (linked, "is not a plain file|cannot be opened"),
+    "a size that is not there": (
+        lambda p: rewrite(p, files={TENSORS: hollow_entry(1 << 40)}),
+        f"{TENSORS}: expected {1 << 40} bytes, found",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_checkpoint_is_damage_and_takes_no_memory(case, filled, open_store):
+    """Sizes are compared, and limited, before anything of that size is asked for."""
+    harm, complaint = HOSTILE[case]
+    harm(filled / "step_2")
+    store = open_store(filled)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DamagedCheckpoint, match=complaint):
+        store.read(filled / "step_2")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
+    assert store.newest().manifest.step == 1
+
+
+def test_more_metrics_than_would_be_read_again_are_refused_as_they_are_written(
+    store, commit, monkeypatch
+):
+    """What was saved for days could not be read by anybody, and was never removed either."""
+    commit(store, 1)
+    store.logged = lambda: {f"sample_{i}/loss": (1, 0.5) for i in range(20_000)}
+    commit(store, 2)
+    assert store.newest().manifest.metrics["sample_9/loss"] == 0.5
+    monkeypatch.setattr(manifest, "MAX_BYTES", 1 << 20)
+    with pytest.raises(CheckpointError, match=r"20000 names were given to run\.log\. Log fewer"):
+        commit(store, 3)
+    assert [path.name for path in store.directory.glob("*step_3*")] == []
+    monkeypatch.undo()
+    assert store.newest().manifest.step == 2
+
+
+def test_a_manifest_of_forty_thousand_metrics_is_read_again(store, commit):
+    """An evaluation that logs every sample is no reason to lose the run."""
+    name = "validation/" + "a" * 200
+    store.logged = lambda: {f"{name}/{i}": (1, 0.5) for i in range(40_000)}
+    assert (commit(store, 1) / manifest.NAME).stat().st_size > 16 << 20
+    assert len(store.newest().manifest.metrics) == 40_000
+
+
+@pytest.mark.parametrize("limit", ["MAX_HEADER", "MAX_STATE_BYTES"])
+def test_more_than_would_be_read_again_is_refused_at_the_start(limit, store, monkeypatch):
+    """Not at the first save, hours later; and never at a resume."""
+    state = {"tensors": {str(i): torch.ones(()) for i in range(100)}, "text": "a" * 8000}
+    module = tensorfile if limit == "MAX_HEADER" else state_text
+    store.check_savable(state)
+    monkeypatch.setattr(module, limit, 6000)
+    with pytest.raises(
+        CheckpointError, match=r"at most 6000 are (read again|kept)\. Let state_dict"
+    ):
+        store.check_savable(state)
+    with pytest.raises(CheckpointError, match="Let state_dict"):
+        store.commit(store.snapshot(1, state, is_complete=False, copy=False))
