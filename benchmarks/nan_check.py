@@ -38,7 +38,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import forge
 from forge import messages
-from forge.resilience.health import finite_on_all_ranks
+from forge.group.collectives import finite_on_all_ranks
 from forge.training.nan import nan_policy
 
 NUM_LAYERS, BATCH = 24, 32

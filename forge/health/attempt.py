@@ -196,6 +196,6 @@ def here(
 
 def devices() -> tuple[int, ...]:
     """The CUDA devices that are this task's own; asking opens no context."""
-    from forge.resilience.health import own_devices  # it needs torch
+    from forge.health.devices import own_devices  # it needs torch
 
     return tuple(own_devices())

@@ -34,7 +34,7 @@ def ranks(context: Context) -> Finding | None:
     size = context.ranks.size
     if size == 1:
         return None
-    from forge.resilience.health import check_nccl_health  # it needs torch
+    from forge.health.devices import check_nccl_health  # it needs torch
 
     # All ranks come out of this at the same time: one that came late to the all-reduce for another
     # reason would look like a broken network.

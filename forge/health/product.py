@@ -11,7 +11,7 @@ def gpu(context: Context) -> Finding | None:
         return None
     import torch
 
-    from forge.resilience.health import check_gpu_health
+    from forge.health.devices import check_gpu_health
 
     if not torch.cuda.is_available():
         return None

@@ -133,6 +133,11 @@ def _expanded(counts: str) -> list[int]:
     return found
 
 
+def largest_count(counts: str | None, default: int) -> int:
+    """The largest number in `4(x2),3`; `default` if there is none."""
+    return max(_expanded(counts or ""), default=default)
+
+
 def _first_host(environment: Mapping[str, str]) -> str:
     """Where rank 0 runs: the first of `n[08-11,20],m1`, or where srun was called."""
     nodes = environment.get("SLURM_STEP_NODELIST", "")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from forge import messages
 from forge.filesystem.steps import step_dirs
+from forge.process.world import largest_count
 
 __all__ = [
     "SLURMInfo",
@@ -65,12 +65,6 @@ def get_slurm_info() -> SLURMInfo | None:
         array_task_id=env.get("SLURM_ARRAY_TASK_ID") or None,
         num_restarts_by_forge=largest_count(env.get("FORGE_RESTART_COUNT"), 0),
     )
-
-
-def largest_count(text: str | None, default: int) -> int:
-    """The number in `8`, the largest in `4(x2),3`; `default` where there is none."""
-    counts = [int(n) for n in re.findall(r"(?:^|,)\s*(\d+)", text or "")]
-    return max(counts, default=default)
 
 
 def is_slurm_job() -> bool:

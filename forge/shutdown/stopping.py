@@ -27,8 +27,8 @@ from forge.jobdir import ledger, verdict
 from forge.jobdir.job_files import TOKEN
 from forge.process import processes
 from forge.process.announcement import Announcement
-from forge.resilience.signal_handler import ShutdownHandler
 from forge.shutdown import interpreter_exit
+from forge.shutdown.signal_handler import ShutdownHandler
 
 CALLBACK_TIMEOUT_S = 10.0
 LEAVE_S = 10.0

@@ -19,7 +19,7 @@ from forge.group.group import Group
 from forge.process import sections
 from forge.process.progress import Section
 from forge.process.time_limit import TimeLimit
-from forge.resilience.signal_handler import ShutdownHandler
+from forge.shutdown.signal_handler import ShutdownHandler
 from forge.training.contents import Contents
 from forge.training.decide import Decision, Finish, Go, Halt, Known, RollBack, Save, Stop, decide
 from forge.training.leaving import ENDS, Leaving

@@ -21,8 +21,8 @@ from forge.errors import (
 )
 from forge.group.facts import StopAsked
 from forge.process.time_limit import TimeLimit
-from forge.resilience.signal_handler import ShutdownHandler
 from forge.shutdown import stopping
+from forge.shutdown.signal_handler import ShutdownHandler
 from forge.training.decide import Halt
 from forge.training.loop.loops import Loops
 from forge.training.start.run_directory import RunDirectory

@@ -18,7 +18,7 @@ from forge.checkpoint.save.together import Exchange
 from forge.group import facts
 from forge.group.facts import StopAsked
 from forge.group.group import Group
-from forge.resilience.signal_handler import ShutdownHandler
+from forge.shutdown.signal_handler import ShutdownHandler
 from forge.training.contents import Contents
 from forge.training.leaving import Leaving
 from forge.training.loop.loops import Loops

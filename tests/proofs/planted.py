@@ -166,11 +166,11 @@ DEFECTS = [
     ),
     Defect(
         "signals_ctrl_c",
-        "resilience/signal_handler.py",
+        "shutdown/signal_handler.py",
         "if self._decisive is None or received is signal.SIGINT:",
         "if self._decisive is None:",
         "Ctrl+C after a preemption's signal requeues the job",
-        "resilience/test_shutdown_handler.py shutdown",
+        "shutdown",
     ),
     Defect(
         "stopping_order",

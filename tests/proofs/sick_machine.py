@@ -26,7 +26,7 @@ WRONG_PRODUCT = """
 import sys, torch
 from forge.cli import main
 from forge.health import attempt
-from forge.resilience import health
+from forge.health import devices
 
 class Cuda:  # the check's own product, on a CPU that adds one to a sum in bfloat16
     is_available = staticmethod(lambda: True)
@@ -50,7 +50,7 @@ def wrong(one, other):
 attempt.devices = lambda: (0,)
 torch.cuda.is_available = lambda: True
 torch.Tensor.__matmul__ = wrong
-health.torch = Torch()
+devices.torch = Torch()
 sys.argv = ["forge", *sys.argv[1:]]
 sys.exit(main.main())
 """

@@ -41,7 +41,7 @@ from forge.launch.local.queue import Queue, QueuedJob
 from forge.launch.local.resources import Slots
 from forge.launch.slurm.submitted import Submitted, submissions
 from forge.launch.sweep import SweepDir
-from forge.resilience.signal_handler import ShutdownHandler
+from forge.shutdown.signal_handler import ShutdownHandler
 from forge.slurm import bundle
 
 

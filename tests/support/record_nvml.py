@@ -21,8 +21,8 @@ from nvml_answers import FOLDER, key
 
 from forge.health import nvml
 from forge.health.check import Context, make
+from forge.health.devices import own_devices
 from forge.health.table import CHECKS
-from forge.resilience.health import own_devices
 
 
 class Recorder:

@@ -43,7 +43,7 @@ for name in (
     "job.local",
     "launch.local.launcher",
     "launch.task",
-    "resilience.signal_handler",
+    "shutdown.signal_handler",
     "training.run",
     "training.session",
 ):

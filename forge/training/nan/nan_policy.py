@@ -17,19 +17,10 @@ import torch
 
 from forge import messages
 from forge.config.schema import NanAction, NanConfig
-from forge.resilience.health import (
-    NaNDetector,
-    NaNState,
-    clip,
-    exact_norm,
-    finite_on_all_ranks,
-    largest_of_ranks,
-    mean,
-    non_finite,
-    place,
-    total_norm,
-)
+from forge.group.collectives import finite_on_all_ranks, largest_of_ranks, place
 from forge.training.decide import Halt, RollBack
+from forge.training.nan.bad_steps import BadSteps, NaNState
+from forge.training.nan.norms import clip, exact_norm, mean, non_finite, total_norm
 
 _ACTION: Any = NanAction
 
@@ -62,7 +53,7 @@ class NanPolicy:
     def __init__(self, config: NanConfig) -> None:
         self._config = config
         history = max(config.max_consecutive, 100)  # a whole streak, with the step it began in
-        self._detector = NaNDetector("skip", config.max_consecutive, history)
+        self._bad_steps = BadSteps(config.max_consecutive, history)
         self.rollbacks = 0
         """Rollbacks so far."""
         self.lr_scale = 1.0
@@ -73,12 +64,12 @@ class NanPolicy:
     @property
     def total(self) -> int:
         """Bad steps so far."""
-        return self._detector.state.total_nans
+        return self._bad_steps.state.total_nans
 
     @property
     def first_bad_step(self) -> int | None:
         """The first step of the streak that is under way."""
-        state = self._detector.state
+        state = self._bad_steps.state
         return state.nan_steps[-state.consecutive_nans :][0] if state.consecutive_nans else None
 
     def check(
@@ -153,12 +144,12 @@ class NanPolicy:
             Whether to update, and what to log (empty: nothing).
         """
         is_bad = bool(problem)
-        self._detector.record(is_bad=is_bad, step=step, is_same_step=step == self._judged)
+        self._bad_steps.record(is_bad=is_bad, step=step, is_same_step=step == self._judged)
         self._judged = step
         if not is_bad:
             return True, ""
         what = f"Step {step}: NaN or Inf: {problem}"
-        count = self._detector.state.consecutive_nans
+        count = self._bad_steps.state.consecutive_nans
         streak = f"{count} of {self._config.max_consecutive} in a row"
         action = self._config.action
         if action is _ACTION.warn:
@@ -166,7 +157,7 @@ class NanPolicy:
         if action is _ACTION.halt:
             self.wants = Halt(f"{what}; `resilience.nan.action=halt`")
             return False, ""
-        if not self._detector.should_rollback:
+        if not self._bad_steps.should_rollback:
             return False, f"{what}; this update is skipped ({streak})"
         if action is _ACTION.skip:
             self.wants = Halt(f"{what}; {streak} (`resilience.nan.max_consecutive`)")
@@ -185,19 +176,19 @@ class NanPolicy:
         self.rollbacks += 1
         self.lr_scale *= self._config.rollback.lr_scale
         self.wants = self._judged = None
-        self._detector.state.consecutive_nans = 0
+        self._bad_steps.state.consecutive_nans = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Streak and budgets, for the checkpoint."""
         return {
-            "detector": asdict(self._detector.state),
+            "detector": asdict(self._bad_steps.state),
             "rollbacks": self.rollbacks,
             "lr_scale": self.lr_scale,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with a saved streak and budgets."""
-        self._detector.state = NaNState(**state["detector"])
+        self._bad_steps.state = NaNState(**state["detector"])
         self.rollbacks = state["rollbacks"]
         self.lr_scale = state["lr_scale"]
         self._judged = None

@@ -11,9 +11,9 @@ from forge import messages
 from forge.checkpoint.format import shards
 from forge.compat import of_torch
 from forge.errors import ForgeError
-from forge.resilience.health import clip
 from forge.state.registry import StateRegistry
 from forge.training.nan.nan_policy import Checked, NanPolicy
+from forge.training.nan.norms import clip
 from forge.training.nan.scaling import Overflows, Scaling
 
 

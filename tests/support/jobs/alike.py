@@ -21,9 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 from forge import messages
 from forge.config.schema import NanAction, NanConfig
 from forge.filesystem.files import write_atomically
-from forge.resilience.health import whole
 from forge.state.registry import StateRegistry
 from forge.training.nan.nan_policy import NanPolicy
+from forge.training.nan.norms import whole
 from forge.training.nan.update import Updater
 
 torch.set_num_threads(1)

@@ -18,9 +18,9 @@ from torch.distributed.tensor import init_device_mesh
 
 from forge.config.schema import NanConfig
 from forge.filesystem.files import write_atomically
-from forge.resilience.health import whole
 from forge.state.registry import StateRegistry
 from forge.training.nan.nan_policy import NanPolicy
+from forge.training.nan.norms import whole
 from forge.training.nan.update import Updater
 
 torch.set_num_threads(1)

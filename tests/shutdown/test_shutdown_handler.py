@@ -10,7 +10,7 @@ import threading
 import pytest
 from harness import until
 
-from forge.resilience import ShutdownHandler
+from forge.shutdown.signal_handler import ShutdownHandler
 
 STOPPING = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP]
 LEFT_IGNORED = [signal.SIGINT, signal.SIGHUP]

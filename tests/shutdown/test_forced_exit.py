@@ -10,7 +10,7 @@ from harness import full_pipe
 from started import Popen
 from test_shutdown_handler import send
 
-from forge.resilience import ShutdownHandler
+from forge.shutdown.signal_handler import ShutdownHandler
 
 
 def run_script(code, *arguments, **options):
@@ -32,7 +32,7 @@ def finish(process):
 
 ONE_CTRL_C = """
 import os, signal
-from forge.resilience import ShutdownHandler
+from forge.shutdown.signal_handler import ShutdownHandler
 handler = ShutdownHandler(0)
 handler.register()
 os.kill(os.getpid(), signal.SIGINT)
@@ -54,7 +54,7 @@ def test_one_ctrl_c_is_one_though_somebody_took_the_descriptor():
 
 HANGS = """
 import os, signal, sys, time
-from forge.resilience import ShutdownHandler
+from forge.shutdown.signal_handler import ShutdownHandler
 handler = ShutdownHandler(timeout_sec=float(sys.argv[1]))
 handler.register()
 def hang_here():
@@ -177,7 +177,7 @@ def test_two_ctrl_c_end_the_process_at_once():
 
 FORKS = """
 import os, signal, sys, time
-from forge.resilience import ShutdownHandler
+from forge.shutdown.signal_handler import ShutdownHandler
 handler = ShutdownHandler(0)
 handler.register()
 ready, tell = os.pipe()
@@ -227,7 +227,7 @@ def test_other_signals_for_a_forked_child_do_not_stop_the_parent(name):
 
 EATEN_WAKE_UP = """
 import os, signal, threading
-from forge.resilience import ShutdownHandler
+from forge.shutdown.signal_handler import ShutdownHandler
 handler = ShutdownHandler(0.2)
 handler.register()
 receive, main = handler._drain, threading.main_thread()

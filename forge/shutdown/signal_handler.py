@@ -1,0 +1,475 @@
+"""Cooperative shutdown: a signal sets a flag and a deadline, at once, and nothing else.
+
+Python runs signal handlers in the main thread only, between two bytecodes; a main thread inside
+a C call runs none. The C half of every handler, however, writes the signal's number into a file
+descriptor at once. A thread waits at its other end: it sets the flag, arms the deadline, and
+when the deadline passes it dumps every thread's stack into a file and ends the process.
+One module, since handlers, thread and forked children share what a signal may touch at any instant.
+Source: signal.set_wakeup_fd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import faulthandler
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from forge import messages
+from forge.errors import ExitCode
+from forge.filesystem.files import make_directory, open_file
+from forge.process import processes
+
+__all__ = ["ShutdownHandler"]
+
+DEFAULT_ACTIONS: Mapping[str, str] = {
+    "TERM": "stop",
+    "INT": "stop",
+    "HUP": "stop",
+    "USR1": "requeue",
+    "USR2": "requeue",
+}
+
+_TIME = struct.Struct("<d")
+
+_HANGUP_S = 2.0
+"""Seconds that SIGHUP may come after the first error of a print to where nobody reads."""
+
+_LOOK_S = 1.0
+"""Seconds after which a deadline is seen though nothing woke the thread that watches it."""
+
+_LAST_WORDS_S = 2.0
+"""Seconds that a forced exit waits for its message to be out."""
+
+_LEFT_IGNORED = (signal.SIGHUP, signal.SIGINT) if sys.platform != "win32" else ()
+"""Whoever started this process had them ignored (nohup, a script's background): so it stays."""
+
+_registered: weakref.WeakSet[ShutdownHandler] = weakref.WeakSet()
+
+
+class ShutdownHandler:
+    """Turns signals into a flag that a training loop reads after each step.
+
+    Args:
+        timeout_sec: Seconds from the first stopping signal until the process is ended with
+            code 70 by `os._exit`, its children with it; 0 never forces.
+        actions: Signal (`TERM`, `SIGUSR1`, …) -> stop | requeue | save | ignore.
+        stacks_dir: Where the forced exit writes the stacks; the working directory by default.
+    """
+
+    def __init__(
+        self,
+        timeout_sec: float = 600.0,
+        actions: Mapping[str, str] | None = None,
+        stacks_dir: Path | str | None = None,
+    ) -> None:
+        self._decisive: signal.Signals | None = None
+        self._is_save_requested = False
+        self._interrupt: Callable[[], None] | None = None
+        self._trips: dict[int, FrameType | None] = {}
+        """What the main thread was called for since it looked last; 0: the thread wants it to."""
+        self.pass_over: Callable[[signal.Signals], bool] | None = None
+        """Whether a stopping signal that arrives now changes nothing; called from any thread."""
+        self.deadline: float | None = None
+        """`time.monotonic()` of the forced exit, or None."""
+        self.asked_at: float | None = None
+        """`time.monotonic()` of the first stopping signal, or None."""
+        self.held_up_by: Callable[[], str] | None = None
+        """What a forced exit says of what it interrupts; called from any thread."""
+        self.before_force: Callable[[], object] | None = None
+        """Called before a forced exit; its own time is its own."""
+        self._interrupts = 0
+        self._originals: dict[signal.Signals, Any] = {}
+        self._lock = threading.RLock()  # re-entrant: handlers interrupt the main thread anywhere
+        self._pid = 0
+        self._heard = mmap.mmap(-1, _TIME.size)  # shared with forked children
+        self.configure(timeout_sec, actions, stacks_dir)
+
+    def configure(
+        self,
+        timeout_sec: float,
+        actions: Mapping[str, str] | None = None,
+        stacks_dir: Path | str | None = None,
+    ) -> None:
+        """Change what the arguments of the constructor set; also while registered.
+
+        Args:
+            timeout_sec: As in the constructor.
+            actions: As in the constructor.
+            stacks_dir: As in the constructor.
+        """
+        self.timeout_sec = timeout_sec
+        self.actions = {
+            signal.Signals["SIG" + name.upper().removeprefix("SIG")]: action
+            for name, action in (actions or DEFAULT_ACTIONS).items()
+        }
+        self.stacks_dir = Path(stacks_dir) if stacks_dir is not None else Path.cwd()
+        if self._originals:
+            self._install()
+
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether this process was forked from the one that registered it."""
+        return bool(self._originals) and self._pid != os.getpid()
+
+    # -- registering ---------------------------------------------------------------------------
+
+    def register(self) -> None:
+        """Install the handlers; a second call changes nothing.
+
+        Raises:
+            RuntimeError: Outside the main thread, where Python cannot set handlers.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                "ShutdownHandler.register() was called in thread"
+                f" {threading.current_thread().name!r}: Python sets signal handlers in the main"
+                " thread only. Register there, before starting threads."
+            )
+        if self._originals:
+            return
+        self._pid = os.getpid()
+        self._trips.clear()
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)  # noqa: FBT003 - positional there
+        self._writer.setblocking(False)  # noqa: FBT003 - positional there
+        self._outer_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._install()
+        _registered.add(self)
+        self._thread = threading.Thread(target=self._watch, name="forge-signals", daemon=True)
+        self._thread.start()
+
+    def _install(self) -> None:
+        """Set the Python half of the handlers.
+
+        While nothing has to be interrupted it is a method written in C. A handler of bytecodes is
+        itself interrupted by the next signal: a flood of them would end in a RecursionError.
+        """
+        python_half = self._trips.__setitem__ if self._interrupt is None else self._on_signal
+        for number, action in self.actions.items():
+            is_ignored = signal.getsignal(number) is signal.SIG_IGN
+            if is_ignored and action == "stop" and number in _LEFT_IGNORED:
+                continue
+            previous = signal.signal(number, python_half)
+            self._originals.setdefault(number, previous)
+
+    def interrupt_with(self, callback: Callable[[], None] | None) -> None:
+        """Call something in the main thread after a stopping signal. Main thread only.
+
+        Args:
+            callback: It may raise; None (the default): a signal only sets the flag.
+        """
+        self._interrupt = callback
+        if self._originals:
+            self._install()
+
+    def unregister(self) -> None:
+        """Restore the handlers that were there before, and cancel the forced exit."""
+        if not self._originals:
+            return
+        for number, original in self._originals.items():
+            # None: the handler was not set from Python, and cannot be set back from it either.
+            signal.signal(number, signal.SIG_DFL if original is None else original)
+        self._originals = {}
+        self._give_wakeup_fd_back()
+        _registered.discard(self)
+        self.deadline = None
+        self._wake()
+        self._thread.join()
+        self._reader.close()
+        self._writer.close()
+
+    def _give_wakeup_fd_back(self) -> None:
+        current = signal.set_wakeup_fd(-1)
+        theirs = self._outer_fd if current == self._writer.fileno() else current
+        with contextlib.suppress(OSError, ValueError):  # its owner has closed it
+            signal.set_wakeup_fd(theirs)
+
+    def finish(self) -> None:
+        """Stopping is done: cancel the forced exit and restore the previous handlers."""
+        self.unregister()
+
+    def begin_deadline(self) -> None:
+        """Count the seconds to the forced exit from now on, as from a stopping signal."""
+        if self.timeout_sec > 0 and self.deadline is None:
+            self.deadline = time.monotonic() + self.timeout_sec
+            if self._originals:
+                self._wake()
+
+    def cancel_forced_exit(self) -> None:
+        """What had to be saved is saved: the deadline no longer ends the process."""
+        self.deadline = None
+        self.timeout_sec = 0.0
+        if self._originals:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Make the thread look again."""
+        with contextlib.suppress(BlockingIOError):  # full of signals: it is awake already
+            self._writer.send(b"\0")
+
+    # -- reading -------------------------------------------------------------------------------
+
+    @property
+    def signal_received(self) -> signal.Signals | None:
+        """The signal that decides how the process ends, or None."""
+        if self._trips:
+            self._drain_signals()
+        return self._decisive
+
+    @property
+    def shutdown_requested(self) -> bool:
+        """Whether a signal asked the process to stop."""
+        return self.signal_received is not None
+
+    def should_shutdown(self) -> bool:
+        """Ask whether to stop now; costs less than a microsecond, so ask after every step.
+
+        Returns:
+            Whether a signal asked the process to stop.
+        """
+        return self.signal_received is not None
+
+    def explains(self, error: BaseException | None) -> bool:
+        """Ask whether a failed print is the terminal's end.
+
+        The kernel fails the prints first and signals an instant later, so this waits for it.
+
+        Args:
+            error: What the print raised.
+        Returns:
+            Whether nobody reads any more, and SIGHUP says so.
+        """
+        if not (isinstance(error, OSError) and error.errno in (errno.EIO, errno.EPIPE)):
+            return False
+        end = time.monotonic() + _HANGUP_S if _outputs_gone() else 0.0
+        while self.signal_received is None and time.monotonic() < end:
+            time.sleep(0.01)
+        return self.signal_received is signal.SIGHUP
+
+    def take_save_request(self) -> bool:
+        """Ask whether to save, once for each request.
+
+        Returns:
+            Whether a signal has asked for a save since the last call.
+        """
+        if self._trips:
+            self._drain_signals()
+        was_requested, self._is_save_requested = self._is_save_requested, False
+        return was_requested
+
+    def _drain_signals(self) -> None:
+        if not self._originals:
+            return
+        if threading.current_thread() is threading.main_thread():
+            self._reclaim_wakeup_fd()
+        self._drain()
+
+    def _reclaim_wakeup_fd(self) -> None:
+        """Take the descriptor back where somebody else (asyncio, say) has set theirs."""
+        fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        if fd != self._writer.fileno():
+            self._outer_fd = fd
+            for number in list(self._trips):  # their numbers went to the other descriptor
+                if number == signal.SIGINT and self._interrupts:
+                    continue  # perhaps heard before it was taken, and twice means at once
+                with contextlib.suppress(BlockingIOError):
+                    self._writer.send(bytes([number]))
+        self._trips.clear()
+
+    @property
+    def is_requeue(self) -> bool:
+        """Whether the deciding signal asks for the job to be run again."""
+        received = self.signal_received
+        return received is not None and self.actions.get(received) == "requeue"
+
+    @property
+    def exit_code(self) -> int:
+        """The code that a stop by the deciding signal ends with."""
+        received = self.signal_received
+        if received is None:
+            return int(ExitCode.FINISHED)
+        return int(ExitCode.REQUEUE) if self.is_requeue else 128 + received
+
+    # -- receiving -----------------------------------------------------------------------------
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """The Python half, in the main thread, where something may have to be interrupted."""
+        self._trips[number] = None
+        if self.signal_received is not None and self._interrupt is not None:
+            self._interrupt()
+
+    def _watch(self) -> None:
+        """The thread: waits for signals and for the deadline."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, set(self.actions))
+        poll = select.poll()
+        poll.register(self._reader, select.POLLIN)
+        while self._originals:
+            deadline = self.deadline
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                self._force_exit()
+            # The main thread may take in the signal, and the wake-up for its deadline with it.
+            poll.poll(min(_LOOK_S, _LOOK_S if left_s is None else left_s) * 1000 + 1)
+            self._drain()
+            self._trips[0] = None  # somebody may have set another descriptor meanwhile
+
+    def _drain(self) -> None:
+        """Take in every signal that arrived; called from any thread."""
+        if os.getpid() != self._pid:
+            return  # a forked child: what arrives is its parent's
+        with self._lock:
+            while True:
+                try:
+                    numbers = self._reader.recv(512)
+                except (BlockingIOError, InterruptedError):
+                    return
+                except OSError:
+                    return  # unregistered meanwhile
+                for number in numbers:
+                    self._received(number)
+
+    def _received(self, number: int) -> None:
+        if number == 0:
+            return  # a wake-up of our own
+        if self._outer_fd != -1:
+            try:
+                os.write(self._outer_fd, bytes([number]))
+            except OSError:
+                self._outer_fd = -1  # its owner closed it
+        if number not in self.actions:
+            return  # somebody else's signal: the descriptor carries them all
+        received = signal.Signals(number)
+        action = self.actions[received]
+        _TIME.pack_into(self._heard, 0, time.monotonic())
+        if action == "save":
+            self._is_save_requested = True
+        if action not in ("stop", "requeue") or (self.pass_over and self.pass_over(received)):
+            return
+        if received is signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                processes.kill_descendants()
+                os._exit(ExitCode.INTERRUPTED)
+        # The first signal decides, but for Ctrl+C: a person at the keyboard wants no requeue.
+        if self._decisive is None or received is signal.SIGINT:
+            self._decisive = received
+        if self.asked_at is None:
+            self.asked_at = time.monotonic()
+        if received is signal.SIGHUP:
+            _let_go_of_outputs()
+        self.begin_deadline()
+
+    def _force_exit(self) -> None:
+        """End the process now; no lock, no disk and no pipe may hold this up for long."""
+        if self.before_force is not None:
+            self.before_force()
+        sink = open(os.devnull, "w")  # noqa: SIM115 - the process ends before it could be closed
+        faulthandler.dump_traceback_later(10, exit=True, file=sink)
+        try:
+            self._dump_stacks()
+            processes.kill_descendants()
+        finally:
+            os._exit(ExitCode.FORCED)
+
+    def _dump_stacks(self) -> None:
+        path = self.stacks_dir / f"stacks_{os.getpid()}.txt"
+        try:
+            make_directory(self.stacks_dir)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            with os.fdopen(open_file(path, flags), "a") as file:
+                file.write(f"Stopping took longer than {self.timeout_sec:g} s. All threads:\n")
+                file.flush()
+                faulthandler.dump_traceback(file, all_threads=True)
+            where = f"the stacks of all threads are in {path}"
+        except OSError as error:
+            where = f"their stacks could not be written to {path}: {error}"
+        messages.warn(
+            f"Stopping took longer than {self.timeout_sec:g} s"
+            f" (`resilience.shutdown.timeout_s`): forced exit with code 70; {where}"
+            + (self.held_up_by() if self.held_up_by is not None else "")
+        )
+        messages.wait(_LAST_WORDS_S)  # a busy machine is no blocked reader
+
+    # -- forked children -----------------------------------------------------------------------
+
+    def _adopt_child(self) -> None:
+        """Runs in a forked child."""
+        self._trips.clear()
+        for number in self.actions:
+            signal.signal(number, self._in_child)
+
+    def _in_child(self, number: int, frame: FrameType | None) -> None:
+        """A helper that this process forked: Slurm signals it too, but it does not decide.
+
+        It outlives a signal that its parent got as well, since the parent ends it in its own
+        time; a SIGTERM meant for it alone (`Process.terminate`) ends it as ever.
+        """
+        if number != signal.SIGTERM:
+            return
+        arrived = time.monotonic()
+        while time.monotonic() - arrived < 0.25:
+            (heard,) = _TIME.unpack_from(self._heard)
+            if abs(heard - arrived) < 0.5:
+                return
+            time.sleep(0.01)  # the parent hears of it within microseconds, or not at all
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _let_go_of_outputs() -> None:
+    """Write to nowhere what nobody reads: each print would be an error."""
+    for fd in _outputs_gone():
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, fd)
+        os.close(null)
+
+
+def _outputs_gone() -> list[int]:
+    """Which of stdout and stderr are a terminal, or a pipe, whose other end is gone."""
+    poll = select.poll()
+    for fd in (1, 2):
+        poll.register(fd, 0)
+    return [fd for fd, events in poll.poll(0) if events & select.POLLERR]
+
+
+def _before_fork() -> None:
+    if _registered:
+        _masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, _ALL))
+
+
+def _after_fork_in_parent() -> None:
+    if _masks:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop())
+
+
+def _after_fork_in_child() -> None:
+    if _masks:
+        # The pipe is the parent's: a signal to the child alone must not stop the parent.
+        signal.set_wakeup_fd(-1)
+        for handler in list(_registered):
+            handler._adopt_child()
+        signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop())
+
+
+_masks: list[Any] = []
+if sys.platform != "win32":
+    _ALL = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )
