@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from forge import messages
-from forge.config import loading
+from forge.config import loading, removed
 from forge.config.schema import Policy, SignalAction
 from forge.errors import AlreadyRequeued, Exit, ExitCode, JobError, NoSuchJob, Reason, SlurmError
 from forge.filesystem.files import make_directory
@@ -97,6 +97,19 @@ class Checkpointable:
         # what an old one left.
         self.directory = str(directory or f"%j_forge_{uuid.uuid4().hex[:8]}")
         self._is_in_folder = directory is None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What submitit pickles: the policy as plain values, which later versions of forge read."""
+        from omegaconf import OmegaConf
+
+        policy = OmegaConf.structured(self.policy)
+        return vars(self) | {"policy": OmegaConf.to_container(policy, enum_to_str=True)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In the job: keys that exist no longer are ignored, with a notice."""
+        policy, ignored = removed.without(state["policy"])
+        removed.notify(ignored)
+        vars(self).update(state | {"policy": loading.load(policy)})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task; outside a job of submitit's just call it."""

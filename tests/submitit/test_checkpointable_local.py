@@ -156,6 +156,17 @@ def test_a_bad_policy_is_refused_before_anything_is_submitted():
         forge.Checkpointable(light.value, {"nan": {"action": "explode"}})
 
 
+def test_a_task_that_waits_runs_with_the_policy_of_an_earlier_version(caplog):
+    """Keys that exist no longer are ignored, as in the files of a launcher's job."""
+    one = forge.Checkpointable(light.value, {"requeue": {"max_failures": 2}})
+    state = one.__getstate__()
+    state["policy"]["hang"]["factor"] = 7.0
+    later = forge.Checkpointable.__new__(forge.Checkpointable)
+    later.__setstate__(pickle.loads(pickle.dumps(state)))
+    assert later.policy == one.policy
+    assert "`resilience.hang.factor`" in caplog.text
+
+
 def test_outside_submitit_the_task_is_just_called(tmp_path):
     """For a debugger; and it can be pickled like any other."""
     one = pickle.loads(pickle.dumps(forge.Checkpointable(light.value)))
