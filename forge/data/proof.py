@@ -48,11 +48,6 @@ class Proof:
         self._last: str | None = None
         """After the batch before this one."""
 
-    @property
-    def is_demoted(self) -> bool:
-        """Whether the loader has a `state_dict` which is not its place."""
-        return self.kind is Kind.replayed and loaders.has_state(self._loader)
-
     def begin(self, random_state: dict[str, Any]) -> Any:
         """Ask for the state before the first batch, unless something is known of it already.
 
