@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from forge import messages
@@ -70,6 +71,25 @@ REMOVED: dict[str, Removed] = {
 }
 """Dotted key or group, without the leading `resilience.` -> what became of it; `*` is any name. The
 first that matches counts."""
+
+CLASSES = ("CheckConfig", "ChecksConfig", "OnForeign")
+"""Classes of `schema` that are gone."""
+
+
+class Pickled:
+    """What an object of such a class is read as: a group of keys."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+
+def plain(value: Any) -> Any:
+    """A pickled policy of this version, or of an earlier one, as plain containers."""
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    group = value if isinstance(value, Mapping) else getattr(value, "__dict__", None)
+    return value if group is None else {name: plain(one) for name, one in group.items()}
 
 
 def find(key: str) -> tuple[str, Removed] | None:

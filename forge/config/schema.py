@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
+
+from forge.config import removed
 
 
 class SignalAction(Enum):
@@ -392,3 +395,10 @@ class Policy:
         """Seconds from a signal to the forced exit; 0 never forces."""
         given = self.shutdown.timeout_s
         return STOP_SHARE * self.signal.lead_s if given is None else given
+
+
+def __getattr__(name: str) -> Any:
+    """The classes that are gone: a pickled policy of an earlier version names them."""
+    if name in removed.CLASSES:
+        return removed.Pickled
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

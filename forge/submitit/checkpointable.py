@@ -100,14 +100,11 @@ class Checkpointable:
 
     def __getstate__(self) -> dict[str, Any]:
         """What submitit pickles: the policy as plain values, which later versions of forge read."""
-        from omegaconf import OmegaConf
-
-        policy = OmegaConf.structured(self.policy)
-        return vars(self) | {"policy": OmegaConf.to_container(policy, enum_to_str=True)}
+        return vars(self) | {"policy": removed.plain(self.policy)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In the job: keys that exist no longer are ignored, with a notice."""
-        policy, ignored = removed.without(state["policy"])
+        policy, ignored = removed.without(removed.plain(state["policy"]))
         removed.notify(ignored)
         vars(self).update(state | {"policy": loading.load(policy)})
 

@@ -1,19 +1,22 @@
 """A key that was removed: an error in a user's config, a notice in the files of a waiting job."""
 
+import pickle
+
 import pytest
 from hydra_apps import App
 from omegaconf import OmegaConf
 from plans import planned
 
 from forge import messages
-from forge.config import removed
+from forge.config import removed, schema
 from forge.config.loading import load
 from forge.config.removed import REMOVED, Removed
-from forge.config.schema import CheckAction
+from forge.config.schema import CheckAction, NanAction
 from forge.errors import ConfigError
 from forge.hydra_app.hints import hints_for
 from forge.jobdir import config_file, plan
 from forge.launch import task
+from forge.submitit.checkpointable import Checkpointable
 
 SHAPES = {
     "checks.old": Removed("Use a command."),
@@ -82,6 +85,32 @@ def test_a_plan_of_the_version_before_is_read(tmp_path):
     content = planned().to_json()
     content["requeue"]["max_unfair"] = 10
     assert plan.from_json(content, "plan.json") == planned()
+
+
+def test_a_task_that_an_earlier_version_gave_to_submitit_is_read(said, monkeypatch):
+    """submitit keeps it as a pickle, with a policy made of classes that are gone by now."""
+    submitted = Checkpointable(print, {"nan": {"action": "halt"}})
+    for name in removed.CLASSES:
+        monkeypatch.setattr(
+            schema, name, type(name, (), {"__module__": schema.__name__}), raising=False
+        )
+    checks = schema.ChecksConfig()
+    checks.disk, checks.ecc = schema.CheckConfig(), schema.CheckConfig()
+    checks.disk.action, checks.ecc.action = CheckAction.halt, CheckAction.warn
+    submitted.policy.health.checks = checks
+    submitted.policy.checkpoint.on_foreign = schema.OnForeign()
+    data = pickle.dumps(vars(submitted))  # as it was pickled then
+    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(messages, "warn", said.append)
+        later = Checkpointable.__new__(Checkpointable)
+        later.__setstate__(pickle.loads(data))
+    policy = later.policy
+    assert policy.nan.action is NanAction.halt
+    assert policy.health.checks["disk"] is CheckAction.halt
+    assert not hasattr(policy.checkpoint, "on_foreign")
+    (notice,) = said
+    assert "`resilience.checkpoint.on_foreign`" in notice
 
 
 def test_the_config_that_a_job_was_submitted_with_is_read(said):
