@@ -6,6 +6,7 @@
 #   make check     format, lint, types, import rules
 #   make coverage  lines and branches of forge that the tests run, in subprocesses too
 #   make docs      build the documentation, and list its pages; warnings are errors
+#   make policy    write the preset `default` and the tables of its reference from the schema
 #   make bench     start-up, save and launch times of this machine
 #   make slurm-install  Slurm from Debian's or Ubuntu's packages (root): for tests
 #   make slurm-shell    a shell on a throwaway cluster of two nodes, on loopback
@@ -24,7 +25,7 @@ PYTEST := $(IN_VENV) -m pytest
 unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test proofs check coverage bench docs format clean slurm-install slurm-shell
+.PHONY: help demo test proofs check coverage bench docs policy format clean slurm-install slurm-shell
 .DELETE_ON_ERROR:
 
 help:
@@ -97,6 +98,9 @@ docs: $(VENV)/.docs-installed
 	rm -rf build/docs
 	$(IN_VENV) -m sphinx --fail-on-warning --keep-going -q docs build/docs
 	@cd build/docs && find . -name '*.html' -not -path './_static/*' | sort
+
+policy: $(VENV)/.dev-installed
+	$(IN_VENV) docs/_ext/policy_pages.py
 
 format: $(VENV)/.dev-installed
 	$(IN_VENV) -m ruff format .

@@ -1,6 +1,6 @@
-"""What the reference says of keys and exit codes, read from the code itself.
+"""What the reference says of exit codes and commands, read from the code itself.
 
-The directive `{forge-reference} policy` (or `exit-codes`, or `cli`) puts it into a page. Each part
+The directive `{forge-reference} exit-codes` (or `cli`) puts it into a page. Each part
 is a plain function that returns Markdown, so that tests can read it without building the site.
 """
 
@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 import os
 import re
 import subprocess
 import sys
-import typing
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
-from enum import Enum
 from types import ModuleType
 from typing import Any
 
 from forge import errors
-from forge.config import schema
 
 
 def field_docs(module: ModuleType) -> dict[str, dict[str, str]]:
@@ -45,68 +39,9 @@ def _assigned(node: ast.stmt) -> str:
     return targets[0].id if targets and isinstance(targets[0], ast.Name) else ""
 
 
-def policy_keys() -> Iterator[tuple[str, str, Any, str]]:
-    """(key, type, default, meaning) of every key under `resilience`."""
-    docs = field_docs(schema)
-
-    def walk(instance: Any, prefix: str) -> Iterator[tuple[str, str, Any, str]]:
-        cls = type(instance)
-        hints = typing.get_type_hints(cls)
-        for field in fields(cls):
-            if is_dataclass(hints[field.name]):
-                yield from walk(getattr(instance, field.name), f"{prefix}{field.name}.")
-            else:
-                default = _plain(getattr(instance, field.name))
-                meaning = docs[cls.__name__].get(field.name, "")
-                yield f"{prefix}{field.name}", _type(hints[field.name]), default, meaning
-
-    yield from walk(schema.Policy(), "")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.name
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list) else value
-
-
-def _type(hint: Any) -> str:
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return ", ".join(f"`{name}`" for name in hint.__members__)
-    arguments = typing.get_args(hint)
-    if typing.get_origin(hint) is list:
-        return f"list of {_type(arguments[0])}"
-    if typing.get_origin(hint) is dict:
-        return f"{_type(arguments[0])}: {_type(arguments[1])}"
-    if arguments:  # X | None
-        return " or ".join(_type(one) for one in arguments)
-    names = {"NoneType": "null", "str": "text", "RequeueRule": "rule"}
-    return names.get(hint.__name__, hint.__name__)
-
-
-def _yaml(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_yaml(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_yaml, value)) + "]"
-    return json.dumps(value)
-
-
 def _table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
-
-
-def policy() -> str:
-    """Every key under `resilience`, as a table."""
-    rows = [
-        [f"`{key}`", f"`{_yaml(default)}`", kind, meaning.replace("|", "\\|")]
-        for key, kind, default, meaning in policy_keys()
-    ]
-    return _table(["key under `resilience`", "default", "type", "meaning"], rows)
 
 
 def exit_codes() -> str:
@@ -130,7 +65,7 @@ def _help(*command: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True, env=env).stdout
 
 
-PARTS = {"policy": policy, "exit-codes": exit_codes, "cli": cli}
+PARTS = {"exit-codes": exit_codes, "cli": cli}
 
 
 def setup(app: Any) -> dict[str, bool]:

@@ -12,12 +12,19 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from forge import messages
 from forge.compat import of_omegaconf
-from forge.config import removed
-from forge.config.schema import CommandCheckConfig, Policy, RequeueRule, SignalAction
+from forge.config import removed, slurm_keys
+from forge.config.schema import (
+    SIGNALS,
+    CommandCheckConfig,
+    Policy,
+    RequeueRule,
+    SignalAction,
+)
 
-SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2")
-"""Signals a policy may name: those that can be caught and that people send to jobs."""
+_NEIGHBOURS = 5
+"""Keys that a message names at most."""
 
 
 def signal_name(name: str) -> str:
@@ -39,17 +46,39 @@ def convert(policy: Any) -> tuple[Policy, list[str]]:
             " `resilience=default`, in the defaults list of your config."
         )
         policy = {}
+    if _is_whole_config(policy):
+        problems.append(
+            "this is the whole config of your app: pass `cfg.resilience`, the part that is the"
+            " policy."
+        )
+        policy = {}
+    own: dict[str, Any] = {}
     for key, value in _leaves(_resolved(policy, "", problems), ""):
+        if key in _SLURM and removed.problem(key) is None:
+            if value is not None:
+                own[key.removeprefix("slurm.")] = value
+            continue
         problem = _set(typed, key, value)
         if problem and problem not in problems:
             problems.append(problem)
     result = OmegaConf.to_object(typed)
     assert isinstance(result, Policy)
+    result.slurm = own
     if signal_name(result.signal.name) in SIGNALS:
         result.signal.name = signal_name(result.signal.name)
     if signal_name(result.exec.signal) in SIGNALS:
         result.exec.signal = signal_name(result.exec.signal)
     return result, problems
+
+
+def _is_whole_config(policy: Mapping[Any, Any]) -> bool:
+    """Whether it is a config that has a policy, or one of an app that has none."""
+    names = {str(name) for name in policy}
+    is_strange = len(names) > _NEIGHBOURS and names.isdisjoint(asdict(Policy()))
+    return "resilience" in names or is_strange
+
+
+_SLURM = frozenset(f"slurm.{name}" for name in slurm_keys.PER_JOB)
 
 
 @functools.cache
@@ -80,7 +109,7 @@ def _resolved(tree: Mapping[Any, Any], prefix: str, problems: list[str]) -> dict
 def _leaves(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in tree.items():
         key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping) and value and key not in _SLURM:
             yield from _leaves(value, key + ".")
         else:
             yield key, value
@@ -89,7 +118,8 @@ def _leaves(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 @functools.cache
 def known_keys() -> tuple[str, ...]:
     """Every key of a policy, dotted, without the leading `resilience.`."""
-    return tuple(key for key, _ in _leaves(asdict(Policy()), ""))
+    found = (key for key, _ in _leaves(asdict(Policy()), "") if key != "slurm")
+    return (*found, *(f"slurm.{name}" for name in slurm_keys.PER_JOB))
 
 
 def nearest_key(key: str) -> str | None:
@@ -108,9 +138,9 @@ def _set(typed: DictConfig, key: str, value: Any) -> str | None:
     """Set one key with OmegaConf's own conversion; return what is wrong with it, or None."""
     shown = f"`resilience.{key}={value}`"
     path = key
-    gone = removed.problem(key)
-    if gone is not None:
-        return gone
+    refused = removed.problem(key) or slurm_keys.refused(key)
+    if refused is not None:
+        return refused
     if key.startswith("signal.actions."):
         name = signal_name(key.rsplit(".", 1)[-1])
         if name not in SIGNALS:
@@ -124,8 +154,9 @@ def _set(typed: DictConfig, key: str, value: Any) -> str | None:
         if any(k.startswith(key + ".") for k in known_keys()):
             if value == {}:
                 return None  # a group of which nothing is set
-            members = ", ".join(f"resilience.{k}" for k in known_keys() if k.startswith(key + "."))
-            return f"{shown}: is a group of keys, not a value. Set one of {members}."
+            members = [f"resilience.{k}" for k in known_keys() if k.startswith(key + ".")]
+            some = messages.few(members, _NEIGHBOURS)
+            return f"{shown}: is a group of keys, not a value. Set one of {some}."
         near = nearest_key(key)
         hint = f"Did you mean `resilience.{near}`?" if near else "See conf/resilience/default.yaml."
         return f"{shown}: there is no such key. {hint}"

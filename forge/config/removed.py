@@ -72,7 +72,7 @@ REMOVED: dict[str, Removed] = {
 """Dotted key or group, without the leading `resilience.` -> what became of it; `*` is any name. The
 first that matches counts."""
 
-CLASSES = ("CheckConfig", "ChecksConfig", "OnForeign")
+CLASSES = ("CheckConfig", "ChecksConfig", "OnForeign", "SlurmConfig")
 """Classes of `schema` that are gone."""
 
 

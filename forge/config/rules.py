@@ -6,56 +6,12 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator
-from operator import attrgetter
 from pathlib import Path
 
-from forge.config.conversion import COMMANDS, SIGNALS, signal_name
-from forge.config.schema import STOP_SHARE, NanAction, Policy, SignalAction, WhenBusy
+from forge.config import keys
+from forge.config.conversion import COMMANDS, signal_name
+from forge.config.schema import SIGNALS, STOP_SHARE, NanAction, Policy, SignalAction, WhenBusy
 from forge.errors import is_disk_full
-
-_INTERVAL = "an interval has to be above 0 and finite. To switch it off, set it to null."
-_ABOVE_ZERO = {
-    "checkpoint.every_steps": _INTERVAL,
-    "checkpoint.every_s": _INTERVAL,
-    "checkpoint.keep_every_steps": _INTERVAL,
-    "health.every_s": _INTERVAL,
-    "health.exclude_h": "has to be above 0 and finite.",
-    "hang.timeout_s": "has to be above 0 and finite; null learns it.",
-    "hang.start_s": "has to be above 0 and finite.",
-    "nan.rollback.lr_scale": "has to be above 0 and finite; 1 keeps it.",
-    "signal.lead_s": "has to be above 0 and finite: without a lead there is no time to save. Set it"
-    " to the seconds that a save takes, with a margin.",
-    "slurm.timeout_min": "has to be above 0 and finite.",
-    "slurm.mem_gb": "has to be above 0 and finite.",
-}
-"""Keys that have to be above 0, or null where their type allows it -> what to say."""
-_AT_LEAST = {
-    "checkpoint.keep_last": (1, "The newest one is always kept."),
-    "checkpoint.best.keep": (1, "For none set `best.metric` to null."),
-    "hang.max_restarts": (0, "0 never starts it again, null has no limit."),
-    "health.max_excluded_nodes": (0, "0 stays where it is."),
-    **dict.fromkeys(
-        ("slurm.nodes", "slurm.tasks_per_node", "slurm.cpus_per_task"),
-        (1, "null is as `hydra.launcher` has it."),
-    ),
-    "nan.max_consecutive": (1, "1 acts on the first bad step."),
-    "nan.rollback.steps_back": (0, "0 is the newest good checkpoint."),
-    "nan.rollback.max_rollbacks": (0, "0 never rolls back."),
-    **dict.fromkeys(
-        ("requeue.max_preemptions", "requeue.max_timeouts", "requeue.max_failures"),
-        (0, "0 never starts it again, null has no limit."),
-    ),
-    "requeue.no_progress_limit": (1, "1 gives up at once."),
-    "shutdown.timeout_s": (0, "0 never forces an exit."),
-}
-"""Keys with the least that they may be, or null where their type allows it -> what to say."""
-_NOT_EMPTY = {
-    "checkpoint.dir": "Name a directory, or leave the default.",
-    "checkpoint.best.metric": "Name a metric that run.log() is given, or null.",
-    "checkpoint.init_from": "Name a file or a checkpoint, or set it to null.",
-}
-"""Keys of a text -> what to do where it is empty."""
-_PATHS = ("checkpoint.dir", "checkpoint.init_from")
 
 
 def cross_field_problems(
@@ -63,8 +19,7 @@ def cross_field_problems(
 ) -> list[str]:
     """Everything that is wrong with values that are each of the right type."""
     found = [
-        *_range_problems(p),
-        *_text_problems(p),
+        *_key_problems(p),
         *_rule_problems(p, is_command=is_command),
         *_command_problems(p),
         *_signal_problems(p, time_limit_s, limit_key),
@@ -91,38 +46,32 @@ def cross_field_problems(
     return found
 
 
-def _range_problems(p: Policy) -> Iterator[str]:
-    for key, why in _ABOVE_ZERO.items():
-        value = attrgetter(key)(p)
-        if value is not None and not 0 < value < math.inf:
-            yield f"`resilience.{key}={value:g}`: {why}"
-    for key, (least, why) in _AT_LEAST.items():
-        value = attrgetter(key)(p)
-        if value is not None and not least <= value < math.inf:
-            yield f"`resilience.{key}={value:g}`: has to be at least {least}. {why}"
-
-
-def _text_problems(p: Policy) -> Iterator[str]:
-    for key, remedy in _NOT_EMPTY.items():
-        value = attrgetter(key)(p)
-        if value is not None and not value.strip():
-            yield f"`resilience.{key}={value}`: is empty. {remedy}"
-    for key in _PATHS:
-        value = attrgetter(key)(p)
-        if value is not None and value.startswith("~"):
+def _key_problems(p: Policy) -> Iterator[str]:
+    """Values that the key itself does not take, by what `schema.py` says of it."""
+    for name, value, known in keys.walk(p):
+        if value is None:
+            continue
+        key, remedy = f"resilience.{name}", known.remedy and f" {known.remedy}"
+        if known.gt is not None and not known.gt < value < math.inf:
+            yield f"`{key}={value:g}`: has to be above {known.gt:g} and finite.{remedy}"
+        if known.ge is not None and not known.ge <= value < math.inf:
+            yield f"`{key}={value:g}`: has to be at least {known.ge:g}.{remedy}"
+        if known.choices and value not in known.choices:
+            yield f"`{key}={value}`: expected {' | '.join(known.choices)}, found {value!r}."
+        if known.is_filled and not value.strip():
+            yield f"`{key}={value}`: is empty.{remedy}"
+        if known.is_path and value.startswith("~"):
             yield (
-                f"`resilience.{key}={value}`: `~` would be a directory of that name. Write the path"
-                " in full, or as `${oc.env:HOME}/…`."
+                f"`{key}={value}`: `~` would be a directory of that name. Write the path in full,"
+                " or as `${oc.env:HOME}/…`."
             )
 
 
 def _command_problems(p: Policy) -> Iterator[str]:
-    for name, one in p.health.commands.items():
+    for name, command in p.health.commands.items():
         key = f"resilience.{COMMANDS}{name}"
-        if not one.run or not one.run[0].strip():
-            yield f"`{key}.run={one.run}`: names no command, as `[nhc, -a]` does."
-        if not 0 < one.timeout_s < math.inf:
-            yield f"`{key}.timeout_s={one.timeout_s:g}`: has to be above 0 and finite."
+        if not command.run or not command.run[0].strip():
+            yield f"`{key}.run={command.run}`: names no command, as `[nhc, -a]` does."
         if name in p.health.checks:
             yield f"`{key}`: `{name}` is the name of a built-in check. Choose another."
 
@@ -152,8 +101,6 @@ def _rule_problems(p: Policy, *, is_command: bool) -> list[str]:
                 found.append(f"`{key}.exit_codes`: {code} is not an exit code; they are 1 to 255.")
         if not rule.exit_codes:
             found.append(f"`{key}.exit_codes=[]`: names no exit code, so the rule does nothing.")
-        if rule.max_restarts < 1:
-            found.append(f"`{key}.max_restarts={rule.max_restarts}`: has to be at least 1.")
     return found
 
 
@@ -162,11 +109,6 @@ def _signal_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> l
     lead_s, timeout_s = p.signal.lead_s, p.shutdown.timeout_s
     timeout_s = 0.0 if timeout_s is None else timeout_s  # what follows the lead is below it
     lead = f"`resilience.signal.lead_s={lead_s:g}`"
-    for key, given in (("signal.name", p.signal.name), ("exec.signal", p.exec.signal)):
-        if signal_name(given) not in SIGNALS:
-            found.append(
-                f"`resilience.{key}={given}`: unknown signal. It can be {', '.join(SIGNALS)}."
-            )
     name = signal_name(p.signal.name)
     action = p.signal.actions.get(name, SignalAction.ignore)
     if name in SIGNALS and action is SignalAction.ignore:

@@ -1,9 +1,9 @@
-"""The resilience policy: typed keys, their defaults, and every rule between them.
+"""The resilience policy: every key with its type, its default, its bounds and its help.
 
 `load` turns whatever Hydra composed (or a plain dict) into a `Policy`, once. It reports all
 problems together: unknown keys with the nearest known one, wrong types, values out of range, and
-rules that span several keys. `conf/resilience/default.yaml` repeats the defaults for Hydra; a test
-holds the two equal. One module, since it is read as one page.
+rules that span several keys. `make policy` writes `conf/resilience/default.yaml` and the tables of
+`docs/reference/policy.md` from here. One module, since it is read as one page.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from enum import Enum
 from typing import Any
 
 from forge.config import removed
+from forge.config.keys import key
+
+SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2")
+"""Signals a policy may name: those that can be caught and that people send to jobs."""
 
 
 class SignalAction(Enum):
@@ -105,67 +109,100 @@ class Resume(Enum):
 class SignalConfig:
     """Which signals stop a job, and how early."""
 
-    name: str = "USR2"
-    """The signal that announces the time limit."""
-    lead_s: float = 120.0
-    """How many seconds before the time limit it is sent."""
-    actions: dict[str, SignalAction] = field(
-        default_factory=lambda: {
+    name: str = key(
+        "USR2",
+        choices=SIGNALS,
+        help="The signal that announces the time limit.",
+    )
+    lead_s: float = key(
+        120.0,
+        gt=0,
+        remedy="Without a lead there is no time to save. Set it to the seconds that a save takes,"
+        " with a margin.",
+        help="Seconds before the time limit at which the signal is sent.",
+    )
+    actions: dict[str, SignalAction] = key(
+        {
             "TERM": SignalAction.stop,
             "INT": SignalAction.stop,
             "HUP": SignalAction.stop,
             "USR1": SignalAction.requeue,
             "USR2": SignalAction.requeue,
-        }
+        },
+        help="What each signal does: stop | requeue | save | ignore. `save` saves and keeps"
+        " training. SIGHUP and SIGINT stay ignored if they are ignored when the process starts"
+        " (nohup, the background of a script) and their action is stop.",
     )
-    """What each signal leads to: stop, requeue, save (and keep training) or ignore.
-
-    SIGHUP and SIGINT stay ignored if they are ignored when the process starts (nohup, the
-    background of a script) and their action is stop.
-    """
 
 
 @dataclass
 class ShutdownConfig:
     """How long stopping may take."""
 
-    timeout_s: float | None = None
-    """Seconds from the signal to the forced exit (70); null: three quarters of `signal.lead_s`; 0:
-    never."""
+    timeout_s: float | None = key(
+        None,
+        ge=0,
+        remedy="0 never forces an exit.",
+        help="Seconds from the signal to the forced exit (70). null: three quarters of"
+        " `signal.lead_s`; 0: never.",
+    )
 
 
 @dataclass
 class RequeueRule:
     """Your own exit codes that are worth another start."""
 
-    exit_codes: list[int] = field(default_factory=list)
-    """Which codes, 1 to 255; an uncaught exception is 1."""
-    max_restarts: int = 1
-    """How often, over the whole job."""
-    recover: list[str] = field(default_factory=list)
-    """A command that is run before the restart; none: nothing is. Its environment has
-    FORGE_ATTEMPT, FORGE_RETURN_CODE and FORGE_JOB_DIR."""
+    exit_codes: list[int] = key([], help="Exit codes of your program, 1 to 255.")
+    max_restarts: int = key(1, ge=1, help="Restarts for them, over the whole job.")
+    recover: list[str] = key(
+        [],
+        help="A command that runs before the restart. Its environment has FORGE_ATTEMPT,"
+        " FORGE_RETURN_CODE and FORGE_JOB_DIR.",
+    )
 
 
 @dataclass
 class RequeueConfig:
     """When a stopped job is started again, in its directory."""
 
-    enabled: bool = True
-    """false: the job is started once, however it ends; a batch script may requeue it by itself."""
-    max_preemptions: int | None = None
-    """Restarts after a preemption or a request to requeue; null: no limit."""
-    max_timeouts: int | None = None
-    """Restarts after the time limit; null: no limit."""
-    max_failures: int | None = 10
-    """Restarts after a crash, a kill or a forced exit; null: no limit."""
-    no_progress_limit: int = 3
-    """Give up after this many attempts in a row that saved nothing new."""
-    rules: list[RequeueRule] = field(default_factory=list)
-    """Your own exit codes that are worth another start: `[{exit_codes: [1], max_restarts: 2}]`;
-    with `recover: [command, …]` that command runs first."""
-    on_code_change: CodeChange = CodeChange.warn
-    """What happens when a job resumes with edited code."""
+    enabled: bool = key(
+        True,
+        help="Whether the job is ever started again. A batch script of yours may requeue it by"
+        " itself.",
+    )
+    max_preemptions: int | None = key(
+        None,
+        ge=0,
+        remedy="0 never starts it again, null has no limit.",
+        help="Restarts after a preemption or a request to requeue. null: no limit.",
+    )
+    max_timeouts: int | None = key(
+        None,
+        ge=0,
+        remedy="0 never starts it again, null has no limit.",
+        help="Restarts after the time limit. null: no limit.",
+    )
+    max_failures: int | None = key(
+        10,
+        ge=0,
+        remedy="0 never starts it again, null has no limit.",
+        help="Restarts after a crash, a kill or a forced exit. null: no limit.",
+    )
+    no_progress_limit: int = key(
+        3,
+        ge=1,
+        remedy="1 gives up at once.",
+        help="Give up after this many attempts in a row that saved nothing new.",
+    )
+    rules: list[RequeueRule] = key(
+        [],
+        help="Your own exit codes that are worth a restart: `[{exit_codes: [1], max_restarts: 2}]`."
+        " With `recover: [command, …]` that command runs first.",
+    )
+    on_code_change: CodeChange = key(
+        CodeChange.warn,
+        help="What happens if the code has changed when a job resumes.",
+    )
 
 
 class SignalTo(Enum):
@@ -190,42 +227,75 @@ class ZeroAfterSignal(Enum):
 class ExecConfig:
     """How a command of `forge exec` is stopped."""
 
-    signal: str = "TERM"
-    """The signal that tells the command to save and leave: `signal.lead_s` before the time limit,
-    and where the job is stopped. It takes the place of `signal.name`."""
-    signal_to: SignalTo = SignalTo.group
-    """Who gets signals: the command's process group, or only the process that was started."""
-    supports_termination: bool = True
-    """true: the signal, then SIGKILL after `shutdown.timeout_s`; false: SIGKILL at once."""
-    zero_after_signal: ZeroAfterSignal = ZeroAfterSignal.requeue
-    """What exit code 0 means after a signal for a preemption or the time limit."""
+    signal: str = key(
+        "TERM",
+        choices=SIGNALS,
+        help="The signal that makes the command save and exit. It is sent `signal.lead_s` before"
+        " the time limit, and when the job is stopped; it replaces `signal.name`.",
+    )
+    signal_to: SignalTo = key(
+        SignalTo.group,
+        help="Who gets signals: the command's process group, or only the process that was started.",
+    )
+    supports_termination: bool = key(
+        True,
+        help="Whether the command can save when it gets the signal. true: SIGKILL follows after"
+        " `shutdown.timeout_s`; false: SIGKILL at once.",
+    )
+    zero_after_signal: ZeroAfterSignal = key(
+        ZeroAfterSignal.requeue,
+        help="What exit code 0 means after a signal for a preemption or the time limit.",
+    )
 
 
 @dataclass
 class RollbackConfig:
     """Where `nan.action=rollback` goes back to."""
 
-    steps_back: int = 0
-    """Go back at least this many steps before the first bad one."""
-    skip_data: bool = True
-    """Skip the batches that led there, through the last bad one; a rollback into an earlier epoch
-    of `run.epochs` reads them again."""
-    lr_scale: float = 1.0
-    """Multiplies the learning rate at each rollback."""
-    max_rollbacks: int = 3
-    """Halt at the next one after this many."""
+    steps_back: int = key(
+        0,
+        ge=0,
+        remedy="0 is the newest good checkpoint.",
+        help="Go back at least this many steps before the first bad one.",
+    )
+    skip_data: bool = key(
+        True,
+        help="Skip the batches that led to the bad step. A rollback into an earlier epoch of"
+        " `run.epochs` reads them again.",
+    )
+    lr_scale: float = key(
+        1.0,
+        gt=0,
+        remedy="1 keeps the rate.",
+        help="Multiplies the learning rate at each rollback.",
+    )
+    max_rollbacks: int = key(
+        3,
+        ge=0,
+        remedy="0 never rolls back.",
+        help="Halt at the next rollback after this many.",
+    )
 
 
 @dataclass
 class NanConfig:
     """What a NaN or Inf in the loss or the gradients leads to."""
 
-    action: NanAction = NanAction.skip
-    """Log it and update (warn), skip the update, roll back, or halt (synonym: raise)."""
-    max_consecutive: int = 5
-    """Bad steps in a row until skip halts the run and rollback goes back."""
-    check_gradients: bool = True
-    """Check the norm of the gradients, too, not only the loss."""
+    action: NanAction = key(
+        NanAction.skip,
+        help="What a NaN or Inf leads to. warn: log it and update; skip: skip the update; rollback:"
+        " go back to a checkpoint; halt (or raise): end the job.",
+    )
+    max_consecutive: int = key(
+        5,
+        ge=1,
+        remedy="1 acts on the first bad step.",
+        help="Bad steps in a row until skip halts the job and rollback goes back.",
+    )
+    check_gradients: bool = key(
+        True,
+        help="Check the norm of the gradients too, not only the loss.",
+    )
     rollback: RollbackConfig = field(default_factory=RollbackConfig)
 
 
@@ -233,58 +303,90 @@ class NanConfig:
 class CommandCheckConfig:
     """A site's own health check: a command."""
 
-    run: list[str] = field(default_factory=list)
-    """The command and its arguments; it fails with any exit code but 0, and its last line says
-    why."""
-    timeout_s: float = 60.0
-    """Seconds after which it is killed, and has failed."""
-    action: CheckAction = CheckAction.warn
-    """What its failure leads to."""
+    run: list[str] = key(
+        [],
+        help="The command and its arguments. Any exit code but 0 is a failure, and the last line"
+        " of its output says why.",
+    )
+    timeout_s: float = key(60.0, gt=0, help="Seconds until the command is killed and has failed.")
+    action: CheckAction = key(CheckAction.warn, help="What a failure leads to.")
 
 
 @dataclass
 class HealthConfig:
     """Checks of the node, its GPUs and its ranks."""
 
-    enabled: bool = True
-    """false: nothing is checked."""
-    every_s: float | None = 300.0
-    """How often `disk` (without writing), `shm`, `gpu_memory`, `gpu_driver` and the commands are
-    repeated in the background; null: never."""
-    exclude_h: float = 24.0
-    """On Slurm: hours for which a job avoids a node that it has left because of a check, and for
-    which the sweep's other jobs do where the action was `exclude_node`."""
-    max_excluded_nodes: int = 3
-    """On Slurm: restarts elsewhere because a check of this very job failed; then the job fails."""
-    checks: dict[str, CheckAction] = field(
-        default_factory=lambda: {
+    enabled: bool = key(True, help="Whether anything is checked.")
+    every_s: float | None = key(
+        300.0,
+        gt=0,
+        remedy="To switch it off, set it to null.",
+        help="Seconds between checks during training. null: only at the start. In the background"
+        " `disk` (without writing), `shm`, `gpu_memory`, `gpu_driver` and the commands run.",
+    )
+    exclude_h: float = key(
+        24.0,
+        gt=0,
+        help="On Slurm: hours for which the job avoids a node that failed a check. With the action"
+        " `exclude_node` the sweep's other jobs avoid it too.",
+    )
+    max_excluded_nodes: int = key(
+        3,
+        ge=0,
+        remedy="0 stays where it is.",
+        help="On Slurm: restarts on other nodes because a check of this job failed.",
+    )
+    checks: dict[str, CheckAction] = key(
+        {
             "disk": CheckAction.refuse,
             "shm": CheckAction.warn,
             "gpu": CheckAction.refuse,
             "gpu_memory": CheckAction.warn,
             "gpu_driver": CheckAction.warn,
             "ranks": CheckAction.warn,
-        }
+        },
+        help="What a failed check leads to: ignore | warn | refuse (69) | exclude_node (69) |"
+        " halt (69). `disk`: the checkpoint directory takes a synced file; `shm`: 1 GiB is free in"
+        " /dev/shm; `gpu`: it computes right; `gpu_memory`: others hold at most 512 MiB;"
+        " `gpu_driver`: no uncorrected memory errors, failed row remaps or a reset that it asks"
+        " for; `ranks`: an all-reduce comes back right, and all read the same directory.",
     )
-    """What a failure of each check leads to: ignore, warn, refuse, exclude_node or halt."""
-    commands: dict[str, CommandCheckConfig] = field(default_factory=dict)
-    """Your own checks, by name: `nhc: {run: [nhc, -a], timeout_s: 30, action: exclude_node}`."""
+    commands: dict[str, CommandCheckConfig] = key(
+        {},
+        help="Your own checks, by name: `nhc: {run: [nhc, -a], timeout_s: 30, action:"
+        " exclude_node}`.",
+    )
 
 
 @dataclass
 class HangConfig:
     """A task that makes no progress. Below one of forge's launchers, on Linux."""
 
-    action: HangAction = HangAction.warn
-    """What it leads to."""
-    timeout_s: float | None = None
-    """Seconds without progress; null: 5 times the slowest recent step, save or evaluation, and at
-    least 300 s."""
-    start_s: float = 1800.0
-    """Seconds from entering `forge.Run` to the first step, and for each of the
-    first steps, saves and evaluations, and compilations: nothing is learned from those."""
-    max_restarts: int | None = 3
-    """Restarts after a hang; null: no limit. The same hang at the same step twice ends the job."""
+    action: HangAction = key(
+        HangAction.warn,
+        help="What a hang leads to. warn: the stacks are kept; restart: the job is also started"
+        " again; halt: it also ends (70).",
+    )
+    timeout_s: float | None = key(
+        None,
+        gt=0,
+        remedy="null learns it.",
+        help="Seconds without progress that are a hang. null: 5 times the slowest recent step, save"
+        " or evaluation, and at least 300.",
+    )
+    start_s: float = key(
+        1800.0,
+        gt=0,
+        help="Seconds without progress before the first step. They also hold for each of the first"
+        " steps, saves and evaluations, and for compilations.",
+    )
+    max_restarts: int | None = key(
+        3,
+        ge=0,
+        remedy="0 never starts it again, null has no limit.",
+        help="Restarts after a hang. null: no limit. The same hang at the same step twice ends the"
+        " job.",
+    )
 
 
 class BestMode(Enum):
@@ -298,88 +400,100 @@ class BestMode(Enum):
 class BestConfig:
     """Checkpoints that are kept because a logged metric was good."""
 
-    metric: str | None = None
-    """Keep the best checkpoints by this metric, `run.log(name=…)`, permanently; null: none."""
-    mode: BestMode = BestMode.min
-    """Whether small or large values are better."""
-    keep: int = 1
-    """How many of the best are kept."""
+    metric: str | None = key(
+        None,
+        is_filled=True,
+        remedy="Name a metric that run.log() is given, or null.",
+        help="Keep the best checkpoints by this metric of `run.log(name=…)`. null: none.",
+    )
+    mode: BestMode = key(BestMode.min, help="Whether small or large values are better.")
+    keep: int = key(
+        1,
+        ge=1,
+        remedy="For none set `best.metric` to null.",
+        help="How many of the best are kept.",
+    )
 
 
 @dataclass
 class CheckpointConfig:
     """Where and when the state is saved."""
 
-    dir: str = "checkpoints"
-    """Where checkpoints go; a relative path is in the job's own output directory."""
-    every_steps: int | None = 1000
-    """Save after this many steps; null: not by steps."""
-    every_s: float | None = 600.0
-    """Save this many seconds after the last save; null: not by time."""
-    keep_last: int = 3
-    """How many of the newest checkpoints are kept."""
-    keep_every_steps: int | None = None
-    """Keep checkpoints at multiples of this permanently; null: none."""
+    dir: str = key(
+        "checkpoints",
+        is_filled=True,
+        is_path=True,
+        remedy="Name a directory, or leave the default.",
+        help="Where checkpoints go. A relative path is in the job's own output directory.",
+    )
+    every_steps: int | None = key(
+        1000,
+        gt=0,
+        remedy="To switch it off, set it to null.",
+        help="Save after this many steps. null: not by steps.",
+    )
+    every_s: float | None = key(
+        600.0,
+        gt=0,
+        remedy="To switch it off, set it to null.",
+        help="Save this many seconds after the last save. null: not by time.",
+    )
+    keep_last: int = key(
+        3,
+        ge=1,
+        remedy="The newest one is always kept.",
+        help="How many of the newest checkpoints are kept.",
+    )
+    keep_every_steps: int | None = key(
+        None,
+        gt=0,
+        remedy="To switch it off, set it to null.",
+        help="Keep checkpoints at multiples of this permanently. null: none.",
+    )
     best: BestConfig = field(default_factory=BestConfig)
-    async_save: bool = False
-    """Write in the background, while training continues."""
-    when_busy: WhenBusy = WhenBusy.wait
-    """What a periodic save does while another is still being written in the background."""
-    verify: Verify = Verify.full
-    """What of a checkpoint is checked before it is loaded. With `size` and `none` changed bytes are
-    loaded silently."""
-    init_from: str | None = None
-    """A `torch.save` or Lightning file, or a checkpoint, that a new job starts from. A relative
-    path is relative to where the command was started."""
-    init_trust_pickle: bool = False
-    """true: read that file even if that executes code in it."""
-
-
-@dataclass
-class SlurmConfig:
-    """A job's own sbatch options; null: the value of `hydra.launcher`."""
-
-    timeout_min: float | None = None
-    """Time limit of each start, in minutes."""
-    partition: str | None = None
-    """Partition."""
-    qos: str | None = None
-    """Quality of service."""
-    account: str | None = None
-    """The account that is charged."""
-    nodes: int | None = None
-    """Number of nodes."""
-    tasks_per_node: int | None = None
-    """Tasks on each node."""
-    cpus_per_task: int | None = None
-    """Cores for each task."""
-    gpus_per_node: int | None = None
-    """GPUs on each node."""
-    gpus_per_task: int | None = None
-    """GPUs for each task."""
-    mem_gb: float | None = None
-    """Memory on each node, in GB."""
-    gres: str | None = None
-    """Generic resources, as in sbatch: gpu:a100:2."""
-    constraint: str | None = None
-    """Features that the nodes must have."""
-    exclude: str | None = None
-    """Nodes to avoid."""
-    nodelist: str | None = None
-    """Nodes to use."""
-    dependency: str | None = None
-    """Jobs to wait for: afterok:123."""
+    async_save: bool = key(
+        False,
+        help="Write in the background while training continues. The state is copied to host memory"
+        " first.",
+    )
+    when_busy: WhenBusy = key(
+        WhenBusy.wait,
+        help="What a periodic save does while another is still being written in the background.",
+    )
+    verify: Verify = key(
+        Verify.full,
+        help="What is checked before a checkpoint is loaded. full: all checksums; size: only that"
+        " the files are there with their sizes. With `size` and `none`, changed bytes are loaded"
+        " silently.",
+    )
+    init_from: str | None = key(
+        None,
+        is_filled=True,
+        is_path=True,
+        remedy="Name a file or a checkpoint, or set it to null.",
+        help="A `torch.save` or Lightning file, or a checkpoint, that a new job starts from. A"
+        " relative path is relative to where the command was started.",
+    )
+    init_trust_pickle: bool = key(
+        False,
+        help="Read the file of `init_from` even if that executes code in it.",
+    )
 
 
 @dataclass
 class Policy:
     """Everything declared under `resilience`."""
 
-    enabled: bool = True
-    """false: a plain loop; nothing is handled, saved or resumed."""
-    resume: Resume = Resume.same
-    """Whose checkpoints are resumed from; changed: those of another config, too, and what differs
-    is applied."""
+    enabled: bool = key(
+        True,
+        help="Whether forge does anything. false: a plain loop; nothing is handled, saved or"
+        " resumed.",
+    )
+    resume: Resume = key(
+        Resume.same,
+        help="Whose checkpoints the job resumes from. changed: those of another config too; what"
+        " differs is applied and logged.",
+    )
     signal: SignalConfig = field(default_factory=SignalConfig)
     shutdown: ShutdownConfig = field(default_factory=ShutdownConfig)
     requeue: RequeueConfig = field(default_factory=RequeueConfig)
@@ -388,7 +502,11 @@ class Policy:
     health: HealthConfig = field(default_factory=HealthConfig)
     hang: HangConfig = field(default_factory=HangConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    slurm: dict[str, Any] = key(
+        {},
+        help="The job's own sbatch options, as in `hydra.launcher`. null: the value there. Each can"
+        " be swept: `resilience.slurm.timeout_min=60,240`.",
+    )
 
     @property
     def stop_s(self) -> float:

@@ -200,6 +200,7 @@ def restore(cfg: DictConfig, directory: Path) -> None:
         if not ("${" in str(before[key]) and ":" in str(before[key]))  # its value is stored
         and repr(before[key]) != repr(after.get(key, ""))
         and not f"{key}.".startswith(overridden)
+        and (key in after or not _is_policy(key))  # else a newer forge has brought the key
     )
     if changed:
         shown = ", ".join(f"{k}={after.get(k, 'unset')} (now {before[k]})" for k in changed[:5])

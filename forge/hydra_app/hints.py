@@ -33,8 +33,9 @@ def composition_succeeded() -> None:
 
 def hints_for(keys: Iterable[str]) -> list[str]:
     """One sentence per key that Hydra may have refused."""
-    from forge.config import removed
-    from forge.config.conversion import SIGNALS, known_keys, nearest_key, signal_name
+    from forge.config import removed, slurm_keys
+    from forge.config.conversion import known_keys, nearest_key, signal_name
+    from forge.config.schema import SIGNALS
 
     known = known_keys()
     unknown = [key for key in keys if key not in known]
@@ -47,9 +48,9 @@ def hints_for(keys: Iterable[str]) -> list[str]:
     for key in unknown:
         group, _, name = key.rpartition(".")
         near = nearest_key(key)
-        gone = removed.problem(key)
-        if gone is not None:
-            found.append(gone)
+        refused = removed.problem(key) or slurm_keys.refused(key)
+        if refused is not None:
+            found.append(refused)
         elif group == "signal.actions" and signal_name(name) in SIGNALS:
             found.append(f"write `resilience.{group}.{signal_name(name)}=…`")
         elif near:

@@ -51,10 +51,10 @@ def read(
     return cast(_Options, options), problems
 
 
-def sentences(given: Mapping[str, Any], problems: Mapping[str, str]) -> list[str]:
-    """Problems by key as whole sentences."""
+def sentences(given: Mapping[str, Any], problems: Mapping[str, str], group: str) -> list[str]:
+    """Problems by key as whole sentences; `group` is where the keys are in the config."""
     shown = {key: f"{key}={value}" for key, value in given.items()}
-    return [f"`hydra.launcher.{shown.get(key, key)}`: {one}" for key, one in problems.items()]
+    return [f"`{group}.{shown.get(key, key)}`: {one}" for key, one in problems.items()]
 
 
 def _near(key: str, known: list[str]) -> str:

@@ -1,19 +1,21 @@
 """What is declared: the typed policy, the presets in `conf/resilience`, and that they agree."""
 
-import ast
 import dataclasses
 import inspect
 from enum import Enum
 from pathlib import Path
 
+import policy_pages
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra_apps import VERSION_BASE
 from omegaconf import OmegaConf
 
-from forge.config import schema
+from forge.config import keys, schema, slurm_keys
+from forge.config.conversion import known_keys
 from forge.config.loading import load
 from forge.config.schema import CheckAction, NanAction, Policy, SignalAction, Verify
+from forge.launch.slurm.slurm_options import SlurmOptions
 
 CONF = Path(schema.__file__).parents[2] / "conf"
 PRESETS = sorted(path.stem for path in (CONF / "resilience").glob("*.yaml"))
@@ -65,29 +67,42 @@ def test_every_preset_brings_the_callback_that_keeps_a_jobs_config(tmp_path, pre
     assert set(plain) == {"lr", "hydra"}
 
 
-def test_default_yaml_repeats_the_defaults_of_the_dataclasses_leaf_by_leaf(compose_app):
-    """Two places with one default each would differ one day, silently."""
-    composed = OmegaConf.to_container(compose_app("+resilience=default").resilience)
-    declared = plain(dataclasses.asdict(Policy()))
-    assert flat(composed) == flat(declared)
+@pytest.mark.parametrize(
+    ("path", "made"),
+    [(policy_pages.PRESET, policy_pages.preset), (policy_pages.PAGE, policy_pages.page)],
+)
+def test_what_is_generated_from_the_schema_is_up_to_date(path, made):
+    """People read defaults and bounds there, and change them in the schema."""
+    assert path.read_text() == made(), f"{path} is not up to date: run `make policy`"
+
+
+def test_the_default_preset_is_the_default_policy(compose_app):
+    """Without Hydra, and with it."""
+    assert load(compose_app("+resilience=default").resilience) == Policy()
+
+
+def test_a_policy_fits_on_a_page():
+    """A mapping counts as one key. Each new one costs every reader something."""
+    found = [row.key for row in policy_pages.rows()]
+    assert len(found) <= 50
+    assert len(policy_pages.FIRST) == 10
+    assert set(policy_pages.FIRST) <= set(found)
+
+
+def test_a_jobs_own_options_are_those_of_the_launcher():
+    """One that sbatch gets for each job can be swept; one of the whole sweep says where it is."""
+    theirs = [one.name for one in dataclasses.fields(SlurmOptions) if one.name != "_target_"]
+    assert {*slurm_keys.PER_JOB, *slurm_keys.OF_THE_SWEEP} == {*theirs, "n_jobs"}
+    assert list(slurm_keys.PER_JOB) == [one for one in theirs if one in slurm_keys.PER_JOB]
 
 
 def test_presets_only_name_keys_that_the_policy_has():
     """A key that nothing reads looks like a promise."""
-    known = set(flat(plain(dataclasses.asdict(Policy()))))
+    known = set(known_keys())
     for preset in PRESETS:
         content = OmegaConf.to_container(OmegaConf.load(CONF / "resilience" / f"{preset}.yaml"))
         content.pop("defaults")
         assert set(flat(content)) <= known
-
-
-def plain(value):
-    """As YAML has it: enums by the name of their member."""
-    if isinstance(value, Enum):
-        return value.name
-    if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, list) else value
 
 
 def flat(tree, prefix=""):
@@ -100,33 +115,15 @@ def flat(tree, prefix=""):
     return found
 
 
-def test_every_field_is_documented_below_itself():
-    """The dataclasses are the reference that users read."""
-    tree = ast.parse(inspect.getsource(schema))
-    undocumented = []
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and any(
-            "dataclass" in ast.dump(d) for d in node.decorator_list
-        ):
-            assert ast.get_docstring(node), f"{node.name} has no docstring"
-            for field, below in zip(node.body, [*node.body[1:], None], strict=True):
-                is_doc = (
-                    isinstance(below, ast.Expr)
-                    and isinstance(below.value, ast.Constant)
-                    and isinstance(below.value.value, str)
-                )
-                if isinstance(field, ast.AnnAssign) and not is_doc:
-                    undocumented.append(f"{node.name}.{field.target.id}")
-    # A group of keys is documented by its own class.
-    groups = {f"{one.__name__}.{f.name}" for one in policy_classes() for f in group_fields(one)}
-    assert set(undocumented) <= groups
-
-
-def group_fields(one):
-    defaults = one()
-    return [
-        f for f in dataclasses.fields(one) if dataclasses.is_dataclass(getattr(defaults, f.name))
-    ]
+def test_every_key_says_what_it_means():
+    """In whole sentences; a group of keys is documented by its class."""
+    for one in policy_classes():
+        assert inspect.getdoc(one)
+        for name, _, known in keys.walk(one()):
+            assert known.help.endswith("."), name
+        groups = {f.name for f in dataclasses.fields(one)}
+        groups -= {name.partition(".")[0] for name, _, _ in keys.walk(one())}
+        assert not groups
 
 
 def test_every_documented_field_is_a_field():
@@ -147,7 +144,7 @@ def test_no_name_and_no_value_is_a_word_that_yaml_reads_as_a_boolean():
     ]
     assert len(enums) >= 5
     words = {member for one in enums for member in one.__members__}
-    words |= {part for key in flat(plain(dataclasses.asdict(Policy()))) for part in key.split(".")}
+    words |= {part for key in known_keys() for part in key.split(".")}
     words |= set(PRESETS)
     assert not {word.lower() for word in words} & BOOLEAN_WORDS
 

@@ -99,6 +99,8 @@ def test_a_task_that_an_earlier_version_gave_to_submitit_is_read(said, monkeypat
     checks.disk.action, checks.ecc.action = CheckAction.halt, CheckAction.warn
     submitted.policy.health.checks = checks
     submitted.policy.checkpoint.on_foreign = schema.OnForeign()
+    submitted.policy.slurm = schema.SlurmConfig()
+    submitted.policy.slurm.timeout_min, submitted.policy.slurm.qos = 5, None
     data = pickle.dumps(vars(submitted))  # as it was pickled then
     monkeypatch.undo()
     with monkeypatch.context() as patched:
@@ -108,6 +110,7 @@ def test_a_task_that_an_earlier_version_gave_to_submitit_is_read(said, monkeypat
     policy = later.policy
     assert policy.nan.action is NanAction.halt
     assert policy.health.checks["disk"] is CheckAction.halt
+    assert policy.slurm == {"timeout_min": 5}
     assert not hasattr(policy.checkpoint, "on_foreign")
     (notice,) = said
     assert "`resilience.checkpoint.on_foreign`" in notice
@@ -134,7 +137,9 @@ def test_a_job_that_was_started_before_resumes_with_a_notice(tmp_path):
     path = app.folder / "job" / ".forge" / "config.yaml"
     tree = config_file.read(path)
     tree["resilience"]["hang"]["min_s"] = 300.0
+    del tree["resilience"]["slurm"]["comment"]  # a key that came later
     config_file.write(path, tree)
     resumed = app.run("hydra.run.dir=job")
     assert resumed.returncode == 0, resumed.stdout
     assert resumed.stdout.count("ignored: `resilience.hang.min_s`.") == 1
+    assert "config files have changed" not in resumed.stdout

@@ -11,10 +11,11 @@ from dataclasses import asdict
 import pytest
 from omegaconf import OmegaConf
 
-from forge.config.conversion import SIGNALS, nearest_key
+from forge.config.conversion import nearest_key
 from forge.config.loading import load
 from forge.config.rules import directory_problem
 from forge.config.schema import (
+    SIGNALS,
     CheckAction,
     CheckpointConfig,
     NanAction,
@@ -70,18 +71,18 @@ SINGLE = [
     ("health.commands.nhc.run", [], "names no command, as `[nhc, -a]` does"),
     ("health.commands.nhc.rum", ["nhc"], "is no key of a command. There are resilience.health."),
     ("health.commands.nhc", "nhc", "is no key of a command"),
-    ("hang.timeout_s", 0, "above 0 and finite; null learns it"),
+    ("hang.timeout_s", 0, "above 0 and finite. null learns it"),
     ("hang.start_s", INF, "above 0 and finite"),
     ("hang.max_restarts", -1, "at least 0. 0 never starts it again"),
     ("hang.action", "exclude_node", "expected ignore | warn | restart | halt"),
     ("nan.max_consecutive", 0, "at least 1"),
     ("nan.rollback.steps_back", -1, "at least 0"),
     ("nan.rollback.max_rollbacks", -1, "at least 0"),
-    ("nan.rollback.lr_scale", 0, "above 0 and finite; 1 keeps it"),
-    ("nan.rollback.lr_scale", NAN, "above 0 and finite; 1 keeps it"),
+    ("nan.rollback.lr_scale", 0, "above 0 and finite. 1 keeps the rate"),
+    ("nan.rollback.lr_scale", NAN, "above 0 and finite. 1 keeps the rate"),
     # signals
-    ("signal.name", "KILL", "unknown signal. It can be TERM, INT, HUP, USR1, USR2"),
-    ("signal.name", "USR3", "unknown signal"),
+    ("signal.name", "KILL", "expected TERM | INT | HUP | USR1 | USR2, found 'KILL'"),
+    ("exec.signal", "USR3", "expected TERM | INT | HUP | USR1 | USR2"),
     ("signal.actions.KILL", "stop", "unknown signal. A policy can name TERM, INT, HUP"),
     ("signal.actions.TERM", "stopp", "expected stop | requeue | save | ignore, found 'stopp'"),
     ("signal.actions.TERM", None, "expected stop | requeue | save | ignore, found None"),
@@ -122,6 +123,12 @@ SINGLE = [
     ("signal.lead_s", "2min", "expected a number, found '2min'"),
     ("nan.check_gradients", "perhaps", "expected true or false"),
     ("enabled", None, "expected true or false"),
+    # a job's own options for sbatch
+    ("slurm.wait", False, "of the whole sweep, not of one job. Set `hydra.launcher.wait`"),
+    ("slurm.n_jobs", 2, "of the whole sweep, not of one job. Set `hydra.launcher.n_jobs`"),
+    ("slurm.signal_delay_s", 9, "Set `resilience.signal.lead_s`"),
+    ("slurm.timeout", 9, "no such key. Did you mean `resilience.slurm.timeout_min`?"),
+    ("slurm", 9, "is a group of keys"),
     # directories
     ("checkpoint.dir", "", "is empty. Name a directory, or leave the default"),
     ("checkpoint.dir", "  ", "is empty"),
@@ -235,6 +242,36 @@ def test_one_interpolation_that_fails_does_not_hide_the_other_problems():
 def test_a_policy_that_is_no_group_is_told_how_to_choose_a_preset(policy):
     (problem,) = problems(policy)
     assert "`resilience=default`" in problem
+
+
+def test_a_misused_group_names_a_few_of_its_keys():
+    """A page of keys hides the sentence before it."""
+    for group in ("slurm", "checkpoint", "health"):
+        (problem,) = problems({group: 1})
+        assert 3 <= problem.count("resilience.") <= 6
+        assert " and " in problem.rpartition("Set one of")[2]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"lr": 0.1, "resilience": {"nan": {"action": "halt"}}},
+        {"lr": 0.1, "batch": 2, "model": {"depth": 3}, "data": "x", "seed": 1, "steps": 9},
+    ],
+)
+def test_the_whole_config_is_one_problem(config):
+    """`forge.Run(cfg)` for `forge.Run(cfg.resilience)`: not a line for each key of the app."""
+    for given in (config, OmegaConf.create(config)):
+        (problem,) = problems(given)
+        assert "pass `cfg.resilience`" in problem
+
+
+def test_a_jobs_own_slurm_options_are_those_that_are_set():
+    """null leaves them to the launcher; a value may be a mapping."""
+    own = {"timeout_min": 5, "nodes": None, "additional_parameters": {"mail-user": "me"}}
+    expected = {"timeout_min": 5, "additional_parameters": {"mail-user": "me"}}
+    assert load({"slurm": own}).slurm == expected
+    assert load(Policy(slurm=expected)).slurm == expected
 
 
 # -- directories ----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ def config(launcher, **policy):
 def test_a_job_with_a_limit_of_its_own_is_checked_against_that():
     """Also in its own process: it would be refused there, an hour after it was submitted."""
     policy = policy_of(config("slurm", slurm={"timeout_min": 240}))
-    assert policy.slurm.timeout_min == 240
+    assert policy.slurm == {"timeout_min": 240}
 
 
 @pytest.mark.parametrize(

@@ -519,7 +519,7 @@ def test_a_command_that_cannot_be_run_is_told_by_its_key(text, tmp_path):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("exec.signal=KILL", "`resilience.exec.signal=KILL`: unknown signal. It can be TERM,"),
+        ("exec.signal=KILL", "`resilience.exec.signal=KILL`: expected TERM | INT | HUP"),
         ("exec.signal_to=all", "`resilience.exec.signal_to=all`: expected group | leader"),
         ("exec.zero_after_signal=0", "expected requeue | finished"),
         ("requeue.rules=[{exit_codes:[75]}]", "75 already has a meaning (asks to be run again)"),

@@ -11,10 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import forge_reference
+import policy_pages
 import pytest
 import readme
 import yaml
-from omegaconf import OmegaConf
 from repository import ROOT, files
 
 from forge.config.conversion import known_keys
@@ -129,18 +129,12 @@ def test_make_knows_every_target_that_a_doc_names():
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_the_reference_has_every_key_with_its_default_and_its_meaning():
-    """People set keys by this table; it is made from the code, which the preset repeats."""
-    preset = OmegaConf.load(ROOT / "conf" / "resilience" / "default.yaml")
-    shown = by_key(readme.rows(forge_reference.policy()))
-    mappings = ("signal.actions", "health.checks")
-    one = {key: next((m for m in mappings if key.startswith(f"{m}.")), key) for key in known_keys()}
-    assert set(shown) == set(one.values())
-    for key, default in shown.items():
-        expected = OmegaConf.select(preset, key)
-        plain = OmegaConf.to_container(expected) if OmegaConf.is_config(expected) else expected
-        assert yaml.safe_load(default) == plain, key
-    assert [key for key, _, _, meaning in forge_reference.policy_keys() if not meaning] == []
+def test_the_reference_has_every_key_with_an_anchor():
+    """A link can lead to it."""
+    page = text_of("docs/reference/policy.md")
+    shown = re.findall(r'^\| <a id="([\w.]+)"></a>`([\w.]+)` \|', page, re.MULTILINE)
+    assert {anchor for anchor, _ in shown} == {row.key for row in policy_pages.rows()}
+    assert [anchor for anchor, name in shown if anchor != name] == []
 
 
 def test_the_reference_has_every_exit_code_with_its_meaning():

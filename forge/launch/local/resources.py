@@ -93,7 +93,10 @@ def options(given: dict[str, Any]) -> LocalOptions:
     least = {"n_jobs": 1, "tasks_per_job": 1, "cpus_per_job": 1, "gpus_per_job": 0}
     found, problems = option_check.read(LocalOptions, given, least)
     if problems:
-        raise ConfigError(option_check.sentences(given, problems), "The launcher's configuration")
+        raise ConfigError(
+            option_check.sentences(given, problems, "hydra.launcher"),
+            "The launcher's configuration",
+        )
     return found
 
 

@@ -72,7 +72,7 @@ def launch(request: Request) -> list[JobReturn]:
         try:
             complete = functools.partial(slurm_options.into_policy, options)
             composed = compose(sweep, request, complete)
-            jobs = [_Job(job, options.of_job(job.policy)) for job in composed]
+            jobs = _with_options(composed, options)
             cluster.check([(job.options, job.composed.policy) for job in jobs])
             submitted = Submitted(directory)
             _find(jobs, submitted, directory)
@@ -116,6 +116,19 @@ def launch(request: Request) -> list[JobReturn]:
 
 
 # -- before anything is submitted ------------------------------------------------------------------
+
+
+def _with_options(composed: list[ComposedJob], options: SlurmOptions) -> list[_Job]:
+    """The jobs, each with the launcher's options and its own."""
+    jobs, problems = [], []
+    for job in composed:
+        try:
+            jobs.append(_Job(job, options.of_job(job.policy)))
+        except ConfigError as error:
+            problems += [f"job {job.place.number} ({job.label}): {one}" for one in error.problems]
+    if problems:
+        raise ConfigError(problems, "The sweep")
+    return jobs
 
 
 def _check_sweeper(options: SlurmOptions, sweep_config: DictConfig) -> None:

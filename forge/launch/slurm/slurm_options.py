@@ -7,13 +7,14 @@ which can be swept. What signals and restarts mean is the policy's to say.
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from forge.config.schema import Policy, SlurmConfig
+from forge.config.schema import Policy
 from forge.errors import ConfigError
 from forge.launch import option_check
 
@@ -77,14 +78,17 @@ class SlurmOptions(SlurmQueueConf):  # type: ignore[misc]
         return int(self.nodes) * int(self.tasks_per_node or 1)
 
     def of_job(self, policy: Policy | None) -> SlurmOptions:
-        """These options with the job's own."""
-        if policy is None:
+        """These options with the job's own.
+
+        Raises:
+            ConfigError: With every problem of the job's own.
+        """
+        if policy is None or not policy.slurm:
             return self
-        own = {name: getattr(policy.slurm, name) for name in _OWN_KEYS}
-        return replace(self, **{name: value for name, value in own.items() if value is not None})
-
-
-_OWN_KEYS = [one.name for one in fields(SlurmConfig)]
+        own, problems = _checked(policy.slurm)
+        if problems:
+            raise ConfigError(option_check.sentences(policy.slurm, problems, "resilience.slurm"))
+        return replace(self, **{name: getattr(own, name) for name in policy.slurm})
 
 
 def read(given: dict[str, Any]) -> SlurmOptions:
@@ -93,6 +97,15 @@ def read(given: dict[str, Any]) -> SlurmOptions:
     Raises:
         ConfigError: With every problem found.
     """
+    options, problems = _checked(given)
+    if problems:
+        sentences = option_check.sentences(given, problems, "hydra.launcher")
+        raise ConfigError(sentences, "The launcher's configuration")
+    return options
+
+
+def _checked(given: Mapping[str, Any]) -> tuple[SlurmOptions, dict[str, str]]:
+    """The options, and what is wrong with them, by key."""
     options, problems = option_check.read(SlurmOptions, given, _LEAST)
     if not options.use_srun:
         problems["use_srun"] = "expected true: forge starts tasks by srun."
@@ -107,9 +120,7 @@ def read(given: dict[str, Any]) -> SlurmOptions:
                 f"forge sets --{name} itself, and a second one would silently replace it. Leave it"
                 f" out; set {_OURS[name]}."
             )
-    if problems:
-        raise ConfigError(option_check.sentences(given, problems), "The launcher's configuration")
-    return options
+    return options, problems
 
 
 def into_policy(options: SlurmOptions, cfg: DictConfig) -> None:

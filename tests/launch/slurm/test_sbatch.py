@@ -9,6 +9,7 @@ import pytest
 import submitit
 from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
 
+from forge.config.schema import Policy
 from forge.errors import ConfigError
 from forge.launch.slurm import slurm_options
 from forge.launch.slurm.sbatch import Batch, Group, batches, log_folder
@@ -108,6 +109,22 @@ def test_no_key_is_silently_without_effect(key):
         both = THEIRS | {"cpus_per_gpu": None}  # it needs gpus_per_task
         rest = {name: value for name, value in both.items() if name != key}
         assert script_of(both) != script_of(rest)
+
+
+def test_a_jobs_own_options_replace_those_of_the_launcher():
+    """What is not set stays; values are checked as the launcher's are."""
+    own = {"timeout_min": 5, "mem_gb": 2, "additional_parameters": {"licenses": "a"}}
+    found = read(THEIRS).of_job(Policy(slurm=own))
+    assert (found.timeout_min, found.mem_gb, found.qos) == (5, 2, "high")
+    assert found.additional_parameters == {"licenses": "a"}
+    bad = {"nodes": "many", "timeout_min": 0, "additional_parameters": {"signal": "USR1"}}
+    with pytest.raises(ConfigError) as refused:
+        read({}).of_job(Policy(slurm=bad))
+    found = refused.value.problems
+    assert len(found) == 3
+    assert "`resilience.slurm.nodes=many`: Value 'many' of type 'str'" in found[0]
+    assert "`resilience.slurm.timeout_min=0`: expected minutes above 0." in found
+    assert "`resilience.slurm.additional_parameters.signal`: forge sets --signal itself" in found[2]
 
 
 def test_signal_delay_and_timeouts_are_the_policy_s():
