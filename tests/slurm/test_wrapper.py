@@ -1,130 +1,123 @@
 """What the wrapper decides where the cluster says little: no controller, no report, no srun.
 
-One module, since all of it asks one wrapper on one stand-in for the cluster.
+Each test runs wrappers as processes; only Slurm is played (`played_jobs.py`). One module, since all
+of it asks one wrapper on one stand-in for the cluster.
 """
 
-import os
 import signal
 import time
 from dataclasses import replace
 
 import pytest
-from controllers import RUNS, exited, report, state_left
+from played_jobs import KILLED, PREEMPTED, RUNS, report
 
+from forge.config.schema import RequeueConfig
 from forge.errors import NoSuchJob, NotRequeueable, Reason, SlurmRefused
-from forge.job.requeue import Counts, Outcome
-from forge.jobdir import sick, verdict
-from forge.jobdir.job_files import RANK, STATE, read_json
+from forge.job.requeue import Decision, spread
+from forge.jobdir.job_files import forge_dir
+from forge.jobdir.plan import RequeueLimits
+from forge.jobdir.sick import Sick
 from forge.jobdir.verdict import Verdict
-from forge.slurm import client
 from forge.slurm.client import JobInfo, Queued
-from forge.slurm.wrapper import SlurmJob
+
+REQUEUED = [("requeue", "7")]
 
 
-def test_without_an_answer_the_clock_decides(wrapper, capfd):
+def both(code, **changes):
+    return report(code, 0, **changes), report(code, 1, **changes)
+
+
+def test_without_an_answer_the_clock_decides(played):
     """Told to leave shortly before its limit, and nobody there to ask: it is the limit."""
-    now = time.monotonic()
-    near = wrapper(None, _end_time=now + 40)
-    report(near, 0, 75)
-    assert near._outcome(exited(75)).reason is Reason.time_limit
-    far = wrapper(None, _end_time=now + 4000)
-    assert far._outcome(exited(75)).reason is Reason.requested
-    assert "does not say why" in capfd.readouterr().err
+    near = played().step(75, *both(75)).run(None, RUNS, left_s=40.0)
+    assert near.reason == "time_limit"
+    far = played().step(75, *both(75)).run(None, RUNS, left_s=4000.0)
+    assert far.reason == "requested"
+    assert "does not say why" in far.said
 
 
 @pytest.mark.parametrize(
     ("left_s", "is_held", "reason"),
-    [
-        (100.0, True, Reason.time_limit),
-        (1000.0, True, Reason.forced),
-        (100.0, False, Reason.crashed),
-    ],
+    [(100.0, True, "time_limit"), (1000.0, True, "forced"), (100.0, False, "crashed")],
 )
 def test_a_task_killed_for_not_hearing_of_the_limit_was_ended_by_it(
-    wrapper, left_s, is_held, reason
+    played, left_s, is_held, reason
 ):
     """No failure of its own: it may just have been importing. One killed by others is."""
-    job = wrapper(JobInfo("RUNNING", "None", 0, None, left_s=left_s))
-    report(job, 0, -signal.SIGKILL, is_held=is_held)
-    report(job, 1, -signal.SIGKILL, is_held=is_held)
-    assert job._outcome(exited(137)).reason is reason
+    says = replace(RUNS, left_s=left_s)
+    job = played().step(137, *both(KILLED, is_held=is_held))
+    ended = job.run(says, says, left_s=left_s)
+    assert next(one["reason"] for one in ended.events if one["kind"] == "end") == reason
 
 
-@pytest.mark.parametrize(
-    ("left_s", "reason"), [(100.0, Reason.time_limit), (1000.0, Reason.crashed)]
-)
+@pytest.mark.parametrize(("left_s", "reason"), [(100.0, "time_limit"), (1000.0, "crashed")])
 def test_a_task_that_dies_of_the_limit_s_announcement_was_ended_by_the_limit(
-    wrapper, left_s, reason
+    played, left_s, reason
 ):
     """An interpreter that is just ending has no handlers any more."""
-    job = wrapper(JobInfo("RUNNING", "None", 0, None, left_s=left_s))
-    report(job, 0, -signal.SIGUSR2)
-    report(job, 1, -signal.SIGUSR2)
-    assert job._outcome(exited(140)).reason is reason
+    says = replace(RUNS, left_s=left_s)
+    ended = played().step(140, *both(-signal.SIGUSR2)).run(says, says, left_s=left_s)
+    assert next(one["reason"] for one in ended.events if one["kind"] == "end") == reason
 
 
-def test_pauses_are_no_multiples_of_what_slurm_s_checks_take(wrapper):
+def test_pauses_are_no_multiples_of_what_slurm_s_checks_take():
     """A start on their beat is told of its limit a minute early, after each pause.
 
     Jobs that one preemption has ended do not come back at one moment, either.
     """
-
-    def pause_s(token):
-        job = wrapper(counts=Counts(unfair=2))
-        job.plan = replace(job.plan, token=token)
-        return job._decide(Outcome(75, Reason.preempted)).pause_s
-
-    pauses = [pause_s(f"job {number}") for number in range(8)]
+    decision = Decision(starts_again=True, because="preempted", pause_s=60.0)
+    pauses = [spread(decision, f"job {number}", 2).pause_s for number in range(8)]
     assert len(set(pauses)) == 8
     assert all(60 < one < 90 for one in pauses)
-    assert pauses[0] == pause_s("job 0")
+    assert pauses[0] == spread(decision, "job 0", 2).pause_s
 
 
-def test_without_an_answer_nothing_is_requeued(wrapper):
+def test_without_an_answer_nothing_is_requeued(played):
     """It may have been cancelled meanwhile; and what would requeue it does not answer either."""
-    job = wrapper(None, _end_time=time.monotonic() + 10)
-    assert job._move_on(Outcome(75, Reason.preempted), 0.0) == 75
-    assert job.controller.did == []
-    state = read_json(job.forge / STATE)
-    assert (state["state"], state["reason"]) == ("stopped", "unanswered")
-    assert state["unrequeued"] == "busy"
-    assert state["because"] == "preempted; could not be requeued: busy"
+    ended = played().step(75, *both(75)).run(replace(PREEMPTED, left_s=10.0), None)
+    assert (ended.code, ended.did) == (75, [])
+    assert (ended.state["state"], ended.state["reason"]) == ("stopped", "unanswered")
+    assert ended.state["unrequeued"] == "busy"
+    assert ended.state["because"] == "preempted; could not be requeued: busy"
 
 
-def test_a_controller_that_is_away_is_asked_until_the_allocation_ends(wrapper):
+def test_a_controller_that_is_away_is_asked_until_the_allocation_ends(played):
     """Two minutes of its absence cost no job that has seven more of its own."""
-    job = wrapper(*[None] * 40, RUNS, _end_time=time.monotonic() + 430)
-    assert job._move_on(Outcome(75, Reason.preempted), 0.0) == 75
-    assert job.controller.did == [("requeue", "7")]
+    ended = played().step(75, *both(75)).run(*[None] * 40, RUNS, left_s=430.0)
+    assert (ended.code, ended.did) == (75, REQUEUED)
 
 
-@pytest.mark.parametrize(("left_s", "asking_s"), [(430, 60), (55, 40), (20, 10)])
-def test_a_question_leaves_the_end_what_it_needs(wrapper, left_s, asking_s):
+@pytest.mark.parametrize(("left_s", "asking_s"), [(430.0, 60), (55.0, 40), (20.0, 10)])
+def test_a_question_leaves_the_end_what_it_needs(played, left_s, asking_s):
     """One that was asked for a minute could outlast the allocation, and leave no note."""
-    job = wrapper(_end_time=time.monotonic() + left_s)
-    assert job._asking_s() == pytest.approx(asking_s, abs=5)
+    says = replace(PREEMPTED, left_s=left_s)
+    ended = played().step(75, *both(75)).run(says, left_s=left_s)
+    _, (_, at_the_end), *_ = ended.noted("show")
+    assert at_the_end == pytest.approx(asking_s, abs=5)
 
 
-def test_a_job_that_is_being_killed_asks_once(wrapper):
+ASKED_ONCE = "kill -TERM $PPID; until [ $(grep -c show $NOTES) -gt 1 ]; do sleep 0.01; done"
+"""The wrapper is told to end, and has asked the controller why."""
+
+
+def test_a_job_that_is_being_killed_asks_once(played):
     """Nobody is left after KillWait to write down why the job is gone."""
-    job = wrapper(None, _end_time=time.monotonic() + 430, _is_ending=True)
-    assert job._move_on(Outcome(75, Reason.preempted), 0.0) == 75
-    assert read_json(job.forge / STATE)["unrequeued"] == "busy"
+    ended = played().step(75, *both(75), first=ASKED_ONCE).run(None, left_s=430.0)
+    assert ended.state["unrequeued"] == "busy"
+    assert len(ended.noted("show")) == 4  # the limit, at the signal, at the end, for the requeue
 
 
-def test_a_job_that_is_gone_was_cancelled(wrapper):
+def test_a_job_that_is_gone_was_cancelled(played):
     """Where MinJobAge is short."""
-    job = wrapper(NoSuchJob("Invalid job id"))
-    report(job, 0, 143)
-    assert job._outcome(exited(143)).reason is Reason.cancelled
+    ended = played().step(143, report(143)).run(NoSuchJob("Invalid job id"))
+    assert ended.reason == "cancelled"
 
 
-def test_cancelled_between_the_two_questions(wrapper):
+def test_cancelled_between_the_two_questions(played):
     """While it was saving."""
-    job = wrapper(JobInfo("COMPLETING", "None", 0, "2026-01-01T00:00:00"))
-    assert job._move_on(Outcome(143, Reason.preempted), 0.0) == 143
-    assert job.controller.did == []
-    assert read_json(job.forge / STATE)["reason"] == "cancelled"
+    gone = JobInfo("COMPLETING", "None", 0, "2026-01-01T00:00:00")
+    ended = played().step(143, *both(143)).run(PREEMPTED, gone)
+    assert (ended.code, ended.did, ended.state["reason"]) == (143, [], "cancelled")
 
 
 BACK = JobInfo("COMPLETING", "None", 1, None, left_s=3000.0)
@@ -133,203 +126,179 @@ BACK = JobInfo("COMPLETING", "None", 1, None, left_s=3000.0)
 @pytest.mark.parametrize(
     ("says", "lost", "reason"),
     [
-        (RUNS, ["n2"], Reason.node_failed),
-        (BACK, ["n2"], Reason.node_failed),
-        (BACK, [], Reason.preempted),
-        (RUNS, [], Reason.forced),
+        (RUNS, ["n2"], "node_failed"),
+        (BACK, ["n2"], "node_failed"),
+        (BACK, [], "preempted"),
+        (RUNS, [], "forced"),
     ],
 )
-def test_a_rank_that_left_no_report_was_lost_with_its_node(
-    wrapper, says, lost, reason, monkeypatch
-):
+def test_a_rank_that_left_no_report_was_lost_with_its_node(played, says, lost, reason):
     """No failure of the job, and no place to start it again; Slurm notices it minutes later."""
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
-    job = wrapper(says, says, _step=0)
-    monkeypatch.setattr(client, "lost_nodes", lambda nodes, within_s: lost)
-    report(job, 0, 70)
-    verdict.write(job.directory, Verdict(Reason.rank_lost, "rank 1 is gone", 70))
-    outcome = job._outcome(exited(70))
-    assert outcome.reason is reason
-    assert job._move_on(outcome, 0.0) == (None if reason is Reason.forced else 75)
-    assert job.controller.did == ([("requeue", "7")] if lost and says is RUNS else [])
+    gone = Verdict(Reason.rank_lost, "rank 1 is gone", 70)
+    job = played().step(70, report(70), verdict=gone)
+    ended = job.run(says, says, lost=lost, on="n[1-2]")
+    assert next(one["reason"] for one in ended.events if one["kind"] == "end") == reason
+    assert ended.code == (0 if reason == "forced" else 75)
+    assert ended.did == (REQUEUED if lost and says is RUNS else [])
 
 
-def test_what_slurm_has_requeued_is_not_requeued_again(wrapper):
+def test_what_slurm_has_requeued_is_not_requeued_again(played):
     """And the limit that it shows is the next start's."""
     done = JobInfo("PENDING", "BeginTime", 1, None, left_s=-1.8e9)
-    job = wrapper(done, done)
-    report(job, 0, 75)
-    outcome = job._outcome(exited(75))
-    assert outcome.reason is Reason.preempted
-    assert job._left_s() is None
-    assert job._move_on(outcome, 0.0) == 75
-    assert job.controller.did == []
+    ended = played().step(75, *both(75)).run(done)
+    assert (ended.code, ended.reason, ended.did) == (75, "preempted", [])
+    asked = [one for one in ended.events if one["kind"] == "why"]
+    assert [one["left_s"] for one in asked] == [None, None]
 
 
 @pytest.mark.parametrize(
-    ("status", "reason", "code"),
+    ("exit_code", "reason", "code"),
     [
-        (exited(128 + signal.SIGUSR2), Reason.requested, 75),
-        (exited(128 + signal.SIGTERM), Reason.signalled, 143),
-        (exited(128 + signal.SIGHUP), Reason.crashed, -signal.SIGHUP),
-        (exited(128 + signal.SIGKILL), Reason.crashed, -signal.SIGKILL),
-        (signal.SIGKILL, Reason.crashed, -signal.SIGKILL),
+        (128 + signal.SIGUSR2, "requested", 75),
+        (128 + signal.SIGTERM, "signalled", 143),
+        (128 + signal.SIGHUP, "crashed", -signal.SIGHUP),
+        (128 + signal.SIGKILL, "crashed", KILLED),
+        (KILLED, "crashed", KILLED),
     ],
 )
-def test_a_task_that_a_signal_killed_in_its_first_instant(wrapper, status, reason, code):
+def test_a_task_that_a_signal_killed_in_its_first_instant(played, exit_code, reason, code):
     """Before anybody could keep it; srun's own code is all there is."""
-    outcome = wrapper(RUNS)._outcome(status)
-    assert (outcome.reason, outcome.code) == (reason, code)
+    ended = played().step(exit_code).run(RUNS)
+    first = next(one for one in ended.events if one["kind"] == "end")
+    assert (first["reason"], first["code"]) == (reason, code)
 
 
-def test_srun_that_cannot_start_the_task_is_no_failure_of_the_task(wrapper):
+def test_srun_that_cannot_start_the_task_is_no_failure_of_the_task(played):
     """A node that does not answer: elsewhere, later, it may work."""
-    job = wrapper(RUNS, RUNS)
-    outcome = job._outcome(exited(1))
-    assert outcome.reason is Reason.crashed
-    assert str(outcome) == "the task could not be started by srun"
-    assert job._move_on(outcome, 0.0) == 75
-    assert job.controller.did == [("requeue", "7")]
+    ended = played().step(1).run(RUNS)
+    assert (ended.reason, ended.text) == ("crashed", "the task could not be started by srun")
+    assert (ended.code, ended.did) == (75, REQUEUED)
 
 
-def test_a_program_that_is_not_there_is_a_failure(wrapper):
+def test_a_program_that_is_not_there_is_a_failure(played):
     """`hydra.launcher.python` names it; it will not be there the next time."""
-    outcome = wrapper(RUNS)._outcome(exited(127))
-    assert (outcome.reason, str(outcome)) == (Reason.failed, "exit code 127")
+    ended = played().step(127).run(RUNS)
+    assert (ended.reason, ended.text, ended.num_attempts) == ("failed", "exit code 127", 1)
 
 
-def test_the_rank_that_failed_first_says_why(wrapper):
+def test_the_rank_that_failed_first_says_why(played):
     """The others die of it, or are killed."""
-    job = wrapper(RUNS)
-    report(job, 0, -signal.SIGKILL, time=9.0)
-    report(job, 1, 65, time=5.0)
-    assert job._outcome(exited(137)).reason is Reason.halted
+    ended = played().step(137, report(KILLED, time=9.0), report(65, 1, time=5.0)).run(RUNS)
+    assert (ended.reason, ended.code) == ("halted", 65)
 
 
-def test_the_rank_whose_check_failed_says_why(wrapper, monkeypatch):
+def test_the_rank_whose_check_failed_says_why(played):
     """The others leave with its exit code, and may be faster; at the start there is no verdict."""
-    job = wrapper(RUNS)
-    report(job, 0, 69, time=5.0, node="n1")
-    verdict.write(job.directory, Verdict(Reason.unhealthy, "rank 1 leaves", 69))
-    report(job, 1, 69, time=9.0, node="n2")
-    monkeypatch.setenv(RANK, "1")
-    sick.write(job.directory, sick.Sick("n2", "ecc", "ecc on n2", "halt"))
-    monkeypatch.delenv(RANK)
-    outcome = job._outcome(exited(69))
-    assert (outcome.reason, str(outcome)) == (Reason.halted, "ecc on n2")
+    ranks = report(69, 0, time=5.0, node="n1"), report(69, 1, time=9.0, node="n2")
+    leaves = Verdict(Reason.unhealthy, "rank 1 leaves", 69)
+    found = Sick("n2", "ecc", "ecc on n2", "halt")
+    ended = played().step(69, *ranks, verdict=leaves, sick={1: found}).run(RUNS)
+    assert (ended.reason, ended.text) == ("halted", "ecc on n2")
 
 
-def test_the_sick_node_is_excluded_beside_those_that_were(wrapper):
+def test_the_sick_node_is_excluded_beside_those_that_were(played):
     """By the code alone it is that of the rank which ended first: the others leave with it."""
-    info = JobInfo("RUNNING", "None", 0, None, left_s=3000.0, excluded="n7")
-    job = wrapper(info, info)
-    report(job, 0, 69, node="n1")
-    report(job, 1, 69, time=2.0, node="n2")
-    outcome = job._outcome(exited(69))
-    assert outcome.reason is Reason.unhealthy
-    assert job._move_on(outcome, 0.0) == 75
-    assert job.controller.did == [("requeue", "7"), ("exclude", ["n7", "n1"])]
+    ranks = report(69, 0, node="n1"), report(69, 1, time=2.0, node="n2")
+    limits = RequeueLimits.of(RequeueConfig())
+    limits = replace(limits, has_other_nodes=True, max_excluded_nodes=3)
+    ended = played(requeue=limits).step(69, *ranks).run(replace(RUNS, excluded="n7"))
+    assert (ended.code, ended.reason) == (75, "unhealthy")
+    assert ended.did == [*REQUEUED, ("exclude", ["n7", "n1"])]
 
 
-def test_a_killed_task_stays_on_its_nodes_unless_the_limit_is_near(wrapper):
+def test_a_killed_task_stays_on_its_nodes_unless_the_limit_is_near(played):
     """To load everything again for a minute's training is not worth it."""
-    job = wrapper(RUNS)
-    report(job, 0, -signal.SIGKILL)
-    report(job, 1, -signal.SIGKILL)
-    outcome = job._outcome(exited(137))
-    assert job._move_on(outcome, 0.0) is None
-    late = JobInfo("RUNNING", "None", 0, None, left_s=100.0)
-    job = wrapper(late, late)
-    assert job._move_on(job._outcome(exited(137)), 0.0) == 75
-    assert job.controller.did == [("requeue", "7")]
+    ended = played().step(137, *both(KILLED)).run(RUNS)
+    assert (ended.code, ended.did, ended.num_attempts) == (0, [], 2)
+    late = replace(RUNS, left_s=100.0)
+    ended = played().step(137, *both(KILLED)).run(late, left_s=100.0)
+    assert (ended.code, ended.did, ended.num_attempts) == (75, REQUEUED, 1)
 
 
-@pytest.mark.parametrize("left_s", [3000.0, 20.0])
-def test_a_time_limit_that_was_moved_is_written_down_for_the_task(wrapper, left_s):
+LOOKS = "until [ $(grep -c show $NOTES) -gt 1 ]; do sleep 0.01; done"
+"""The wrapper has looked at the time limit; its clock is an hour ahead each second."""
+
+
+@pytest.mark.parametrize("left_s", [30000.0, 20.0])
+def test_a_time_limit_that_was_moved_is_written_down_for_the_task(played, left_s):
     """Less what its supervisor needs to end it."""
-    job = wrapper(JobInfo("RUNNING", "None", 0, None, left_s=left_s), _next_look=0.0)
-    job._end_time = time.monotonic() + 400
-    job._look_at_limit()
-    end = float((job.forge / "end_time").read_text())
-    assert end == pytest.approx(time.time() + left_s - 20, abs=5)
-    assert job._left_s() == pytest.approx(left_s, abs=5)
-    job._look_at_limit()  # not at once again: there is no other answer
+    job = played()
+    end_time = forge_dir(job.directory) / "end_time"
+    first = f"{LOOKS}; until [ -e '{end_time}' ]; do sleep 0.01; done"
+    job.step(75, *both(75), first=first)
+    before = time.time()
+    ended = job.run(replace(RUNS, left_s=left_s), left_s=90000.0, hours_a_second=0.05)
+    (moved,) = [one for one in ended.events if one["kind"] == "time limit moved"][:1]
+    assert moved["left_s"] == left_s
+    assert float(end_time.read_text()) == pytest.approx(before + left_s - 20, abs=60)
 
 
-@pytest.mark.parametrize("answer", [None, NoSuchJob("gone"), RUNS])
-def test_a_look_at_the_time_limit_ends_no_job(wrapper, answer):
+@pytest.mark.parametrize("answer", [None, NoSuchJob("gone"), replace(RUNS, left_s=5.0)])
+def test_a_look_at_the_time_limit_ends_no_job(played, answer):
     """Nobody answers, or the disk is full."""
-    job = wrapper(answer, _end_time=time.monotonic() + 400, _next_look=0.0)
-    (job.forge / "end_time").mkdir()
-    job._look_at_limit()
-    assert job._next_look > time.monotonic()
+    job = played()
+    in_the_way = forge_dir(job.directory) / "end_time" / "in the way"
+    first = f"mkdir -p '{in_the_way}'; {LOOKS}"
+    job.step(0, *both(0), first=f"touch '{forge_dir(job.directory)}'/result.pkl; {first}")
+    ended = job.run(answer, left_s=90000.0, hours_a_second=0.05)
+    assert ended.num_attempts >= 1
+    assert not [one for one in ended.events if one["kind"] == "time limit moved"]
 
 
 # -- what an earlier wrapper has left --------------------------------------------------------------
 
 
-def test_a_wrapper_killed_in_this_very_start_leaves_a_crash(wrapper):
+def test_a_wrapper_killed_in_this_very_start_leaves_a_crash(played):
     """The batch script has started another; the allocation was never lost."""
-    job = wrapper()
-    state_left(job, "running", restarts=0)
-    assert job._take_over() == Outcome(-9)
-    assert job.counts.preemptions == 2
-    assert job.controller.ended == [4]
+    ended = played().left("running", restarts=0).run(RUNS)
+    assert ended.noted("end_step") == [("end_step", 4)]
+    assert (ended.code, ended.did, ended.num_attempts) == (0, [], 1)
+    assert ended.state["counts"]["preemptions"] == 2
+    (again,) = [one["because"] for one in ended.events if one["kind"] == "requeue"]
+    assert "SIGKILL" in again
 
 
-def test_a_wrapper_killed_after_the_end_ends_as_before(wrapper):
+def test_a_wrapper_killed_after_the_end_ends_as_before(played):
     """The job is over: neither a new chance nor another code."""
-    job = wrapper()
-    state_left(job, "failed", restarts=0)
-    with pytest.raises(SystemExit) as ended:
-        job._take_over()
-    assert ended.value.code == 7
+    ended = played().left("failed", restarts=0).run(RUNS)
+    assert (ended.code, ended.num_attempts) == (7, 0)
 
 
-def test_a_job_requeued_by_hand_after_its_end_has_another_chance(wrapper, monkeypatch):
+def test_a_job_requeued_by_hand_after_its_end_has_another_chance(played):
     """Whoever types `scontrol requeue` wants it to run, with budgets as at the first start."""
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    job = wrapper()
-    state_left(job, "failed", restarts=0)
-    assert job._take_over() is None
-    assert job.counts.preemptions == 0
+    ended = played().left("failed", restarts=0).run(RUNS, restarts=1)
+    assert (ended.code, ended.num_attempts) == (0, 1)
+    assert ended.state["counts"]["preemptions"] == 0
 
 
 @pytest.mark.parametrize(
-    ("state", "now", "outcome", "preemptions"),
+    ("state", "now", "because", "preemptions"),
     [
-        ("starting", 1, None, 2),  # we requeued it, and have accounted for it
-        ("starting", 3, None, 4),  # Slurm did it twice more before a wrapper began
-        ("running", 1, Outcome(-9, Reason.node_failed), 2),  # accounted for by the decision
-        ("running", 2, Outcome(-9, Reason.node_failed), 3),
+        ("starting", 1, [], 2),  # we requeued it, and have accounted for it
+        ("starting", 3, [], 4),  # Slurm did it twice more before a wrapper began
+        ("running", 1, ["node failed"], 3),  # the lost node is one itself
+        ("running", 2, ["node failed"], 4),
     ],
 )
 def test_slurm_s_own_count_of_restarts_is_held_against_ours(
-    state, now, outcome, preemptions, wrapper, monkeypatch
+    state, now, because, preemptions, played
 ):
     """What no wrapper has seen counts as well, or a budget would never end."""
-    monkeypatch.setenv("SLURM_RESTART_COUNT", str(now))
-    job = wrapper()
-    state_left(job, state, restarts=0)
-    assert job._take_over() == outcome
-    assert job.counts.preemptions == preemptions
+    ended = played().left(state, restarts=0).run(RUNS, restarts=now)
+    assert [one["because"] for one in ended.events if one["kind"] == "requeue"] == because
+    assert ended.state["counts"]["preemptions"] == preemptions
 
 
-def test_a_job_begins_at_once_where_slurm_has_brought_it_back(wrapper, monkeypatch):
+def test_a_job_begins_at_once_where_slurm_has_brought_it_back(played):
     """The allocation is its own already: to requeue it again is a second wait in a full queue."""
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    job = wrapper()
-    state_left(job, "running", restarts=0)
-    assert job._move_on(job._take_over(), 30.0) is None
-    assert job.controller.did == []
+    ended = played().left("running", restarts=0).run(RUNS, restarts=1)
+    assert (ended.code, ended.did, ended.num_attempts) == (0, [], 1)
 
 
-def test_a_wrapper_that_slurm_had_told_to_end_was_preempted(wrapper, monkeypatch):
+def test_a_wrapper_that_slurm_had_told_to_end_was_preempted(played):
     """No time to requeue is no lost node."""
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    job = wrapper()
-    state_left(job, "running", restarts=0, is_ending=True)
-    assert job._take_over() == Outcome(-9, Reason.preempted)
+    ended = played().left("running", restarts=0, is_ending=True).run(RUNS, restarts=1)
+    assert [one["because"] for one in ended.events if one["kind"] == "requeue"] == ["preempted"]
 
 
 # -- where Slurm does not bring it back ------------------------------------------------------------
@@ -339,88 +308,60 @@ KILLED_BY_PREEMPTION = JobInfo(
     end_time="2026-01-01T00:00:07",
     is_requeueable=False,
 )
+DISABLED = NotRequeueable("Requested operation is presently disabled")
+SUBMITTED = ("submit", "script.sh")
 
 
-@pytest.fixture
-def sbatch(wrapper, monkeypatch):
-    """A wrapper whose controller refuses to requeue, with what sbatch was asked for."""
-    asked, in_queue = [], {}
-
-    def refuse(job, within_s):
-        raise NotRequeueable("Requested operation is presently disabled")
-
-    def submit(script, *options):
-        asked.append((script.name, *options))
-        return "99"
-
-    job = wrapper(KILLED_BY_PREEMPTION, KILLED_BY_PREEMPTION)
-    monkeypatch.setattr(client, "requeue", refuse)
-    monkeypatch.setattr(client, "submit", submit)
-    monkeypatch.setattr(client, "queue", lambda: in_queue)
-    job.asked, job.in_queue = asked, in_queue
-    return job
+def preempted(job, **more):
+    """A start that Slurm ends without bringing the job back."""
+    return job.step(143, *both(143)).run(KILLED_BY_PREEMPTION, refuses=DISABLED, **more)
 
 
-def test_it_is_submitted_anew_with_its_number_in_the_array(sbatch):
-    sbatch._job = "7_3"
-    assert sbatch._move_on(Outcome(143, Reason.preempted), 30.0) == 75
-    assert sbatch.asked == [("script.sh", "--begin=now+30", "--array=3")]
-    state = read_json(sbatch.forge / STATE)
-    assert (state["state"], state["successor"]) == ("starting", "99_3")
+def test_it_is_submitted_anew_with_its_number_in_the_array(played, monkeypatch):
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    ended = preempted(played())
+    (asked,) = ended.noted("submit")
+    assert asked == (*SUBMITTED, "--array=3")
+    assert (ended.code, ended.state["state"], ended.state["successor"]) == (75, "starting", "99_3")
 
 
 @pytest.mark.parametrize("was_submitted", [True, False])
-def test_a_kill_between_sbatch_and_the_note_gives_one_successor(sbatch, was_submitted, monkeypatch):
+def test_a_kill_between_sbatch_and_the_note_gives_one_successor(played, was_submitted):
     """The intent is on disk before sbatch; the queue says whether it came so far."""
-    submit = client.submit
-
-    def killed(script, *options):
-        if was_submitted:
-            sbatch.in_queue[submit(script, *options)] = Queued("PENDING", "None", str(script))
-        raise KeyboardInterrupt
-
-    sbatch.in_queue["7"] = Queued("RUNNING", "None", str(sbatch.directory / "script.sh"))
-    monkeypatch.setattr(client, "submit", killed)
-    with pytest.raises(KeyboardInterrupt):
-        sbatch._move_on(Outcome(143, Reason.preempted), 0.0)
-    monkeypatch.setattr(client, "submit", submit)
-    state_left(sbatch, "starting", restarts=0)
-    with pytest.raises(SystemExit) as ended:
-        sbatch._take_over()
-    assert ended.value.code == 75
-    assert len(sbatch.asked) == 1
-    state = read_json(sbatch.forge / STATE)
-    assert (state["successor"], state["counts"]["preemptions"]) == ("99", 2)
+    job = played()
+    killed = preempted(job, submits=KeyboardInterrupt)
+    assert len(killed.noted("submit")) == 1
+    job.left("starting", restarts=0)
+    own = {"7": Queued("RUNNING", "None", str(job.script))}
+    successor = {"99": Queued("PENDING", "None", str(job.script))} if was_submitted else {}
+    ended = job.run(RUNS, left_s=None, refuses=DISABLED, queue=own | successor)
+    assert (ended.code, len(ended.noted("submit"))) == (75, 0 if was_submitted else 1)
+    assert (ended.state["successor"], ended.state["counts"]["preemptions"]) == ("99", 2)
 
 
-def test_a_wrapper_that_has_submitted_its_job_anew_does_not_run_it(sbatch):
+def test_a_wrapper_that_has_submitted_its_job_anew_does_not_run_it(played):
     """The batch script starts a killed wrapper again, until Slurm ends it as well."""
-    sbatch._move_on(Outcome(143, Reason.preempted), 0.0)
-    with pytest.raises(SystemExit) as ended:
-        sbatch._take_over()
-    assert ended.value.code == 75
+    job = played()
+    before = preempted(job).num_attempts
+    ended = job.run(RUNS, left_s=None)
+    assert (ended.code, ended.num_attempts) == (75, before)
 
 
-def test_the_successor_has_the_budgets_of_its_predecessor(sbatch, monkeypatch):
+def test_the_successor_has_the_budgets_of_its_predecessor(played):
     """Another number is not another job."""
-    sbatch.counts.preemptions = 5
-    sbatch._move_on(Outcome(143, Reason.preempted), 0.0)
-    monkeypatch.setenv("SLURM_JOB_ID", "99")
-    job = SlurmJob(sbatch.directory, sbatch.directory / "script.sh")
-    assert job._take_over() is None
-    assert (job.counts.preemptions, job._because) == (5, "preempted")
-    assert job._ancestors == ["7"]
+    job = played().left("starting", restarts=-1, counts={"preemptions": 5}, because="why")
+    ended = preempted(job)
+    assert ended.state["successor"] == "99"
+    successor = job.run(RUNS, job="99")
+    assert (successor.code, successor.state["counts"]["preemptions"]) == (0, 6)
+    assert successor.state["ancestors"] == ["7"]
 
 
-def test_what_sbatch_refuses_is_left_to_the_launcher(sbatch, monkeypatch):
+def test_what_sbatch_refuses_is_left_to_the_launcher(played):
     """Sites that do not allow it on their compute nodes."""
-
-    def refuse(script, *options):
-        raise SlurmRefused("sbatch: Access/permission denied")
-
-    monkeypatch.setattr(client, "submit", refuse)
-    sbatch._move_on(Outcome(143, Reason.preempted), 0.0)
-    said = read_json(sbatch.forge / STATE)["unrequeued"]
+    refused = SlurmRefused("sbatch: Access/permission denied")
+    said = preempted(played(), submits=refused).state["unrequeued"]
     assert "presently disabled" in said
     assert "permission denied" in said
 
@@ -428,46 +369,33 @@ def test_what_sbatch_refuses_is_left_to_the_launcher(sbatch, monkeypatch):
 # -- signals that are not Slurm's ------------------------------------------------------------------
 
 
-def test_a_signal_by_hand_to_the_batch_script_does_not_end_the_job(wrapper, capfd):
+def test_a_signal_by_hand_to_the_batch_script_does_not_end_the_job(played):
     """`scancel --full`: Slurm says that the job runs, and nobody preempts it."""
-    job = wrapper(RUNS, RUNS, _is_ending=True)
-    job._ask_controller(1.0)
-    assert not job._is_ending
-    outcome = job._outcome(exited(137))  # somebody has killed the tasks before they had saved
-    assert outcome.reason is Reason.signalled
-    assert "killed before it had saved" in capfd.readouterr().err
-    assert job._move_on(outcome, 0.0) is None
+    job = played().step(137, *both(KILLED), first=ASKED_ONCE)
+    ended = job.run(RUNS, True, RUNS)  # the tasks are killed before they have saved
+    assert next(one for one in ended.events if one["kind"] == "end")["reason"] == "signalled"
+    assert "killed before it had saved" in ended.said
+    assert (ended.code, ended.noted("requeue"), ended.num_attempts) == (0, [], 2)
 
 
-def test_a_signal_by_hand_to_the_batch_script_is_passed_on_to_the_tasks_once(wrapper, silence):
+def test_a_signal_by_hand_to_the_batch_script_is_passed_on_to_the_tasks_once(played):
     """Also where there are none yet, or where the controller is busy."""
-    job = wrapper(RUNS, False, None, True, True, _step=2)
-    os.write(silence[1], bytes([signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1]))
-    job._drain_signals()
-    job._ask_controller(1.0)
-    for _ in range(4):
-        job._pass_on()
-    assert job.controller.did == [("SIGTERM", 2), ("SIGUSR1", 2)]
-    assert job.controller.answers == []
+    first = "kill -TERM $PPID; until grep -q signal $NOTES; do sleep 0.01; done"
+    job = played().step(143, *both(143), first=first)
+    ended = job.run(RUNS, False, None, True, RUNS)
+    assert ended.noted("signal") == [("signal", "SIGTERM", 0)]
+    assert [one["signal"] for one in ended.events if one["kind"] == "passed on"] == ["SIGTERM"]
 
 
-def test_a_signal_of_slurm_is_not_passed_on_to_the_tasks(wrapper, silence):
+def test_a_signal_of_slurm_is_not_passed_on_to_the_tasks(played):
     """Slurm tells them as well; a second one may mean more to them."""
-    job = wrapper(JobInfo("RUNNING", "None", 0, "2026-01-01T00:00:07"))
-    os.write(silence[1], bytes([signal.SIGTERM]))
-    job._drain_signals()
-    job._ask_controller(1.0)
-    job._pass_on()
-    assert job.controller.did == []
+    ended = played().step(75, *both(75), first=ASKED_ONCE).run(PREEMPTED)
+    assert (ended.code, ended.did) == (75, REQUEUED)
 
 
-def test_a_batch_script_that_was_killed_is_no_cancel(wrapper):
+def test_a_batch_script_that_was_killed_is_no_cancel(played):
     """COMPLETING in both cases; but its wrapper has lost its parent."""
     cancelled = JobInfo("COMPLETING", "JobLaunchFailure", 0, None, end_time="2026-01-01T00:00:07")
-    job = wrapper(cancelled, cancelled, _batch_shell=-1, _is_ending=True)
-    report(job, 0, 143)
-    report(job, 1, 143)
-    outcome = job._outcome(exited(143))
-    assert (outcome.reason, str(outcome)) == (Reason.crashed, "its batch script was killed")
-    assert job._move_on(outcome, 0.0) == 75
-    assert job.controller.did == [("requeue", "7")]
+    ended = played().step(143, *both(143)).run(cancelled, is_orphaned=True)
+    assert (ended.reason, ended.text) == ("crashed", "its batch script was killed")
+    assert (ended.code, ended.did) == (75, REQUEUED)
