@@ -170,7 +170,7 @@ DEFECTS = [
         "if self._decisive is None or received is signal.SIGINT:",
         "if self._decisive is None:",
         "Ctrl+C after a preemption's signal requeues the job",
-        "shutdown",
+        "shutdown/test_shutdown_handler.py shutdown",
     ),
     Defect(
         "stopping_order",
