@@ -7,6 +7,7 @@ from pathlib import Path
 
 import policy_pages
 import pytest
+import size
 from hydra import compose, initialize_config_dir
 from hydra_apps import VERSION_BASE
 from omegaconf import OmegaConf
@@ -85,6 +86,7 @@ def test_a_policy_fits_on_a_page():
     """A mapping counts as one key. Each new one costs every reader something."""
     found = [row.key for row in policy_pages.rows()]
     assert len(found) <= 50
+    assert size.num_keys(Path(schema.__file__).read_text()) == len(found)
     assert len(policy_pages.FIRST) == 10
     assert set(policy_pages.FIRST) <= set(found)
 
