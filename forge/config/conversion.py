@@ -122,6 +122,15 @@ def known_keys() -> tuple[str, ...]:
     return (*found, *(f"slurm.{name}" for name in slurm_keys.PER_JOB))
 
 
+def group_problem(key: str) -> str | None:
+    """What is wrong with a value for this key, if it is a group; names a few keys of it."""
+    members = [f"resilience.{one}" for one in known_keys() if one.startswith(f"{key}.")]
+    if not members:
+        return None
+    some = messages.few(members, _NEIGHBOURS)
+    return f"is a group of keys, not a value. Set one of {some}."
+
+
 def nearest_key(key: str) -> str | None:
     """The known key that a mistyped one most likely stands for."""
     known = known_keys()
@@ -151,12 +160,9 @@ def _set(typed: DictConfig, key: str, value: Any) -> str | None:
         if problem:
             return problem
     elif key not in known_keys():
-        if any(k.startswith(key + ".") for k in known_keys()):
-            if value == {}:
-                return None  # a group of which nothing is set
-            members = [f"resilience.{k}" for k in known_keys() if k.startswith(key + ".")]
-            some = messages.few(members, _NEIGHBOURS)
-            return f"{shown}: is a group of keys, not a value. Set one of {some}."
+        problem = group_problem(key)
+        if problem is not None:  # {}: a group of which nothing is set
+            return None if value == {} else f"{shown}: {problem}"
         near = nearest_key(key)
         hint = f"Did you mean `resilience.{near}`?" if near else "See conf/resilience/default.yaml."
         return f"{shown}: there is no such key. {hint}"

@@ -34,7 +34,7 @@ def composition_succeeded() -> None:
 def hints_for(keys: Iterable[str]) -> list[str]:
     """One sentence per key that Hydra may have refused."""
     from forge.config import removed, slurm_keys
-    from forge.config.conversion import known_keys, nearest_key, signal_name
+    from forge.config.conversion import group_problem, known_keys, nearest_key, signal_name
     from forge.config.schema import SIGNALS
 
     known = known_keys()
@@ -51,6 +51,8 @@ def hints_for(keys: Iterable[str]) -> list[str]:
         refused = removed.problem(key) or slurm_keys.refused(key)
         if refused is not None:
             found.append(refused)
+        elif problem := group_problem(key):
+            found.append(f"`resilience.{key}` {problem}")
         elif group == "signal.actions" and signal_name(name) in SIGNALS:
             found.append(f"write `resilience.{group}.{signal_name(name)}=…`")
         elif near:

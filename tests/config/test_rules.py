@@ -25,6 +25,7 @@ from forge.config.schema import (
     SignalConfig,
 )
 from forge.errors import ConfigError, ExitCode
+from forge.hydra_app.hints import hints_for
 
 NAN = float("nan")
 INF = float("inf")
@@ -250,6 +251,8 @@ def test_a_misused_group_names_a_few_of_its_keys():
         (problem,) = problems({group: 1})
         assert 3 <= problem.count("resilience.") <= 6
         assert " and " in problem.rpartition("Set one of")[2]
+        (hint,) = hints_for([group])
+        assert hint.startswith(f"`resilience.{group}` is a group of keys, not a value. Set one of")
 
 
 @pytest.mark.parametrize(
