@@ -44,7 +44,7 @@ def from_overrides(overrides: list[str]) -> Policy:
     """The default policy with these overrides, as on a command line.
 
     Args:
-        overrides: `resilience.health.checks.shm.threshold=8` and the like.
+        overrides: `resilience.health.checks.shm=refuse` and the like.
     Returns:
         The policy.
     Raises:

@@ -9,10 +9,10 @@ comments included), keys of a policy (a mapping is one), and names that `forge` 
 
 from __future__ import annotations
 
+import argparse
 import ast
 import io
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -93,4 +93,6 @@ def table(commit: str) -> str:
 
 
 if __name__ == "__main__":
-    print(table(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("commit", help="what to compare the working tree with")
+    print(table(parser.parse_args().commit))
