@@ -1,8 +1,8 @@
 """Keys that a policy had once, and what replaces each.
 
 In a user's config such a key is an error that says so. A job that was started before keeps its
-policy in files (`.forge/config.yaml`, the pickled config, `plan.json`): there the key is ignored,
-with one notice for each start.
+policy in files (`.forge/config.yaml`, a pickled config): there the key is ignored, with one notice
+for each start. What a launcher derived from it for `plan.json` is ignored without a notice.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def without(policy: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[str]]:
     Args:
         policy: Plain containers, with interpolations as text.
     Returns:
-        (the policy, the keys of it that were removed).
+        (the policy, its keys whose value is ignored).
     """
     names: list[str] = []
     return _without(policy, "", names), names
@@ -130,8 +130,10 @@ def _without(group: Mapping[Any, Any], prefix: str, names: list[str]) -> dict[An
     kept: dict[Any, Any] = {}
     for name, value in group.items():
         key = f"{prefix}{name}"
-        if find(key) is not None:
-            names.append(key)
+        gone = find(key)
+        if gone is not None:
+            if not gone[1].is_now_its_group:
+                names.append(key)
             continue
         kept[name] = value
         if isinstance(value, Mapping) and value:

@@ -104,8 +104,10 @@ def _drop_removed_keys(config: Any) -> None:
     if not isinstance(section, DictConfig):
         return
     tree: Any = OmegaConf.to_container(section)
-    kept, names = removed.without(tree if isinstance(tree, dict) else {})
-    if names:
+    if not isinstance(tree, dict):
+        return
+    kept, names = removed.without(tree)
+    if kept != tree:
         with read_write(config), open_dict(config):
             config.resilience = kept
     if not suffix():
