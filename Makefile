@@ -58,11 +58,12 @@ lost_jobs = $(PROOF)/lost_jobs.py
 early_signals = $(PROOF)/early_signals.py 50
 own_scripts = $(PROOF)/own_scripts.py
 showcase = $(PROOF)/showcase.py
+earlier = $(PROOF)/earlier_version.py
 hangs = $(PROOF)/planted_hangs.py
 attacks = $(PROOF)/all_attacks.py
 sick = $(PROOF)/sick_machine.py
 pages = $(MAKE) docs
-PROOFS := torture suite chaos rehearse sweeps tests marked ranks shards commands frameworks lost_jobs early_signals own_scripts showcase hangs attacks sick pages
+PROOFS := torture suite chaos rehearse sweeps tests marked ranks shards commands frameworks lost_jobs early_signals own_scripts showcase earlier hangs attacks sick pages
 
 proofs: $(VENV)/.dev-installed $(VENV)/.demo-installed $(VENV)/.docs-installed $(VENV)/.hydras-installed \
   $(VENV)/.lightning-installed $(VENV)/.frameworks-installed
