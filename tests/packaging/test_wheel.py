@@ -109,7 +109,7 @@ TRAIN, RESUME, *_ = COMMANDS
 (SWEEP,) = [line for line in COMMANDS if "hydra/launcher=local" in line]
 OTHERS = {
     "forge rehearse": "\nidentical, hit 2 times\n",
-    "forge doctor": "\ncheck             where ",
+    "forge doctor": "\ncheck       where ",
     "forge plan": "\n#SBATCH --array=0-1",
     "forge exec": "\n1 of 1 finished",
 }
