@@ -161,11 +161,13 @@ def test_what_is_read_at_the_start_is_progress(page, tmp_path, monkeypatch):
 
 def test_a_save_in_the_background_is_no_progress_of_the_step(page, tmp_path, monkeypatch):
     """Training may hang in its step while a large checkpoint is still being written."""
-    is_written, seen = threading.Event(), []
+    is_in_step, is_written, seen = threading.Event(), threading.Event(), []
     write_file = staging.write_file
 
     def written(*given):
-        if page.read().section is Section.step:
+        if not is_written.is_set():  # else the thread may write before the step begins
+            assert is_in_step.wait(PATIENCE_S)
+            assert page.read().section is Section.step
             before = page.read()
             found = write_file(*given)
             seen.append((before, page.read()))
@@ -179,7 +181,9 @@ def test_a_save_in_the_background_is_no_progress_of_the_step(page, tmp_path, mon
     with forge.Run(policy, model=model, optimizer=optimizer) as run:
         for step in run.steps(4):
             update(run, model, optimizer)
-            assert step != 2 or is_written.wait(PATIENCE_S)
+            if step == 2:
+                is_in_step.set()
+                assert is_written.wait(PATIENCE_S)
     assert seen
     assert all(before == after for before, after in seen)
 
