@@ -124,7 +124,7 @@ def trained(rank: int, size: int, millions: float, rounds: int, threads: int) ->
 
 
 def ways_of(size: int) -> tuple[str, ...]:
-    """What takes turns."""
+    """The names of the variants that are timed, in turn, with `size` ranks."""
     return WAYS + OF_RANKS if size > 1 else WAYS
 
 

@@ -250,7 +250,7 @@ class ExecConfig:
 
 @dataclass
 class RollbackConfig:
-    """Where `nan.action=rollback` goes back to."""
+    """How far a rollback goes back, and what it changes."""
 
     steps_back: int = key(
         0,

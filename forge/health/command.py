@@ -88,9 +88,9 @@ def _judged(command: list[str], code: int, output: bytes) -> Finding:
 def _followed(
     process: subprocess.Popen[bytes], limit_s: float, stopped: threading.Event
 ) -> bytes | None:
-    """The end of its output, once it has ended; None where it has not done so in time.
+    """Wait for the command; return the end of its output, or None after a timeout.
 
-    What it has started may have the pipe still open: its own end is what counts.
+    Children of the command can keep the pipe open: only the exit of the command itself counts.
     """
     assert process.stdout is not None
     deadline = time.monotonic() + _MARGIN * limit_s

@@ -1,9 +1,10 @@
 """A job as it is started: what the launcher decides, and its wrapper, supervisor and task go by.
 
 `<job dir>/.forge/plan.json` holds it; for a job on a cluster the bundle of its submission does
-until the wrapper takes it out. Written and read here alone. One of another version of forge is read
-where it has all the fields that this one needs and none that it does not know, else refused by
-name. So a field whose type or meaning changes gets another name.
+until the wrapper takes it out. Written and read here alone. A plan of another
+version of forge is read if it has every field that this version needs, and no unknown field except
+removed keys of the policy; otherwise the error names the field. So a field whose type or meaning
+changes gets a new name.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class _State:
         self.on_unsaved_stop: Callable[[str, int], None] | None = None
         """Told (signal, exit code) when a stop found nothing to save."""
         self.job: Path | None = None
-        """Where the job lies whose main may train in children of this process."""
+        """The directory of the job, if its main can train in child processes; otherwise None."""
         self.requeuer: Requeuer | None = None
         self.last_code: int | None = None
         """What the last act has said; None before it."""

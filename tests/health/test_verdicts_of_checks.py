@@ -34,7 +34,7 @@ def logged(monkeypatch):
 
 @pytest.fixture
 def judge(tmp_path, monkeypatch):
-    """Of rank 1, with what it writes into the ledger."""
+    """The `Verdicts` of rank 1; its `events` are the lines for the ledger."""
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     monkeypatch.setenv("FORGE_RANK", "1")
     found = Verdicts(tmp_path, 1, lambda kind, **values: found.events.append((kind, values)))

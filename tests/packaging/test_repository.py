@@ -22,7 +22,7 @@ def texts():
 
 
 def test_no_file_names_a_place_of_one_machine_or_a_registry():
-    """What works here only because it lies here does not work anywhere else."""
+    """A path of one machine, or a private package index, works on no other machine."""
     places = [r"/wor" + r"k/", r"/tm" + r"p/dev", r"/roo" + r"t\b", r"/opt/" + r"(wheels|pypi)"]
     registries = [r"pypi\." + r"org", r"python" + r"hosted", r"--(extra-)?index-" + r"url"]
     forbidden = re.compile("|".join([*places, *registries]))

@@ -245,7 +245,7 @@ def _blows(blows: list[tuple[str, int]]) -> str:
 
 
 def summary(facts: list[Facts]) -> str:
-    """What the whole sweep comes to."""
+    """The totals of the sweep: requeues, stops and repeated steps."""
     restarts, by_us = sum(one.restarts for one in facts), sum(one.by_us for one in facts)
     stops = [stop for one in facts for stop in one.stops if stop.is_cooperative]
     most = max((stop.repeated for stop in stops), default=0)

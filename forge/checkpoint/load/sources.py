@@ -124,9 +124,9 @@ class _Piece:
     file: TensorFile
     name: str
     box: Box
-    """What the entry holds of the whole."""
+    """The part of the whole tensor that this file holds."""
     common: Box
-    """What of that is wanted."""
+    """The part of `box` that the reader needs."""
 
 
 class Sources:

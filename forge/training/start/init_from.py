@@ -195,7 +195,7 @@ def _put(found: _Found, live: StateRegistry) -> None:
 
 
 def _sharded(value: Any, likes: Mapping[int, torch.Tensor]) -> Any:
-    """The same, with this rank's part of each tensor that is sharded where it goes."""
+    """`value`, with each tensor whose target is sharded cut to this rank's shard."""
     if id(value) in likes:
         return shards.part_of(value, likes[id(value)])
     if isinstance(value, dict):
