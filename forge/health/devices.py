@@ -112,6 +112,6 @@ def check_nccl_health(timeout_sec: float = 10.0) -> bool:
 
 
 def _own_device() -> int:
-    """The current device where it is this task's: in a thread that has chosen none it is 0."""
+    """The current device, if it is one of this task: a thread that chose none has device 0."""
     own, current = own_devices(), torch.cuda.current_device()
     return current if current in own or not own else own[0]
