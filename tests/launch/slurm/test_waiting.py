@@ -261,12 +261,15 @@ def test_a_job_that_its_wrapper_submitted_anew_is_followed(tmp_path, monkeypatch
         {"7": Queued("PREEMPTED", "None"), "9": Queued("PENDING", "Priority")},
         {"9": Queued("RUNNING", "None")},
     ]
+    is_over = threading.Event()
 
     def queue():
         assert job.slurm_id == "9"
         if answers:
             return answers.pop(0)
-        say(job, "finished", "12", ancestors=["7", "9"], reason="finished", code=0)
+        if not is_over.is_set():  # the thread may ask once more, when the directory is gone
+            is_over.set()
+            say(job, "finished", "12", ancestors=["7", "9"], reason="finished", code=0)
         return {}
 
     monkeypatch.setattr(client, "queue", queue)
