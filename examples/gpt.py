@@ -253,14 +253,17 @@ def endless(loader: DataLoader[Tensor]) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, data: Data, max_batches: int = 8, poll: Callable[[], object] = lambda: None
+    model: nn.Module,
+    data: Data,
+    max_batches: int = 8,
+    check_stop: Callable[[], object] = lambda: None,
 ) -> float:
-    """Mean loss on held-out files in nats per token; calls `poll` between batches."""
+    """Mean loss on held-out files in nats per token; calls `check_stop` between batches."""
     model.eval()
     losses = []
     for batch in list(DataLoader(data.held_out, batch_size=32))[:max_batches]:
         losses.append(loss_fn(model, batch))
-        poll()
+        check_stop()
     model.train()
     return torch.stack(losses).mean().item()
 

@@ -21,7 +21,7 @@ def main(cfg: Any) -> None:
 
         @run.every(cfg.eval_every)
         def held_out(step: int) -> None:
-            run.log(held_out=report(step, evaluate(model, data, poll=run.poll)))
+            run.log(held_out=report(step, evaluate(model, data, check_stop=run.check_stop)))
 
         for _, batch in run.steps(cfg.steps, loader):
             loss = loss_fn(model, batch)

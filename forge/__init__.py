@@ -24,9 +24,9 @@ _HOME_OF = {
     "Checkpointable": "forge.submitit.checkpointable",
     "Policy": "forge.config.schema",
     "Run": "forge.training.run",
+    "block_signals": "forge.shutdown.stopping",
     "load": "forge.checkpoint.load.inspection",
     "on_stop": "forge.shutdown.stopping",
-    "shielded": "forge.shutdown.stopping",
 }
 _MODULES = {
     "checkpoint": "forge.checkpoint",
@@ -51,6 +51,7 @@ __all__ = [
     "Run",
     "StateMismatch",
     "__version__",
+    "block_signals",
     "checkpoint",
     "config",
     "data",
@@ -60,7 +61,6 @@ __all__ = [
     "load",
     "on_stop",
     "resilience",
-    "shielded",
 ]
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     )
     from forge.group import distributed
     from forge.jobdir import ledger
-    from forge.shutdown.stopping import on_stop, shielded
+    from forge.shutdown.stopping import block_signals, on_stop
     from forge.submitit.checkpointable import Checkpointable
     from forge.training.run import Run
 

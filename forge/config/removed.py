@@ -23,6 +23,12 @@ class Removed:
     """What replaces it, for people: whole sentences."""
     is_now_its_group: bool = False
     """Whether the group takes the value that the key had: `checks.disk.action` -> `checks.disk`."""
+    new_name: str | None = None
+    """The key that takes its value, in the same group."""
+
+
+def _renamed(new_name: str, group: str) -> Removed:
+    return Removed(f"It is called `resilience.{group}.{new_name}` now.", new_name=new_name)
 
 
 _COMMAND = (
@@ -64,6 +70,9 @@ REMOVED: dict[str, Removed] = {
         "A learned limit is always at least 300 s. To set a limit yourself, use"
         " `resilience.hang.timeout_s`."
     ),
+    "signal.lead_s": _renamed("warning_s", "signal"),
+    "requeue.no_progress_limit": _renamed("max_no_progress", "requeue"),
+    "checkpoint.when_busy": _renamed("on_pending_save", "checkpoint"),
     "requeue.max_unfair": Removed(
         "The limit is always 10 attempts in a row that the cluster ended before they could save."
         " Leave the key out."
@@ -72,20 +81,23 @@ REMOVED: dict[str, Removed] = {
 """Dotted key or group, without the leading `resilience.` -> what became of it; `*` is any name. The
 first that matches counts."""
 
-CLASSES = ("CheckConfig", "ChecksConfig", "OnForeign", "SlurmConfig")
+CLASSES = ("CheckConfig", "ChecksConfig", "OnForeign", "SlurmConfig", "WhenBusy")
 """Classes of `schema` that are gone."""
 
 
 class Pickled:
-    """What an object of such a class is read as: a group of keys."""
+    """What an object of such a class is read as: a group of keys, or the member of an enum."""
 
-    def __init__(self, *_: Any) -> None: ...
+    def __init__(self, member: str = "") -> None:
+        self.member = member
 
 
 def plain(value: Any) -> Any:
     """A pickled policy of this version, or of an earlier one, as plain containers."""
     if isinstance(value, Enum):
         return value.name
+    if isinstance(value, Pickled) and "member" in vars(value):
+        return value.member
     if isinstance(value, list | tuple):
         return [plain(one) for one in value]
     group = value if isinstance(value, Mapping) else getattr(value, "__dict__", None)
@@ -132,7 +144,9 @@ def _without(group: Mapping[Any, Any], prefix: str, names: list[str]) -> dict[An
         key = f"{prefix}{name}"
         gone = find(key)
         if gone is not None:
-            if not gone[1].is_now_its_group:
+            if gone[1].new_name is not None:
+                kept[gone[1].new_name] = value
+            elif not gone[1].is_now_its_group:
                 names.append(key)
             continue
         kept[name] = value

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from forge.config import keys
 from forge.config.conversion import COMMANDS, signal_name
-from forge.config.schema import SIGNALS, STOP_SHARE, NanAction, Policy, SignalAction, WhenBusy
+from forge.config.schema import SIGNALS, STOP_SHARE, NanAction, OnPendingSave, Policy, SignalAction
 from forge.errors import is_disk_full
 
 
@@ -38,10 +38,11 @@ def cross_field_problems(
             " `resilience.checkpoint.every_steps` and `resilience.checkpoint.every_s` are both"
             " null. Set one of them."
         )
-    if p.nan.action is NanAction.rollback and p.checkpoint.when_busy is WhenBusy.skip:
+    if p.nan.action is NanAction.rollback and p.checkpoint.on_pending_save is OnPendingSave.skip:
         found.append(
-            "`resilience.checkpoint.when_busy=skip`: with `resilience.nan.action=rollback` the"
-            " place to go back to would depend on how fast the disk was. Set `when_busy` to wait."
+            "`resilience.checkpoint.on_pending_save=skip`: with `resilience.nan.action=rollback`"
+            " the checkpoint to go back to would depend on how fast the disk is. Set"
+            " `on_pending_save` to wait."
         )
     return found
 
@@ -106,9 +107,9 @@ def _rule_problems(p: Policy, *, is_command: bool) -> list[str]:
 
 def _signal_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> list[str]:
     found: list[str] = []
-    lead_s, timeout_s = p.signal.lead_s, p.shutdown.timeout_s
+    warning_s, timeout_s = p.signal.warning_s, p.shutdown.timeout_s
     timeout_s = 0.0 if timeout_s is None else timeout_s  # what follows the lead is below it
-    lead = f"`resilience.signal.lead_s={lead_s:g}`"
+    lead = f"`resilience.signal.warning_s={warning_s:g}`"
     name = signal_name(p.signal.name)
     action = p.signal.actions.get(name, SignalAction.ignore)
     if name in SIGNALS and action is SignalAction.ignore:
@@ -116,17 +117,18 @@ def _signal_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> l
             f"`resilience.signal.name={p.signal.name}`: this signal announces the time limit, but"
             f" `resilience.signal.actions.{name}` is ignore. Set it to requeue."
         )
-    if math.inf > timeout_s >= lead_s > 0:
+    if math.inf > timeout_s >= warning_s > 0:
         found.append(
             f"`resilience.shutdown.timeout_s={timeout_s:g}`: the forced exit is not shorter than"
-            f" {lead}: the job would be killed before its own exit. Raise the lead, or set"
-            f" `resilience.shutdown.timeout_s` to at most {lead_s * STOP_SHARE:g}."
+            f" {lead}: the job would be killed before its own exit. Raise it, or set"
+            f" `resilience.shutdown.timeout_s` to at most {warning_s * STOP_SHARE:g}."
         )
-    if time_limit_s is not None and lead_s >= time_limit_s:
+    if time_limit_s is not None and warning_s >= time_limit_s:
         found.append(
             f"{lead}: is not below the time limit of {time_limit_s:g} s"
             f"{f' (`{limit_key}`)' if limit_key else ''}: the job would be signalled as it starts."
-            f" Raise the limit, or set `resilience.signal.lead_s` to at most {time_limit_s / 2:g}."
+            " Raise the limit, or set `resilience.signal.warning_s` to at most"
+            f" {time_limit_s / 2:g}."
         )
     return found
 

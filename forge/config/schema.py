@@ -74,7 +74,7 @@ class HangAction(Enum):
     """The same; then the job is ended (70), and is not started again."""
 
 
-class WhenBusy(Enum):
+class OnPendingSave(Enum):
     """What a periodic save does while the one before it is still being written."""
 
     wait = "wait"
@@ -93,7 +93,7 @@ class Verify(Enum):
 
 
 STOP_SHARE = 0.75
-"""The forced exit comes this part of the lead after the signal, where nothing else is set."""
+"""The forced exit comes this part of `signal.warning_s` after the signal, by default."""
 
 
 class Resume(Enum):
@@ -114,11 +114,11 @@ class SignalConfig:
         choices=SIGNALS,
         help="The signal that announces the time limit.",
     )
-    lead_s: float = key(
+    warning_s: float = key(
         120.0,
         gt=0,
-        remedy="Without a lead there is no time to save. Set it to the seconds that a save takes,"
-        " with a margin.",
+        remedy="Without a warning there is no time to save. Set it to the seconds that a save"
+        " takes, with a margin.",
         help="Seconds before the time limit at which the signal is sent.",
     )
     actions: dict[str, SignalAction] = key(
@@ -144,7 +144,7 @@ class ShutdownConfig:
         ge=0,
         remedy="0 never forces an exit.",
         help="Seconds from the signal to the forced exit (70). null: three quarters of"
-        " `signal.lead_s`; 0: never.",
+        " `signal.warning_s`; 0: never.",
     )
 
 
@@ -188,7 +188,7 @@ class RequeueConfig:
         remedy="0 never starts it again, null has no limit.",
         help="Restarts after a crash, a kill or a forced exit. null: no limit.",
     )
-    no_progress_limit: int = key(
+    max_no_progress: int = key(
         3,
         ge=1,
         remedy="1 gives up at once.",
@@ -230,7 +230,7 @@ class ExecConfig:
     signal: str = key(
         "TERM",
         choices=SIGNALS,
-        help="The signal that makes the command save and exit. It is sent `signal.lead_s` before"
+        help="The signal that makes the command save and exit. It is sent `signal.warning_s` before"
         " the time limit, and when the job is stopped; it replaces `signal.name`.",
     )
     signal_to: SignalTo = key(
@@ -456,8 +456,8 @@ class CheckpointConfig:
         help="Write in the background while training continues. The state is copied to host memory"
         " first.",
     )
-    when_busy: WhenBusy = key(
-        WhenBusy.wait,
+    on_pending_save: OnPendingSave = key(
+        OnPendingSave.wait,
         help="What a periodic save does while another is still being written in the background.",
     )
     verify: Verify = key(
@@ -512,7 +512,7 @@ class Policy:
     def stop_s(self) -> float:
         """Seconds from a signal to the forced exit; 0 never forces."""
         given = self.shutdown.timeout_s
-        return STOP_SHARE * self.signal.lead_s if given is None else given
+        return STOP_SHARE * self.signal.warning_s if given is None else given
 
 
 def __getattr__(name: str) -> Any:

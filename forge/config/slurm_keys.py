@@ -18,7 +18,7 @@ OF_THE_SWEEP = {
     name: f"hydra.launcher.{name}"
     for name in ("submitit_folder", "array_parallelism", "wait", "dry_run", "progress", "n_jobs")
 } | {
-    "signal_delay_s": "resilience.signal.lead_s",
+    "signal_delay_s": "resilience.signal.warning_s",
     "max_num_timeout": "resilience.requeue.max_timeouts",
     "use_srun": "nothing: forge always starts tasks by srun",
 }

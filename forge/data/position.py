@@ -28,7 +28,7 @@ from forge.data.proof import Kind, Proof
 from forge.data.properties import Properties
 from forge.data.sharing import Sharing
 from forge.data.skipping import Skipping, without
-from forge.data.workers import shielded_iter
+from forge.data.workers import iter_with_blocked_signals
 from forge.errors import ConfigError
 from forge.group import start
 from forge.process import sections
@@ -165,7 +165,7 @@ class Position:
         self._announce_epoch()
         self._properties = self._properties_now()
         self._length, self._is_resumed = loaders.num_batches(self._loader), False
-        self._iterator = shielded_iter(self._loader)
+        self._iterator = iter_with_blocked_signals(self._loader)
 
     def _announce_epoch(self) -> None:
         seeding.set_epoch(getattr(self._loader, "dataset", None), self.epoch)
@@ -242,7 +242,9 @@ class Position:
             # A StatefulDataLoader goes there with its next iterator only.
             is_pending = getattr(self._loader, "next_iter_state", None) is not None
             if state["is_left"] or is_pending:
-                shielded_iter(self._loader)  # as it was then: the next one begins a new epoch
+                iter_with_blocked_signals(
+                    self._loader
+                )  # as it was then: the next one begins a new epoch
             self._was_read, self._is_left = True, state["is_left"]
         self._parts.restore(state["parts"])
         rng.restore(kept)
@@ -300,7 +302,7 @@ class Position:
         self._is_resumed = self._proof.kind is Kind.stateful
         if self._is_resumed:
             self._loader.load_state_dict(state["loader"])
-            self._iterator = shielded_iter(self._loader)
+            self._iterator = iter_with_blocked_signals(self._loader)
         else:
             self._iterator = self._iter_without(taken)
         self.taken = taken
@@ -335,11 +337,11 @@ class Position:
         if self._can_skip_indices():
             return self._iter_skipping_indices(count)
         if not (self._is_dataloader and self._redraws()):
-            return without(shielded_iter(self._loader), count)
+            return without(iter_with_blocked_signals(self._loader), count)
         # The order that persistent workers get is that of their epoch, whatever they draw in it.
         with self._sampling(Skipping(self._sampler, 0, self._begin_again)):
             # An `__iter__` that is a generator asks for its sampler with its first batch only.
-            return without(shielded_iter(self._loader), count)
+            return without(iter_with_blocked_signals(self._loader), count)
 
     def _can_skip_indices(self) -> bool:
         return (
@@ -358,7 +360,7 @@ class Position:
         before = self._begin_again if self._redraws() else None
         skipping = Skipping(self._sampler, count, before)
         with self._sampling(skipping):
-            iterator = shielded_iter(self._loader)
+            iterator = iter_with_blocked_signals(self._loader)
         if not skipping.is_begun:  # by a `_get_iterator` that is a generator: too late now
             return without(iterator, count)
         if count:

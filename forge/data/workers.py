@@ -52,16 +52,16 @@ def _heed_parent(parent: int) -> None:
             os._exit(0)
 
 
-def shielded_iter(loader: Iterable[Any]) -> Iterator[Any]:
+def iter_with_blocked_signals(loader: Iterable[Any]) -> Iterator[Any]:
     """`iter(loader)`, with its workers shielded if it makes any."""
     if not getattr(loader, "num_workers", 0) or not hasattr(loader, "worker_init_fn"):
         return iter(loader)
-    from forge.shutdown.stopping import shielded
+    from forge.shutdown.stopping import block_signals
 
     own = loader.worker_init_fn
     loader.worker_init_fn = Shield(own)
     try:
-        with shielded() if hasattr(signal, "pthread_sigmask") else nullcontext():
+        with block_signals() if hasattr(signal, "pthread_sigmask") else nullcontext():
             return iter(loader)  # the iterator keeps it
     finally:
         loader.worker_init_fn = own

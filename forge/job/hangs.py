@@ -272,7 +272,7 @@ def _not_in_torch(left: list[Answer]) -> list[Answer]:
 _ADVICE = """
 If it was slow and did not hang: raise `resilience.hang.timeout_s`, or `resilience.hang.start_s` for
 the start, for first steps, saves and evaluations, and for compilations. A long evaluation shows
-that it makes progress by calling `run.poll()` for each batch."""
+that it makes progress by calling `run.check_stop()` for each batch."""
 
 
 def _text(hang: Hang, answers: dict[int, Answer], live: set[int]) -> str:

@@ -129,16 +129,16 @@ class LocalJob(Job):
                 self._end_the_others()
                 leave_by = math.inf
             left_s = limit_s - (time.monotonic() - began)
-            if left_s <= self.plan.lead_s and not self._is_limit_near:
+            if left_s <= self.plan.warning_s and not self._is_limit_near:
                 self._is_limit_near = True
-                if self.plan.lead_s > 0:  # else nobody there knows what it means
+                if self.plan.warning_s > 0:  # else nobody there knows what it means
                     self._record("limit near", left_s=round(left_s, 1), signal=self.plan.signal)
                     self._send_all(signal.Signals[f"SIG{self.plan.signal}"])
             if left_s <= 0:
                 self._record("limit")
                 processes.kill_descendants()
                 limit_s = math.inf
-            next_s = left_s if self._is_limit_near else left_s - self.plan.lead_s
+            next_s = left_s if self._is_limit_near else left_s - self.plan.warning_s
             select.select([self._reader], [], [], min(max(next_s, 0.001), _TICK_S))
             self._drain_signals()
             self._look_for_parent()

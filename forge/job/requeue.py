@@ -331,10 +331,10 @@ def _same_hang(outcome: Outcome, counts: Counts) -> str:
 
 def _without_progress(counts: Counts, limits: RequeueLimits) -> str:
     """Why attempts that saved nothing new end a job; empty where they do not."""
-    if counts.no_progress >= limits.no_progress_limit:
+    if counts.no_progress >= limits.max_no_progress:
         return (
             f"{counts.no_progress} attempts in a row saved nothing new"
-            f" (`resilience.requeue.no_progress_limit={limits.no_progress_limit}`)"
+            f" (`resilience.requeue.max_no_progress={limits.max_no_progress}`)"
         )
     if counts.unfair > MAX_CUT_SHORT:
         return (

@@ -65,7 +65,7 @@ class RequeueLimits:
     max_excluded_nodes: int | None = None
     has_other_nodes: bool = False
     """Whether a job that finds its node unhealthy can be started on others."""
-    no_progress_limit: int
+    max_no_progress: int
     rules: list[RequeueRule] = field(default_factory=list)
 
     @classmethod
@@ -108,7 +108,7 @@ class JobPlan:
     time_limit_s: float | None
     """Of each start."""
     signal: str
-    lead_s: float
+    warning_s: float
     timeout_s: float
     actions: dict[str, str]
     requeue: RequeueLimits
@@ -165,6 +165,10 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 """What JSON has for each field of an earlier plan; null and anything else is its default."""
 
 
+_NEW_NAMES = {"lead_s": "warning_s"}
+"""Fields of a plan by the name that earlier versions gave them."""
+
+
 def read(directory: Path) -> JobPlan:
     """The plan of the job in a directory.
 
@@ -189,7 +193,8 @@ def from_json(content: dict[str, Any], where: str) -> JobPlan:
     """
     try:
         slurm, requeue, command = content.get("slurm"), content["requeue"], content.get("exec")
-        requeue = {k: v for k, v in requeue.items() if not removed.find(f"requeue.{k}")}
+        requeue = removed.without({"requeue": requeue})[0]["requeue"]
+        content = {_NEW_NAMES.get(name, name): value for name, value in content.items()}
         rules = [RequeueRule(**rule) for rule in requeue["rules"]]
         typed = {
             "slurm": None if slurm is None else SlurmPlan(**slurm),

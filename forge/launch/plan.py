@@ -130,7 +130,7 @@ def make(
         checkpoint_dir=policy.checkpoint.dir,
         time_limit_s=time_limit_s,
         signal=name,
-        lead_s=policy.signal.lead_s if is_active else 0.0,  # no policy there to hear it
+        warning_s=policy.signal.warning_s if is_active else 0.0,  # no policy there to hear it
         timeout_s=policy.stop_s,
         actions=actions if is_active else {},
         requeue=requeue,

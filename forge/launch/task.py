@@ -48,7 +48,7 @@ def main(directory: Path) -> int:
 def _run(directory: Path) -> int:
     atexit.register(_at_exit)  # the first of all, so it comes after the others
     plan = read(directory)
-    due_s = min(plan.timeout_s or plan.lead_s, plan.lead_s)
+    due_s = min(plan.timeout_s or plan.warning_s, plan.warning_s)
     announcement = Announcement(plan.signal, due_s, forge_dir(directory))
     _listen_early(
         plan.actions, announcement, os._exit

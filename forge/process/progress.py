@@ -46,7 +46,7 @@ class Section(IntEnum):
     save = 3
     """Grows with what is written."""
     evaluation = 4
-    """Grows with each `run.poll()`."""
+    """Grows with each `run.check_stop()`."""
     collective = 5
     """forge waits for other ranks."""
     compilation = 6

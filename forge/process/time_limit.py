@@ -213,6 +213,6 @@ def env_for_child(
         return {}
     stops = plan.actions.get(plan.signal) in ("stop", "requeue")
     if stops and plan.timeout_s > 0:
-        left_s -= max(plan.lead_s - plan.timeout_s, 0.0)
+        left_s -= max(plan.warning_s - plan.timeout_s, 0.0)
     end = min(time.time() + left_s, end_time_from_env(environment) or math.inf)
     return {END_TIME: f"{end:.3f}"}

@@ -34,14 +34,14 @@ def _stops(disturbed: list[Run], events: list[dict[str, Any]]) -> Iterator[str]:
         if name != "SIGKILL" and start is not None
     ]
     longest = max((one["seconds"] for one in events if one["kind"] == "save"), default=None)
-    lead_s = min((one["stop_s"] for one in events if "stop_s" in one), default=None)
+    warning_s = min((one["stop_s"] for one in events if "stop_s" in one), default=None)
     told = []
     if stops:
         repeated = sum(max(0, one) for one in stops)
         told.append(f"{repeated} steps repeated after {len(stops)} stop{'s' * (len(stops) > 1)}")
-    if longest is not None and lead_s is not None:
-        fits = "of" if longest <= lead_s else "which is more than"
-        told.append(f"the longest save took {longest:.2g} s, {fits} the {lead_s:g} s for a stop")
+    if longest is not None and warning_s is not None:
+        fits = "of" if longest <= warning_s else "which is more than"
+        told.append(f"the longest save took {longest:.2g} s, {fits} the {warning_s:g} s for a stop")
     if told:
         yield "; ".join(told)
 

@@ -119,8 +119,8 @@ def install(policy: Policy, stacks_dir: Path | None = None) -> ShutdownHandler:
         atexit.register(_at_exit)
     else:
         _state.handler.configure(policy.stop_s, actions, stacks_dir)
-    lead_s = policy.signal.lead_s
-    due_s = min(policy.stop_s or lead_s, lead_s)
+    warning_s = policy.signal.warning_s
+    due_s = min(policy.stop_s or warning_s, warning_s)
     _state.announcement = Announcement(policy.signal.name, due_s, stacks_dir)
     _state.handler.pass_over = _state.announcement.put_off
     return _state.handler
@@ -346,7 +346,7 @@ def _at_exit() -> None:
 
 
 @contextmanager
-def shielded() -> Iterator[None]:
+def block_signals() -> Iterator[None]:
     """Processes started inside ignore TERM, INT, HUP, USR1 and USR2.
 
     Slurm signals every process of a step. Start helpers that must outlive such a signal (a
@@ -357,7 +357,7 @@ def shielded() -> Iterator[None]:
         ForgeError: Where the platform has no POSIX signals.
     """
     if not hasattr(signal, "pthread_sigmask"):
-        raise ForgeError("forge.shielded() needs POSIX signals, which this platform lacks")
+        raise ForgeError("forge.block_signals() needs POSIX signals, which this platform lacks")
     stopping = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
     try:

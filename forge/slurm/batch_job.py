@@ -56,7 +56,7 @@ class Work:
     """What the job does, by which its budgets are kept."""
 
     limits: RequeueLimits
-    lead_s: float
+    warning_s: float
     """Seconds before the time limit at which the policy expects its announcement."""
     directories: list[Path]
     """Of its trainings."""
@@ -100,7 +100,7 @@ class BatchJob:
         left_s = None if self._info is None else self._info.ends_in_s()
         if left_s is not None:
             end = self._began + left_s
-            self.stops_at = end - min(work.lead_s, left_s / 2)
+            self.stops_at = end - min(work.warning_s, left_s / 2)
             os.environ.setdefault(SLURM_END_TIME, f"{end:.0f}")  # Slurm sets it since version 23
         if self._record.read() in ("started", "requeued"):
             self._record.take_over()
@@ -153,7 +153,7 @@ class BatchJob:
         self._write("requeued", decision.because)  # before Slurm can end this process
         self._own.requeue()
         if decision.pause_s:
-            with contextlib.suppress(SlurmError), stopping.shielded():
+            with contextlib.suppress(SlurmError), stopping.block_signals():
                 client.delay(self._own.name, decision.pause_s, ASK_S)
         return self._is_back(reason, decision.because)
 
@@ -190,7 +190,7 @@ class BatchJob:
         if code != ExitCode.REQUEUE:
             return None
         left_s = info.ends_in_s()
-        is_near = left_s is not None and left_s <= self._work.lead_s + _EARLY_S
+        is_near = left_s is not None and left_s <= self._work.warning_s + _EARLY_S
         return Reason.time_limit if is_near else Reason.requested
 
     def _wait_for_steps(self, imposed: Reason) -> bool:
@@ -199,7 +199,7 @@ class BatchJob:
         until = time.monotonic() + self._left_s(imposed)
         has_waited = False
         while time.monotonic() < until:
-            with contextlib.suppress(SlurmRefused), stopping.shielded():
+            with contextlib.suppress(SlurmRefused), stopping.block_signals():
                 steps = client.steps(self._own.name, ASK_S)
                 others = [one for one in steps if one != own and one.rpartition(".")[2].isdecimal()]
                 if not others:
@@ -215,7 +215,7 @@ class BatchJob:
         """Seconds that the other steps have."""
         left_s = self._info.ends_in_s() if self._info is not None else None
         if imposed is Reason.requested or left_s is None:
-            return self._work.lead_s
+            return self._work.warning_s
         return left_s - _SPARE_S
 
     def _is_back(self, reason: Reason, because: str) -> int:
@@ -256,4 +256,4 @@ def here(directory: Path, work: Work) -> BatchJob | None:
 def of_run(policy: Policy, directory: Path) -> BatchJob | None:
     """The same for a training with this policy, whose job lies there."""
     limits, place = RequeueLimits.of(policy.requeue), policy.checkpoint.dir
-    return here(directory, Work(limits, policy.signal.lead_s, [directory], place))
+    return here(directory, Work(limits, policy.signal.warning_s, [directory], place))

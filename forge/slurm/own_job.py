@@ -1,6 +1,7 @@
 """The job of Slurm's that this process runs in: why it is being stopped, and its requeue.
 
-For a process of the job itself, which Slurm signals with all others: its helpers are shielded.
+For a process of the job itself. Slurm signals it together with all others, so the commands that it
+starts block these signals.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class OwnJob:
 
     def show(self, within_s: float = ASK_S) -> JobInfo:
         """What the controller says of it. Raises as `client.show` does."""
-        with stopping.shielded():
+        with stopping.block_signals():
             return client.show(self.name, within_s)
 
     def why(self, info: JobInfo | None = None) -> Why:
@@ -38,7 +39,7 @@ class OwnJob:
             info: What the controller said; None: it is asked now.
         """
         info = self.show() if info is None else info
-        with stopping.shielded():
+        with stopping.block_signals():
             return client.why(info, self.restarts, ASK_S)
 
     def requeue(self) -> None:
@@ -49,7 +50,7 @@ class OwnJob:
             NotRequeueable: If Slurm refuses, and has not brought it back by itself.
         """
         try:
-            with stopping.shielded():
+            with stopping.block_signals():
                 client.requeue(self.name, ASK_S)
         except (NoAnswer, NotRequeueable):
             if self.why() is not Why.requeued:

@@ -237,7 +237,7 @@ class SlurmJob(Job):
         self._look_next()
 
     def _look_next(self) -> None:
-        until_s = (self._left_s() or 0.0) - self.plan.lead_s
+        until_s = (self._left_s() or 0.0) - self.plan.warning_s
         self._next_look = time.monotonic() + min(max(until_s / 4, _LOOK_S[0]), _LOOK_S[1])
 
     def _time_left(self) -> float | None:
@@ -429,7 +429,7 @@ class SlurmJob(Job):
 
     def _is_limit_near(self) -> bool:
         left_s = self._left_s()
-        return left_s is not None and left_s <= self.plan.lead_s + _LEAD_SLACK_S
+        return left_s is not None and left_s <= self.plan.warning_s + _LEAD_SLACK_S
 
     def _left_s(self) -> float | None:
         """Seconds until the time limit; None where there is none, or nobody knows."""
@@ -646,7 +646,7 @@ class SlurmJob(Job):
         if self._is_ending or self._why is not Why.unknown or not self._has_begun:
             return False
         left_s = self._left_s()
-        return left_s is None or left_s > self.plan.lead_s + _LEAD_SLACK_S + _RESTART_S
+        return left_s is None or left_s > self.plan.warning_s + _LEAD_SLACK_S + _RESTART_S
 
 
 def _wait_for_room(path: Path, number: int, error: OSError) -> int:

@@ -251,7 +251,7 @@ class Boundary:
                 return
         try:
             with holding.watched():
-                self._evaluations.run(due, self._loops.step, before_each=self.poll)
+                self._evaluations.run(due, self._loops.step, before_each=self.check_stop)
                 self._leaving.raise_again()
         except Exception as error:
             holding.stop_by(error, self._handler.explains)
@@ -387,8 +387,8 @@ class Boundary:
         cost_s = self._saver.cost_s
         return self._handler.should_shutdown() or self._limit.is_near(cost_s)
 
-    def poll(self) -> None:
-        """See `Run.poll`."""
+    def check_stop(self) -> None:
+        """See `Run.check_stop`."""
         sections.current().advance(Section.evaluation)
         self._leaving.raise_again()
         self._holding.stop_if_due()

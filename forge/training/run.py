@@ -266,7 +266,7 @@ class Run:
             )
         return self._updater.update(loss, optimizer, schedule, scaler, clip_norm)
 
-    def guard(self, loss: torch.Tensor | float) -> bool:
+    def should_step(self, loss: torch.Tensor | float) -> bool:
         """Whether the update may be done, for loops that do it themselves.
 
         One host synchronisation. Where it returns False, clear the gradients and do not step.
@@ -276,7 +276,7 @@ class Run:
         Returns:
             Whether to step.
         """
-        return self._updater.guard(loss)
+        return self._updater.should_step(loss)
 
     def log(self, **values: Any) -> None:
         """Record metrics under the current step; no host synchronisation.
@@ -296,12 +296,12 @@ class Run:
 
             @run.every(cfg.eval_every, at_end=True)
             def held_out(step):
-                run.log(held_out=evaluate(model, data, poll=run.poll))
+                run.log(held_out=evaluate(model, data, check_stop=run.check_stop))
 
         Functions run in the order in which they were registered, before a save that is due at the
         same time, with the number of steps done. What they log counts for the last step done, so
         that a checkpoint carries the metrics of its own weights. A stop that comes meanwhile waits
-        for no evaluation that calls `run.poll`. A resumed job runs all functions of that
+        for no evaluation that calls `run.check_stop`. A resumed job runs all functions of that
         boundary again.
 
         Args:
@@ -325,7 +325,7 @@ class Run:
 
         return register
 
-    def poll(self) -> bool:
+    def check_stop(self) -> bool:
         """Let a stop happen inside a function of `run.every`; leaves through `Exit`.
 
         What is saved then is the state before the functions of this boundary, whatever they have
@@ -339,7 +339,7 @@ class Run:
             ForgeError: Outside such a function.
         """
         if self._evaluations.may_poll() and self._session is not None:
-            self._session.boundary.poll()
+            self._session.boundary.check_stop()
         return False
 
     def save(self, *, pin: bool = False) -> None:

@@ -14,7 +14,7 @@ from forge import messages
 from forge.checkpoint import Store
 from forge.checkpoint.save.copies import Snapshot
 from forge.checkpoint.save.together import START
-from forge.config.schema import CheckpointConfig, WhenBusy
+from forge.config.schema import CheckpointConfig, OnPendingSave
 from forge.errors import CheckpointError, Exit, unwritable
 from forge.jobdir.ledger import Ledger
 from forge.process import sections
@@ -170,12 +170,12 @@ class Saver:
     def _is_skipped(self, step: int) -> bool:
         """Whether one that is under way takes the place of this one, and tell so."""
         is_busy = self._thread is not None and self._thread.is_alive()
-        is_skipping = self._config.when_busy is WhenBusy.skip and self._is_alone
+        is_skipping = self._config.on_pending_save is OnPendingSave.skip and self._is_alone
         if not is_busy or not is_skipping:  # of many ranks some would, and some would not
             return False
         messages.warn(
             f"The save at step {step} is skipped: the one of step {self._last_step} is still being"
-            " written (`resilience.checkpoint.when_busy=skip`)."
+            " written (`resilience.checkpoint.on_pending_save=skip`)."
         )
         self._ledger.write("save_skipped", step=step, busy_with=self._last_step)
         self.considered = step

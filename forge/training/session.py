@@ -216,7 +216,7 @@ class Session:
 
     @property
     def _stop_s(self) -> float:
-        return self._policy.stop_s or self._policy.signal.lead_s
+        return self._policy.stop_s or self._policy.signal.warning_s
 
     def _resume(self, owner: Owner) -> None:
         directory = self._directory
@@ -235,7 +235,7 @@ class Session:
         """Everything is claimed and loaded: listen, and have the parts of a loop ready."""
         policy, handler, directory = self._policy, self._handler, self._directory
         announcement = signal.Signals[f"SIG{policy.signal.name}"]
-        due_s = min(self._stop_s, policy.signal.lead_s)
+        due_s = min(self._stop_s, policy.signal.warning_s)
         handler.pass_over = lambda number: number == announcement and limit.is_too_soon(due_s)
         directory.saver.expect(self._live_bytes, float(os.environ.get(SAVE_WITHIN) or math.inf))
         self._leaving = Leaving(self.loops, directory, handler, limit, self._health.stop)
@@ -285,9 +285,9 @@ class Session:
             self._is_unguarded = True
             messages.warn(
                 f"Step {self.loops.step}: an optimizer steps, but this step has called neither"
-                " run.update nor run.guard: the NaN policy"
+                " run.update nor run.should_step: the NaN policy"
                 f" (`resilience.nan.action={self._policy.nan.action.value}`) is not applied. Write"
-                " `run.update(loss, optimizer)`, or step where `run.guard(loss)` is true"
+                " `run.update(loss, optimizer)`, or step where `run.should_step(loss)` is true"
             )
 
     def _watch_optimizers(self, hook: Callable[..., None] | None) -> None:

@@ -84,7 +84,19 @@ def test_a_plan_of_the_version_before_is_read(tmp_path):
     """The wrapper of a job that waited in the queue reads it first."""
     content = planned().to_json()
     content["requeue"]["max_unfair"] = 10
+    content["requeue"]["no_progress_limit"] = content["requeue"].pop("max_no_progress")
+    content["lead_s"] = content.pop("warning_s")
     assert plan.from_json(content, "plan.json") == planned()
+
+
+class Reduced:
+    """Pickled as a member of an enum is."""
+
+    def __init__(self, kind, value):
+        self.reduced = kind, (value,)
+
+    def __reduce_ex__(self, protocol):
+        return self.reduced
 
 
 def test_a_task_that_an_earlier_version_gave_to_submitit_is_read(said, monkeypatch):
@@ -99,6 +111,8 @@ def test_a_task_that_an_earlier_version_gave_to_submitit_is_read(said, monkeypat
     checks.disk.action, checks.ecc.action = CheckAction.halt, CheckAction.warn
     submitted.policy.health.checks = checks
     submitted.policy.checkpoint.on_foreign = schema.OnForeign()
+    submitted.policy.checkpoint.when_busy = Reduced(schema.WhenBusy, "skip")
+    submitted.policy.signal.lead_s = 30.0
     submitted.policy.slurm = schema.SlurmConfig()
     submitted.policy.slurm.timeout_min, submitted.policy.slurm.qos = 5, None
     data = pickle.dumps(vars(submitted))  # as it was pickled then
@@ -111,6 +125,8 @@ def test_a_task_that_an_earlier_version_gave_to_submitit_is_read(said, monkeypat
     assert policy.nan.action is NanAction.halt
     assert policy.health.checks["disk"] is CheckAction.halt
     assert policy.slurm == {"timeout_min": 5}
+    assert policy.signal.warning_s == 30.0
+    assert policy.checkpoint.on_pending_save is schema.OnPendingSave.skip
     assert not hasattr(policy.checkpoint, "on_foreign")
     (notice,) = said
     assert "`resilience.checkpoint.on_foreign`" in notice

@@ -87,10 +87,10 @@ SINGLE = [
     ("signal.actions.KILL", "stop", "unknown signal. A policy can name TERM, INT, HUP"),
     ("signal.actions.TERM", "stopp", "expected stop | requeue | save | ignore, found 'stopp'"),
     ("signal.actions.TERM", None, "expected stop | requeue | save | ignore, found None"),
-    ("signal.lead_s", 0, "no time to save. Set it to the seconds"),
-    ("signal.lead_s", -1, "no time to save"),
-    ("signal.lead_s", NAN, "no time to save"),
-    ("signal.lead_s", INF, "above 0 and finite"),
+    ("signal.warning_s", 0, "no time to save. Set it to the seconds"),
+    ("signal.warning_s", -1, "no time to save"),
+    ("signal.warning_s", NAN, "no time to save"),
+    ("signal.warning_s", INF, "above 0 and finite"),
     ("shutdown.timeout_s", -1, "at least 0. 0 never forces an exit"),
     ("shutdown.timeout_s", NAN, "at least 0. 0 never forces an exit"),
     ("shutdown.timeout_s", INF, "at least 0. 0 never forces an exit"),
@@ -100,7 +100,7 @@ SINGLE = [
     ("nan.action", None, f"expected {WORDS}, found None"),
     ("nan.action", {}, f"expected {WORDS}, found {{}}"),
     ("nan.action", "???", f"expected {WORDS}, found '???'"),
-    ("checkpoint.when_busy", "half", "expected wait | skip"),
+    ("checkpoint.on_pending_save", "half", "expected wait | skip"),
     ("checkpoint.verify", "half", "expected full | size | none"),
     ("requeue.on_code_change", "ask", "expected warn | refuse"),
     ("health.checks.gpu", "exclude", CHECK_ACTIONS),
@@ -121,13 +121,13 @@ SINGLE = [
     ("checkpoint.keep_last", 1.5, "expected a whole number, found a fraction"),
     ("nan.max_consecutive", NAN, "expected a whole number"),
     ("nan.max_consecutive", None, "expected a whole number, found None"),
-    ("signal.lead_s", "2min", "expected a number, found '2min'"),
+    ("signal.warning_s", "2min", "expected a number, found '2min'"),
     ("nan.check_gradients", "perhaps", "expected true or false"),
     ("enabled", None, "expected true or false"),
     # a job's own options for sbatch
     ("slurm.wait", False, "of the whole sweep, not of one job. Set `hydra.launcher.wait`"),
     ("slurm.n_jobs", 2, "of the whole sweep, not of one job. Set `hydra.launcher.n_jobs`"),
-    ("slurm.signal_delay_s", 9, "Set `resilience.signal.lead_s`"),
+    ("slurm.signal_delay_s", 9, "Set `resilience.signal.warning_s`"),
     ("slurm.timeout", 9, "no such key. Did you mean `resilience.slurm.timeout_min`?"),
     ("slurm", 9, "is a group of keys"),
     # directories
@@ -167,26 +167,26 @@ def test_a_broken_rule_names_key_and_value_and_what_to_do(key, value, said):
 def test_the_forced_exit_has_to_be_shorter_than_the_lead():
     """Slurm would kill the job before its own exit, without a stack and without a word."""
     for timeout_s in (60, 61, 1000):
-        (problem,) = problems({"signal": {"lead_s": 60}, "shutdown": {"timeout_s": timeout_s}})
+        (problem,) = problems({"signal": {"warning_s": 60}, "shutdown": {"timeout_s": timeout_s}})
         assert f"`resilience.shutdown.timeout_s={timeout_s}`" in problem
-        assert "`resilience.signal.lead_s=60`" in problem
+        assert "`resilience.signal.warning_s=60`" in problem
         assert "at most 45" in problem
-    load({"signal": {"lead_s": 60}, "shutdown": {"timeout_s": 45}})
-    load({"signal": {"lead_s": 60}, "shutdown": {"timeout_s": 0}})
+    load({"signal": {"warning_s": 60}, "shutdown": {"timeout_s": 45}})
+    load({"signal": {"warning_s": 60}, "shutdown": {"timeout_s": 0}})
 
 
-@pytest.mark.parametrize("lead_s", [30, 90.0, 600])
-def test_a_lead_alone_is_enough(lead_s):
+@pytest.mark.parametrize("warning_s", [30, 90.0, 600])
+def test_a_lead_alone_is_enough(warning_s):
     """Nobody who gives a signal less time has said anything of a forced exit."""
-    assert load({"signal": {"lead_s": lead_s}}).stop_s == 0.75 * lead_s
-    assert load({"signal": {"lead_s": lead_s}, "shutdown": {"timeout_s": 0}}).stop_s == 0
+    assert load({"signal": {"warning_s": warning_s}}).stop_s == 0.75 * warning_s
+    assert load({"signal": {"warning_s": warning_s}, "shutdown": {"timeout_s": 0}}).stop_s == 0
 
 
 @pytest.mark.parametrize("limit_s", [60.0, 120.0])
 def test_the_lead_has_to_be_below_the_time_limit(limit_s):
     """The signal would arrive as the job starts, forever."""
     (problem,) = problems({}, time_limit_s=limit_s, limit_key="hydra.launcher.timeout_min=2")
-    assert "`resilience.signal.lead_s=120`: is not below" in problem
+    assert "`resilience.signal.warning_s=120`: is not below" in problem
     assert f"{limit_s:g} s (`hydra.launcher.timeout_min=2`)" in problem
     assert f"at most {limit_s / 2:g}" in problem
     load({}, time_limit_s=121.0)
@@ -211,8 +211,8 @@ def test_all_problems_are_reported_at_once():
     """Fixing them one by one costs a queue's wait each."""
     policy = {
         "nan": {"actoin": "skip", "max_consecutive": 0},
-        "checkpoint": {"every_steps": 0, "dir": "/proc/x", "when_busy": "half"},
-        "signal": {"name": "KILL", "lead_s": 10, "actions": {"TERM": "die"}},
+        "checkpoint": {"every_steps": 0, "dir": "/proc/x", "on_pending_save": "half"},
+        "signal": {"name": "KILL", "warning_s": 10, "actions": {"TERM": "die"}},
         "shutdown": {"timeout_s": 20},
         "health": "none",
     }
@@ -222,11 +222,11 @@ def test_all_problems_are_reported_at_once():
         "nan.max_consecutive=0",
         "checkpoint.every_steps=0",
         "checkpoint.dir=/proc/x",
-        "checkpoint.when_busy=half",
+        "checkpoint.on_pending_save=half",
         "signal.name=KILL",
         "signal.actions.TERM=die",
         "shutdown.timeout_s=20",
-        "signal.lead_s=10`: is not below",
+        "signal.warning_s=10`: is not below",
         "health=none",
     ):
         assert sum(f"`resilience.{key}" in problem for problem in found) == 1, key
@@ -449,8 +449,8 @@ def test_what_plainly_means_the_right_thing_is_taken(key, value, expected):
         ("nan.maxconsecutive", "nan.max_consecutive"),
         ("nan.rolback.skip_data", "nan.rollback.skip_data"),
         ("rollback", "nan.rollback"),
-        ("signal.lead", "signal.lead_s"),
-        ("lead_s", "signal.lead_s"),
+        ("signal.warning", "signal.warning_s"),
+        ("warning_s", "signal.warning_s"),
         ("shutdown.timeout", "shutdown.timeout_s"),
         ("checkpoint.every_step", "checkpoint.every_steps"),
         ("checkpoint.directory", "checkpoint.dir"),

@@ -3,7 +3,7 @@
 import torch
 from torch.utils.data import DataLoader
 
-from forge.data.workers import shielded_iter
+from forge.data.workers import iter_with_blocked_signals
 
 
 def begin(worker_id):
@@ -25,5 +25,5 @@ def test_the_loader_keeps_its_own_worker_init_fn():
     """Whoever iterates it without forge, or pickles it, must not find forge's in its place."""
     loader = DataLoader(Numbers(), num_workers=1, worker_init_fn=begin)
     for _ in range(2):
-        assert [int(one) for one in shielded_iter(loader)] == [10, 11, 12, 13]
+        assert [int(one) for one in iter_with_blocked_signals(loader)] == [10, 11, 12, 13]
         assert loader.worker_init_fn is begin

@@ -137,10 +137,10 @@ def test_a_policy_problem_ends_the_job_before_anything_is_built(app):
         "hydra.run.dir=job",
         "resilience.nan.action=skp",
         "resilience.checkpoint.every_steps=0",
-        "resilience.signal.lead_s=0",
+        "resilience.signal.warning_s=0",
     )
     assert result.returncode == 78
-    for key in ("nan.action=skp", "checkpoint.every_steps=0", "signal.lead_s=0"):
+    for key in ("nan.action=skp", "checkpoint.every_steps=0", "signal.warning_s=0"):
         assert f"`resilience.{key}`" in result.stdout
     assert not (app.folder / "job/seen.txt").exists()
 

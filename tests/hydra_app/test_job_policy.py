@@ -10,7 +10,9 @@ from forge.hydra_app.job_policy import policy_of
 def config(launcher, **policy):
     target = f"hydra_plugins.forge_launcher.{launcher}.Launcher"
     hydra = {"launcher": {"_target_": target, "timeout_min": 1}}
-    return OmegaConf.create({"hydra": hydra, "resilience": {"signal": {"lead_s": 600}, **policy}})
+    return OmegaConf.create(
+        {"hydra": hydra, "resilience": {"signal": {"warning_s": 600}, **policy}}
+    )
 
 
 def test_a_job_with_a_limit_of_its_own_is_checked_against_that():

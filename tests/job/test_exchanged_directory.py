@@ -12,7 +12,7 @@ from ranked import RankedJob
 
 from forge.jobdir.plan import RequeueLimits
 
-LIMITS = RequeueLimits(enabled=True, max_failures=3, no_progress_limit=9)
+LIMITS = RequeueLimits(enabled=True, max_failures=3, max_no_progress=9)
 KILL = "kill -9 $$"
 
 

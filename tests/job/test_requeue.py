@@ -95,7 +95,7 @@ def test_no_text_changes_what_becomes_of_a_job(code):
 
 def test_a_full_disk_is_worth_a_pause_that_grows_within_max_failures():
     """Room returns, and nothing that was saved before is lost; damage stays what it is."""
-    counts, given = Counts(), limits(max_failures=6, no_progress_limit=1)
+    counts, given = Counts(), limits(max_failures=6, max_no_progress=1)
     found = [decide(Outcome(71), counts, given, 4) for _ in range(7)]
     assert [one.starts_again for one in found] == [True] * 6 + [False]
     assert [one.pause_s for one in found] == [30, 60, 120, 240, 480, 900, 0]
@@ -204,7 +204,7 @@ def test_without_a_limit_only_missing_progress_ends_it(outcome):
     again = [decide(outcome, counts, unlimited, 999) for _ in range(3)]
     assert [one.starts_again for one in again] == [True, True, False]
     assert "given up: 3 attempts in a row saved nothing new" in again[2].because
-    assert "`resilience.requeue.no_progress_limit=3`" in again[2].because
+    assert "`resilience.requeue.max_no_progress=3`" in again[2].because
 
 
 def test_progress_is_a_step_that_no_attempt_had_saved():
@@ -220,9 +220,9 @@ def test_progress_is_a_step_that_no_attempt_had_saved():
 
 
 def test_the_first_attempt_counts_where_the_limit_is_one():
-    """`no_progress_limit=1` is for those who would rather look than wait."""
-    assert not decide(KILLED, Counts(), limits(no_progress_limit=1), -1).starts_again
-    assert decide(KILLED, Counts(), limits(no_progress_limit=1), 0).starts_again
+    """`max_no_progress=1` is for those who would rather look than wait."""
+    assert not decide(KILLED, Counts(), limits(max_no_progress=1), -1).starts_again
+    assert decide(KILLED, Counts(), limits(max_no_progress=1), 0).starts_again
 
 
 def test_switched_off_nothing_starts_again_and_the_key_is_named():
@@ -343,8 +343,8 @@ LIST = "expected a list of {exit_codes: [1, …], max_restarts: 2}"
         ("max_failures", "many", "expected a whole number, found 'many'"),
         ("max_failures", 1.5, "expected a whole number, found a fraction"),
         ("max_failures", True, "expected a whole number, found a boolean"),
-        ("no_progress_limit", 0, "has to be at least 1. 1 gives up at once"),
-        ("no_progress_limit", None, "expected a whole number, found None"),
+        ("max_no_progress", 0, "has to be at least 1. 1 gives up at once"),
+        ("max_no_progress", None, "expected a whole number, found None"),
         ("enabled", "perhaps", "expected true or false, found 'perhaps'"),
         ("on_code_change", "ignore", "expected warn | refuse, found 'ignore'"),
         ("rules", 7, LIST),

@@ -54,7 +54,7 @@ CONF = """
     resilience:
       health: {enabled: false}
       shutdown: {timeout_s: 20}
-      signal: {lead_s: 30}
+      signal: {warning_s: 30}
 """
 
 

@@ -79,7 +79,7 @@ def test_torchrun_is_told_to_leave_and_its_workers_save(commands):
 
 def test_the_time_limit_is_announced_by_a_signal_that_programs_know(commands):
     """SIGTERM, where forge's own loops get SIGUSR2: that ends most other programs unsaved."""
-    limit = ("hydra.launcher.timeout_min=0.1", "resilience.signal.lead_s=4")
+    limit = ("hydra.launcher.timeout_min=0.1", "resilience.signal.warning_s=4")
     sweep = commands.begin(COMMANDS["trap"], *limit)
     assert sweep.wait() == 0, sweep.output
     job = commands.job(0)
@@ -162,7 +162,7 @@ def test_a_command_s_own_exit_code_is_a_failure_whatever_it_means_to_forge(code,
 
     outcome = Outcome(code, is_command=True)
     assert (outcome.state, outcome.reason, outcome.exit_code) == ("failed", Reason.failed, code)
-    limits = RequeueLimits(no_progress_limit=3, has_other_nodes=True)
+    limits = RequeueLimits(max_no_progress=3, has_other_nodes=True)
     assert not decide(outcome, Counts(), limits, -1, has_run=False).starts_again
 
 

@@ -197,17 +197,17 @@ def test_all_problems_of_all_jobs_are_told_before_any_starts(tmp_path):
     app = make(tmp_path)
     done = app.run(
         "lr=1,2",
-        "resilience.signal.lead_s=-1,50",
+        "resilience.signal.warning_s=-1,50",
         "resilience.checkpoint.keep_last=0",
         "hydra.launcher.timeout_min=0.5",
     )
     assert done.returncode == 78
     assert "The sweep has" in done.stdout
     for number, lr, lead in ((0, 1, -1), (1, 1, 50), (2, 2, -1), (3, 2, 50)):
-        about = f"job {number} (lr={lr} resilience.signal.lead_s={lead}"
+        about = f"job {number} (lr={lr} resilience.signal.warning_s={lead}"
         lines = [line for line in done.stdout.splitlines() if about in line]
         assert any("`resilience.checkpoint.keep_last=0`" in line for line in lines), done.stdout
-        assert any(f"`resilience.signal.lead_s={lead}`" in line for line in lines), done.stdout
+        assert any(f"`resilience.signal.warning_s={lead}`" in line for line in lines), done.stdout
     assert "`hydra.launcher.timeout_min=0.5`" in done.stdout
     assert "Traceback" not in done.stdout
     assert not list(app.sweep_dir.glob("*/.forge/state.json"))
@@ -288,11 +288,11 @@ def test_only_a_checkpoint_makes_a_beginning(tmp_path):
 def test_a_job_without_a_policy_is_started_once_and_gets_no_signals(tmp_path):
     """Nobody in it would hear them: the default of SIGUSR2 is death."""
     bare = make_plan(tmp_path)
-    assert (bare.actions, bare.lead_s, bare.requeue.enabled) == ({}, 0.0, False)
+    assert (bare.actions, bare.warning_s, bare.requeue.enabled) == ({}, 0.0, False)
     switched_off = make_plan(tmp_path, policy=Policy(enabled=False))
-    assert (switched_off.actions, switched_off.lead_s) == ({}, 0.0)
+    assert (switched_off.actions, switched_off.warning_s) == ({}, 0.0)
     whole = make_plan(tmp_path, policy=Policy())
-    assert whole.lead_s == 120
+    assert whole.warning_s == 120
     assert whole.actions["USR2"] == "requeue"
     assert whole.requeue.enabled
 

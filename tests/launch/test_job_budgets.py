@@ -55,7 +55,7 @@ def test_the_time_limit_is_announced_and_costs_no_step(make, undisturbed):
         "lr=0.1",
         "step_s=0.8",
         "hydra.launcher.timeout_min=0.5",
-        "resilience.signal.lead_s=10",
+        "resilience.signal.warning_s=10",
         "resilience.shutdown.timeout_s=9",
     )
     job = app.job(0)
@@ -82,7 +82,7 @@ def test_a_job_that_swallows_the_signal_of_the_limit_stops_by_itself(make, undis
         "lr=0.1",
         "step_s=0",
         "hydra.launcher.timeout_min=0.5",
-        "resilience.signal.lead_s=3",
+        "resilience.signal.warning_s=3",
         "resilience.shutdown.timeout_s=2",
     )
     job = app.job(0)
@@ -109,7 +109,7 @@ def test_at_the_limit_a_task_that_does_not_leave_is_killed(make, undisturbed):
     app.finish(
         "lr=0.1",
         "hydra.launcher.timeout_min=0.5",
-        "resilience.signal.lead_s=2",
+        "resilience.signal.warning_s=2",
         "resilience.shutdown.timeout_s=0",
     )
     job = app.job(0)
@@ -126,7 +126,7 @@ def test_the_budget_of_timeouts_ends_a_job(make):
         "lr=0.1",
         "step_s=1",
         "hydra.launcher.timeout_min=0.2",
-        "resilience.signal.lead_s=4",
+        "resilience.signal.warning_s=4",
         "resilience.shutdown.timeout_s=3",
         "resilience.requeue.max_timeouts=0",
     )
@@ -216,11 +216,11 @@ def test_a_job_that_makes_progress_in_any_of_its_runs_is_not_given_up(tmp_path):
     """The wrapper looked into one directory only: "saved nothing new", whatever the others had."""
     conf = CONF.replace("every_steps: 10", "every_steps: 3")
     app = App(tmp_path / "app", FOLDS, f"{conf}    by: name\n")
-    app.finish("by=name,dir", "resilience.requeue.no_progress_limit=1")
+    app.finish("by=name,dir", "resilience.requeue.max_no_progress=1")
     for number in range(2):
         assert app.job(number).state["counts"]["restarts"] == 3
     before = app.job(0).attempts
-    app.finish("by=name,dir", "resilience.requeue.no_progress_limit=1")
+    app.finish("by=name,dir", "resilience.requeue.max_no_progress=1")
     assert app.job(0).attempts == before  # what is finished is not started again
 
 

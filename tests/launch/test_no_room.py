@@ -31,7 +31,7 @@ def test_a_job_that_a_full_disk_stopped_resumes_once_there_is_room(disk, undistu
     app = App(tmp_path / "app", misbehave=FILL)
     app.sweep_dir = disk / "sweep"
     output, copy = tmp_path / "said.txt", tmp_path / "copy"
-    command = app.command("resilience.requeue.no_progress_limit=1")
+    command = app.command("resilience.requeue.max_no_progress=1")
     with output.open("w") as file:
         done = subprocess.run(
             ["unshare", "-m", "sh", "-c", SWEEP, "sh", disk, output, copy, *command],

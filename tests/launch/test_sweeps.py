@@ -168,7 +168,7 @@ def test_a_job_killed_again_and_again_is_given_up_with_the_reason(app):
     )
     done = app.run("lr=0.1,0.2", "steps=20")
     assert done.returncode == 1
-    assert "no_progress_limit=3" in done.stdout
+    assert "max_no_progress=3" in done.stdout
     assert app.job(0).attempts == 4  # one that saved step 10, and three that saved nothing new
     assert app.job(1).state["state"] == "finished"
 

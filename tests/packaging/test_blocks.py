@@ -116,10 +116,10 @@ def run_with_data(names):
 def run_with_an_evaluation(names):
     values = []
 
-    def evaluate(model, data, poll):
+    def evaluate(model, data, check_stop):
         assert model is names["model"]
         assert data is names["data"]
-        assert not poll()
+        assert not check_stop()
         values.append(len(values))
         return values[-1]
 

@@ -269,8 +269,8 @@ def test_the_editable_install_reads_the_repository_s_presets(wheel, tmp_path):
     shutil.copytree(copy / "conf", copy / "forge" / "conf")
     preset = copy / "conf" / "resilience" / "default.yaml"
     text = preset.read_text()
-    assert "lead_s: 120.0" in text
-    preset.write_text(text.replace("lead_s: 120.0", "lead_s: 117.0"))
+    assert "warning_s: 120.0" in text
+    preset.write_text(text.replace("warning_s: 120.0", "warning_s: 117.0"))
     write_app(tmp_path / "app")
     command = [environment.python, "train.py", "--cfg", "job"]
-    assert "lead_s: 117.0" in run(command, tmp_path / "app")
+    assert "warning_s: 117.0" in run(command, tmp_path / "app")

@@ -14,7 +14,7 @@ from forge.process.time_limit import RECENT_STEPS, Recent, TimeLimit
 from forge.training.saver import Saver
 
 NOON = 1_800_000_000.0
-PLAN = planned(actions={"USR2": "requeue"}, signal="USR2", lead_s=120.0, timeout_s=90.0)
+PLAN = planned(actions={"USR2": "requeue"}, signal="USR2", warning_s=120.0, timeout_s=90.0)
 
 
 class Clock:
@@ -238,7 +238,7 @@ def test_a_save_beside_training_has_to_be_waited_for_first(tmp_path):
         ({}, {}, 3600 - 30),
         ({"timeout_s": 0}, {}, 3600),
         ({"actions": {"USR2": "save"}}, {}, 3600),
-        ({"actions": {}, "lead_s": 0.0}, {}, 3600),
+        ({"actions": {}, "warning_s": 0.0}, {}, 3600),
         ({}, {"SLURM_JOB_END_TIME": "100"}, 100),
         ({}, {"FORGE_END_TIME": "100", "SLURM_JOB_END_TIME": "7"}, 100),
         ({}, {"FORGE_END_TIME": "5000"}, 3600 - 30),

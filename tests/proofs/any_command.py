@@ -108,7 +108,7 @@ def started(job: SlurmJob, times: int, sweep: Process, steps_s: float = 4.0) -> 
 def example(cluster: Cluster, folder: Path, checks: Checks) -> None:
     """The bash script: preempted twice, at its time limit once; another one is cancelled."""
     script = str(EXAMPLES / "save_in_trap.sh")
-    common = ("hydra.launcher.timeout_min=1", "resilience.signal.lead_s=14")
+    common = ("hydra.launcher.timeout_min=1", "resilience.signal.warning_s=14")
     apps = [SlurmCommands(cluster, folder.with_name(name)) for name in ("struck", "cancelled")]
     sweeps = [
         app.begin([script, "90"], *common, f"resilience.slurm.nodelist={node}")

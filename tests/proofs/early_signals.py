@@ -35,7 +35,7 @@ CONF = """
     gates: ???
     resilience:
       health: {enabled: false}
-      requeue: {no_progress_limit: 9}
+      requeue: {max_no_progress: 9}
 """
 # slurmstepd runs it as a sibling of the task to be, and starts that as soon as this has ended. What
 # is left behind strikes as Slurm does: every process of the step, whatever its session.

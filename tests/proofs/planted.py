@@ -200,8 +200,8 @@ DEFECTS = [
     Defect(
         "rules_lead",
         "config/rules.py",
-        "if time_limit_s is not None and lead_s >= time_limit_s:",
-        "if time_limit_s is not None and lead_s > time_limit_s + 1:",
+        "if time_limit_s is not None and warning_s >= time_limit_s:",
+        "if time_limit_s is not None and warning_s > time_limit_s + 1:",
         "a job is signalled as it starts",
         "config/test_rules.py",
     ),

@@ -43,7 +43,7 @@ PLACES = (60, 130)
 COMMON = (
     f"steps={STEPS}",
     "data.max_bytes=150_000",  # quicker to read
-    "resilience.signal.lead_s=60",  # of two minutes: it comes 30 s to 60 s after a start
+    "resilience.signal.warning_s=60",  # of two minutes: it comes 30 s to 60 s after a start
     "resilience.shutdown.timeout_s=8",
 )
 STALL_S = 180.0

@@ -28,7 +28,7 @@ MORE = """
     minutes: {}
 """
 SLURM = """
-      signal: {lead_s: 14}
+      signal: {warning_s: 14}
       health: {enabled: false}
       slurm:
         partition: ${oc.select:partitions.${kind},urgent}

@@ -245,7 +245,7 @@ def test_progress_is_known_while_a_job_runs(tmp_path):
 CHILDREN = """
 import signal, subprocess, sys
 from torch.utils.data import DataLoader
-from forge.data.workers import shielded_iter
+from forge.data.workers import iter_with_blocked_signals
 from forge.shutdown import stopping
 
 heard = []
@@ -255,7 +255,7 @@ def stay(worker_id):
 
 killed = sys.argv[1] == "killed"
 loader = DataLoader(range(8), num_workers=1, worker_init_fn=stay if killed else None)
-batches = iter(loader) if killed else shielded_iter(loader)
+batches = iter(loader) if killed else iter_with_blocked_signals(loader)
 next(batches)
 assert not stopping.is_stopping()
 try:

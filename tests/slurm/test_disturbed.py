@@ -69,7 +69,7 @@ EXITS_CONF = """
     excluded: {}
     resilience:
       health: {enabled: false, max_excluded_nodes: "${oc.select:excluded.${kind},3}"}
-      requeue: {no_progress_limit: 5}
+      requeue: {max_no_progress: 5}
       slurm:
         tasks_per_node: ${oc.select:tasks.${kind},1}
 """

@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 SIZE = 4
 MORE = """
-      signal: {lead_s: 30}
+      signal: {warning_s: 30}
       slurm: {partition: low, nodes: 2, tasks_per_node: 2, timeout_min: 10}
 """
 

@@ -27,7 +27,7 @@ FILL = """
 def test_a_job_without_room_for_its_checkpoint_waits_in_the_queue_and_resumes(cluster, tmp_path):
     """It holds no node meanwhile; the checkpoint before is good, and room returns."""
     with contextlib.closing(SlurmApp(cluster, tmp_path / "app", misbehave=FILL)) as app:
-        sweep = app.start("++holds.plain=1", "resilience.requeue.no_progress_limit=1")
+        sweep = app.start("++holds.plain=1", "resilience.requeue.max_no_progress=1")
         app.wait_for_gate("plain 0", sweep)
         (job,) = app.jobs_by_place()
         job.scancel("--signal=USR1")

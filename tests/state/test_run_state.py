@@ -199,7 +199,7 @@ def test_a_rollback_takes_it_back(tmp_path):
         held[0].append(step)
         if step in (9, 10) and step not in seen:
             seen.append(step)
-            run.guard(math.nan)
+            run.should_step(math.nan)
 
     nan = {"action": "rollback", "max_consecutive": 2}
     state = a_run(tmp_path / "job", loop, nan=nan)

@@ -54,7 +54,7 @@ JOBS = {
     "leaves": ((light.leave, 128), {}),
     "without a run": (
         (light.wait_without_a_run,),
-        {"policy": HASTY | {"requeue": {"no_progress_limit": 2}}},
+        {"policy": HASTY | {"requeue": {"max_no_progress": 2}}},
     ),
     "limited": ((submitted.train,), {"how": "boundary"}),
     "over": ((submitted.train,), {"how": "boundary", "policy": {"requeue": {"max_timeouts": 0}}}),

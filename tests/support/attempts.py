@@ -71,14 +71,14 @@ class Attack:
 
 
 def plan(command: list[str]) -> JobPlan:
-    limits = RequeueLimits(enabled=False, max_failures=0, no_progress_limit=0)
+    limits = RequeueLimits(enabled=False, max_failures=0, max_no_progress=0)
     return planned(
         command=command,
         token="token",
         actions={},
         timeout_s=0.0,
         time_limit_s=None,
-        lead_s=0.0,
+        warning_s=0.0,
         signal="USR1",
         requeue=limits,
     )

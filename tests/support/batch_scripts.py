@@ -27,7 +27,7 @@ TRAIN = """
     POLICY = {
         "checkpoint": {"every_steps": 100, "every_s": None},
         "shutdown": {"timeout_s": 20.0},
-        "signal": {"lead_s": 30.0},
+        "signal": {"warning_s": 30.0},
         "health": {"enabled": False},
     }
 
@@ -103,7 +103,7 @@ CONF = """
     resilience:
       checkpoint: {every_steps: 100, every_s: null}
       shutdown: {timeout_s: 20}
-      signal: {lead_s: 30}
+      signal: {warning_s: 30}
       health: {enabled: false}
 """
 COMMAND = """

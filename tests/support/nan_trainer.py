@@ -119,7 +119,7 @@ def train(
                 if form == "update":
                     done = run.update(loss, adam, rates, scaler=scaler, clip_norm=clip_norm)
                 else:
-                    done = run.guard(loss)
+                    done = run.should_step(loss)
                     if done:
                         adam.step()
                         if rates is not None:

@@ -27,7 +27,7 @@ def planned(*, ranks: int = 1, **changes: Any) -> JobPlan:
         "checkpoint_dir": "checkpoints",
         "time_limit_s": 3600.0,
         "signal": "USR2",
-        "lead_s": 30.0,
+        "warning_s": 30.0,
         "timeout_s": 10.0,
         "actions": LISTENS,
         "requeue": RequeueLimits.of(RequeueConfig()),

@@ -111,9 +111,9 @@ CONF = f"""
     seconds: {{}}
     fruitless: {{}}
     resilience:
-      signal: {{lead_s: 14}}       # so it comes 16 s after the start, of a minute, or later
+      signal: {{warning_s: 14}}       # so it comes 16 s after the start, of a minute, or later
       shutdown: {{timeout_s: "${{oc.select:seconds.${{kind}},12}}"}}
-      requeue: {{no_progress_limit: "${{oc.select:fruitless.${{kind}},6}}"}}
+      requeue: {{max_no_progress: "${{oc.select:fruitless.${{kind}},6}}"}}
       checkpoint: {{every_steps: 10, every_s: null}}
       health: {{enabled: false}}
       slurm:

@@ -90,7 +90,7 @@ def test_a_rollback_takes_back_what_was_logged_after(trainer, tmp_path):
         if place == "end" and step in (9, 10) and step not in seen:
             seen.append(step)
             run.log(lucky=0.001)
-            run.guard(math.nan)
+            run.should_step(math.nan)
 
     nan = {"action": "rollback", "max_consecutive": 2}
     trainer("job", hurt, nan=nan, checkpoint={"best": {"metric": "lucky"}})

@@ -84,7 +84,7 @@ def test_each_part_of_a_run_is_in_its_section(page, tmp_path):
         def held_out(step):
             before = page.read()
             for _ in range(5):
-                run.poll()
+                run.check_stop()
             evaluated.append((step, before, page.read()))
 
         for step in run.steps(9):
@@ -198,7 +198,7 @@ def test_an_evaluation_after_an_epochs_pass_is_one(page, tmp_path):
             for _ in run.batches([1, 2, 3]):
                 update(run, model, optimizer)
             after = page.read()
-            run.poll()
+            run.check_stop()
             found.append((before.section, after.section, page.read().count > after.count))
     assert found == [(Section.step, Section.evaluation, True)] * 2
 

@@ -97,10 +97,17 @@ def test_a_save_by_the_clock_is_one_of_all_ranks(tmp_path):
     job.assert_same_run(undisturbed)
 
 
-@pytest.mark.parametrize("when_busy", ["skip", pytest.param("wait", marks=pytest.mark.proofs)])
-def test_saves_beside_training_are_of_the_same_steps_on_all(when_busy, tmp_path):
+@pytest.mark.parametrize(
+    "on_pending_save", ["skip", pytest.param("wait", marks=pytest.mark.proofs)]
+)
+def test_saves_beside_training_are_of_the_same_steps_on_all(on_pending_save, tmp_path):
     """Of many ranks some would be busy, and some would not: all wait."""
-    saves = {"async_save": True, "every_steps": 2, "when_busy": when_busy, "keep_last": 100}
+    saves = {
+        "async_save": True,
+        "every_steps": 2,
+        "on_pending_save": on_pending_save,
+        "keep_last": 100,
+    }
     job = struck(tmp_path, ["step", 9, 1, "SIGUSR1"], checkpoint=saves)
     job.run_to_end([75] * SIZE)
     assert {2, 4, 6, 8, 10, 12, 14} <= {e["step"] for e in events_of(job, "save")}

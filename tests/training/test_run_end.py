@@ -143,7 +143,7 @@ def test_a_save_after_a_break_is_the_state_that_the_loop_has_left(tmp_path, trai
             for step in run.steps(9):
                 run.state["steps"] = step + 1
                 if step == 3:
-                    run.guard(0.0)
+                    run.should_step(0.0)
                     break
             run.state["steps"] *= 2
             run.save()

@@ -82,7 +82,7 @@ def _batch_job(directory: Path, jobs: list[ComposedJob]) -> BatchJob | None:
         return None
     work = Work(
         RequeueLimits.of(policies[0].requeue),
-        max(one.signal.lead_s for one in policies),
+        max(one.signal.warning_s for one in policies),
         [job.directory for job in jobs],
         policies[0].checkpoint.dir,
         is_command=jobs[0].command is not None,

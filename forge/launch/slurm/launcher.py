@@ -194,8 +194,8 @@ def _calls(
         if policy is not None and policy.enabled:
             is_main, is_requeued = job.composed.command is None, policy.requeue.enabled
             signal = policy.signal.name if is_main else policy.exec.signal
-        lead_s = policy.signal.lead_s if policy is not None else 0.0
-        groups.append(Group(job.options, signal, lead_s, is_requeued))
+        warning_s = policy.signal.warning_s if policy is not None else 0.0
+        groups.append(Group(job.options, signal, warning_s, is_requeued))
     folder = log_folder(options.submitit_folder, directory)
     return batches(groups, folder, bundle.paths(submissions(directory)), max_array_size)
 

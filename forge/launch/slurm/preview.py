@@ -34,9 +34,9 @@ def timeline(call: Batch, job: ComposedJob, cluster: Cluster) -> str:
     kill_s = f"T+{cluster.kill_wait_s:g} s SIGKILL"
     if policy is None or not policy.enabled:
         return f"time limit T={group.options.timeout_min:g} min:  T SIGTERM · {kill_s}"
-    parts = [f"T-{policy.signal.lead_s:g} s {group.signal}, saves and requeues"]
+    parts = [f"T-{policy.signal.warning_s:g} s {group.signal}, saves and requeues"]
     if policy.stop_s > 0:
-        forced_s = policy.signal.lead_s - policy.stop_s
+        forced_s = policy.signal.warning_s - policy.stop_s
         parts.append(f"T-{forced_s:g} s forced exit, at the latest")
     parts.append(f"T SIGTERM · {kill_s}")
     text = f"time limit T={group.options.timeout_min:g} min:  {' · '.join(parts)}"

@@ -40,7 +40,7 @@ class Group:
     options: SlurmOptions
     signal: str | None
     """Signal that announces the time limit; None: nobody listens."""
-    lead_s: float
+    warning_s: float
     is_requeued: bool | None
     """Whether the policy may ever start them again; None: no policy, as the site has it."""
 
@@ -115,9 +115,9 @@ def _script(batch: Batch) -> str:
     more: dict[str, Any] = dict(options.additional_parameters)
     if group.is_requeued is not None:
         more |= {"requeue": True} if group.is_requeued else {"no-requeue": True}
-    lead_s = math.ceil(group.lead_s)
+    warning_s = math.ceil(group.warning_s)
     if group.signal is not None:
-        more["signal"] = f"{group.signal}@{lead_s}"
+        more["signal"] = f"{group.signal}@{warning_s}"
     parameters |= {"additional_parameters": more, "use_srun": False}
     parameters["teardown"] = [*(options.teardown or []), 'exit "$forge_code"']
     executor.update_parameters(**parameters)

@@ -19,7 +19,7 @@ from forge.errors import ConfigError
 from forge.launch import option_check
 
 _OURS = {
-    "signal": "resilience.signal.name and resilience.signal.lead_s",
+    "signal": "resilience.signal.name and resilience.signal.warning_s",
     "requeue": "resilience.requeue.enabled",
     "no-requeue": "resilience.requeue.enabled",
     "array": "hydra.launcher.array_parallelism",
@@ -135,7 +135,7 @@ def into_policy(options: SlurmOptions, cfg: DictConfig) -> None:
     problems = []
     defaults = Policy()
     pairs = [
-        ("signal_delay_s", "signal.lead_s", defaults.signal.lead_s),
+        ("signal_delay_s", "signal.warning_s", defaults.signal.warning_s),
         ("max_num_timeout", "requeue.max_timeouts", defaults.requeue.max_timeouts),
     ]
     for name, key, default in pairs:

@@ -106,8 +106,9 @@ class Evaluations:
             return False
         if not self.is_entered:
             raise ForgeError(
-                "run.poll() was called outside a function of run.every, where no stop can happen:"
-                " move the evaluation into one (`@run.every(100)` above `def evaluate(step):`)."
+                "run.check_stop() was called outside a function of run.every, where no stop can"
+                " happen: move the evaluation into one (`@run.every(100)` above"
+                " `def evaluate(step):`)."
                 " Elsewhere a stop comes at the end of the step; `run.is_stopping` says when one is"
                 " due."
             )

@@ -122,8 +122,8 @@ class Updater:
             messages.warn(message)
         return may_update
 
-    def guard(self, loss: torch.Tensor | float) -> bool:
-        """See `Run.guard`."""
+    def should_step(self, loss: torch.Tensor | float) -> bool:
+        """See `Run.should_step`."""
         self.has_updated = True
         if not self._is_enabled:
             return True
@@ -158,8 +158,8 @@ class Updater:
             if isinstance(one, torch.optim.LBFGS):
                 raise ForgeError(
                     "Run.update(optimizer=…): LBFGS computes the loss several times in one step."
-                    " Call optimizer.step(closure) yourself where run.guard(loss) is true, and give"
-                    " it to forge.Run(policy, …, optimizer=optimizer)."
+                    " Call optimizer.step(closure) yourself if run.should_step(loss) is true, and"
+                    " give it to forge.Run(policy, …, optimizer=optimizer)."
                 )
         groups = [group for one in optimizers for group in one.param_groups]
         is_scaled = scaler is not None and scaler.is_enabled()

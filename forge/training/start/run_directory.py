@@ -63,7 +63,7 @@ class RunDirectory:
         self._name = name
         self._training = f"Training of {name}" if name else "Training"
         self._config = policy.checkpoint
-        self._stop_s = policy.stop_s or policy.signal.lead_s
+        self._stop_s = policy.stop_s or policy.signal.warning_s
         self.checkpoint_dir = checkpoint_dir
         check_directory(policy, checkpoint_dir)
         if ledger.has_finished(job, checkpoint_dir):

@@ -10,7 +10,7 @@ import torch
 
 from forge.checkpoint import Store
 from forge.checkpoint.format.codec import decode
-from forge.config.schema import WhenBusy
+from forge.config.schema import OnPendingSave
 from forge.errors import CheckpointError, DamagedCheckpoint
 
 pytestmark = pytest.mark.filterwarnings(
@@ -61,7 +61,7 @@ REFUSED = {
     "dataclass": Record,
     "dataclass's class": lambda: Record,
     "namedtuple": lambda: Pair(1, 2),
-    "enum": lambda: WhenBusy.wait,
+    "enum": lambda: OnPendingSave.wait,
     "subclass of dict": Keyed,
     "subclass of str": lambda: Text("x"),
     "key of a subclass of str": lambda: {Text("x"): 1},

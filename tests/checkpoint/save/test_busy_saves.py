@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from forge.config.loading import load
-from forge.config.schema import CheckpointConfig, NanConfig, WhenBusy
+from forge.config.schema import CheckpointConfig, NanConfig, OnPendingSave
 from forge.errors import ConfigError
 from forge.jobdir.ledger import Ledger, read
 from forge.training.nan.nan_policy import NanPolicy
@@ -62,7 +62,7 @@ def steps(store):
 
 def test_skip_goes_on_training_and_tells(busy, caplog):
     """On a slow disk some would rather have fewer checkpoints than wait."""
-    saver, store, release, _ = busy(when_busy=WhenBusy.skip, every_steps=1)
+    saver, store, release, _ = busy(on_pending_save=OnPendingSave.skip, every_steps=1)
     saver.save(2, lambda: pytest.fail("the state was taken for nothing"), SaveCause.periodic)
     release.set()
     saver.wait()
@@ -74,12 +74,12 @@ def test_skip_goes_on_training_and_tells(busy, caplog):
 
 
 @pytest.mark.parametrize(
-    ("when_busy", "cause"),
-    [(WhenBusy.wait, SaveCause.periodic), (WhenBusy.skip, SaveCause.requested)],
+    ("on_pending_save", "cause"),
+    [(OnPendingSave.wait, SaveCause.periodic), (OnPendingSave.skip, SaveCause.requested)],
 )
-def test_wait_and_whoever_asked_for_a_save_get_theirs(when_busy, cause, busy):
+def test_wait_and_whoever_asked_for_a_save_get_theirs(on_pending_save, cause, busy):
     """`run.save()` is a promise; and by default every planned checkpoint is there."""
-    saver, store, release, weights = busy(when_busy=when_busy)
+    saver, store, release, weights = busy(on_pending_save=on_pending_save)
     threading.Timer(0.05, release.set).start()
     saver.save(2, lambda: {"w": weights}, cause)
     saver.wait()
@@ -88,7 +88,7 @@ def test_wait_and_whoever_asked_for_a_save_get_theirs(when_busy, cause, busy):
 
 def test_a_stop_waits_for_the_one_in_flight_and_then_makes_its_own(busy):
     """Both are whole; the newer one holds what was trained since."""
-    saver, store, release, weights = busy(when_busy=WhenBusy.skip)
+    saver, store, release, weights = busy(on_pending_save=OnPendingSave.skip)
     weights.add_(1)
     threading.Timer(0.05, release.set).start()
     saver.save_final(2, lambda: {"w": weights}, SaveCause.stop)
@@ -100,10 +100,10 @@ def test_a_stop_waits_for_the_one_in_flight_and_then_makes_its_own(busy):
 
 def test_skip_and_rollback_do_not_go_together():
     """Where a rollback goes must not depend on how fast the disk was."""
-    policy = {"nan": {"action": "rollback"}, "checkpoint": {"when_busy": "skip"}}
-    with pytest.raises(ConfigError, match=r"resilience\.checkpoint\.when_busy=skip"):
+    policy = {"nan": {"action": "rollback"}, "checkpoint": {"on_pending_save": "skip"}}
+    with pytest.raises(ConfigError, match=r"resilience\.checkpoint\.on_pending_save=skip"):
         load(policy)
-    load({**policy, "checkpoint": {"when_busy": "wait"}})
+    load({**policy, "checkpoint": {"on_pending_save": "wait"}})
 
 
 def test_the_save_at_a_stop_waits_for_the_room_that_removing_makes(make_saver, monkeypatch):

@@ -50,7 +50,7 @@ THEIR_KEYS = {one.name for one in fields(SlurmQueueConf)} - {"_target_"}
 
 
 def script_of(given, count=1, **group) -> str:
-    defaults = {"signal": "USR2", "lead_s": 77.0, "is_requeued": True}
+    defaults = {"signal": "USR2", "warning_s": 77.0, "is_requeued": True}
     one = Group(options=read(given), **(defaults | group))
     return Batch(one, list(range(count)), Path("/logs"), Path("/jobs.bundle")).script
 
@@ -137,12 +137,12 @@ def test_signal_delay_and_timeouts_are_the_policy_s():
     into_policy(options, cfg)
     assert cfg.hydra.overrides.task == [
         "lr=1",
-        "++resilience.signal.lead_s=77",
+        "++resilience.signal.warning_s=77",
         "++resilience.requeue.max_timeouts=5",
     ]
-    assert cfg.resilience.signal.lead_s == 77
+    assert cfg.resilience.signal.warning_s == 77
     assert cfg.resilience.requeue.max_timeouts == 5
-    for section in ({"signal": {"lead_s": 60.0}}, {"requeue": {"max_timeouts": 1}}):
+    for section in ({"signal": {"warning_s": 60.0}}, {"requeue": {"max_timeouts": 1}}):
         with pytest.raises(ConfigError, match="contradict each other"):
             into_policy(options, OmegaConf.create({"resilience": section, "hydra": hydra}))
 
@@ -186,7 +186,7 @@ def test_a_job_without_a_policy_is_neither_signalled_nor_requeued():
 
 def test_fractions_of_minutes_and_seconds_are_rounded_up():
     """sbatch takes whole ones; less time than asked for would be a surprise."""
-    found = header(script_of({"timeout_min": 10.5}, lead_s=30.2))
+    found = header(script_of({"timeout_min": 10.5}, warning_s=30.2))
     assert (found["time"], found["signal"]) == ("11", f"USR2@{math.ceil(30.2)}")
 
 

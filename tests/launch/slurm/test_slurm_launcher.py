@@ -114,7 +114,7 @@ def test_a_lead_in_the_launcher_s_own_words_is_no_changed_config(cluster, tmp_pa
     assert again.returncode == 0, again.stdout
     assert read_ledger(job.directory).attempts[1].start_step == 2
     assert "changed since" not in first.output + again.stdout + job.output
-    assert (plan["lead_s"], plan["timeout_s"]) == (30, 22.5)
+    assert (plan["warning_s"], plan["timeout_s"]) == (30, 22.5)
 
 
 def test_a_pending_job_that_is_cancelled_is_reported(app):
@@ -155,7 +155,7 @@ def test_jobs_with_other_limits_are_other_arrays(app):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("hydra.launcher.timeout_min=2", "`resilience.signal.lead_s=120`: is not below"),
+        ("hydra.launcher.timeout_min=2", "`resilience.signal.warning_s=120`: is not below"),
         ("hydra.launcher.partition=lwo", "no such partition"),
         ("hydra.launcher.nodes=3", "has 2"),
         ("+hydra.launcher.partitoin=low", "Did you mean `partition`?"),

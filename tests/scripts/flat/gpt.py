@@ -70,12 +70,12 @@ def loss_of(model, batch):
 
 
 @torch.no_grad()
-def evaluate(model, loader, poll):
+def evaluate(model, loader, check_stop):
     model.eval()
     losses = []
     for batch in islice(loader, 4):
         losses.append(loss_of(model, batch))
-        poll()
+        check_stop()
     model.train()
     return torch.stack(losses).mean()
 
@@ -104,7 +104,7 @@ def main(cfg):
         @run.every(cfg.eval_every)
         def score(step):
             held_out.generator.manual_seed(step)
-            run.log(held_out=evaluate(model, held_out, run.poll))
+            run.log(held_out=evaluate(model, held_out, run.check_stop))
 
         for _, batch in run.steps(cfg.steps, loader):
             loss = loss_of(model, batch)

@@ -1,4 +1,4 @@
-"""A physics-informed network by LBFGS, its update by hand under `run.guard`."""
+"""A physics-informed network by LBFGS, its update by hand under `run.should_step`."""
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ with forge.Run({"checkpoint": {"every_steps": 4}}, model=model, optimizer=optimi
             return loss
 
         loss = closure()
-        if run.guard(loss):
+        if run.should_step(loss):
             optimizer.step(closure)
         optimizer.zero_grad()
         run.log(loss=loss)

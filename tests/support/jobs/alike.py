@@ -141,7 +141,7 @@ def case(wrap, fact, *, clip_norm=None, scaled=False, form="update", optimizers=
         else:
             if form == "guard, unscaled":
                 scaler.unscale_(steppers[0])
-            updated.append(updater.guard(loss))
+            updated.append(updater.should_step(loss))
             for one in steppers:
                 if updated[-1]:
                     one.step() if scaler is None else scaler.step(one)

@@ -165,7 +165,7 @@ def swaps(bench):
             for p in bench.model.parameters():
                 p.data.mul_(0.5)
             bench.reach(f"after {epoch}")
-            run.poll()
+            run.check_stop()
             run.log(value=bench.evaluate())
             bench.model.load_state_dict(kept)
             bench.reach(f"late {epoch}")

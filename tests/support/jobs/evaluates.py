@@ -49,7 +49,7 @@ class Evaluation:
         for number in range(3):
             total += self.model(torch.randn(4, 6)).sum().item()
             self.reach(step, f"poll {number}")
-            self.run.poll()
+            self.run.check_stop()
         self.reach(step, "late")
         return total
 
@@ -93,13 +93,13 @@ class Evaluation:
     def elsewhere(self, step):
         """Polls in a thread, in a worker and in a child: each gets False."""
         answers = []
-        thread = threading.Thread(target=lambda: answers.append(self.run.poll()))
+        thread = threading.Thread(target=lambda: answers.append(self.run.check_stop()))
         thread.start()
         thread.join()
         answers += [bool(one) for one in DataLoader(Polls(self.run), num_workers=1, **FORK)]
         child = os.fork()
         if child == 0:
-            os._exit(int(self.run.poll()))
+            os._exit(int(self.run.check_stop()))
         answers.append(os.waitpid(child, 0)[1] != 0)
         assert answers == [False] * 3, answers
         self.draws(step)
@@ -113,7 +113,7 @@ class Polls(torch.utils.data.Dataset):
         return 1
 
     def __getitem__(self, index):
-        return self.run.poll()
+        return self.run.check_stop()
 
 
 def train(bench):

@@ -44,7 +44,7 @@ def evaluate():
     if spec["signal"] == rank:
         os.kill(os.getpid(), signal.SIGUSR1)
     while how == "polls":
-        run.poll()
+        run.check_stop()
         time.sleep(0.01)
     if how == "stands":
         dist.all_reduce(torch.zeros(1))

@@ -34,7 +34,7 @@ def main():
         ours, theirs = fork.Pipe()
         forked = fork.Process(target=echo, args=(theirs,), daemon=True)
         forked.start()
-        with forge.shielded():
+        with forge.block_signals():
             spawned = subprocess.Popen(
                 [sys.executable, "-c", ECHO],
                 stdin=subprocess.PIPE,

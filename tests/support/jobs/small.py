@@ -132,7 +132,7 @@ def evaluate(model, run, spec):
     with torch.no_grad():
         for _ in range(spec["evaluate_polls"]):
             total += model(torch.randn(4, 6)).sum().item()
-            run.poll()
+            run.check_stop()
             time.sleep(spec["evaluate_s"])
     model.train()
     return total
@@ -189,7 +189,7 @@ def main(directory, spec):
             (scaler.scale(loss) if scaler else loss).backward()
             if (step + 1) % spec["accumulate"] == 0:
                 if spec["guard"]:
-                    if run.guard(loss):
+                    if run.should_step(loss):
                         optimizer.step()
                         schedule.step()
                     optimizer.zero_grad()

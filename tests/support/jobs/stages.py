@@ -117,7 +117,7 @@ def main():
             @run.every(spec.get("at", 2))
             def evaluate(step):
                 arrive()
-                while not run.poll():
+                while not run.check_stop():
                     time.sleep(0.01)
 
         try:

@@ -102,7 +102,7 @@ policy = {"checkpoint": {"dir": str(directory / "checkpoints"), "every_steps": 4
 
 def update(loss):
     if "guard" in styles:  # the update is the user's own
-        if run.guard(loss):
+        if run.should_step(loss):
             for one in optimizers:
                 one.step()
         for one in optimizers:

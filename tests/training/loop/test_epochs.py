@@ -214,11 +214,11 @@ def test_what_is_due_where_a_pass_ends_by_a_break_runs_once(enabled, has_updated
             held = run.batches(BATCHES)
             for step, _ in held:
                 if step == 1 and has_updated:
-                    run.guard(0.0)
+                    run.should_step(0.0)
                 if step == 1:
                     break
             del held
-            run.poll()
+            run.check_stop()
     expected = [("one", 1), *([("two", 2), ("one", 2)] if has_updated else [])]
     assert seen == expected
 

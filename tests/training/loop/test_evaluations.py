@@ -126,7 +126,7 @@ def test_a_function_is_registered_above_the_loop(a_run):
 def test_a_poll_outside_such_a_function_is_an_error_that_names_it(a_run, enabled):
     """No stop can happen there: a poll that promises one would not keep its word."""
     with pytest.raises(forge.ForgeError, match=r"@run\.every\(100\)"):
-        a_run(1, lambda run: None, lambda run, step: run.poll(), enabled=enabled)
+        a_run(1, lambda run: None, lambda run, step: run.check_stop(), enabled=enabled)
 
 
 def test_a_save_that_is_asked_for_inside_comes_at_the_end_of_the_boundary(a_run):
@@ -249,7 +249,7 @@ def test_a_boundary_is_not_held_where_a_copy_would_cost_more_than_a_tenth(a_run,
         def evaluate(step):
             if step == 4:
                 os.kill(os.getpid(), signal.SIGTERM)
-            answers.append(run.poll())
+            answers.append(run.check_stop())
             assert run.is_stopping == (step == 4)
             run.log(held_out=1.0)
 
@@ -301,7 +301,7 @@ def stopped_at_4(a_run, monkeypatch):
             def evaluate(step):
                 if at == "in it":
                     os.kill(os.getpid(), signal.SIGTERM)
-                run.poll()
+                run.check_stop()
 
         def loop(run, step):
             if at == "before it" and step == 3:
@@ -353,7 +353,7 @@ def test_a_rollback_to_a_boundary_that_was_held_on_disk_runs_its_functions_again
     def loop(run, step):
         if step in (9, 10) and step not in bad:
             bad.append(step)
-            run.guard(math.nan)
+            run.should_step(math.nan)
 
     nan = {"action": "rollback", "max_consecutive": 2}
     checkpoint = {"dir": str(a_run.directory), "every_steps": None, "every_s": 1e6}

@@ -144,7 +144,7 @@ def scaled_run(directory, steps, spoil=lambda _, loss: loss, form="update", init
                 said.append(run.update(loss, optimizer, schedule, scaler=scaler))
             else:
                 scaler.unscale_(optimizer)
-                said.append(run.guard(loss))
+                said.append(run.should_step(loss))
                 if said[-1]:
                     scaler.step(optimizer)
                 scaler.update()

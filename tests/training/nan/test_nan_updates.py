@@ -111,7 +111,7 @@ def test_a_good_step_waits_for_the_device_at_most_once(
             loss.backward()
             syncs.clear()
             if form == "guard":
-                run.guard(loss)
+                run.should_step(loss)
             else:
                 run.update(loss, optimizer, schedule, clip_norm=1.0 if "clip" in form else None)
             run.log(loss=loss)
@@ -277,7 +277,7 @@ def test_what_one_update_cannot_step_is_refused_with_what_to_do(tmp_path):
     stateful = {"weight": _Holder(parameter), "lbfgs": lbfgs, "sgd": sgd, "plateau": plateau}
     with a_run(tmp_path, **stateful) as run:
         for _ in run.steps(1):
-            with pytest.raises(forge.errors.ForgeError, match=r"step\(closure\).*guard"):
+            with pytest.raises(forge.errors.ForgeError, match=r"step\(closure\).*should_step"):
                 run.update(torch.tensor(1.0), lbfgs)
             with pytest.raises(forge.errors.ForgeError, match=r"schedule.step\(metric\)"):
                 run.update(torch.tensor(1.0), sgd, plateau)
@@ -289,7 +289,7 @@ OWN_STEPS = {
         optimizer
     ),
     "update": lambda run, loss, optimizer: run.update(loss, optimizer),
-    "guard": lambda run, loss, optimizer: run.guard(loss) and optimizer.step(),
+    "guard": lambda run, loss, optimizer: run.should_step(loss) and optimizer.step(),
     "both": lambda run, loss, optimizer: (run.update(loss, optimizer), optimizer.step()),
 }
 
@@ -316,8 +316,8 @@ def test_a_step_of_an_optimizer_without_the_nan_policy_is_named_once(
                 OWN_STEPS[how](run, loss, optimizer)
                 optimizer.zero_grad()
     warned = caplog.text.count(
-        "Step 0: an optimizer steps, but this step has called neither run.update nor run.guard:"
-        " the NaN policy (`resilience.nan.action=halt`) is not applied"
+        "Step 0: an optimizer steps, but this step has called neither run.update nor"
+        " run.should_step: the NaN policy (`resilience.nan.action=halt`) is not applied"
     )
     assert warned == (how in ("own", "scaled"))
     assert caplog.text.count("an optimizer steps, but") == warned
