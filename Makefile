@@ -25,7 +25,7 @@ PYTEST := $(IN_VENV) -m pytest
 unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test proofs check coverage bench docs policy format clean slurm-install slurm-shell
+.PHONY: help demo picture test proofs check coverage bench docs policy format clean slurm-install slurm-shell
 .DELETE_ON_ERROR:
 
 help:
@@ -33,6 +33,10 @@ help:
 
 demo: $(VENV)/.demo-installed
 	$(IN_VENV) examples/demo.py
+
+# The picture of README.md and the site: the demo's.
+picture: $(VENV)/.demo-installed
+	$(IN_VENV) examples/demo.py --picture docs/_static/demo.png
 
 IN_PARALLEL := -n $(JOBS) --maxprocesses 10 --dist loadscope
 

@@ -1,12 +1,12 @@
-"""`make demo`: the same sweep twice, the second time not left in peace.
+"""`make demo`: the same sweep twice, the second time with five faults.
 
-Both run with `hydra/launcher=local`, two jobs side by side, and its display is seen as it is. In
-the second sweep a job's process is killed, the parent of another's, and the launcher, after a
-Ctrl+C that stops all; at last a job is killed and its newest checkpoint damaged. At the end weights
-and losses of every job are compared bit by bit. Where to strike is a seeded choice of steps.
-Everything is kept below `outputs/demo/<time>/`.
+Both sweeps run with `hydra/launcher=local`, two jobs side by side, and show the launcher's own
+display. In the second sweep the demo kills the process of one job, then the supervisor of the
+other; it presses Ctrl+C, kills the launcher, and at last kills a job and flips a bit of its newest
+checkpoint. At the end it compares the weights and the losses of every job bit by bit. The steps at
+which the faults are injected are a seeded choice. All files are kept in `outputs/demo/<time>/`.
 
-    python examples/demo.py [--seed N] [--steps N]
+    python examples/demo.py [--seed N] [--steps N] [--picture PATH]
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from demo_report import compare, print_sample, print_table
 from demo_screen import Screen, clock, paint
-from demo_sweep import Attempt, Blow, Job, Sweep
+from demo_sweep import Attempt, Fault, Job, Sweep
 
 from forge.process import processes
 
@@ -40,9 +40,9 @@ STALL_S = 120.0
 INTRODUCTION = (
     "One sweep, twice, on two cores: a small GPT learns to write Python from the source of Python's"
     " standard library, in {steps} steps, with two learning rates side by side. The first sweep is"
-    " left undisturbed. The second is struck five times: what happens to single jobs the launcher"
-    " mends by itself; after Ctrl+C, and after its own death, it is resumed by the command that it"
-    " printed."
+    " not interrupted. The second one meets five faults: the launcher restarts jobs that are killed"
+    " by itself; after Ctrl+C and after SIGKILL of the launcher, the demo runs the command that the"
+    " launcher printed."
 )
 
 
@@ -50,118 +50,137 @@ class Unexpected(Exception):
     """The demo cannot continue."""
 
 
-def plan(seed: int, steps: int, every_steps: int) -> list[Blow]:
-    """Five blows, about evenly spread over the sweep, and well away from the last save."""
-    blows = [
-        Blow("SIGKILL of task", "task", [0], -9, "its process is killed, without a word"),
-        Blow("SIGKILL of supervisor", "supervisor", [1], -9, "the parent of its process is killed"),
-        Blow("Ctrl+C", "launcher", [0, 1], 130, "somebody changes their mind"),
-        Blow("SIGKILL of launcher", "launcher", [0, 1], 143, "it dies, its jobs are orphans"),
-        Blow("SIGKILL and damage", "task", [1], -9, "its process is killed, its disk lies", True),
+def plan(seed: int, steps: int, every_steps: int) -> list[Fault]:
+    """Five faults, about evenly spread over the sweep, and well after the last save."""
+    faults = [
+        Fault("SIGKILL of task", "task", [0], -9, "the job's process is killed"),
+        Fault(
+            "SIGKILL of supervisor",
+            "supervisor",
+            [1],
+            -9,
+            "the parent of the job's process is killed",
+        ),
+        Fault("Ctrl+C", "launcher", [0, 1], 130, "all jobs save and stop"),
+        Fault(
+            "SIGKILL of launcher",
+            "launcher",
+            [0, 1],
+            143,
+            "the launcher is killed; its jobs save and stop",
+        ),
+        Fault(
+            "SIGKILL and damage",
+            "task",
+            [1],
+            -9,
+            "the job is killed and its checkpoint damaged",
+            True,
+        ),
     ]
     chance = random.Random(seed)
-    for number, blow in enumerate(blows, 1):
-        blow.step = round(steps * (number + chance.uniform(-0.25, 0.25)) / (len(blows) + 1))
-        blow.step += -blow.step % every_steps
-        blow.step -= round(every_steps * chance.uniform(0.2, 0.7))
-    return blows
+    for number, fault in enumerate(faults, 1):
+        fault.step = round(steps * (number + chance.uniform(-0.25, 0.25)) / (len(faults) + 1))
+        fault.step += -fault.step % every_steps
+        fault.step -= round(every_steps * chance.uniform(0.2, 0.7))
+    return faults
 
 
 @dataclass
 class Demo:
-    """Both sweeps, the screen, and what did not happen as it should."""
+    """Both sweeps, the screen, and what did not go as expected."""
 
-    undisturbed: Sweep
-    disturbed: Sweep
+    uninterrupted: Sweep
+    interrupted: Sweep
     screen: Screen
     problems: list[str]
 
-    def run(self, blows: list[Blow], overrides: list[str]) -> None:
+    def run(self, faults: list[Fault], overrides: list[str]) -> None:
         """The whole story; raises Unexpected where it cannot continue."""
         train = [sys.executable, str(TRAIN), "-m", "hydra/launcher=local", *overrides]
-        for sweep in (self.undisturbed, self.disturbed):
+        for sweep in (self.uninterrupted, self.interrupted):
             print(f"\n{paint(f'The {sweep.name} sweep', 'bold')}")
             command = [*train, f"hydra.sweep.dir={sweep.directory}"]
             print(paint(f"$ {shlex.join(command)}", "dim"), flush=True)
             sweep.start(command, self.screen)
-            for blow in blows if sweep is self.disturbed else ():
-                self._strike(blow, blows)
+            for fault in faults if sweep is self.interrupted else ():
+                self._inject(fault, faults)
             self._wait_until(sweep, sweep.has_ended, "its end")
             self.screen.drain()
             assert sweep.launcher is not None
             code = sweep.launcher.returncode
             self._expect(code == 0, f"the {sweep.name} sweep ended with exit code {code}, not 0")
 
-    def _strike(self, blow: Blow, blows: list[Blow]) -> None:
-        sweep, hit = self.disturbed, [self.disturbed.jobs[number] for number in blow.hits]
-        self._wait_until(sweep, lambda: self._is_time(blow, hit), f"step {blow.step}")
+    def _inject(self, fault: Fault, faults: list[Fault]) -> None:
+        sweep, hit = self.interrupted, [self.interrupted.jobs[number] for number in fault.hits]
+        self._wait_until(sweep, lambda: self._is_time(fault, hit), f"step {fault.step}")
         before = {job.number: job.stand()[0] for job in hit}
         where = " and ".join(f"job {job.number} at step {job.stand()[1]}" for job in hit)
-        self.screen.tell("✗", f"{blow.name}, {where}: {blow.story}", "bad")
-        if blow.code == 143:  # the table is no longer drawn: what is not seen now comes too late
+        self.screen.tell("✗", f"{fault.name}, {where}: {fault.story}", "bad")
+        if fault.code == 143:  # the table is no longer drawn: what is not seen now comes too late
             until = time.monotonic() + 2.0
             self._wait_until(
                 sweep, lambda: self.screen.is_told or time.monotonic() > until, "the next drawing"
             )
-        self._hit(blow, hit[0])
-        if blow.target == "launcher":
-            self._resume(blow)
+        self._hit(fault, hit[0])
+        if fault.target == "launcher":
+            self._resume(fault)
         for job in hit:
             trains = partial(job.trains_after, before[job.number])
             self._wait_until(sweep, trains, f"job {job.number} to resume")
-            attempts = job.attempts(blows)
-            struck = next(one for one in attempts if one.blow is blow)
-            self._see_it_resume(blow, job, struck, attempts[struck.number])
+            attempts = job.attempts(faults)
+            hit_attempt = next(one for one in attempts if one.fault is fault)
+            self._see_it_resume(fault, job, hit_attempt, attempts[hit_attempt.number])
 
-    def _is_time(self, blow: Blow, hit: list[Job]) -> bool:
+    def _is_time(self, fault: Fault, hit: list[Job]) -> bool:
         """Whether the jobs train, in the step that was chosen or after it."""
         return all(
-            job.stand()[1] >= blow.step
+            job.stand()[1] >= fault.step
             and job.attempts()[-1].began
-            and len(self.disturbed.processes_of(job)) == 2
+            and len(self.interrupted.processes_of(job)) == 2
             for job in hit
         )
 
-    def _hit(self, blow: Blow, job: Job) -> None:
-        sweep, blow.struck = self.disturbed, time.time()
+    def _hit(self, fault: Fault, job: Job) -> None:
+        sweep, fault.injected = self.interrupted, time.time()
         assert sweep.launcher is not None
-        if blow.target == "launcher":
+        if fault.target == "launcher":
             pid = sweep.launcher.pid
         else:
-            pid = sweep.processes_of(job)[blow.target]
-        processes.send(pid, signal.SIGINT if blow.name == "Ctrl+C" else signal.SIGKILL)
-        if blow.damages:
-            blow.damaged = job.damage_newest()
-            flipped = f"one bit of its newest checkpoint, {blow.damaged}, is flipped"
+            pid = sweep.processes_of(job)[fault.target]
+        processes.send(pid, signal.SIGINT if fault.name == "Ctrl+C" else signal.SIGKILL)
+        if fault.damages:
+            fault.damaged = job.damage_newest()
+            flipped = f"one bit of its newest checkpoint, {fault.damaged}, is flipped"
             self.screen.tell("", flipped, "bad")
 
-    def _resume(self, blow: Blow) -> None:
+    def _resume(self, fault: Fault) -> None:
         """See the launcher end, and resume the sweep."""
-        sweep = self.disturbed
-        self._wait_until(sweep, sweep.has_ended, f"the end of the launcher after {blow.name}")
+        sweep = self.interrupted
+        self._wait_until(sweep, sweep.has_ended, f"the end of the launcher after {fault.name}")
         self.screen.drain()
         assert sweep.launcher is not None
         code = sweep.launcher.returncode
-        expected = 130 if blow.name == "Ctrl+C" else -signal.SIGKILL
+        expected = 130 if fault.name == "Ctrl+C" else -signal.SIGKILL
         self._expect(code == expected, f"the launcher ended with exit code {code}, not {expected}")
         self.screen.tell("→", "resumed by the command that it has printed, its resume.sh", "good")
         sweep.resume(self.screen)
 
-    def _see_it_resume(self, blow: Blow, job: Job, before: Attempt, after: Attempt) -> None:
+    def _see_it_resume(self, fault: Fault, job: Job, before: Attempt, after: Attempt) -> None:
         for reason in after.passed_over:
             self.screen.tell("", f"job {job.number} passed over {reason}", "note")
         lost = f"{after.repeated} steps are repeated" if after.repeated else "nothing is repeated"
         self.screen.tell(
             "→", f"job {job.number} resumes at step {after.first_step}, {lost}", "good"
         )
-        what = f"job {job.number}, {blow.name}"
+        what = f"job {job.number}, {fault.name}"
         code = before.code
-        self._expect(code == blow.code, f"{what}: exit code {code}, not {blow.code}")
-        if blow.code > 0:
+        self._expect(code == fault.code, f"{what}: exit code {code}, not {fault.code}")
+        if fault.code > 0:
             self._expect(after.repeated <= 1, f"{what}: {lost}, though it had time to save")
-        if blow.damages:
-            is_seen = any(blow.damaged in reason for reason in after.passed_over)
-            self._expect(is_seen, f"{what}: the damage of {blow.damaged} went unnoticed")
+        if fault.damages:
+            is_seen = any(fault.damaged in reason for reason in after.passed_over)
+            self._expect(is_seen, f"{what}: the damage of {fault.damaged} went unnoticed")
 
     def _wait_until(self, sweep: Sweep, condition: Callable[[], bool], what: str) -> None:
         """Show what the launcher shows, and take samples, until something is true."""
@@ -190,11 +209,12 @@ class Demo:
 def main() -> int:
     """Run the demo; 0 if everything happened as expected and not one bit differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--seed", type=int, default=0, help="chooses where to strike (0)")
+    parser.add_argument("--seed", type=int, default=0, help="chooses the steps of the faults (0)")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"steps of each job ({STEPS})")
+    parser.add_argument("--picture", type=Path, metavar="PATH", help="copy the picture to PATH")
     options = parser.parse_args()
     if options.steps < 300:
-        parser.error("--steps has to be at least 300: five blows need some room")
+        parser.error("--steps has to be at least 300: there are five faults")
     processes.adopt_orphans()  # whatever happens, no process is left behind
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Started in the background of a script: the launcher would ignore our Ctrl+C as well.
@@ -213,16 +233,16 @@ def main() -> int:
     width = min(100, shutil.get_terminal_size((100, 24)).columns)
     print(textwrap.fill(INTRODUCTION.format(steps=options.steps), width))
     print(f"Everything is kept below {root}")
-    sweeps = [Sweep(name, root / name, []) for name in ("undisturbed", "disturbed")]
+    sweeps = [Sweep(name, root / name, []) for name in ("uninterrupted", "interrupted")]
     for sweep in sweeps:
         sweep.jobs = [
             Job(number, f"lr={lr}", sweep.directory / str(number), options.steps)
             for number, lr in enumerate(LEARNING_RATES)
         ]
     demo = Demo(sweeps[0], sweeps[1], Screen(), problems=[])
-    blows = plan(options.seed, options.steps, every_steps)
+    faults = plan(options.seed, options.steps, every_steps)
     try:
-        demo.run(blows, overrides)
+        demo.run(faults, overrides)
         is_whole = True
     except Unexpected as unexpected:
         demo.problems.append(str(unexpected))
@@ -234,13 +254,15 @@ def main() -> int:
         processes.kill_descendants()
         demo.screen.drain()
     if is_whole:
-        print_sample(demo.undisturbed)
-        print_table(demo.undisturbed, demo.disturbed, blows)
-        demo.problems += compare(demo.undisturbed, demo.disturbed)
+        print_sample(demo.uninterrupted)
+        print_table(demo.uninterrupted, demo.interrupted, faults)
+        demo.problems += compare(demo.uninterrupted, demo.interrupted)
         from demo_picture import draw  # matplotlib takes a second to import
 
-        path = draw(demo.undisturbed, demo.disturbed, blows, root / "demo.png")
+        path = draw(demo.uninterrupted, demo.interrupted, faults, root / "demo.png")
         print(f"picture   {path}")
+        if options.picture is not None:
+            shutil.copyfile(path, options.picture)
     for problem in demo.problems:
         print(paint(f"UNEXPECTED: {problem}", "bad"))
     print(f"The whole demo took {clock(time.time() - demo.screen.t0)}.")

@@ -1,4 +1,4 @@
-"""The demo's picture: a timeline of attempts above the loss curves of both sweeps."""
+"""The demo's picture: a timeline of the attempts, above the loss curves of both sweeps."""
 
 from __future__ import annotations
 
@@ -8,42 +8,44 @@ from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
-from demo_sweep import Attempt, Blow, Job, Sweep
+from demo_sweep import Attempt, Fault, Job, Sweep
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 matplotlib.use("Agg")
 
-# Light and broad is the undisturbed sweep, dark and narrow the disturbed one, on top of it.
+# The uninterrupted sweep is light and broad; the interrupted one is dark and narrow, on top.
 COLOURS = (("#9ecae1", "#08519c"), ("#b7e0a8", "#1b7837"))
-"""Of each job: (undisturbed, disturbed)."""
+"""Of each job: (uninterrupted, interrupted)."""
 AGAIN, STARTING = "#fd8d3c", "#d4d4d4"
 ASKED, KILLED = "#7b3294", "#cb181d"
 SMOOTHING_STEPS = 21
 
 
-def draw(undisturbed: Sweep, disturbed: Sweep, blows: list[Blow], path: Path) -> Path:
+def draw(uninterrupted: Sweep, interrupted: Sweep, faults: list[Fault], path: Path) -> Path:
     """Write the picture."""
     figure, (timeline, curves) = plt.subplots(
         2, 1, figsize=(11, 9), height_ratios=[5, 7], layout="constrained"
     )
-    _draw_timeline(timeline, undisturbed, disturbed, blows)
-    _draw_curves(curves, undisturbed, disturbed, blows)
+    _draw_timeline(timeline, uninterrupted, interrupted, faults)
+    _draw_curves(curves, uninterrupted, interrupted, faults)
     for axes in (timeline, curves):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
     return path
 
 
-def _draw_timeline(axes: Any, undisturbed: Sweep, disturbed: Sweep, blows: list[Blow]) -> None:
+def _draw_timeline(
+    axes: Any, uninterrupted: Sweep, interrupted: Sweep, faults: list[Fault]
+) -> None:
     lanes: list[str] = []
     for number, colours in enumerate(COLOURS):
         for sweep, colour, ink in zip(
-            (undisturbed, disturbed), colours, ("black", "white"), strict=True
+            (uninterrupted, interrupted), colours, ("black", "white"), strict=True
         ):
             lane, job = -len(lanes), sweep.jobs[number]
-            for attempt in job.attempts(blows):
+            for attempt in job.attempts(faults):
                 _draw_attempt(axes, lane, attempt, sweep.started, colour, ink)
             lanes.append(f"{job.label}, {sweep.name}")
     legend = {"starting": STARTING, "training": COLOURS[0][1], "repeating steps": AGAIN}
@@ -54,9 +56,9 @@ def _draw_timeline(axes: Any, undisturbed: Sweep, disturbed: Sweep, blows: list[
         yticklabels=lanes,
         ylim=(-len(lanes) + 0.5, 1.0),
         xlim=0,
-        xlabel="seconds since the sweep was started",
+        xlabel="seconds since the start of the sweep",
     )
-    title = f"The same sweep, undisturbed and struck {len(blows)} times"
+    title = f"The same sweep, without and with {len(faults)} interruptions"
     axes.set_title(title, loc="left", fontweight="bold")
 
 
@@ -71,41 +73,41 @@ def _draw_attempt(axes: Any, lane: int, attempt: Attempt, t0: float, colour: str
         axes.barh([lane], [right - left], left=left, height=0.36, color=part)
     label = {"ha": "center", "va": "center", "color": ink, "fontsize": 8}
     axes.text((regained + end) / 2, lane, str(attempt.number), **label)
-    if attempt.blow is not None:
-        x, mark = attempt.blow.struck - t0, _mark(attempt)
+    if attempt.fault is not None:
+        x, mark = attempt.fault.injected - t0, _mark(attempt)
         axes.plot([x], [lane + 0.26], marker="v", markersize=8, color=mark)
         style = {"ha": "center", "va": "bottom", "color": mark, "fontsize": 7}
-        axes.text(x, lane + 0.34, attempt.blow.name, **style)
+        axes.text(x, lane + 0.34, attempt.fault.name, **style)
 
 
 def _mark(attempt: Attempt) -> str:
-    assert attempt.blow is not None
-    return KILLED if "SIGKILL" in attempt.blow.name else ASKED
+    assert attempt.fault is not None
+    return KILLED if "SIGKILL" in attempt.fault.name else ASKED
 
 
-def _draw_curves(axes: Any, undisturbed: Sweep, disturbed: Sweep, blows: list[Blow]) -> None:
+def _draw_curves(axes: Any, uninterrupted: Sweep, interrupted: Sweep, faults: list[Fault]) -> None:
     for sweep, width, size, dashes in (
-        (undisturbed, 7.0, 12.0, "solid"),
-        (disturbed, 1.5, 4.5, (0, (4, 2))),
+        (uninterrupted, 7.0, 12.0, "solid"),
+        (interrupted, 1.5, 4.5, (0, (4, 2))),
     ):
         for job, colours in zip(sweep.jobs, COLOURS, strict=True):
-            colour = colours[sweep is disturbed]
+            colour = colours[sweep is interrupted]
             _draw_job(axes, job, f"{job.label}, {sweep.name}", colour, width, size, dashes)
-    for job, (_, dark) in zip(disturbed.jobs, COLOURS, strict=True):
-        for attempt in job.attempts(blows):
-            if attempt.blow is not None:
+    for job, (_, dark) in zip(interrupted.jobs, COLOURS, strict=True):
+        for attempt in job.attempts(faults):
+            if attempt.fault is not None:
                 axes.axvline(attempt.last_step, color=dark, linewidth=1, linestyle=":", zorder=0)
                 top = axes.get_xaxis_transform()
                 at = {"transform": top, "clip_on": False, "color": _mark(attempt)}
                 axes.plot([attempt.last_step], [1.0], "v", **at)
     axes.set(
         xlabel="step",
-        ylabel=f"loss in nats per token\n(training: mean over {SMOOTHING_STEPS} steps)",
-        xlim=(0, undisturbed.jobs[0].steps * 1.01),
+        ylabel=f"loss (nats per token)\ntraining: mean over {SMOOTHING_STEPS} steps",
+        xlim=(0, uninterrupted.jobs[0].steps * 1.01),
     )
-    title = "The losses that both logged, on top of each other"
+    title = "Training loss, with and without interruptions"
     axes.set_title(title, loc="left", fontweight="bold", pad=12)
-    held_out = Line2D([], [], linestyle="none", marker="o", color="grey", label="held out")
+    held_out = Line2D([], [], linestyle="none", marker="o", color="grey", label="validation loss")
     handles, _ = axes.get_legend_handles_labels()
     axes.legend(handles=[*handles, held_out], framealpha=1.0, edgecolor="white")
 

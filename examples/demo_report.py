@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from demo_screen import clock, paint
-from demo_sweep import Attempt, Blow, Job, Sweep
+from demo_sweep import Attempt, Fault, Job, Sweep
 
 HEADER = ("job", "attempt", "ended by", "exit code", "steps", "repeated", "time lost")
 WIDTHS = (3, 7, 19, 9, 9, 8, 9)
@@ -23,21 +23,21 @@ def print_sample(sweep: Sweep, num_lines: int = 12) -> None:
         print(paint(f"    {line}", "dim"))
 
 
-def time_lost(blow: Blow, after: Attempt) -> float:
-    """Seconds from a blow until the next attempt had caught up."""
-    return (after.regained or after.ended) - blow.struck
+def time_lost(fault: Fault, after: Attempt) -> float:
+    """Seconds from a fault until the next attempt had caught up."""
+    return (after.regained or after.ended) - fault.injected
 
 
-def print_table(undisturbed: Sweep, disturbed: Sweep, blows: list[Blow]) -> None:
-    """One line per attempt of the disturbed sweep with what its end cost; then the sweeps' time."""
+def print_table(uninterrupted: Sweep, interrupted: Sweep, faults: list[Fault]) -> None:
+    """One line per attempt of the interrupted sweep, with its cost; then the duration of both."""
     print(f"\n{paint(_row(*HEADER), 'bold')}")
-    for job in disturbed.jobs:
+    for job in interrupted.jobs:
         repeated, lost_s = 0, 0.0
-        attempts = job.attempts(blows)
+        attempts = job.attempts(faults)
         for attempt, after in zip(attempts, [*attempts[1:], None], strict=True):
             costs = ("", "")
-            if attempt.blow is not None and after is not None:
-                lost = time_lost(attempt.blow, after)
+            if attempt.fault is not None and after is not None:
+                lost = time_lost(attempt.fault, after)
                 repeated, lost_s = repeated + after.repeated, lost_s + lost
                 costs = (str(after.repeated), f"{lost:.1f} s")
             steps = f"{attempt.first_step} → {attempt.last_step}"
@@ -45,8 +45,8 @@ def print_table(undisturbed: Sweep, disturbed: Sweep, blows: list[Blow]) -> None
             print(_row(str(job.number), number, attempt.ended_by, str(attempt.code), steps, *costs))
         total = _row(str(job.number), "all", "", "", "", str(repeated), f"{lost_s:.1f} s")
         print(paint(total, "bold"))
-    for sweep in (undisturbed, disturbed):
-        print(f"{sweep.name:<13}{clock(sweep.ended - sweep.started)} min")
+    for sweep in (uninterrupted, interrupted):
+        print(f"{sweep.name:<15}{clock(sweep.ended - sweep.started)} min")
 
 
 def _row(*cells: str) -> str:
@@ -60,17 +60,17 @@ def final(job: Job, name: str) -> float:
     return [values[name] for values in job.metrics().values() if name in values][-1]
 
 
-def compare(undisturbed: Sweep, disturbed: Sweep) -> list[str]:
+def compare(uninterrupted: Sweep, interrupted: Sweep) -> list[str]:
     """Compare weights and logged losses bit by bit; tell, and return, what differs."""
     problems = []
-    for jobs in zip(undisturbed.jobs, disturbed.jobs, strict=True):
+    for jobs in zip(uninterrupted.jobs, interrupted.jobs, strict=True):
         print()
         problems += _compare(*jobs)
     return problems
 
 
-def _compare(undisturbed: Job, disturbed: Job) -> list[str]:
-    jobs, label = (undisturbed, disturbed), undisturbed.label
+def _compare(uninterrupted: Job, interrupted: Job) -> list[str]:
+    jobs, label = (uninterrupted, interrupted), uninterrupted.label
     weights = [_raw_tensors(job.directory / "weights.pt") for job in jobs]
     metrics = [job.metrics() for job in jobs]
     problems = []
@@ -82,16 +82,18 @@ def _compare(undisturbed: Job, disturbed: Job) -> list[str]:
             problems.append(f"{label}: what was logged in step {step} differs")
             break
     num_values = sum(map(len, metrics[0].values()))
-    if len(metrics[0]) != undisturbed.steps:
-        problems.append(f"{label}: {len(metrics[0])} of {undisturbed.steps} steps were logged")
-    for name, job, tensors in zip(("undisturbed", "disturbed"), jobs, weights, strict=True):
+    if len(metrics[0]) != uninterrupted.steps:
+        problems.append(f"{label}: {len(metrics[0])} of {uninterrupted.steps} steps were logged")
+    for name, job, tensors in zip(("uninterrupted", "interrupted"), jobs, weights, strict=True):
         digest = hashlib.sha256(b"".join(tensors.values())).hexdigest()
-        losses = f"loss {final(job, 'loss'):.6f}, held out {final(job, 'held_out'):.6f}"
-        print(f"{label:<9} {name:<12} {losses}, sha256 {digest[:12]}")
+        losses = (
+            f"training loss {final(job, 'loss'):.6f}, validation loss {final(job, 'held_out'):.6f}"
+        )
+        print(f"{label:<9} {name:<14} {losses}, sha256 {digest[:12]}")
     if not problems:
         size = sum(map(len, weights[0].values()))
         same = f"{size * 8} bits of weights, {num_values} losses: not one bit differs"
-        print(paint(f"{label:<9} IDENTICAL    {same}", "good"))
+        print(paint(f"{label:<9} IDENTICAL      {same}", "good"))
     return problems
 
 

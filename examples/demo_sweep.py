@@ -1,4 +1,4 @@
-"""A sweep of the demo: its launchers and jobs, the processes to strike, and its attempts."""
+"""A sweep of the demo: its launchers and jobs, the processes to kill, and its attempts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forge.process import processes
 
 
 @dataclass
-class Blow:
+class Fault:
     """One thing done to the sweep, when every job it hits stands at `step` or after it."""
 
     name: str
@@ -31,7 +31,7 @@ class Blow:
     story: str
     damages: bool = False
     step: int = 0
-    struck: float = 0.0
+    injected: float = 0.0
     """Unix time."""
     damaged: str = ""
     """The checkpoint that was damaged."""
@@ -56,12 +56,12 @@ class Attempt:
     regained: float = 0.0
     """When it was again where the attempt before it ended."""
     passed_over: list[str] = field(default_factory=list)
-    blow: Blow | None = None
+    fault: Fault | None = None
 
     @property
     def ended_by(self) -> str:
         """What was done to it, or how it ended by itself."""
-        return self.blow.name if self.blow else self.text
+        return self.fault.name if self.fault else self.text
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Job:
         """What its tasks have printed."""
         return (self.directory / OUTPUT).read_text(errors="replace")
 
-    def attempts(self, blows: Sequence[Blow] = ()) -> list[Attempt]:
+    def attempts(self, faults: Sequence[Fault] = ()) -> list[Attempt]:
         """Everything that its ledgers know, put together."""
         found: list[Attempt] = []
         path = forge_dir(self.directory) / "ledger" / "job.jsonl"
@@ -121,10 +121,10 @@ class Job:
         if found:
             found[-1].last_step = self.stand()[1]
         for attempt in found:
-            for blow in blows:
-                is_its = attempt.started <= blow.struck <= (attempt.ended or blow.struck)
-                if self.number in blow.hits and is_its:
-                    attempt.blow = blow
+            for fault in faults:
+                is_its = attempt.started <= fault.injected <= (attempt.ended or fault.injected)
+                if self.number in fault.hits and is_its:
+                    attempt.fault = fault
         return found
 
     def _drain_signals(self, attempt: Attempt, number: int, start: dict[str, Any]) -> None:

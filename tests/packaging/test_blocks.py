@@ -179,8 +179,9 @@ def test_a_fragment_runs_in_a_script(names, fragment):
     FRAGMENTS[fragment](names)
 
 
-NOT_RUN = ("make ", ".venv/bin/pre-commit ")
-"""Their targets are checked by test_docs.py; they take minutes, or write into the clone."""
+NOT_RUN = ("make ", ".venv/bin/pre-commit ", "FORGE_REPOSITORY=", "pip install ")
+"""Their targets are checked by test_docs.py; they take minutes, or write into the clone. The wheel
+is installed by test_wheel.py."""
 
 
 @pytest.mark.proofs
