@@ -45,6 +45,8 @@ class Outcome:
     """Processes that were killed for memory meanwhile, by the count of the job's cgroup."""
     hung_at: int | None = None
     """Steps done, at the hang that the job itself ended it for."""
+    rank: int = 0
+    """The rank that ended the attempt: its output and its exception say why."""
 
     @classmethod
     def of_command(

@@ -25,7 +25,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -386,7 +386,7 @@ class Job(ABC):
         if first:  # what rank 0 has printed is no explanation
             what = f"rank {first} of {len(ended)}: {ended[first][1]}"
             self._print(f"{what}; what it printed is in {OUTPUT}{suffix(first)}")
-        return ended[first][1]
+        return replace(ended[first][1], rank=first)
 
     def _patience_s(self) -> float:
         """Seconds for the other ranks to leave, once one of them has failed."""
@@ -402,7 +402,8 @@ class Job(ABC):
         if state != "finished":
             self._print(f"{state}: {decision.because}")
         self._record(state, because=decision.because)
-        self._write_state(state, decision.because, code=outcome.code, reason=outcome.reason.name)
+        ended = {"code": outcome.code, "reason": outcome.reason.name, "rank": outcome.rank}
+        self._write_state(state, decision.because, **ended)
         if self.plan.exec is not None:
             attempts.keep(self.directory)
         return outcome.exit_code

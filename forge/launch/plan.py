@@ -26,7 +26,7 @@ from forge.config.schema import (
 )
 from forge.filesystem.files import open_file
 from forge.jobdir import ledger
-from forge.jobdir.job_files import OUTPUT, STATE, forge_dir, job_ledger, read_json
+from forge.jobdir.job_files import OUTPUT, STATE, forge_dir, job_ledger, read_json, suffix
 from forge.jobdir.plan import ExecPlan, JobPlan, RequeueLimits, read_earlier
 from forge.launch.exec import Command
 from forge.launch.sweep import Place
@@ -186,9 +186,9 @@ def has_begun(directory: Path) -> bool:
     return ledger.saved_steps(directory, read_earlier(directory).checkpoint_dir) >= 0
 
 
-def last_output(directory: Path, lines: int = 20) -> str:
-    """The end of what the job printed, for an error's text."""
-    path = directory / OUTPUT
+def last_output(directory: Path, rank: int, lines: int = 20) -> str:
+    """The last lines that a rank of the job printed, for an error's text."""
+    path = directory / f"{OUTPUT}{suffix(rank)}"
     try:
         with os.fdopen(open_file(path), "rb") as file:
             file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, 0))

@@ -15,7 +15,7 @@ from forge.compat import of_hydra
 from forge.errors import ExitCode, JobTraceback, Reason
 from forge.filesystem.files import read_trusted
 from forge.hydra_app import frozen
-from forge.jobdir.job_files import RESULT, forge_dir
+from forge.jobdir.job_files import RESULT, forge_dir, suffix
 from forge.launch import plan, tracebacks
 from forge.launch.plan import ComposedJob
 from forge.launch.progress.observed import ObservedJob
@@ -35,12 +35,12 @@ def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
     """
     result: JobReturn | None = None
     if queued.state is State.finished or queued.reason is Reason.failed:
-        result = _stored(job.directory)
+        result = _stored(job.directory, queued.rank)
     if result is None:
         result = JobReturn(status=JobStatus.COMPLETED)
         if queued.state in (State.failed, State.stopped, State.terminated):
             text = f"job {job.place.number} ({job.label}): {queued.because}"
-            text += plan.last_output(job.directory)
+            text += plan.last_output(job.directory, queued.rank)
             result.status = JobStatus.FAILED
             result.return_value = JobError(text, queued.code)
     result.overrides = frozen.overrides_of(job.config)
@@ -52,8 +52,8 @@ def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
     return result
 
 
-def _stored(directory: Path) -> JobReturn | None:
-    path = forge_dir(directory) / RESULT
+def _stored(directory: Path, rank: int) -> JobReturn | None:
+    path = forge_dir(directory) / f"{RESULT}{suffix(rank)}"
     # The job imported our `__main__` under this name, as multiprocessing does.
     sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
     try:

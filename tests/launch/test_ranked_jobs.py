@@ -115,7 +115,9 @@ def test_what_a_rank_raises_fails_the_job_by_its_name(make):
     job = app.job(0)
     assert done.returncode != 0
     assert "rank 1 of 2: RuntimeError: planted; what it printed is in output.log.1" in job.output
-    assert job.state["code"] == 1
+    assert 'raise RuntimeError("planted")' in done.stdout, "the launcher shows that rank's frames"
+    assert "c10d" not in done.stdout
+    assert (job.state["code"], job.state["rank"]) == (1, 1)
     assert job.state["counts"]["restarts"] == 0
     assert 'RuntimeError("planted")' in (job.directory / "output.log.1").read_text()
     assert job.is_free()

@@ -32,6 +32,8 @@ class ObservedJob(ABC):
     reason: Reason | None = None
     """Why it ended; None where it has not, or nobody knows."""
     code: int = 0
+    rank: int = 0
+    """The rank that ended the job: its output and its exception say why."""
     restarts: int = 0
     waits_for: str = ""
     """On a cluster: why it waits in the queue, in Slurm's word."""
@@ -79,6 +81,7 @@ class ObservedJob(ABC):
             self.restarts, self._first = content["counts"]["restarts"], None
         self._since = content["time"]
         self._has_steps = content.get("has_steps", True)
+        self.rank = content.get("rank", 0)
 
     def view(self) -> JobView:
         """What is shown of it."""
