@@ -1,149 +1,143 @@
-"""What the supervisors and the wrapper of a job ask each other when a rank makes no progress.
+"""The files by which a job's supervisors and its wrapper find out whether the job hangs.
 
-<job dir>/.forge/hang.json              the question, of the first rank whose limit has passed
-<job dir>/.forge/hang.json.answer<rank>  what each rank's supervisor answers
+<job dir>/.forge/hang/rank<r>   report of rank r's supervisor: how its task is
+<job dir>/.forge/hang/query     what the wrapper wants from all supervisors now
 
-    expired   a supervisor's limit has passed; all the others say how their tasks are
-    stacks    by the wrapper: it is a hang; all gather the stacks of their tasks
-    end       by the wrapper: all kill their tasks
+A supervisor whose limit has passed writes its report without a query. The wrapper looks for such a
+report, and then sends its query in up to three phases:
 
-The wrapper removes it again where it was no hang, or was only to be logged.
+    report   all supervisors report
+    stacks   the job hangs: all supervisors collect the stacks of their tasks, and report again
+    end      all supervisors kill their tasks
+
+The wrapper withdraws the query by emptying the folder. Each file has one writer, which replaces it
+in one step. Readers open the folder for each look, so a network file system shows what is new.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Container
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 
-from forge.filesystem.files import open_file, write_all, write_atomically
+from forge.filesystem.files import make_directory
 from forge.job.padded import write_padded
-from forge.jobdir.job_files import HANG, read_json, suffix, write_json
+from forge.jobdir.job_files import HANG, read_json, write_json
+
+_QUERY, _RANK = "query", "rank"
 
 
-class Phase(Enum):
-    """How far a question has come."""
+class QueryPhase(Enum):
+    """What a query wants from the supervisors."""
 
-    expired = "expired"
+    report = "report"
     stacks = "stacks"
     end = "end"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """What lies in `hang.json`."""
+class HangQuery:
+    """What the wrapper wants from all supervisors."""
 
     attempt: int
-    """Of the job: a file of an earlier one says nothing."""
+    """Number of the job's attempt: files of earlier attempts are ignored."""
     rank: int
-    """Who asks."""
+    """The rank whose limit passed first."""
     time: float
-    """When."""
-    phase: Phase = Phase.expired
+    """Unix time, to tell queries of one attempt apart."""
+    phase: QueryPhase = QueryPhase.report
     folder: str = ""
-    """Where the stacks go, once it is a hang; in the job's directory."""
+    """Where the stacks go, relative to the job's directory; empty in the phase `report`."""
 
     @property
     def name(self) -> str:
-        """No other question has it, and none of its other phases."""
-        return f"{self.attempt}-{self.rank}-{self.time}-{self.phase.name}"
+        """A name that no other query has, and no other phase of this query."""
+        return f"{self.time}-{self.phase.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class HangReport:
     """How the task of a rank is."""
 
-    question: str
-    """Its name."""
+    attempt: int
+    query: str
+    """Name of the query that this report answers; empty if nobody asked: the limit has passed."""
     rank: int
     node: str
     pid: int
-    """Which of its processes trains; 0: none has entered a Run."""
+    """The process of the task that trains; 0: no process has entered a Run."""
     section: str
     step: int
     count: int
-    """Grows with every progress."""
+    """Grows with each progress."""
     waited_s: float
-    """Seconds without progress; those in which it was stopped or traced do not count."""
+    """Seconds without progress; seconds in which the task was stopped or traced do not count."""
     limit_s: float
-    """Of its section; 0 where there is none."""
+    """Limit of the section; 0: no limit."""
     is_expired: bool
     excuse: str
-    """Why it is no hang, as far as this rank knows; empty: it may be one."""
+    """Why this rank does not hang; empty: it may hang."""
     line: str = ""
-    """The line of the user's code that its main thread stands in; of the phase `stacks`."""
+    """The line of the user's code that the main thread executes; in the phase `stacks`."""
     inside: str = ""
-    """The innermost frame."""
+    """The innermost frame of the main thread."""
 
 
-def ask(forge: Path, question: Question) -> None:
-    """Ask it, unless somebody has asked already. Raises OSError where it cannot be written."""
-    try:
-        fd = open_file(forge / HANG, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    except FileExistsError:
-        return
-    try:
-        write_all(fd, _text(question).encode())
-    except OSError:  # a full disk: half a question would never be answered
-        withdraw(forge)
-        raise
-    finally:
-        os.close(fd)
+def write_report(forge: Path, report: HangReport) -> None:
+    """Replace the report of a rank. Raises OSError if it cannot be written."""
+    write_json(forge / HANG / f"{_RANK}{report.rank}", asdict(report))
 
 
-def ask_for_stacks(forge: Path, question: Question, folder: str) -> Question:
-    """The wrapper's: it is a hang. Raises OSError where nobody could answer: on a full disk."""
-    moved = replace(question, phase=Phase.stacks, folder=folder)
-    write_atomically(forge / HANG, _text(moved))
-    return moved
+def read_reports(
+    forge: Path, attempt: int, ranks: Container[int], query: HangQuery | None = None
+) -> list[HangReport]:
+    """The reports of some ranks in this attempt.
+
+    Args:
+        forge: The job's `.forge`.
+        attempt: Number of the attempt.
+        ranks: The ranks whose reports are read.
+        query: The query that they answer; None: reports that nobody asked for.
+    Raises:
+        TypeError, LookupError: If another version of forge wrote a report.
+        Untrusted: If another user can write a report.
+    """
+    reports = []
+    for name in os.listdir(forge / HANG):
+        number = name.removeprefix(_RANK)
+        if number == name or not number.isdecimal() or int(number) not in ranks:
+            continue
+        content = read_json(forge / HANG / name)
+        if content is not None and content["attempt"] == attempt:
+            reports.append(HangReport(**content))
+    wanted = "" if query is None else query.name
+    return [one for one in reports if one.query == wanted]
 
 
-def end(forge: Path, question: Question) -> None:
-    """The wrapper's: all kill their tasks. Raises OSError where this cannot be written."""
-    # No longer than what is there: even a full disk has room for it.
-    write_padded(forge / HANG, _text(replace(question, phase=Phase.end)), 0)
-
-
-def withdraw(forge: Path) -> None:
-    """There is nothing to answer any more."""
-    (forge / HANG).unlink(missing_ok=True)
-
-
-def read(forge: Path, attempt: int) -> Question | None:
-    """The question of this attempt; None where there is none, or only half of one.
+def write_query(forge: Path, query: HangQuery) -> None:
+    """Send a query, or the next phase of the query that is there.
 
     Raises:
-        TypeError, LookupError: Where another forge has written it. So does `answer_of`.
-        Untrusted: Where somebody else could have.
+        OSError: If it cannot be written. On a full disk, the phase `end` still can: its text is no
+            longer than the text that it overwrites.
     """
-    # Opening the directory has a network file system ask for its names again.
-    with contextlib.suppress(OSError):
-        os.close(os.open(forge, os.O_RDONLY))
-    content = read_json(forge / HANG)
+    text = json.dumps(asdict(query) | {"phase": query.phase.name})
+    write_padded(forge / HANG / _QUERY, text, 0)
+
+
+def read_query(forge: Path, attempt: int) -> HangQuery | None:
+    """The query of this attempt; None if there is none. Raises as `read_reports` does."""
+    content = read_json(forge / HANG / _QUERY)
     if content is None or content["attempt"] != attempt:
         return None
-    return Question(**{**content, "phase": Phase[content["phase"]]})
+    return HangQuery(**{**content, "phase": QueryPhase[content["phase"]]})
 
 
-def answer(forge: Path, given: Answer) -> None:
-    """Answer for a rank. Raises OSError where it cannot be written."""
-    write_json(_answer(forge, given.rank), asdict(given))
-
-
-def answer_of(forge: Path, rank: int, question: Question) -> Answer | None:
-    """What a rank has answered to this question in this phase; None: nothing so far."""
-    content = read_json(_answer(forge, rank))
-    if content is None or content["question"] != question.name:
-        return None
-    return Answer(**content)
-
-
-def _answer(forge: Path, rank: int) -> Path:
-    return forge / f"{HANG}.answer{suffix(rank)}"
-
-
-def _text(question: Question) -> str:
-    return json.dumps(asdict(question) | {"phase": question.phase.name})
+def clear(forge: Path) -> None:
+    """Make the folder, or empty it: the query is withdrawn, and old reports are removed."""
+    make_directory(forge / HANG)
+    for name in os.listdir(forge / HANG):
+        (forge / HANG / name).unlink(missing_ok=True)

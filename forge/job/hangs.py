@@ -1,12 +1,12 @@
-"""Whether a job hangs, and what becomes of it: the wrapper's side of `hang_files.py`.
+"""Whether a job hangs, and what to do about it: the wrapper's side of `hang_files.py`.
 
-    a limit has passed ─► do all ranks say so? ── no ─► it is only slow: nothing happened
-                                              └─ yes ─► stacks of all ranks, into hangs/<n>/
-                          warn: it is logged  ◄── hang.action ──►  restart, halt: all are killed
+    a rank's limit has passed ─► has any rank an excuse? ── yes ─► the job is only slow: go on
+                                                         └─ no ──► stacks of all ranks in hangs/<n>/
+                      warn: log the hang  ◄── hang.action ──►  restart, halt: kill all tasks
 
-A rank that is within its own limit is working, and the others wait for it: a compilation, say. One
-that is stopped, traced or asked to stop makes no progress for a reason. Where one does not answer
-at all, it is the one that is missing.
+A rank that is within its own limit is working, for example compiling, and the other ranks wait for
+it. A rank that is stopped, traced or asked to stop has a reason to make no progress. If a rank does
+not report at all, it is the culprit.
 """
 
 from __future__ import annotations
@@ -25,47 +25,48 @@ from forge.config.schema import HangAction
 from forge.errors import ExitCode, Reason
 from forge.filesystem.files import make_directory
 from forge.job import hang_files
-from forge.job.hang_files import Answer, Phase, Question
+from forge.job.hang_files import HangQuery, HangReport, QueryPhase
 from forge.job.requeue import Outcome
-from forge.jobdir.job_files import HANG, OUTPUT, forge_dir, suffix, write_atomically, write_json
+from forge.jobdir.job_files import OUTPUT, forge_dir, suffix, write_atomically, write_json
 from forge.process.progress import Section
 
 FOLDER = "hangs"
-_ANSWER_S = 120.0
-"""Seconds for all ranks to say how they are: they look for a question every minute."""
-_STACKS_S = 60.0
-"""Seconds for all ranks to gather their stacks."""
+_PATIENCE_S = {QueryPhase.report: 120.0, QueryPhase.stacks: 60.0}
+"""Seconds for all ranks to report. A supervisor looks for a first query at least once a minute."""
 _TICK_S = 2.0
-"""Between two looks while nobody asks; and the most that counts of what lies between two, since the
-wrapper may be stopped with its whole job, which then has to answer first."""
-_WAITS = Section.collective.name
+"""Seconds between two looks for reports if there is no query. It is also the most that the time
+between two looks counts: the wrapper can be stopped with its whole job, whose ranks then need time
+to report."""
+_COLLECTIVE = Section.collective.name
 _TORCH = "/site-packages/torch/"
 
 
 @dataclass(frozen=True)
 class Hang:
-    """What is known of one."""
+    """A job that hangs."""
 
-    who: Answer
-    """Of the rank that holds up the others; a missing one has the place of the one behind."""
+    culprit: HangReport
+    """Of the rank that holds up the others. If that rank is missing, its number, and the section
+    and step of the rank that is furthest behind."""
     because: str
-    """Why it is this one."""
+    """Why this rank is the culprit."""
 
     def __str__(self) -> str:
-        who = self.who
-        at = f", at {who.line}" if who.line else ""
-        where = f"no progress in `{who.section}` at step {who.step} for {who.waited_s:.0f} s"
-        where += f", where {who.limit_s:.0f} s are allowed"
-        return f"rank {who.rank} hangs: {where}{at} ({self.because})"
+        one = self.culprit
+        line = f", at {one.line}" if one.line else ""
+        return (
+            f"rank {one.rank} hangs: no progress in `{one.section}` at step {one.step} for"
+            f" {one.waited_s:.0f} s (limit {one.limit_s:.0f} s){line} ({self.because})"
+        )
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The same for a file."""
-        return {**asdict(self.who), "because": self.because}
+        """The same for a file of JSON."""
+        return {**asdict(self.culprit), "because": self.because}
 
 
 class Hangs:
-    """The wrapper's knowledge of hangs, over all attempts of a job."""
+    """Finds hangs in all attempts of a job."""
 
     def __init__(
         self,
@@ -75,119 +76,123 @@ class Hangs:
         record: Callable[..., None],
         say: Callable[[str], None],
     ) -> None:
-        """Begin with none.
+        """Begin without a query.
 
         Args:
-            directory: The job's.
-            ranks: How many there are.
+            directory: The job's directory.
+            ranks: How many ranks the job has.
             action: The name of a `HangAction`.
-            record: Writes a line of the job's ledger.
-            say: Writes into the job's output.
+            record: Writes a line into the job's ledger.
+            say: Writes a line into the job's output.
         """
         self._directory, self._forge = directory, forge_dir(directory)
         self._ranks, self._action = ranks, HangAction[action]
         self._record, self._say = record, say
         self._attempt = 0
-        self._asked: Question | None = None
+        self._query: HangQuery | None = None
         self._waited_s = 0.0
-        """Since its phase was first seen."""
+        """Seconds since this phase of the query was sent."""
         self._looked = 0.0
-        self._answers: dict[int, Answer] = {}
-        """Of this phase."""
-        self._before: dict[int, Answer] = {}
-        """Of the one before."""
+        """Monotonic time of the last look."""
+        self._reports: dict[int, HangReport] = {}
+        """Rank -> its last report to this query, in this phase or the phase before."""
         self._ended_for: Hang | None = None
-        self._is_blind = False
-        """Whether it was said that this cannot be looked at."""
+        self._has_complained = False
+        """Whether an error of the hang detection was printed."""
 
     def begin(self, attempt: int) -> None:
-        """Nothing of an earlier attempt counts any more.
+        """Forget what is left of earlier attempts.
 
         Args:
-            attempt: The number of the one that begins.
+            attempt: The number of the attempt that begins.
         """
-        self._attempt, self._asked, self._ended_for = attempt, None, None
-        for path in self._forge.glob(f"{HANG}*"):
-            path.unlink(missing_ok=True)
+        self._attempt, self._query, self._ended_for = attempt, None, None
+        with contextlib.suppress(OSError):  # a full disk: old files have another number
+            hang_files.clear(self._forge)
 
     def look(self, gone: Mapping[int, bool]) -> None:
-        """At each tick of the wrapper: take a question one phase further.
+        """At each tick of the wrapper: look for reports, and act on them.
 
         Args:
-            gone: Ranks that have ended, and whether that was a failure.
+            gone: Ranks that have ended -> whether the rank failed.
         """
         if self._action is HangAction.ignore or self._ended_for is not None:
             return
         passed_s = time.monotonic() - self._looked
-        if self._asked is None and passed_s < _TICK_S:
+        if self._query is None and passed_s < _TICK_S:
             return
         self._looked += passed_s
         self._waited_s += min(passed_s, _TICK_S)
         failed = [rank for rank, has_failed in gone.items() if has_failed]
         try:
             self._look(set(range(self._ranks)) - gone.keys(), failed)
-        except Exception as error:  # noqa: BLE001 - what watches a job never ends it
-            if not self._is_blind:
-                self._is_blind = True
-                what = f"{type(error).__name__}: {error}"
-                self._say(f"whether the job hangs cannot be found out: {what}")
-            self._asked = None
+        except Exception as error:  # noqa: BLE001 - an error of the detection never ends the job
+            if not self._has_complained:
+                self._has_complained = True
+                self._say(f"hang detection failed: {type(error).__name__}: {error}")
             with contextlib.suppress(OSError):  # the same disk
-                hang_files.withdraw(self._forge)
+                self._withdraw()
 
     def explain(self, outcome: Outcome) -> Outcome:
-        """How an attempt ended, where it was ended for a hang; else as it was."""
+        """How an attempt ended: with the hang, if it was ended for one."""
         hang = self._ended_for
         if hang is None or outcome.is_finished or outcome.asked is not None:
             return outcome
         code = int(ExitCode.FORCED)
-        return Outcome(code, said=Reason.hung, text=str(hang), hung_at=hang.who.step)
+        return Outcome(code, said=Reason.hung, text=str(hang), hung_at=hang.culprit.step)
 
     def _look(self, live: set[int], failed: list[int]) -> None:
-        if self._asked is None and (found := hang_files.read(self._forge, self._attempt)):
-            self._ask(found)
-        question = self._asked
-        if question is None:
+        query = self._query or self._begin_query(live)
+        if query is None:
             return
-        for rank in live - self._answers.keys():
-            if (given := hang_files.answer_of(self._forge, rank, question)) is not None:
-                self._answers[rank] = given
-        answers = {rank: one for rank, one in self._answers.items() if rank in live}
-        waits_s = _ANSWER_S if question.phase is Phase.expired else _STACKS_S
-        excuse = self._excuse(answers, failed)
-        if not excuse and live - answers.keys() and self._waited_s < waits_s:
-            return
-        if not excuse and not any(one.is_expired for one in answers.values()):
-            excuse = "nobody waits any more"  # the one that has asked is out of its Run by now
+        behind = live - {one.rank for one in self._reports.values() if one.query == query.name}
+        new = hang_files.read_reports(self._forge, self._attempt, behind, query)
+        excuse = self._excuse(new, failed)
+        self._reports |= {one.rank: one for one in new}
+        reports = {rank: self._reports[rank] for rank in sorted(live & self._reports.keys())}
+        if not excuse:
+            if len(new) < len(behind) and self._waited_s < _PATIENCE_S[query.phase]:
+                return
+            if not any(one.is_expired for one in reports.values()):
+                excuse = "no rank is past its limit any more"  # that rank has left its Run by now
         if excuse:
-            self._withdraw(question, excuse)
-        elif question.phase is Phase.expired:
-            self._ask(hang_files.ask_for_stacks(self._forge, question, self._make_folder()))
+            self._record("no hang", rank=query.rank, because=excuse)
+            if query.folder:
+                shutil.rmtree(self._directory / query.folder, ignore_errors=True)
+            self._withdraw()
+        elif query.phase is QueryPhase.report:
+            self._ask(replace(query, phase=QueryPhase.stacks, folder=self._make_folder()))
         else:
-            known = {**self._before, **answers}
-            self._act(question, {rank: known[rank] for rank in sorted(known.keys() & live)}, live)
+            self._act(query, reports, live)
 
-    def _ask(self, question: Question) -> None:
-        self._before = self._answers if question.folder else {}
-        self._asked, self._waited_s, self._answers = question, 0.0, {}
+    def _begin_query(self, live: set[int]) -> HangQuery | None:
+        """Ask all ranks if a rank has reported that its limit has passed."""
+        expired = hang_files.read_reports(self._forge, self._attempt, live)
+        if not expired:
+            return None
+        self._reports = {}
+        first = max(expired, key=lambda one: one.waited_s)
+        return self._ask(HangQuery(attempt=self._attempt, rank=first.rank, time=time.time()))
 
-    def _excuse(self, answers: dict[int, Answer], failed: list[int]) -> str:
-        """Why a job whose rank waits does not hang; empty: it does."""
+    def _ask(self, query: HangQuery) -> HangQuery:
+        hang_files.write_query(self._forge, query)
+        self._query, self._waited_s = query, 0.0
+        return query
+
+    def _withdraw(self) -> None:
+        self._query = None
+        hang_files.clear(self._forge)
+
+    def _excuse(self, new: list[HangReport], failed: list[int]) -> str:
+        """Why the job does not hang, though a rank's limit has passed; empty if it hangs."""
         if failed:
-            return f"rank {failed[0]} has failed: the others may save and leave"
-        for rank, one in sorted(answers.items()):
+            return f"rank {failed[0]} has failed: the other ranks can save and exit"
+        for one in new:
             if one.excuse:
-                return f"rank {rank} {one.excuse}"
-            if one.count != self._before.get(rank, one).count:
-                return f"rank {rank} has made progress since"
+                return f"rank {one.rank} {one.excuse}"
+            if one.count != self._reports.get(one.rank, one).count:
+                return f"rank {one.rank} has made progress since"
         return ""
-
-    def _withdraw(self, question: Question, why: str) -> None:
-        self._record("no hang", rank=question.rank, because=why)
-        if question.folder:
-            shutil.rmtree(self._directory / question.folder, ignore_errors=True)
-        hang_files.withdraw(self._forge)
-        self._asked = None
 
     def _make_folder(self) -> str:
         """The next of `hangs/<n>`, relative to the job's directory."""
@@ -198,65 +203,65 @@ class Hangs:
         (self._directory / name).mkdir()
         return name
 
-    def _act(self, question: Question, answers: dict[int, Answer], live: set[int]) -> None:
-        hang = blame(question, answers, live)
+    def _act(self, query: HangQuery, reports: dict[int, HangReport], live: set[int]) -> None:
+        hang = find_culprit(query, reports, live)
         then = "left alone" if self._action is HangAction.warn else "ended"
         then = f"the job is {then} (`resilience.hang.action={self._action.name}`)"
-        self._say(f"{hang}; {then}; stacks, and what to do, are in {question.folder}/summary.txt")
-        self._record("hang", **hang.fields, action=self._action.name, folder=question.folder)
-        with contextlib.suppress(OSError):  # a full disk: the message says the most of it
-            folder = self._directory / question.folder
-            ranks = {str(rank): asdict(one) for rank, one in answers.items()}
+        self._say(f"{hang}; {then}; stacks, and what to do, are in {query.folder}/summary.txt")
+        self._record("hang", **hang.fields, action=self._action.name, folder=query.folder)
+        with contextlib.suppress(OSError):  # a full disk: the message says most of it
+            folder = self._directory / query.folder
+            ranks = {str(rank): asdict(one) for rank, one in reports.items()}
             write_json(folder / "summary.json", hang.fields | {"ranks": ranks})
-            write_atomically(folder / "summary.txt", _text(hang, answers, live))
+            write_atomically(folder / "summary.txt", _summary(hang, reports, live))
         if self._action is HangAction.warn:
-            hang_files.withdraw(self._forge)
-            self._asked = None
+            self._withdraw()
         else:
-            hang_files.end(self._forge, question)
+            self._ask(replace(query, phase=QueryPhase.end))
             self._ended_for = hang
 
 
-def blame(question: Question, answers: dict[int, Answer], live: set[int]) -> Hang:
+def find_culprit(query: HangQuery, reports: dict[int, HangReport], live: set[int]) -> Hang:
     """Which rank holds up the others.
 
     Args:
-        question: Who asked is it where nothing else says more.
-        answers: Of each rank that has answered.
+        query: Names the rank whose limit passed first: the culprit if nothing else distinguishes
+            the ranks.
+        reports: Rank -> its report.
         live: All ranks that have not ended.
     """
-    left, because = list(answers.values()), "it is the only one"
+    left, because = list(reports.values()), "it is the only rank"
     if len(left) > 1:
-        because = "nothing tells it from the others; it was the first to say so"
+        because = "nothing distinguishes it from the other ranks; its limit passed first"
     for narrow, why in (
-        (_lowest, "it has done the fewest steps"),
-        (_not_waiting, "the others wait in a collective"),
-        (_elsewhere, "it stands elsewhere than most"),
-        (_not_in_torch, "it stands outside of torch, where others may wait for it"),
+        (_fewest_steps, "it has done the fewest steps"),
+        (_not_in_collective, "the other ranks wait in a collective"),
+        (_at_another_line, "it is at another line than most ranks"),
+        (_outside_torch, "its innermost frame is outside torch, where the other ranks wait"),
     ):
         fewer = narrow(left)
         if len(fewer) < len(left):
             left, because = fewer, why
-    found = next((one for one in left if one.rank == question.rank), left[0])
-    if not found.limit_s:  # it is outside of its Run
-        found = replace(found, limit_s=max(one.limit_s for one in answers.values()))
-    if missing := sorted(live - answers.keys()):
-        found = replace(found, rank=missing[0], node="", pid=0, line="", inside="")
-        because = "it does not answer; is its node there?"
-    return Hang(found, because)
+    culprit = next((one for one in left if one.rank == query.rank), left[0])
+    if not culprit.limit_s:  # it is outside its Run
+        culprit = replace(culprit, limit_s=max(one.limit_s for one in reports.values()))
+    if missing := sorted(live - reports.keys()):
+        culprit = replace(culprit, rank=missing[0], node="", pid=0, line="", inside="")
+        because = "its supervisor does not report: is its node down?"
+    return Hang(culprit, because)
 
 
-def _lowest(left: list[Answer]) -> list[Answer]:
-    least = min(one.step for one in left)
-    return [one for one in left if one.step == least]
+def _fewest_steps(left: list[HangReport]) -> list[HangReport]:
+    fewest = min(one.step for one in left)
+    return [one for one in left if one.step == fewest]
 
 
-def _not_waiting(left: list[Answer]) -> list[Answer]:
-    return [one for one in left if one.section != _WAITS] or left
+def _not_in_collective(left: list[HangReport]) -> list[HangReport]:
+    return [one for one in left if one.section != _COLLECTIVE] or left
 
 
-def _elsewhere(left: list[Answer]) -> list[Answer]:
-    """Those that are not where the most are."""
+def _at_another_line(left: list[HangReport]) -> list[HangReport]:
+    """The ranks that are not at the line at which most ranks are."""
     frames = Counter((one.line, one.inside) for one in left)
     (most, number), *others = frames.most_common()
     if not others or others[0][1] == number:
@@ -264,24 +269,24 @@ def _elsewhere(left: list[Answer]) -> list[Answer]:
     return [one for one in left if (one.line, one.inside) != most]
 
 
-def _not_in_torch(left: list[Answer]) -> list[Answer]:
-    """Of two ranks neither is elsewhere than most; a collective is waited for in torch."""
+def _outside_torch(left: list[HangReport]) -> list[HangReport]:
+    """Two ranks have no most common line; a rank waits for a collective inside torch."""
     return [one for one in left if _TORCH not in one.inside] or left
 
 
 _ADVICE = """
-If it was slow and did not hang: raise `resilience.hang.timeout_s`, or `resilience.hang.start_s` for
-the start, for first steps, saves and evaluations, and for compilations. A long evaluation shows
-that it makes progress by calling `run.check_stop()` for each batch."""
+If the job was slow and did not hang: raise `resilience.hang.timeout_s`. For the start-up, the first
+steps, saves and evaluations, and compilations, raise `resilience.hang.start_s`. In a long
+evaluation, call `run.check_stop()` for each batch: it counts as progress."""
 
 
-def _text(hang: Hang, answers: dict[int, Answer], live: set[int]) -> str:
-    log = f"{OUTPUT}{suffix(hang.who.rank)}"
-    lines = [f"{hang}", f"What it has printed is in {log}.", _ADVICE, ""]
+def _summary(hang: Hang, reports: dict[int, HangReport], live: set[int]) -> str:
+    log = f"{OUTPUT}{suffix(hang.culprit.rank)}"
+    lines = [f"{hang}", f"The output of this rank is in {log}.", _ADVICE, ""]
     for rank in sorted(live):
-        one = answers.get(rank)
+        one = reports.get(rank)
         if one is None:
-            lines.append(f"rank {rank}: no answer")
+            lines.append(f"rank {rank}: no report")
             continue
         where = f"`{one.section}` at step {one.step} for {one.waited_s:.0f} s"
         lines.append(f"rank {rank} on {one.node}, process {one.pid}: {where}")

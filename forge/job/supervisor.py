@@ -190,7 +190,7 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001 - what watches a task never ends it
             if not self._is_blind:
                 self._is_blind = True
-                text = f"forge: a hang might not be found: {type(error).__name__}: {error}\n"
+                text = f"forge: hang detection failed: {type(error).__name__}: {error}\n"
                 with contextlib.suppress(OSError):  # a full disk, perhaps the same one
                     os.write(self.output, text.encode())
 

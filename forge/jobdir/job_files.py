@@ -10,7 +10,7 @@
 <job dir>/.forge/verdict.json   why the training process says it ended
 <job dir>/.forge/result.pkl     what main returned, or raised
 <job dir>/.forge/sick.json      which node failed a health check; `sick.py` writes and reads it
-<job dir>/.forge/hang.json      a rank makes no progress: what the job's ranks are asked, for now
+<job dir>/.forge/hang/          reports and query while a rank makes no progress; `hang_files.py`
 <job dir>/hangs/<n>/            the stacks of all ranks of a hang, and which of them is behind
 
 Where a job has several tasks, report, verdict, result, sick.json and output are there for each:
@@ -37,7 +37,7 @@ STATE = "state.json"
 LOCK = "lock"
 REPORT = "report.json"
 VERDICT = "verdict.json"
-HANG = "hang.json"
+HANG = "hang"
 RESULT = "result.pkl"
 CODE = "code.json"
 

@@ -19,7 +19,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from forge.jobdir.job_files import PROGRESS
@@ -144,7 +144,7 @@ def main_frames(text: str) -> list[str]:
     return frames
 
 
-def own_frame(frames: list[str]) -> str:
+def own_frame(frames: Sequence[str]) -> str:
     """The innermost frame of a stack that is of the user's own code, else the innermost one."""
     own = (one for one in frames if not any(part in one for part in _NOT_THE_USERS))
     return next(own, frames[0] if frames else "")

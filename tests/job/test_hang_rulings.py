@@ -1,4 +1,4 @@
-"""What a wrapper makes of the answers of its ranks."""
+"""What the wrapper of a job decides from the reports of its ranks."""
 
 import json
 import time
@@ -8,16 +8,18 @@ import pytest
 
 from forge.errors import Reason
 from forge.job import hang_files, hangs, padded
-from forge.job.hang_files import Answer, Phase, Question
-from forge.job.hangs import Hangs, blame
+from forge.job.hang_files import HangQuery, HangReport, QueryPhase
+from forge.job.hangs import Hangs, find_culprit
 from forge.job.requeue import Outcome
 
-QUESTION = Question(attempt=1, rank=0, time=12.5)
+QUERY = HangQuery(attempt=1, rank=0, time=12.5)
 
 
-def answer(rank, **changes):
+def report(rank, **changes):
+    """Of a rank whose limit has passed; nobody asked."""
     fields = {
-        "question": QUESTION.name,
+        "attempt": 1,
+        "query": "",
         "rank": rank,
         "node": "n1",
         "pid": 100 + rank,
@@ -29,15 +31,15 @@ def answer(rank, **changes):
         "is_expired": True,
         "excuse": "",
     }
-    return Answer(**(fields | changes))
+    return HangReport(**(fields | changes))
 
 
 class Ruled:
-    """A job's directory, and the wrapper's side of its hangs."""
+    """The directory of a job, and the wrapper's side of its hangs."""
 
     def __init__(self, folder, ranks=2, action="restart"):
         self.folder, self.forge = folder, folder / ".forge"
-        self.forge.mkdir()
+        self.files = self.forge / "hang"
         self.lines, self.said = [], []
         self.hangs = Hangs(
             folder,
@@ -47,41 +49,49 @@ class Ruled:
             self.said.append,
         )
         self.hangs.begin(1)
-        hang_files.ask(self.forge, QUESTION)
+
+    @property
+    def query(self):
+        return hang_files.read_query(self.forge, 1)
 
     @property
     def phase(self):
-        found = hang_files.read(self.forge, 1)
-        return None if found is None else found.phase
+        return None if self.query is None else self.query.phase
 
-    def answer(self, *answers, gone=None):
-        for one in answers:
-            hang_files.answer(self.forge, one)
+    def expire(self, *reports, gone=None):
+        """Ranks report without a query that their limit has passed."""
+        for one in reports:
+            hang_files.write_report(self.forge, one)
+        self.hangs._looked = 0.0  # long ago
         self.hangs.look(gone or {})
 
-    def ask_again(self):
-        hang_files.ask(self.forge, QUESTION)
-        self.hangs._looked = 0.0  # long ago
+    def answer(self, *reports, gone=None):
+        """Ranks report, since the wrapper asks."""
+        for one in reports:
+            hang_files.write_report(self.forge, replace(one, query=self.query.name))
+        self.hangs.look(gone or {})
 
 
 @pytest.fixture
 def job(tmp_path):
-    return Ruled(tmp_path)
+    """The limit of rank 0 has passed, and both ranks are asked."""
+    ruled = Ruled(tmp_path)
+    ruled.expire(report(0))
+    return ruled
 
 
-def stacks(*answers):
-    name = replace(QUESTION, phase=Phase.stacks).name
-    return [replace(one, question=name) for one in answers]
+def full(*_, **__):
+    raise OSError(28, "no space")
 
 
 def test_a_hang_is_shown_by_all_and_then_ended(job):
-    both = answer(0), answer(1)
+    both = report(0), report(1)
     job.answer(both[0])
-    assert job.phase is Phase.expired  # rank 1 may be alive
+    assert job.phase is QueryPhase.report  # rank 1 may be alive
     job.answer(both[1])
-    assert job.phase is Phase.stacks
-    job.answer(*stacks(*both))
-    assert job.phase is Phase.end
+    assert job.phase is QueryPhase.stacks
+    job.answer(*both)
+    assert job.phase is QueryPhase.end
     assert [kind for kind, _ in job.lines] == ["hang"]
     found = json.loads((job.folder / "hangs/1/summary.json").read_text())
     assert (found["rank"], found["step"], sorted(found["ranks"])) == (0, 7, ["0", "1"])
@@ -92,17 +102,17 @@ def test_a_hang_is_shown_by_all_and_then_ended(job):
 
 
 def test_what_the_job_was_asked_meanwhile_stays_its_reason(job):
-    both = answer(0), answer(1)
+    both = report(0), report(1)
     job.answer(*both)
-    job.answer(*stacks(*both))
+    job.answer(*both)
     cancelled = Outcome(-9, Reason.cancelled)
     assert job.hangs.explain(cancelled) == cancelled
     assert job.hangs.explain(Outcome(0)).is_finished
 
 
-def test_who_waits_for_a_rank_that_may_take_its_time_does_not_hang(job):
-    """Ranks wait for each other: each of them has a limit of its own, and may be stopped."""
-    job.answer(answer(0), answer(1, is_expired=False, excuse="is in `compilation`"))
+def test_a_rank_that_waits_for_a_working_rank_does_not_hang(job):
+    """Each rank has a limit of its own: rank 1 can compile for as long as its limit allows."""
+    job.answer(report(0), report(1, is_expired=False, excuse="is in `compilation`"))
     assert job.phase is None
     assert job.lines == [("no hang", {"rank": 0, "because": "rank 1 is in `compilation`"})]
     assert not (job.folder / "hangs").exists()
@@ -110,189 +120,235 @@ def test_who_waits_for_a_rank_that_may_take_its_time_does_not_hang(job):
 
 
 def test_a_rank_that_has_moved_on_while_stacks_were_written_was_slow(job):
-    both = answer(0), answer(1)
+    both = report(0), report(1)
     job.answer(*both)
-    job.answer(*stacks(both[0], answer(1, count=10)))
+    job.answer(both[0], report(1, count=10))
     assert job.phase is None
     assert [kind for kind, _ in job.lines] == ["no hang"]
     assert list((job.folder / "hangs").iterdir()) == []
 
 
 def test_a_rank_outside_of_its_run_is_the_one_that_is_waited_for(job):
-    """It never came, or has left: nobody knows how long that takes."""
-    both = answer(0), answer(1, is_expired=False, section="outside", step=0, limit_s=0.0)
+    """It has not entered its Run, or has left it: no limit tells how long that can take."""
+    both = report(0), report(1, is_expired=False, section="outside", step=0, limit_s=0.0)
     job.answer(*both)
-    job.answer(*stacks(*both))
+    job.answer(*both)
     assert (job.lines[0][1]["rank"], job.lines[0][1]["limit_s"]) == (1, 10.0)
 
 
-def test_a_rank_that_does_not_answer_is_missing_and_named(tmp_path, monkeypatch):
-    """Its node may be gone, and nobody knows yet."""
+def test_a_rank_that_does_not_report_is_the_culprit(tmp_path, monkeypatch):
+    """Its node can be down before the cluster notices."""
     job = Ruled(tmp_path)
-    monkeypatch.setattr(hangs, "_ANSWER_S", 0.0)
-    monkeypatch.setattr(hangs, "_STACKS_S", 0.0)
-    job.answer(answer(0))
-    job.answer(*stacks(answer(0)))
-    assert job.phase is Phase.end
+    job.expire(report(0))
+    for phase in hangs._PATIENCE_S:
+        monkeypatch.setitem(hangs._PATIENCE_S, phase, 0.0)
+    job.answer(report(0))
+    job.answer(report(0))
+    assert job.phase is QueryPhase.end
     assert "rank 1 hangs" in job.said[0]
-    assert "does not answer" in job.said[0]
+    assert "does not report" in job.said[0]
 
 
-def test_who_has_left_its_run_by_the_time_it_is_asked_does_not_hang(tmp_path):
-    """Its last save took long; now main does whatever it likes."""
+def test_a_rank_that_has_left_its_run_since_its_report_does_not_hang(tmp_path):
+    """Its last save took long; after the Run, main has no limit."""
     job = Ruled(tmp_path, ranks=1)
-    job.answer(answer(0, is_expired=False, section="outside"))
+    job.expire(report(0))
+    job.answer(report(0, is_expired=False, section="outside"))
     assert job.phase is None
-    assert "nobody waits" in job.lines[0][1]["because"]
+    assert "no rank is past its limit any more" in job.lines[0][1]["because"]
 
 
-def test_where_a_rank_has_failed_the_others_are_not_killed_as_they_save(job):
-    """Their main threads stand in a collective, while others of their threads save."""
-    job.answer(answer(0), gone={1: True})
+def test_if_a_rank_has_failed_the_other_ranks_are_not_killed_while_they_save(job):
+    """Their main threads wait in a collective, while other threads save."""
+    job.answer(report(0), gone={1: True})
     assert job.phase is None
     assert "rank 1 has failed" in job.lines[0][1]["because"]
 
 
 def test_one_excuse_is_enough(job):
-    """Nobody has to wait for the answer of a thousandth rank."""
-    job.answer(answer(0, excuse="is stopped"))
+    """The wrapper does not wait for the report of a thousandth rank."""
+    job.answer(report(0, excuse="is stopped"))
     assert job.phase is None
 
 
 def test_a_wrapper_that_was_stopped_with_its_job_waits_on(job, monkeypatch):
-    """Gang scheduling: an hour has passed, and nobody could answer."""
-    job.answer(answer(0))
+    """Gang scheduling: an hour has passed in which no rank could report."""
+    job.answer(report(0))
     later = time.monotonic() + 3600
     monkeypatch.setattr(hangs.time, "monotonic", lambda: later)
     job.hangs.look({})
-    assert job.phase is Phase.expired
+    assert job.phase is QueryPhase.report
 
 
 def test_a_rank_that_has_ended_is_not_waited_for(job):
-    job.answer(answer(0), gone={1: False})
-    assert job.phase is Phase.stacks
+    job.answer(report(0), gone={1: False})
+    assert job.phase is QueryPhase.stacks
 
 
 def test_a_rank_that_has_ended_meanwhile_is_not_blamed(job):
-    """It had left its Run while the others waited for it, and then came to its end."""
-    both = answer(0, section="collective"), answer(1, section="outside", is_expired=False)
+    """It had left its Run while the other ranks waited for it, and then ended."""
+    both = report(0, section="collective"), report(1, section="outside", is_expired=False)
     job.answer(*both)
-    job.answer(*stacks(both[0]), gone={1: False})
+    job.answer(both[0], gone={1: False})
     assert job.lines[0][1]["rank"] == 0
 
 
 def test_warn_goes_on(tmp_path):
     job = Ruled(tmp_path, action="warn")
-    both = answer(0), answer(1)
+    job.expire(report(0))
+    both = report(0), report(1)
     job.answer(*both)
-    job.answer(*stacks(*both))
+    job.answer(*both)
     assert job.phase is None
     assert [kind for kind, _ in job.lines] == ["hang"]
     assert job.hangs.explain(Outcome(-9)).reason is Reason.crashed
-    job.ask_again()
-    moved = answer(0, count=10), answer(1, count=10)
+    moved = report(0, count=10), report(1, count=10)
+    job.expire(moved[0])
     job.answer(*moved)
-    job.answer(*stacks(*moved))
+    job.answer(*moved)
     assert [one["folder"] for _, one in job.lines] == ["hangs/1", "hangs/2"]
 
 
-def test_a_question_of_an_earlier_attempt_is_gone_when_the_next_begins(job):
+def test_files_of_an_earlier_attempt_are_removed_when_the_next_begins(job):
+    """Its wrapper was killed, and could not withdraw its query."""
+    hang_files.write_report(job.forge, report(1))
+    (job.files / ".rank1.tmp-0").write_text("{")  # its supervisor was killed as well
     job.hangs.begin(2)
-    assert list(job.forge.iterdir()) == []
-    hang_files.ask(job.forge, Question(attempt=1, rank=1, time=1.0))
-    assert hang_files.read(job.forge, 2) is None
+    assert list(job.files.iterdir()) == []
 
 
-def test_half_a_question_is_gone_when_the_next_attempt_begins(job):
-    """Who asked it was killed meanwhile, and its task with it, so there is one."""
-    (job.forge / "hang.json").write_text('{"attempt": 1, "ra')
-    job.hangs.look({})
+def test_files_of_another_attempt_are_ignored(job):
+    """A network file system can show a file that was removed."""
+    assert hang_files.read_query(job.forge, 2) is None
+    assert hang_files.read_reports(job.forge, 2, range(2)) == []
+    job.hangs.begin(2)
+    job.expire(report(0))
+    assert hang_files.read_query(job.forge, 2) is None
     assert job.lines == job.said == []
-    job.hangs.begin(2)
-    assert list(job.forge.iterdir()) == []
 
 
-def test_where_nobody_asks_it_is_looked_now_and_then(job, monkeypatch):
-    """A wrapper wakes up for much else."""
+def test_half_a_report_is_ignored(tmp_path):
+    """Reports are replaced in one step; a disk that fails can still cut one short."""
+    job = Ruled(tmp_path)
+    (job.files / "rank1").write_text('{"attempt": 1, "ra')
+    (job.files / ".rank0.tmp-0").write_text("{")
+    job.expire()
+    assert job.query is None
+    assert job.lines == job.said == []
+
+
+def test_without_a_query_the_wrapper_looks_every_two_seconds(job, monkeypatch):
+    """It wakes up much more often, for other reasons."""
     job.hangs.begin(1)
+    now = time.monotonic()
     looks = []
-    monkeypatch.setattr(hang_files, "read", lambda *_: looks.append(1))
-    for _ in range(3):
+    monkeypatch.setattr(hang_files, "read_reports", lambda *_: looks.append(now))
+    monkeypatch.setattr(hangs.time, "monotonic", lambda: now)
+    for tick_s in (0.5, 0.5, 1.5, 0.5, 0.5):
+        now += tick_s
         job.hangs.look({})
-    assert looks == [1]
+    assert len(looks) == 1
 
 
-def test_only_the_first_asks(job):
-    hang_files.ask(job.forge, Question(attempt=1, rank=1, time=3.0))
-    assert hang_files.read(job.forge, 1) == QUESTION
+def test_if_several_limits_have_passed_one_query_names_the_rank_that_waits_longest(tmp_path):
+    """A collective holds all ranks up: a thousand reports arrive at once."""
+    job = Ruled(tmp_path)
+    job.expire(report(0), report(1, waited_s=12.0))
+    query = job.query
+    assert (query.rank, query.phase) == (1, QueryPhase.report)
+    job.expire(report(0))  # its supervisor has not seen the query yet
+    assert job.query == query
+    job.answer(report(0), report(1))
+    assert job.phase is QueryPhase.stacks
 
 
-def test_on_a_full_disk_the_job_is_left_alone(job, monkeypatch):
-    """A hang that cannot be shown is no reason to end anything."""
+def test_a_rank_that_has_ended_since_its_report_is_no_reason_to_ask(tmp_path):
+    job = Ruled(tmp_path)
+    job.expire(report(0), gone={0: False})
+    assert job.query is None
 
-    def full(*_, **__):
-        raise OSError(28, "no space")
 
-    for rank in range(2):
-        hang_files.answer(job.forge, answer(rank))
-    monkeypatch.setattr(hang_files, "write_atomically", full)
-    job.hangs.look({})
-    assert job.phase is None
-    assert "no space" in job.said[0]
+def test_a_report_that_comes_after_its_query_was_withdrawn_asks_nothing(job):
+    """A slow disk: the rank has answered what nobody wants to know any more."""
+    query = job.query
+    job.answer(report(0, excuse="is stopped"))
+    job.expire(report(1, query=query.name))
+    assert job.query is None
+    assert len(job.lines) == 1
+
+
+@pytest.mark.parametrize("phase", [QueryPhase.report, QueryPhase.stacks])
+def test_on_a_full_disk_the_job_is_left_alone(tmp_path, monkeypatch, phase):
+    """A hang whose stacks cannot be written is no reason to end the job."""
+    job, both = Ruled(tmp_path), (report(0), report(1))
+    if phase is QueryPhase.stacks:
+        job.expire(both[0])
+        job.answer(both[0])
+        both = [replace(one, query=job.query.name) for one in both]
+    with monkeypatch.context() as patch:
+        patch.setattr(padded, "write_atomically", full)
+        job.expire(*both)
+    assert job.query is None
+    assert job.said == ["hang detection failed: OSError: [Errno 28] no space"]
     assert job.hangs.explain(Outcome(-9)).reason is Reason.crashed
-    monkeypatch.undo()
-    job.ask_again()  # once there is room
-    job.answer(answer(0), answer(1))
-    assert job.phase is Phase.stacks
+    job.expire(report(0))  # again, once there is room
+    job.answer(report(0), report(1))
+    assert job.phase is QueryPhase.stacks
 
 
-@pytest.mark.parametrize("what", ["read-only", "by another forge"])
-def test_what_cannot_be_read_or_written_never_ends_the_wrapper(job, monkeypatch, what):
-    """A disk that has failed takes back no question; code may be exchanged below a job."""
-    for rank in range(2):
-        hang_files.answer(job.forge, answer(rank))
+def test_a_folder_that_a_full_disk_had_no_room_for_is_made_later(tmp_path, monkeypatch):
+    """The job starts without it, and has hang detection once there is room."""
+    with monkeypatch.context() as patch:
+        patch.setattr(hang_files, "make_directory", full)
+        job = Ruled(tmp_path)
+    assert not job.files.exists()
+    job.expire()
+    job.expire(report(0))
+    assert job.phase is QueryPhase.report
+
+
+@pytest.mark.parametrize("what", ["read-only", "by another version"])
+def test_a_file_that_cannot_be_read_or_written_never_ends_the_wrapper(tmp_path, monkeypatch, what):
+    """On a disk that has failed even a query cannot be withdrawn."""
+    job = Ruled(tmp_path)
+    hang_files.write_report(job.forge, report(0))
+    path = job.files / "rank0"
     if what == "read-only":
 
         def refuse(*_, **__):
             raise OSError(30, "read-only")
 
-        monkeypatch.setattr(hang_files, "write_atomically", refuse)
-        monkeypatch.setattr(hang_files, "withdraw", refuse)
+        monkeypatch.setattr(padded, "write_atomically", refuse)
     else:
-        content = json.loads((job.forge / "hang.json").read_text())
-        (job.forge / "hang.json").write_text(json.dumps(content | {"more": 1}))
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"more": 1}))
+    monkeypatch.setattr(hang_files, "clear", full)
     for _ in range(3):
-        job.hangs._looked = 0.0
-        job.hangs.look({})
+        job.expire()
     assert len(job.said) == 1
-    assert "cannot be found out" in job.said[0]
+    assert job.said[0].startswith("hang detection failed: ")
     assert job.hangs.explain(Outcome(-9)).reason is Reason.crashed
 
 
 def test_a_disk_that_fills_up_meanwhile_does_not_keep_a_hang_from_its_end(job, monkeypatch):
-    """There is no room for another file; there is for new content of the one that is there."""
-
-    def full(*_, **__):
-        raise OSError(28, "no space")
-
-    both = answer(0), answer(1)
+    """It has no room for another file, but the query can be overwritten."""
+    both = report(0), report(1)
     job.answer(*both)
-    for one in stacks(*both):
-        hang_files.answer(job.forge, one)
-    for module in (padded, hangs, hang_files):
+    job.answer(both[0])
+    for module in (padded, hangs):
         monkeypatch.setattr(module, "write_atomically", full)
-    job.hangs.look({})
-    assert job.phase is Phase.end
+    monkeypatch.setattr(hangs, "write_json", full)
+    job.answer(both[1])
+    assert job.phase is QueryPhase.end
     assert job.hangs.explain(Outcome(-9)).reason is Reason.hung
 
 
 def test_a_rank_that_shows_no_stacks_is_not_missing(job, monkeypatch):
-    """It has answered, and its disk or its node was too slow for more."""
-    both = answer(0), answer(1, step=6)
+    """It has reported before; its disk or its node was too slow for more."""
+    both = report(0), report(1, step=6)
     job.answer(*both)
-    monkeypatch.setattr(hangs, "_STACKS_S", 0.0)
-    job.answer(*stacks(both[0]))
-    assert job.phase is Phase.end
+    monkeypatch.setitem(hangs._PATIENCE_S, QueryPhase.stacks, 0.0)
+    job.answer(both[0])
+    assert job.phase is QueryPhase.end
     assert "fewest steps" in job.said[0]
 
 
@@ -304,35 +360,35 @@ BEHIND = {
         1,
         "wait in a collective",
     ),
-    "elsewhere": ({1: {"line": "a:1 in f", "inside": "b:2 in g"}}, 1, "elsewhere"),
+    "elsewhere": ({1: {"line": "a:1 in f", "inside": "b:2 in g"}}, 1, "another line"),
     "all in torch": (
         {n: {"line": f"a:{n} in f", "inside": f"{TORCH}:{n} in b"} for n in range(4)},
         0,
-        "nothing tells it",
+        "nothing distinguishes it",
     ),
-    "who asked": ({}, 0, "nothing tells it from the others"),
+    "all the same": ({}, 0, "nothing distinguishes it"),
     "outside of torch": (
         {
             n: {"line": f"a:{n} in f", "inside": f"{'/x' if n == 2 else TORCH}:1 in b"}
             for n in range(4)
         },
         2,
-        "outside of torch",
+        "outside torch",
     ),
     "nobody knows": (
         {n: {"line": f"a:{n} in f"} for n in range(4)},
         0,
-        "nothing tells it from the others",
+        "nothing distinguishes it",
     ),
 }
 
 
 @pytest.mark.parametrize(("changes", "rank", "because"), BEHIND.values(), ids=BEHIND)
 def test_the_rank_that_holds_up_the_others_is_named(changes, rank, because):
-    """Whoever is ahead must not be blamed."""
-    answers = {n: answer(n, **changes.get(n, {})) for n in range(4)}
-    found = blame(QUESTION, answers, set(range(4)))
-    assert found.who.rank == rank
-    assert because in str(found)
-    other = blame(replace(QUESTION, rank=3), answers, set(range(4)))
-    assert other.who.rank == (3 if "nothing tells" in because else rank)
+    """A rank that only waits must not be named."""
+    reports = {n: report(n, **changes.get(n, {})) for n in range(4)}
+    hang = find_culprit(QUERY, reports, set(range(4)))
+    assert hang.culprit.rank == rank
+    assert because in str(hang)
+    other = find_culprit(replace(QUERY, rank=3), reports, set(range(4)))
+    assert other.culprit.rank == (3 if "nothing distinguishes" in because else rank)

@@ -1,14 +1,15 @@
-"""What a supervisor makes of its task's page."""
+"""What a supervisor reports of its task's progress."""
 
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 from harness import until
 from started import Popen
 
 from forge.job import hang_files, hang_watch
-from forge.job.hang_files import Phase, Question
+from forge.job.hang_files import HangQuery, QueryPhase
 from forge.job.hang_watch import HangWatch
 from forge.jobdir.job_files import ATTEMPT, RANK, RANKS
 from forge.process import processes, stacks
@@ -17,12 +18,15 @@ from forge.process.progress import Marks, Page, Section
 LIMIT_S = 10.0
 
 
+QUERY = HangQuery(attempt=1, rank=1, time=5.0)
+
+
 class Watched:
-    """A task of which this process plays the writer, and its supervisor's eye."""
+    """A supervisor's watch over a task; this process plays the task, and the wrapper."""
 
     def __init__(self, folder, rank=0, ranks=1):
         self.forge = folder / ".forge"
-        self.forge.mkdir(exist_ok=True)
+        hang_files.clear(self.forge)
         environment = {ATTEMPT: "1", RANK: str(rank), RANKS: str(ranks)}
         self.watch = HangWatch(self.forge, environment)
         self.marks = Marks.open(self.watch.environ)
@@ -33,11 +37,17 @@ class Watched:
         return [self.watch.tick(0.5, is_stopping=is_stopping) for _ in range(int(2 * seconds))][-1]
 
     @property
-    def question(self):
-        return hang_files.read(self.forge, 1)
+    def expired(self):
+        """What it has reported without a query; None: nothing."""
+        return next(iter(hang_files.read_reports(self.forge, 1, [self.rank])), None)
+
+    def ask(self, query=QUERY, **changes):
+        hang_files.write_query(self.forge, replace(query, **changes))
 
     def answer(self):
-        return hang_files.answer_of(self.forge, self.rank, self.question)
+        """Its report to the query that is there; None: nothing so far."""
+        query = hang_files.read_query(self.forge, 1)
+        return next(iter(hang_files.read_reports(self.forge, 1, [self.rank], query)), None)
 
 
 @pytest.fixture
@@ -55,12 +65,11 @@ def task(tmp_path, held):
     one.marks.close()
 
 
-def test_it_asks_once_the_limit_has_passed_and_answers_itself(task):
+def test_a_limit_that_has_passed_is_reported(task):
     task.pass_s(LIMIT_S)
-    assert task.question is None
+    assert task.expired is None
     task.pass_s(2)
-    assert (task.question.rank, task.question.phase) == (0, Phase.expired)
-    found = task.answer()
+    found = task.expired
     assert (found.section, found.step, found.pid) == ("step", 7, os.getpid())
     assert (found.is_expired, found.excuse) == (True, "")
     assert found.waited_s > LIMIT_S
@@ -71,20 +80,20 @@ def test_progress_begins_the_count_anew(task):
     for _ in range(5):
         task.pass_s(LIMIT_S - 1)
         task.marks.advance()
-    assert task.question is None
+    assert task.expired is None
 
 
 def test_without_a_limit_nothing_hangs(task):
     task.marks.enter(Section.step, 8, 0.0)
     task.pass_s(1000)
-    assert task.question is None
+    assert task.expired is None
 
 
 def test_outside_of_a_run_nothing_hangs(task):
     """What main does before and after it is nobody's business."""
     task.marks.close()
     task.pass_s(1000)
-    assert task.question is None
+    assert task.expired is None
 
 
 def test_time_in_which_the_task_is_stopped_or_asked_to_stop_does_not_count(task, monkeypatch):
@@ -94,59 +103,68 @@ def test_time_in_which_the_task_is_stopped_or_asked_to_stop_does_not_count(task,
     with monkeypatch.context() as patch:
         patch.setattr(processes, "is_suspended", lambda pid: pid == os.getpid())
         task.pass_s(1000)
-    assert task.question is None
+    assert task.expired is None
     task.pass_s(3)
-    assert task.question is not None
+    assert task.expired is not None
 
 
 def test_time_in_which_the_supervisor_was_stopped_does_not_count(task):
     """The whole machine, a gang: one long tick is no long wait."""
     for _ in range(3):
         task.watch.tick(1000.0, is_stopping=False)
-    assert task.question is None
+    assert task.expired is None
 
 
-def test_what_was_no_hang_is_asked_again_after_twice_the_time(task):
-    """Others wait for a rank that is slow: stacks every second would help nobody."""
-    task.pass_s(LIMIT_S + 2)
+def test_a_limit_that_was_no_hang_is_reported_again_after_twice_the_time(task):
+    """The other ranks wait for a slow rank: to collect stacks every second would help nobody."""
+    task.pass_s(LIMIT_S + 1)
+    task.ask()
+    task.pass_s(1)
     waited_s = task.answer().waited_s
-    hang_files.withdraw(task.forge)
+    hang_files.clear(task.forge)
     task.pass_s(waited_s - 1)
-    assert task.question is None
+    assert task.expired is None
     task.pass_s(5)
-    assert task.answer().waited_s > 2 * waited_s
-    hang_files.withdraw(task.forge)
+    assert task.expired.waited_s > 2 * waited_s
+    hang_files.clear(task.forge)
     task.marks.advance()
-    task.pass_s(LIMIT_S + 2)  # it has moved on: this is another one
-    assert task.answer().waited_s < waited_s + 1
+    task.pass_s(LIMIT_S + 2)  # it has made progress: this is another wait
+    assert task.expired.waited_s < waited_s + 1
 
 
-def test_another_ranks_question_is_answered_and_the_end_kills(tmp_path, held):
+def test_a_report_that_nobody_has_read_is_written_again(task):
+    """The wrapper can withdraw another query, and empty the folder, at the same moment."""
+    task.pass_s(LIMIT_S + 1)
+    hang_files.clear(task.forge)
+    task.pass_s(12)
+    assert task.expired is not None
+
+
+def test_a_query_is_answered_and_its_end_kills(tmp_path, held):
     """Rank 1 trains, as far as it knows; the wrapper knows more."""
     task = Watched(tmp_path, rank=1, ranks=2)
     task.marks.enter(Section.save, 3, 3600.0)
-    question = Question(attempt=1, rank=0, time=5.0)
-    hang_files.ask(task.forge, question)
-    assert not task.pass_s(15)  # within ten seconds it looks
+    task.ask(rank=0)
+    assert not task.pass_s(15)  # it looks every ten seconds
     found = task.answer()
     assert (found.rank, found.section, found.is_expired) == (1, "save", False)
     assert found.excuse == "is in `save` for 0 s, within its limit"
-    hang_files.end(task.forge, question)
+    task.ask(rank=0, phase=QueryPhase.end)
     until(lambda: task.pass_s(0.5), "the end")
     task.marks.close()
 
 
-def test_a_rank_that_makes_progress_looks_for_questions_once_a_minute(tmp_path, held, monkeypatch):
-    """A thousand of them look at the same disk."""
+def test_a_rank_that_makes_progress_looks_for_a_query_once_a_minute(tmp_path, held, monkeypatch):
+    """A thousand ranks look at the same disk."""
     looks = []
-    monkeypatch.setattr(hang_files, "read", lambda *_: looks.append(1))
+    monkeypatch.setattr(hang_files, "read_query", lambda *_: looks.append(1))
     task = Watched(tmp_path)
     for step in range(600):
         task.marks.enter(Section.step, step, 300.0)
         task.pass_s(1)
     assert len(looks) == 10
     task.pass_s(100)
-    assert len(looks) == 20  # now others might ask, too
+    assert len(looks) == 20  # now the limits of other ranks can have passed, too
     task.marks.close()
 
 
@@ -177,8 +195,8 @@ def test_who_was_killed_in_a_step_does_not_hang_there(tmp_path, end):
     process.communicate(b"1") if "exit" in end else process.stdin.close()
     until(lambda: not task.watch._page.is_held(), "the end")
     task.pass_s(100)
-    assert task.question is None
-    hang_files.ask(task.forge, Question(attempt=1, rank=1, time=1.0))
+    assert task.expired is None
+    task.ask()
     task.pass_s(100)
     assert (task.answer().section, task.answer().excuse) == ("outside", "")
 
@@ -188,22 +206,22 @@ def test_a_worker_in_a_debugger_is_no_hang_of_its_task(task, monkeypatch):
     monkeypatch.setattr(processes, "descendants", lambda root=None: [os.getpid(), 77])
     monkeypatch.setattr(processes, "is_suspended", lambda pid: pid == 77)
     task.pass_s(LIMIT_S + 2)
-    assert task.answer().excuse == "is stopped, or in a debugger"
+    assert task.expired.excuse == "is stopped, or in a debugger"
 
 
 def test_a_rank_that_was_asked_to_stop_has_a_deadline_of_its_own(task):
-    """It waits, and so may another rank that asks."""
+    """It waits, and so can another rank whose limit passes."""
     task.pass_s(LIMIT_S + 1, is_stopping=True)
-    hang_files.ask(task.forge, Question(attempt=1, rank=1, time=5.0))
+    task.ask()
     task.pass_s(LIMIT_S + 1, is_stopping=True)
     assert task.answer().excuse == "was asked to stop"
 
 
-def test_what_moved_while_its_stacks_were_written_is_answered(task, monkeypatch):
-    """Else the job would be ended for what it has got over."""
+def test_progress_made_while_stacks_were_written_is_reported(task, monkeypatch):
+    """Otherwise the job would be ended though it goes on."""
     monkeypatch.setattr(processes, "descendants", lambda root=None: [])
     task.pass_s(LIMIT_S + 2)
-    before = task.answer()
+    before = task.expired
 
     def slow(fd, pids):
         yield
@@ -214,17 +232,15 @@ def test_what_moved_while_its_stacks_were_written_is_answered(task, monkeypatch)
 
     monkeypatch.setattr(stacks, "gather", slow)
     (task.forge.parent / "hangs/1").mkdir(parents=True)
-    hang_files.ask_for_stacks(task.forge, task.question, "hangs/1")
+    task.ask(phase=QueryPhase.stacks, folder="hangs/1")
     until(lambda: task.pass_s(0.5) or task.answer(), "the answer")
     assert task.answer().count != before.count
     assert task.answer().line == task.answer().inside == "a.py:3 in f"
 
 
-def test_a_question_of_another_attempt_says_nothing(task):
-    """A network disk may show a file that is gone."""
-    other = Question(attempt=2, rank=1, time=1.0)
-    hang_files.ask(task.forge, other)
-    hang_files.end(task.forge, other)
+def test_a_query_of_another_attempt_is_ignored(task):
+    """A network file system can show a file that was removed."""
+    task.ask(attempt=2, phase=QueryPhase.end)
     assert not task.pass_s(20)
 
 
@@ -233,7 +249,7 @@ def test_stacks_are_gathered_without_waiting(task, monkeypatch):
     monkeypatch.setattr(processes, "descendants", lambda root=None: [])
     task.pass_s(LIMIT_S + 2)
     (task.forge.parent / "hangs/1").mkdir(parents=True)
-    hang_files.ask_for_stacks(task.forge, task.question, "hangs/1")
+    task.ask(phase=QueryPhase.stacks, folder="hangs/1")
     assert task.watch.tick_s == hang_watch.TICK_S
     task.watch.tick(0.5, is_stopping=False)
     while task.answer() is None:
@@ -245,17 +261,17 @@ def test_stacks_are_gathered_without_waiting(task, monkeypatch):
     assert f"thread {os.getpid()} " in text
 
 
-def test_where_it_cannot_ask_it_says_so_and_tries_again_later(task, monkeypatch):
-    """A full disk: the task trains on, or is looked at by hand."""
+def test_a_report_that_cannot_be_written_raises_and_is_tried_again_later(task, monkeypatch):
+    """On a full disk the task goes on; the supervisor logs the error."""
 
     def full(*_):
         raise OSError(28, "no space")
 
     with monkeypatch.context() as patch:
-        patch.setattr(hang_files, "write_all", full)
+        patch.setattr(hang_files, "write_json", full)
         with pytest.raises(OSError, match="no space"):
             task.pass_s(LIMIT_S + 2)
-        assert task.question is None
+        assert task.expired is None
         task.pass_s(5)
     task.pass_s(10)
-    assert task.question is not None
+    assert task.expired is not None

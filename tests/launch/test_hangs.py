@@ -141,7 +141,7 @@ def test_warn_logs_it_once_and_lets_the_job_go_on(make, shared_folder):
     assert job.state["counts"]["restarts"] == 0
     assert len(job.hangs) == 1
     assert job.output.count("rank 0 hangs") == 1
-    assert not list((job.directory / ".forge").glob("hang.json"))
+    assert not list((job.directory / ".forge").glob("hang/*"))
 
 
 @pytest.mark.slow
