@@ -106,14 +106,22 @@ def plain(value: Any) -> Any:
 
 def find(key: str) -> tuple[str, Removed] | None:
     """(the removed key or group that `key` is or belongs to, what became of it), if any."""
+    pattern = _pattern(key)
+    if pattern is None:
+        return None
+    return ".".join(key.split(".")[: pattern.count(".") + 1]), REMOVED[pattern]
+
+
+def _pattern(key: str) -> str | None:
+    """The first key of `REMOVED` that stands for this key."""
     parts = key.split(".")
-    for pattern, removed in REMOVED.items():
+    for pattern in REMOVED:
         words = pattern.split(".")
         head = parts[: len(words)]
         if len(head) == len(words) and all(
             word in ("*", part) for word, part in zip(words, head, strict=True)
         ):
-            return ".".join(head), removed
+            return pattern
     return None
 
 
@@ -162,10 +170,27 @@ def _without(group: Mapping[Any, Any], prefix: str, names: list[str]) -> dict[An
 
 
 def notify(names: list[str]) -> None:
-    """Say which keys of a job's stored policy are ignored, if there are any."""
-    if names:
-        shown = messages.few((f"`resilience.{name}`" for name in dict.fromkeys(names)), 5)
+    """Log which keys of a job's stored policy are ignored, if there are any.
+
+    `checks.*.threshold` stands for the key of each check, and many keys of one group for a count:
+    an old policy has dozens of keys that no longer exist.
+    """
+    groups: dict[str, set[str]] = {}
+    for name in names:
+        pattern = _pattern(name) or name
+        groups.setdefault(pattern.rpartition(".")[0], set()).add(pattern)
+    shown = [
+        f"{len(keys)} keys of `resilience.{group}`"
+        if len(keys) > _LISTED
+        else ", ".join(f"`resilience.{key}`" for key in sorted(keys))
+        for group, keys in groups.items()
+    ]
+    if shown:
         messages.warn(
             "This job was started by an earlier version of forge. Keys of its stored policy that no"
-            f" longer exist are ignored: {shown}."
+            f" longer exist are ignored: {', '.join(shown)}."
         )
+
+
+_LISTED = 3
+"""Removed keys of one group that the notice lists; of more keys it names the group."""

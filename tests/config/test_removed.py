@@ -146,6 +146,24 @@ def test_the_config_that_a_job_was_submitted_with_is_read(said):
     assert len(said) == 1
 
 
+def test_the_notice_names_every_ignored_key_or_its_group_in_one_short_line(said):
+    """The policy of an earlier version has sixty keys that no longer exist."""
+    checks = ["disk", "gpu", *(key.split(".")[2] for key in REMOVED if key.count(".") == 2)]
+    limits = {"action": "warn", "threshold": 1.0, "timeout_s": 60.0}
+    old = {
+        "health": {"checks": {name: dict(limits) for name in checks}},
+        "hang": {"factor": 3, "min_s": 300},
+        "checkpoint": {"on_foreign": "warn"},
+    }
+    removed.notify(removed.without(old)[1])
+    (notice,) = said
+    assert notice.partition("ignored: ")[2] == (
+        "`resilience.health.checks.*.threshold`, `resilience.health.checks.*.timeout_s`,"
+        f" {len(checks) - 2} keys of `resilience.health.checks`, `resilience.hang.factor`,"
+        " `resilience.hang.min_s`, `resilience.checkpoint.on_foreign`."
+    )
+
+
 def test_a_job_that_was_started_before_resumes_with_a_notice(tmp_path):
     """Its stored config is one that this version would refuse in a user's file."""
     app = App(tmp_path / "app")
