@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import difflib
 import functools
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
+from enum import Enum
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -122,13 +124,32 @@ def known_keys() -> tuple[str, ...]:
     return (*found, *(f"slurm.{name}" for name in slurm_keys.PER_JOB))
 
 
+_EXAMPLES = {
+    "health.checks": "gpu=refuse",
+    "checkpoint.best": "metric=val_loss",
+    "shutdown": "timeout_s=60",
+    "slurm": "timeout_min=60",
+}
+"""Group -> an override of one of its keys. For other groups: the first key with its default."""
+
+
 def group_problem(key: str) -> str | None:
     """What is wrong with a value for this key, if it is a group; names a few keys of it."""
-    members = [f"resilience.{one}" for one in known_keys() if one.startswith(f"{key}.")]
+    inside = f"{key}."
+    members = [one.removeprefix(inside) for one in known_keys() if one.startswith(inside)]
     if not members:
         return None
+    example = _EXAMPLES.get(key) or f"{members[0]}={_default(f'{key}.{members[0]}')}"
     some = messages.few(members, _NEIGHBOURS)
-    return f"is a group of keys, not a value. Set one of {some}."
+    return f"expected a group of keys ({some}), for example `resilience.{key}.{example}`."
+
+
+def _default(key: str) -> str:
+    """The default of a key, as an override takes it."""
+    value = OmegaConf.select(_defaults(), key)
+    if isinstance(value, Enum):
+        return value.name
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def nearest_key(key: str) -> str | None:

@@ -52,7 +52,7 @@ def hints_for(keys: Iterable[str]) -> list[str]:
         if refused is not None:
             found.append(refused)
         elif problem := group_problem(key):
-            found.append(f"`resilience.{key}` {problem}")
+            found.append(f"`resilience.{key}`: {problem}")
         elif group == "signal.actions" and signal_name(name) in SIGNALS:
             found.append(f"write `resilience.{group}.{signal_name(name)}=…`")
         elif near:

@@ -4,6 +4,7 @@ One module, since it is one list.
 """
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -11,8 +12,8 @@ from dataclasses import asdict
 import pytest
 from omegaconf import OmegaConf
 
-from forge.config.conversion import nearest_key
-from forge.config.loading import load
+from forge.config.conversion import known_keys, nearest_key
+from forge.config.loading import from_overrides, load
 from forge.config.rules import directory_problem
 from forge.config.schema import (
     SIGNALS,
@@ -106,7 +107,7 @@ SINGLE = [
     ("health.checks.gpu", "exclude", CHECK_ACTIONS),
     ("health.checks.gpu", None, CHECK_ACTIONS),
     ("health.checks.fan", "warn", "there is no such key"),
-    ("health.checks", ["disk"], "is a group of keys, not a value"),
+    ("health.checks", ["disk"], "expected a group of keys"),
     ("health.checks.disk", "???", CHECK_ACTIONS),
     # booleans where a word or number is expected: YAML reads off, on, yes and no so
     ("nan.action", False, f"expected {WORDS}, found a boolean"),
@@ -129,7 +130,7 @@ SINGLE = [
     ("slurm.n_jobs", 2, "of the whole sweep, not of one job. Set `hydra.launcher.n_jobs`"),
     ("slurm.signal_delay_s", 9, "Set `resilience.signal.warning_s`"),
     ("slurm.timeout", 9, "no such key. Did you mean `resilience.slurm.timeout_min`?"),
-    ("slurm", 9, "is a group of keys"),
+    ("slurm", 9, "expected a group of keys"),
     # directories
     ("checkpoint.dir", "", "is empty. Name a directory, or leave the default"),
     ("checkpoint.dir", "  ", "is empty"),
@@ -138,10 +139,10 @@ SINGLE = [
     ("checkpoint.dir", "~/saves", "Write the path in full, or as `${oc.env:HOME}/…`"),
     ("checkpoint.dir", "/proc/forge/saves", "/proc cannot be written"),
     # groups and keys
-    ("nan", "skip", "is a group of keys, not a value. Set one of resilience.nan.action,"),
-    ("nan", None, "is a group of keys"),
-    ("signal.actions", "stop", "is a group of keys"),
-    ("nan.rollback", 3, "is a group of keys"),
+    ("nan", "skip", "expected a group of keys (action,"),
+    ("nan", None, "expected a group of keys"),
+    ("signal.actions", "stop", "expected a group of keys"),
+    ("nan.rollback", 3, "expected a group of keys"),
     ("nan.actoin", "skip", "no such key. Did you mean `resilience.nan.action`?"),
     ("nan.rollback.stepsback", 3, "Did you mean `resilience.nan.rollback.steps_back`?"),
     ("nan.lr_scale", 0.5, "Did you mean `resilience.nan.rollback.lr_scale`?"),
@@ -249,10 +250,25 @@ def test_a_misused_group_names_a_few_of_its_keys():
     """A page of keys hides the sentence before it."""
     for group in ("slurm", "checkpoint", "health"):
         (problem,) = problems({group: 1})
-        assert 3 <= problem.count("resilience.") <= 6
-        assert " and " in problem.rpartition("Set one of")[2]
+        names, _, _ = problem.partition("expected a group of keys (")[2].partition("), for")
+        assert names.count(", ") == 4
+        assert re.search(r" and \d+ more$", names)
         (hint,) = hints_for([group])
-        assert hint.startswith(f"`resilience.{group}` is a group of keys, not a value. Set one of")
+        assert hint == problem.replace("=1`", "`", 1)
+
+
+def test_every_group_has_an_example_that_can_be_pasted():
+    groups = {key.rsplit(".", n)[0] for key in known_keys() for n in range(1, key.count(".") + 1)}
+    for group in groups:
+        (problem,) = problems(nested(group, 1))
+        assert problem.count(". ") == 0  # one sentence
+        example = re.search(r"for example `(\S+)`\.$", problem)[1]
+        from_overrides([example])
+    (problem,) = problems({"health": {"checks": []}})
+    assert problem == (
+        "`resilience.health.checks=[]`: expected a group of keys (disk, shm, gpu, gpu_memory,"
+        " gpu_driver and 1 more), for example `resilience.health.checks.gpu=refuse`."
+    )
 
 
 @pytest.mark.parametrize(
