@@ -75,6 +75,7 @@ class Hangs:
         action: str,
         record: Callable[..., None],
         say: Callable[[str], None],
+        note: Callable[[str], None],
     ) -> None:
         """Begin without a query.
 
@@ -84,10 +85,11 @@ class Hangs:
             action: The name of a `HangAction`.
             record: Writes a line into the job's ledger.
             say: Writes a line into the job's output.
+            note: Shows a hang that is only logged to the job's launcher.
         """
         self._directory, self._forge = directory, forge_dir(directory)
         self._ranks, self._action = ranks, HangAction[action]
-        self._record, self._say = record, say
+        self._record, self._say, self._note = record, say, note
         self._attempt = 0
         self._query: HangQuery | None = None
         self._waited_s = 0.0
@@ -207,7 +209,8 @@ class Hangs:
         hang = find_culprit(query, reports, live)
         then = "left alone" if self._action is HangAction.warn else "ended"
         then = f"the job is {then} (`resilience.hang.action={self._action.name}`)"
-        self._say(f"{hang}; {then}; stacks, and what to do, are in {query.folder}/summary.txt")
+        text = f"{hang}; {then}; stacks, and what to do, are in {query.folder}/summary.txt"
+        self._say(text)
         self._record("hang", **hang.fields, action=self._action.name, folder=query.folder)
         with contextlib.suppress(OSError):  # a full disk: the message says most of it
             folder = self._directory / query.folder
@@ -215,6 +218,7 @@ class Hangs:
             write_json(folder / "summary.json", hang.fields | {"ranks": ranks})
             write_atomically(folder / "summary.txt", _summary(hang, reports, live))
         if self._action is HangAction.warn:
+            self._note(text)
             self._withdraw()
         else:
             self._ask(replace(query, phase=QueryPhase.end))

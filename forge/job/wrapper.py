@@ -80,7 +80,7 @@ class Job(ABC):
         self.plan = plan.read(directory)
         self.counts = Counts()
         ranks, action = self.plan.num_ranks, self.plan.hang
-        self.hangs = Hangs(directory, ranks, action, self._record, self._print)
+        self.hangs = Hangs(directory, ranks, action, self._record, self._print, self._note_hang)
         self._because = ""
         self._asked: Reason | None = None
         self._began = time.time()
@@ -253,6 +253,11 @@ class Job(ABC):
             write_padded(self.forge / STATE, json.dumps(content) + "\n", _STATE_BYTES)
         except OSError as error:  # a full disk ends no job
             self._print(f"state.json cannot be written: {error}")
+
+    def _note_hang(self, text: str) -> None:
+        """Write a hang that is only logged into the state, where the launcher finds it."""
+        if self._asked is None:  # otherwise the state says that the job stops
+            self._write_state("running", self._because, time=self._began, hang=text)
 
     def _record(self, kind: str, **values: Any) -> None:
         """Account for it in the job's own ledger."""

@@ -177,6 +177,8 @@ class SlurmJob(Job):
         start = {"slurm_job": self._job, "slurm_restarts": self._slurm_restarts}
         start |= {"ancestors": self._ancestors}
         start |= self._exclusions.to_json()
+        if state == "running" and self._is_ending:
+            start["is_ending"] = True
         super()._write_state(state, because, **start, step=self._step, **more)
 
     def _end_step(self) -> None:
@@ -266,7 +268,7 @@ class SlurmJob(Job):
                 self._pass_on()
             if self._is_ending and not was_ending:
                 # If it is killed before it can say why.
-                self._write_state("running", self._because, is_ending=True, time=self._began)
+                self._write_state("running", self._because, time=self._began)
                 deadline = min(deadline, time.monotonic() + self._patience_s())
             reports = self._reports()
             ended = ((rank, report) for rank, report in enumerate(reports) if report is not None)

@@ -40,13 +40,14 @@ class Ruled:
     def __init__(self, folder, ranks=2, action="restart"):
         self.folder, self.forge = folder, folder / ".forge"
         self.files = self.forge / "hang"
-        self.lines, self.said = [], []
+        self.lines, self.said, self.noted = [], [], []
         self.hangs = Hangs(
             folder,
             ranks,
             action,
             lambda kind, **more: self.lines.append((kind, more)),
             self.said.append,
+            self.noted.append,
         )
         self.hangs.begin(1)
 
@@ -98,6 +99,7 @@ def test_a_hang_is_shown_by_all_and_then_ended(job):
     ended = job.hangs.explain(Outcome(-9, is_held=True, is_supervisor_lost=True))
     assert str(ended) == job.said[0].partition("; the job")[0]
     assert (ended.reason, ended.exit_code, ended.state) == (Reason.hung, 70, "failed")
+    assert job.noted == []  # how the attempt ended is shown anyway
     assert ended.hung_at == 7
 
 
@@ -201,6 +203,7 @@ def test_warn_goes_on(tmp_path):
     job.answer(*both)
     assert job.phase is None
     assert [kind for kind, _ in job.lines] == ["hang"]
+    assert job.noted == job.said  # the launcher shows it, too
     assert job.hangs.explain(Outcome(-9)).reason is Reason.crashed
     moved = report(0, count=10), report(1, count=10)
     job.expire(moved[0])

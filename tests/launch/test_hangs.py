@@ -134,9 +134,12 @@ def test_warn_logs_it_once_and_lets_the_job_go_on(make, shared_folder):
     app = make()
     sweep = app.start("hang.where=step", "hang.how=slow", "resilience.hang.action=warn")
     job = app.job(0)
-    sweep.wait_for(lambda: (job.directory / "hangs/1/summary.txt").exists(), "the hang")
+    sweep.wait_for(lambda: "rank 0 hangs" in job.state.get("hang", ""), "the hang")
+    hang = job.state["hang"]
+    sweep.wait_for(lambda: f"job 0: {hang} ({job.directory})" in sweep.output, "its line")
     (app.folder / "go").touch()
     assert sweep.wait() == 0, sweep.output
+    assert sweep.output.count("rank 0 hangs") == 1
     assert_same_end(job, undisturbed(shared_folder))
     assert job.state["counts"]["restarts"] == 0
     assert len(job.hangs) == 1

@@ -73,7 +73,7 @@ class Display:
         for view in views:
             text = news(view, self._last.get(view.number))
             self._last[view.number] = view
-            if text and (view.remark or not self.is_live):  # else the table says it
+            if text and (view.remark or view.hang or not self.is_live):  # else the table says it
                 self._pending.append((f"job {view.number}: {text}", STYLES[view.state]))
         if not self.is_live and time.monotonic() - self._summed_s >= SUMMARY_S:
             self._summarize()

@@ -35,6 +35,8 @@ class ObservedJob(ABC):
     rank: int = 0
     """The rank that ended the job: its output and its exception say why."""
     restarts: int = 0
+    hang: str = ""
+    """A hang of this attempt that was only logged, for people."""
     waits_for: str = ""
     """On a cluster: why it waits in the queue, in Slurm's word."""
     taken: float = 0.0
@@ -80,6 +82,7 @@ class ObservedJob(ABC):
         if content["counts"]["restarts"] != self.restarts:
             self.restarts, self._first = content["counts"]["restarts"], None
         self._since = content["time"]
+        self.hang = content.get("hang", "")
         self._has_steps = content.get("has_steps", True)
         self.rank = content.get("rank", 0)
 
@@ -110,6 +113,7 @@ class ObservedJob(ABC):
             left_s,
             "" if state is State.finished else self.because,
             self.waits_for if state is State.queued else "",
+            self.hang,
         )
 
     def _rate(self, step: int) -> float | None:

@@ -33,6 +33,8 @@ def news(view: JobView, last: JobView | None) -> str:
         return f"{view.state.value}{_at(view)}{remark}{place}"
     if last is not None and view.restarts > last.restarts:
         return f"restart {view.restarts}{_at(view)}{remark}"
+    if view.hang and (last is None or view.hang != last.hang):
+        return escape(f"{view.hang} ({view.directory})")
     is_start = was is State.queued and view.state in ACTIVE and (last is None or not view.restarts)
     return f"started {escape(view.overrides)}" if is_start else ""
 

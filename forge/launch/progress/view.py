@@ -52,3 +52,5 @@ class JobView:
     """Why it failed or was restarted, in a few words; may be empty."""
     waits_for: str = ""
     """On a cluster: why it waits in the queue, in Slurm's word."""
+    hang: str = ""
+    """A hang that was only logged (`hang.action=warn`); may be empty."""

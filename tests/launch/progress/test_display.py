@@ -192,6 +192,20 @@ def test_prints_appear_above_the_table(terminal, monkeypatch):
     assert [line.split()[0] for line in screen[1:]] == ["job", "0", "0"]
 
 
+@pytest.mark.parametrize("mode", ["live", "plain"])
+def test_a_hang_that_is_only_logged_is_a_line_of_its_own_once(terminal, mode):
+    """The table does not show it, and nobody reads the output of a job that runs."""
+    at = terminal(200)
+    with Display(at.stream, mode) as shown:
+        shown.update([half_done(0)])
+        for _ in range(3):
+            shown.update([half_done(0, hang="rank 3 hangs: no progress")])
+        shown.update([half_done(0, hang="rank 1 hangs: no progress")])
+        shown.update([half_done(0)])
+    lines = [line for line in at.screen() if "hangs" in line]
+    assert lines == [f"job 0: rank {n} hangs: no progress (multirun/0)" for n in (3, 1)]
+
+
 def test_a_stdout_that_leads_elsewhere_is_left_alone(terminal, monkeypatch, tmp_path):
     """`python train.py -m > log` keeps its lines in the log."""
     at = terminal()
