@@ -103,18 +103,26 @@ def _values(hint: Any, known: keys.Key) -> str:
 def tables() -> str:
     """The tables of the reference."""
     found = {row.key: row for row in rows()}
-    first = [found.pop(key) for key in FIRST]
-    return (
-        f"{BEGIN}\n\n### Ten keys to look at first\n\n{_table(first)}\n"
-        f"### All other keys\n\n{_table(list(found.values()))}\n{END}"
-    )
+    parts = {"Ten keys to look at first": [found.pop(key) for key in FIRST]}
+    for row in found.values():
+        parts.setdefault(_part(row.key), []).append(row)
+    shown = "".join(f"### {name}\n\n{_table(some)}\n" for name, some in parts.items())
+    return f"{BEGIN}\n\n{shown}{END}"
+
+
+def _part(key: str) -> str:
+    """The heading under which a key stands."""
+    group, dot, _ = key.partition(".")
+    return f"More of {group}" if dot else "The whole policy"
 
 
 def _table(found: list[Row]) -> str:
-    lines = [["key under `resilience`", "default", "values", "meaning"], ["---"] * 4]
+    lines = [["key under `resilience`", "default", "meaning"], ["---"] * 3]
     for row in found:
         anchor = f'<a id="{row.key}"></a>`{row.key}`'
-        cells = [anchor, f"`{_flow(row.default)}`", row.values, row.meaning]
+        is_told = row.values in ("text", "mapping", "list")  # the default shows that
+        meaning = row.meaning if is_told else f"{row.meaning} *Values:* {row.values}."
+        cells = [anchor, f"`{_flow(row.default)}`", meaning]
         lines.append([cell.replace("|", "\\|") for cell in cells])
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 

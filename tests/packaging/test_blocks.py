@@ -13,7 +13,9 @@ from types import SimpleNamespace
 import hydra
 import pytest
 import readme
+import shown
 import torch
+from forked import completed
 from harness import Process
 from repository import ROOT, files
 from torch.utils.data import DataLoader
@@ -27,7 +29,11 @@ PAGES = [
 WRITTEN_BY_SPHINX = (
     *("{toctree}", "{include}", "{literalinclude}", "{eval-rst}", "{forge-reference}"),
 )
+"""The scripts that a page includes are run by test_gallery.py, and those of the examples."""
 ELSEWHERE = {
+    ("docs/cheat-sheet.md", "yaml", 0): "test_gallery.py::test_the_config_of_the_cheat_sheet",
+    ("docs/how-to/from-submitit-slurm.md", "diff", 0): "test_gallery.py::test_the_config_moved",
+    ("docs/examples.md", "text", 0): "test_gallery.py::test_two_ranks_of_torchrun",
     ("README.md", "diff", 0): "test_docs.py::test_the_diff_of_the_examples_is_up_to_date",
     ("docs/tutorial.md", "python", 0): "test_wheel.py::test_the_readme_app_runs",
     ("docs/tutorial.md", "yaml", 0): "test_wheel.py::test_the_readme_app_runs",
@@ -68,6 +74,24 @@ def blocks_of(page):
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 
+OUTPUTS = [block for block in BLOCKS if block[1] == "text" and block not in ELSEWHERE]
+"""What commands print, as it was when the page was written."""
+
+
+@pytest.mark.parametrize("block", OUTPUTS, ids=[f"{page}-{n}" for page, _, n in OUTPUTS])
+def test_what_a_command_prints_is_what_the_page_shows(block):
+    """A message that is reworded is reworded there, too: its reader greps for the line."""
+    page, language, which = block
+    lines = readme.blocks(language, ROOT / page)[which].splitlines()
+    unknown = {line: words for line in lines if (words := shown.unknown_in(line))}
+    assert not unknown
+
+
+def test_a_line_that_nothing_prints_is_found():
+    """Else any block would pass."""
+    assert shown.unknown_in("forge: Training commences at step 0") == ["commences"]
+
+
 def commands():
     """The lines of all shell blocks, without their comments, each once."""
     pages = {page for page, language, _ in BLOCKS if language == "sh"}
@@ -79,7 +103,7 @@ def test_every_block_is_held():
     """By the tests below, or by the one that is named above."""
     here = {("docs/" + page, "python", which) for page, which in FRAGMENTS}
     shell = {block for block in BLOCKS if block[1] == "sh"}
-    assert here | shell | set(ELSEWHERE) == set(BLOCKS)
+    assert here | shell | set(OUTPUTS) | set(ELSEWHERE) == set(BLOCKS)
     texts = {name: (ROOT / name).read_text() for name in files() if name.startswith("tests/")}
     for held in ELSEWHERE.values():
         file, _, test = held.partition("::")
@@ -107,10 +131,53 @@ def run_it(page, which, names):
     return names
 
 
+def write_tutorial(folder):
+    """Its app, with a tenth of the steps."""
+    app = readme.App.from_tutorial()
+    assert "steps: 20_000\n" in app.config
+    readme.App(app.script, app.config.replace("20_000", "2_000")).write_to(folder)
+
+
 def run_with_data(names):
-    with forge.Run(model=names["model"], optimizer=names["optimizer"]) as run:
-        run_it("tutorial.md", 1, names | {"run": run})
-    assert run.step == names["cfg"].steps
+    write_tutorial(Path.cwd())
+    Path("train_data.py").write_text(readme.blocks("python", readme.TUTORIAL)[1])
+    done = completed(["train_data.py"], Path.cwd())
+    assert (done.returncode, "step 0, epoch 0: loss" in done.stdout) == (0, True), done.stdout
+    metrics = forge.ledger.read(next(Path.cwd().glob("outputs/*/*"))).metrics
+    assert metrics[1999]["loss"] < metrics[0]["loss"]
+
+
+def plot_metrics(names):
+    with forge.Run({"checkpoint": {"dir": "runs/first"}}, model=names["model"]) as run:
+        for step in run.steps(3):
+            run.log(loss=step)
+    run_it("how-to/plot-metrics.md", 0, names)
+    assert Path("loss.png").stat().st_size > 1000
+
+
+def plot_a_sweep(names):
+    for number in "01":
+        folder = f"multirun/2026-11-24/18-00-00/{number}"
+        with forge.Run({"checkpoint": {"dir": folder}}, name=number, model=names["model"]) as run:
+            for step in run.steps(3):
+                run.log(loss=step)
+    run_it("how-to/plot-metrics.md", 1, names)
+    assert Path("sweep.png").stat().st_size > 1000
+
+
+def run_the_cheat_sheet(names):
+    names |= {
+        "schedule": torch.optim.lr_scheduler.ConstantLR(names["optimizer"]),
+        "evaluate": lambda model, check_stop: float(check_stop()),
+        "loss_fn": lambda model, batch: model(batch).square().mean(),
+    }
+    run = run_it("cheat-sheet.md", 0, names)["run"]
+    assert run.step == 10_000
+
+
+def run_the_front_page(names):
+    names |= {"loss_fn": lambda model, batch: model(batch).square().mean()}
+    assert run_it("index.md", 0, names)["run"].step == names["cfg"].steps
 
 
 def run_with_an_evaluation(names):
@@ -165,6 +232,10 @@ def ask_for_a_version(names):
 
 
 FRAGMENTS = {
+    ("index.md", 0): run_the_front_page,
+    ("cheat-sheet.md", 0): run_the_cheat_sheet,
+    ("how-to/plot-metrics.md", 0): plot_metrics,
+    ("how-to/plot-metrics.md", 1): plot_a_sweep,
     ("tutorial.md", 1): run_with_data,
     ("how-to/convert-a-loop.md", 0): run_with_an_evaluation,
     ("how-to/train-in-epochs.md", 0): run_in_epochs,
@@ -173,7 +244,7 @@ FRAGMENTS = {
 }
 
 
-@pytest.mark.parametrize("fragment", FRAGMENTS, ids=[page for page, _ in FRAGMENTS])
+@pytest.mark.parametrize("fragment", FRAGMENTS, ids=[f"{page}-{n}" for page, n in FRAGMENTS])
 def test_a_fragment_runs_in_a_script(names, fragment):
     """With what stands around it in the script of who copies it."""
     FRAGMENTS[fragment](names)

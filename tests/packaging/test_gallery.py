@@ -1,0 +1,127 @@
+"""The whole scripts of docs/examples.md, and the two moves to forge, run as they stand there."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import readme
+import yaml
+from cluster import wait_for
+from forked import completed, run
+from harness import assert_same_bits
+from repository import ROOT
+
+import forge
+from forge.config import load
+from forge.jobdir import ledger
+
+GALLERY = ROOT / "examples" / "gallery"
+HYDRA = {"plain_loop.py": "steps=300", "epochs.py": "epochs=3"}
+PLAIN = {"without_hydra.py": ["--steps", "300"], "handler_after.py": []}
+
+
+@pytest.fixture
+def start(tmp_path):
+    """A script in a folder of its own, which gets signals in steps; its exit code."""
+
+    def start(name, folder, *arguments, **kills):
+        if not (tmp_path / folder).exists():
+            shutil.copytree(GALLERY, tmp_path / folder)
+        output = tmp_path / folder / "output.txt"
+        at = {step.removeprefix("at_"): signal for step, signal in kills.items()}
+        return run([name, *arguments], tmp_path / folder, output, kills=at, OMP_NUM_THREADS="1")
+
+    return start
+
+
+def weights(directory):
+    return forge.load(directory).state["live"]["states"]["model"]
+
+
+@pytest.mark.parametrize("name", HYDRA)
+def test_a_script_with_hydra_ends_the_same_when_it_is_stopped(name, start, tmp_path):
+    """People copy it: it has to be right, and not only run."""
+    shorter = [HYDRA[name], "hydra.run.dir=job"]
+    assert start(name, "whole", *shorter) == 0
+    assert start(name, "stopped", *shorter, at_130="TERM") == 143
+    assert start(name, "stopped", *shorter) == 0
+    assert_same_bits(weights(tmp_path / "whole/job"), weights(tmp_path / "stopped/job"))
+    one, two = [ledger.read(tmp_path / folder / "job").metrics for folder in ("whole", "stopped")]
+    assert one == two
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_script_without_hydra_ends_the_same_when_it_is_killed(name, start, tmp_path):
+    """The handler of the page saved no place in the data: this is what it is replaced by."""
+    assert start(name, "whole", *PLAIN[name]) == 0
+    assert start(name, "killed", *PLAIN[name], at_250="KILL") == -9
+    assert start(name, "killed", *PLAIN[name]) == 0
+    runs = [next((tmp_path / folder / "runs").iterdir()) for folder in ("whole", "killed")]
+    assert_same_bits(*map(weights, runs))
+    printed = [(tmp_path / folder / "output.txt").read_text() for folder in ("whole", "killed")]
+    assert printed[0].splitlines()[-1] == printed[1].splitlines()[-1]
+
+
+def test_the_handler_that_is_replaced_works_as_far_as_it_goes(start, tmp_path):
+    """A page that shows a broken script as what others do would be unfair."""
+    assert start("handler_before.py", "stopped", at_none="TERM") == 0
+    assert "best loss" in (tmp_path / "stopped/output.txt").read_text()
+
+
+def test_workers_do_not_make_it_another_job(tmp_path):
+    """What the comment in the script says."""
+    shutil.copy(GALLERY / "without_hydra.py", tmp_path)
+    command = ["without_hydra.py", "--steps", "20"]
+    assert completed(command, tmp_path).returncode == 0
+    assert completed([*command, "--workers", "1"], tmp_path).returncode == 0
+    assert completed([*command, "--lr", "1"], tmp_path).returncode == 78
+
+
+@pytest.mark.slow
+def test_two_ranks_of_torchrun(tmp_path):
+    """By the command of the page; `--standalone` since other tests may run at the same time."""
+    (command,) = readme.blocks("text", ROOT / "docs/examples.md")
+    command = command.replace("torchrun", "torchrun --standalone")
+    shutil.copy(GALLERY / "ddp.py", tmp_path)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, timeout=250)
+    assert done.returncode == 0
+    assert ledger.read_progress(tmp_path / "ddp_checkpoints").step == 320
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_the_batch_script_runs_as_it_stands(cluster, tmp_path):
+    """A wrong option would be seen by sbatch alone."""
+    for name in ("job.sh", "without_hydra.py"):
+        shutil.copy(GALLERY / name, tmp_path)
+    path = f"{Path(sys.executable).parent}:{cluster.environment['PATH']}"
+    environment = ("env", f"PATH={path}", f"PYTHONPATH={ROOT}", "OMP_NUM_THREADS=1")
+    cluster.run(*environment, "sbatch", "--parsable", "job.sh", cwd=tmp_path)
+    log = tmp_path / "first.log"
+    wait_for(lambda: log.exists() and "trained 2000 steps" in log.read_text(), "its end", 200)
+    cluster.clear()
+
+
+def test_the_config_of_the_cheat_sheet():
+    """Its keys exist; a comment in it names the values."""
+    (block,) = readme.blocks("yaml", ROOT / "docs/cheat-sheet.md")
+    policy = load(yaml.safe_load(block)["resilience"])
+    assert policy.slurm["timeout_min"] == 240
+
+
+def test_the_config_moved():
+    """From submitit_slurm: both sides of the diff are YAML, and the new one is a policy."""
+    (block,) = readme.blocks("diff", ROOT / "docs/how-to/from-submitit-slurm.md")
+    lines = block.splitlines()[2:]
+    sides = [
+        yaml.safe_load("\n".join(line[2:] for line in lines if line[0] in (" ", sign)))
+        for sign in "-+"
+    ]
+    assert sides[0]["hydra"]["launcher"]["max_num_timeout"] == 3
+    policy = load(sides[1]["resilience"])
+    assert (policy.requeue.max_timeouts, policy.signal.warning_s) == (3, 120)
