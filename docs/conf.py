@@ -25,9 +25,10 @@ html_theme = "pydata_sphinx_theme"
 html_theme_options = {
     "show_prev_next": True,
     "navigation_with_keys": False,
-    "header_links_before_dropdown": 7,
+    "header_links_before_dropdown": 6,
+    "navbar_persistent": ["search-button"],
     "icon_links": [{"name": "Repository", "url": REPOSITORY, "icon": "fa-solid fa-code-branch"}],
-    "secondary_sidebar_items": {"**": ["page-toc"], "index": []},
+    "secondary_sidebar_items": {"**": ["page-toc"], "index": [], "reference/policy": []},
     "show_toc_level": 2,
     "footer_end": [],
 }

@@ -107,13 +107,14 @@ def tables() -> str:
     for row in found.values():
         parts.setdefault(_part(row.key), []).append(row)
     shown = "".join(f"### {name}\n\n{_table(some)}\n" for name, some in parts.items())
-    return f"{BEGIN}\n\n{shown}{END}"
+    links = " · ".join(f"[{name}](#{name.lower().replace(' ', '-')})" for name in parts)
+    return f"{BEGIN}\n\n{links}\n\n{shown}{END}"
 
 
 def _part(key: str) -> str:
     """The heading under which a key stands."""
     group, dot, _ = key.partition(".")
-    return f"More of {group}" if dot else "The whole policy"
+    return group if dot else "The whole policy"
 
 
 def _table(found: list[Row]) -> str:

@@ -31,7 +31,9 @@ def main(cfg: Any) -> None:
     training, held_out = random_split(data, [3584, 512])
     loader = DataLoader(training, batch_size=64, shuffle=True, num_workers=cfg.workers)
     held_out_loader = DataLoader(held_out, batch_size=256)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 32), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr)
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1)
 

@@ -89,7 +89,7 @@ def test_what_a_command_prints_is_what_the_page_shows(block):
 
 def test_a_line_that_nothing_prints_is_found():
     """Else any block would pass."""
-    assert shown.unknown_in("forge: Training commences at step 0") == ["commences"]
+    assert "commences" in shown.unknown_in("forge: Training commences at step 0")
 
 
 def commands():

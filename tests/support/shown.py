@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ from typing import NamedTuple
 import readme
 from repository import ROOT, files
 
-_VALUE = re.compile(r"`[^`]*`|\S*[/=\\(\[{*<|]\S*|\S*\d\S*|\b\S+[._-]\S+\b|\+\S*|\b[A-Z]\w*[A-Z]\w*\b")
+_VALUE = re.compile(
+    r"`[^`]*`|\S*[/=\\(\[{*<|]\S*|\S*\d\S*|\b\S+[._-]\S+\b|\+\S*|\b[A-Z]\w*[A-Z]\w*\b"
+)
 _WORD = re.compile(r"[A-Za-z]+")
 _TREE = ("├", "└", "│")
 
@@ -53,7 +56,7 @@ def _known() -> _Words:
     for text in [os.strerror(errno.ENOSPC), *(one for one in constants if isinstance(one, str))]:
         for phrase in filter(None, _phrases(re.sub(r"%\w|\{[^}]*\}", "\0", text))):
             known.single.update(phrase)
-            known.pairs.update(zip(phrase, phrase[1:], strict=False))
+            known.pairs.update(itertools.pairwise(phrase))
             known.first.add(phrase[0])
             known.last.add(phrase[-1])
     return known
@@ -69,7 +72,7 @@ def unknown_in(line: str) -> list[str]:
     known, unknown = _known(), []
     for phrase in _phrases(line):
         unknown += [word for word in phrase if word not in known.single]
-        for one, two in zip(phrase, phrase[1:], strict=False):
+        for one, two in itertools.pairwise(phrase):
             if (one, two) not in known.pairs and not (one in known.last and two in known.first):
                 unknown.append(f"{one} {two}")
     return unknown
