@@ -288,6 +288,11 @@ class Saver:
                     ) from error
                 self._store.wait(ROOM_WAIT_S)  # what is being deleted makes room
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether a save in the background can still commit."""
+        return self._thread is not None
+
     def wait(self) -> None:
         """Wait for the save that is under way, and take its outcome in."""
         self._join()

@@ -218,7 +218,7 @@ class RunDirectory:
         self.ledger.write(kind, reason=reason.name, text=text, step=step, code=int(code), **details)
         text = f"{text} at step {step}, exit code {int(code)}."
         if not self._is_judged:
-            text += f" To resume:\n  {self.command}"
+            text += self._how_to_resume()
         if self._is_first or level >= logging.ERROR:
             messages.say(text, level)
 
@@ -238,8 +238,18 @@ class RunDirectory:
         self.ledger.write("error", reason=Reason.failed.name, text=error, step=step)
         text = f"{error} (in step {step})."
         if not self._is_supervised:
-            text += f" To resume:\n  {self.command}"
+            text += self._how_to_resume()
         messages.say(text, logging.ERROR)
+
+    def _how_to_resume(self) -> str:
+        """The end of a message about a stop: the command, if there is a checkpoint."""
+        try:
+            has_checkpoint = self.saver.is_pending or bool(step_dirs(self.checkpoint_dir))
+        except OSError:  # a disk that is away now can be back for the resume
+            has_checkpoint = True
+        if has_checkpoint:
+            return f" To resume:\n  {self.command}"
+        return " There is no checkpoint yet: the same command starts at step 0."
 
     def _judge(self, reason: Reason, text: str, step: int, code: int) -> None:
         place = str(self.checkpoint_dir)
