@@ -1,7 +1,8 @@
 """Waiting for submitted jobs: by the files they write, and by one squeue for all of them.
 
-Neither needs Slurm's accounting. A job that ends says so in its own directory; one that the
-cluster no longer knows, and that has not said anything, is reported at the next look.
+Neither needs Slurm's accounting. A job that ends says so in its own directory. If the cluster no
+longer knows a job whose files do not say how it ended, the next look reports the job. Once a minute
+sinfo shows nodes that do not respond: Slurm takes minutes to mark them as down.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -28,6 +29,8 @@ _LOOK_S = 0.5
 _LOOK_PER_JOB_S = 0.005
 _ASK_S, _ASK_LEAST_S, _ASK_PER_JOB_S = 15.0, 3.0, 0.3
 """squeue: every 15 s where there are many jobs, sooner where there are few."""
+_NODES_S = 60.0
+"""Seconds between two questions to sinfo: which nodes do not respond."""
 _PATIENCE = 4
 """Unanswered queries in a row before a warning is logged."""
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING")
@@ -46,6 +49,8 @@ class SubmittedJob(ObservedJob):
     """Its batch script."""
     unrequeued: str = ""
     """Why its wrapper could not requeue it, and left that to us."""
+    unresponsive: Sequence[str] = ()
+    """Nodes of the job that do not respond."""
     _gone: float | None = None
 
     def is_own(self, content: dict[str, Any]) -> bool:
@@ -142,7 +147,9 @@ class Watcher:
         self._question: threading.Thread | None = None
         self._answer: dict[str, client.Queued] | SlurmRefused | None = None
         self._ask_s = min(_ASK_S, max(_ASK_LEAST_S, _ASK_PER_JOB_S * len(jobs)))
-        self._asked = time.monotonic()
+        self._asked = self._asked_nodes = time.monotonic()
+        self._unresponsive: dict[str, list[str]] = {}
+        """Slurm's number of a job -> its nodes that do not respond."""
         self._refused = 0
 
     def run(self) -> int | None:
@@ -202,6 +209,7 @@ class Watcher:
                     job.learn(queued, now)
             self._resubmit(left)
             self._tell_pending(waiting)
+            self._tell_unresponsive(waiting)
         is_asking = self._question is not None and self._question.is_alive()
         if waiting and not is_asking and now - self._asked >= self._ask_s:
             self._asked = now
@@ -212,7 +220,11 @@ class Watcher:
     def _ask(self) -> None:
         """In a thread: a busy controller may take a minute, and a Ctrl+C waits for nobody."""
         try:
-            self._answer = client.queue()
+            answer = client.queue()
+            if time.monotonic() - self._asked_nodes >= _NODES_S:
+                self._asked_nodes = time.monotonic()
+                self._unresponsive = client.unresponsive_nodes()
+            self._answer = answer
         except SlurmRefused as error:
             self._answer = error
 
@@ -242,3 +254,19 @@ class Watcher:
                 messages.warn(line)
             elif is_stuck or not self._display.is_live:
                 self._display.say(line, "yellow" if is_stuck else "")
+
+    def _tell_unresponsive(self, waiting: list[SubmittedJob]) -> None:
+        """A lost node, once: until Slurm marks the node as down, its job seems to run."""
+        for job in waiting:
+            before, job.unresponsive = job.unresponsive, self._unresponsive.get(job.slurm_id, ())
+            for node in job.unresponsive:
+                if node in before:
+                    continue
+                line = (
+                    f"job {job.number}: node {node} does not respond. If it stays so, Slurm marks"
+                    " it as down after its `SlurmdTimeout`, and the job is requeued."
+                )
+                if self._progress == "none":
+                    messages.warn(line)
+                else:
+                    self._display.say(line, "yellow")
