@@ -5,6 +5,7 @@ import importlib.util
 import pytest
 from harness import Job, assert_same_run
 from nan_trainer import outliving
+from rows import each_value
 
 import forge
 from forge.jobdir import ledger
@@ -63,7 +64,10 @@ class CalledJob(Job):
 def test_a_stop_in_the_second_epoch_changes_no_bit(loader, tmp_path, make_job, undisturbed):
     """The product's one promise, for each kind of loader."""
     spec = {"steps": 26} | LOADERS[loader]
-    job = make_job(tmp_path / "job", kill_at={"13": "TERM"}, **spec)
+    # torchdata's loader begins with a warning, which is an error in this process.
+    is_process = loader == "plain" or "workers" in spec or spec.get("loader") == "stateful"
+    kind = make_job if is_process else CalledJob
+    job = kind(tmp_path / "job", kill_at={"13": "TERM"}, **spec)
     job.run_to_end(143)
     assert job.steps_repeated == [0]
     assert_same_run(job, undisturbed(**spec))
@@ -90,8 +94,10 @@ def test_a_stop_at_any_place_of_an_epoch_changes_no_bit(step, tmp_path, undistur
     assert_same_run(job, undisturbed(**spec))
 
 
-@pytest.mark.parametrize("step", [9, 19])
-@pytest.mark.parametrize("loader", ["stateful workers", "persistent seeded", "sampler", "own"])
+@pytest.mark.parametrize(
+    ("loader", "step"),
+    each_value(["stateful workers", "persistent seeded", "sampler", "own"], [9, 19]),
+)
 def test_a_stop_at_an_epochs_end_changes_no_bit(loader, step, tmp_path, make_job, undisturbed):
     """All batches are taken, but the iterator has not said so yet."""
     spec = {"steps": 26} | LOADERS[loader]
@@ -135,8 +141,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("step", [12, 14])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "step"), each_value(list(VARIANTS), [12, 14]))
 def test_all_that_an_update_depends_on_is_kept(variant, step, tmp_path, undisturbed):
     """Gradients that are being accumulated, the loss scale, a streak of NaNs."""
     spec = {"steps": 26} | VARIANTS[variant]

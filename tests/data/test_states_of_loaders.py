@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from nan_trainer import outliving
+from rows import each_value
 from torch.utils.data import DataLoader
 
 import forge
@@ -173,8 +174,9 @@ def train(tmp_path, monkeypatch):
 NO_PLACE = [Shuffled, Moving, Late, Nothing]
 
 
-@pytest.mark.parametrize("form", ["steps", "batches", "loader"])
-@pytest.mark.parametrize("kind", NO_PLACE)
+@pytest.mark.parametrize(
+    ("kind", "form"), each_value(NO_PLACE, ["steps", "batches", "loader"], num_rows=6)
+)
 def test_a_state_that_is_no_place_is_named_and_the_pass_goes_on_where_it_was(
     kind, form, train, caplog
 ):
@@ -190,12 +192,16 @@ def test_a_state_that_is_no_place_is_named_and_the_pass_goes_on_where_it_was(
 
 
 @pytest.mark.parametrize(
-    ("form", "crash_at"),
-    [*(("steps", n) for n in (1, 2, 4, 7, 12)), ("batches", 1), ("batches", 7)],
+    ("kind", "crash"),
+    each_value(
+        [*NO_PLACE, Right, LikeAccelerate],
+        [*(("steps", n) for n in (1, 2, 4, 7, 12)), ("batches", 1), ("batches", 7)],
+        num_rows=14,
+    ),
 )
-@pytest.mark.parametrize("kind", [*NO_PLACE, Right, LikeAccelerate])
-def test_a_crash_anywhere_changes_no_batch(kind, crash_at, form, train):
+def test_a_crash_anywhere_changes_no_batch(kind, crash, train):
     """The first two batches decide, and a resume may come before the second."""
+    form, crash_at = crash
     whole = train("whole", kind(), form)
     with pytest.raises(Crash):
         train("job", kind(), form, crash_at=crash_at)

@@ -10,14 +10,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hydra
 import pytest
 import readme
 import warm
 from commands import COMMANDS, Commands, ends, wait_ready
 from harness import until
 
-from forge.errors import ExitCode
+import forge
+from forge.errors import ConfigError, ExitCode
 from forge.jobdir.job_dir import hydra_quoted
+from forge.launch.exec import command_of
 from forge.process import processes
 
 QUICK = [name for name in COMMANDS if name != "torchrun"]
@@ -180,12 +183,13 @@ def test_exit_code_75_asks_to_be_run_again(commands):
         assert begin - end >= pause_s
 
 
-@pytest.mark.parametrize("code", [70, 71, 143])
-def test_a_rule_can_name_a_code_that_means_something_to_forge_alone(code, commands):
+def test_a_rule_can_name_a_code_that_means_something_to_forge_alone(commands):
     """Of a main it is refused: there the code is decided already."""
-    rules = f"resilience.requeue.rules=[{{exit_codes:[{code}]}}]"
-    job, said = run(commands, f'[ "$FORGE_ATTEMPT" != 1 ] || exit {code}', rules)
-    assert ends(job) == [f"failed failed {code}", "finished finished 0"], said
+    rules = "resilience.requeue.rules=[{exit_codes:[70,71,143],max_restarts:3}]"
+    codes = "codes=(0 70 71 143 0); exit ${codes[$FORGE_ATTEMPT]}"
+    job, said = run(commands, codes, rules)
+    failed = [f"failed failed {code}" for code in (70, 71, 143)]
+    assert ends(job) == [*failed, "finished finished 0"], said
 
 
 RULES = (
@@ -364,10 +368,7 @@ def test_a_command_in_a_config_is_swept_over_and_no_shell_reads_it(tmp_path):
 OF_LAUNCHER = ["--config-name", "conf", "lr=1,2", "hydra.launcher.n_jobs=1"]
 
 
-@pytest.mark.parametrize(
-    ("given", "jobs"),
-    [(["--config-name", "conf", "lr=1,2"], 2), (["--", "echo", "1"], 1), (OF_LAUNCHER, 2)],
-)
+@pytest.mark.parametrize(("given", "jobs"), [(["--", "echo", "1"], 1), (OF_LAUNCHER, 2)])
 def test_without_a_launcher_it_is_the_local_one(given, jobs, tmp_path):
     """Hydra's own would run the jobs under no policy, one after the other."""
     with contextlib.closing(Commands(tmp_path / "project", SWEPT)) as commands:
@@ -504,11 +505,28 @@ BAD = {
 }
 
 
+def unfit(text):
+    return f"defaults: [{{resilience: default}}, _self_]\n{text}\n"
+
+
 @pytest.mark.parametrize("text", BAD)
-def test_a_command_that_cannot_be_run_is_told_by_its_key(text, tmp_path):
-    """Before anything is started, with what was expected, what was found, and what to do."""
-    conf = f"defaults: [{{resilience: default}}, _self_]\n{text}\n"
-    with contextlib.closing(Commands(tmp_path / "project", conf)) as commands:
+def test_a_command_that_cannot_be_run_is_told_by_its_key(text, tmp_path, monkeypatch):
+    """With what was expected, what was found, and what to do."""
+    with contextlib.closing(Commands(tmp_path / "project", unfit(text))) as commands:
+        monkeypatch.chdir(commands.folder)
+        with hydra.initialize_config_dir(str(commands.folder), version_base=None):
+            given = ["hydra/launcher=local"]
+            job = hydra.compose("conf", given, return_hydra_config=True)
+            with pytest.raises(ConfigError) as caught:
+                command_of(job)
+    said = " ".join(str(caught.value).split())
+    assert [part for part in BAD[text] if part not in said] == [], said
+
+
+def test_a_command_that_cannot_be_run_is_told_before_anything_is_started(tmp_path):
+    """As the error of a config."""
+    text = next(iter(BAD))
+    with contextlib.closing(Commands(tmp_path / "project", unfit(text))) as commands:
         done = commands.run("--config-name", "conf", "resilience.requeue.max_failures=1")
     assert done.returncode == ExitCode.BAD_CONFIG, done.stdout
     said = " ".join(done.stdout.split())
@@ -517,20 +535,30 @@ def test_a_command_that_cannot_be_run_is_told_by_its_key(text, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("policy", "said"),
     [
-        ("exec.signal=KILL", "`resilience.exec.signal=KILL`: expected TERM | INT | HUP"),
-        ("exec.signal_to=all", "`resilience.exec.signal_to=all`: expected group | leader"),
-        ("exec.zero_after_signal=0", "expected requeue | finished"),
-        ("requeue.rules=[{exit_codes:[75]}]", "75 already has a meaning (asks to be run again)"),
-        ("requeue.rules=[{exit_codes:[3],recover:x}]", "expected a list of {exit_codes: [1, …]"),
+        ({"exec": {"signal": "KILL"}}, "`resilience.exec.signal=KILL`: expected TERM | INT | HUP"),
+        ({"exec": {"signal_to": "all"}}, "`resilience.exec.signal_to=all`: expected group | leade"),
+        ({"exec": {"zero_after_signal": 0}}, "expected requeue | finished"),
+        ({"requeue": {"rules": [{"exit_codes": [75]}]}}, "75 already has a meaning (asks to be ru"),
+        (
+            {"requeue": {"rules": [{"exit_codes": [3], "recover": "x"}]}},
+            "expected a list of {exit_codes: [1, …]",
+        ),
     ],
 )
-def test_a_policy_that_no_command_could_follow_is_told(override, said, commands):
-    """With its key, before anything is started."""
-    done = commands.run(f"resilience.{override}", "--", "echo")
+def test_a_policy_that_no_command_could_follow_is_told(policy, said):
+    """With its key."""
+    with pytest.raises(ConfigError) as caught:
+        forge.config.load(policy)
+    assert said in str(caught.value)
+
+
+def test_a_policy_that_no_command_could_follow_is_told_before_anything_is_started(commands):
+    """As that of a main is."""
+    done = commands.run("resilience.exec.signal=KILL", "--", "echo")
     assert done.returncode == ExitCode.BAD_CONFIG
-    assert said in done.stdout
+    assert "`resilience.exec.signal=KILL`: expected TERM | INT | HUP" in done.stdout
 
 
 @pytest.mark.parametrize(

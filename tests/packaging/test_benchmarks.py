@@ -1,19 +1,26 @@
-"""Every benchmark runs, at its smallest size: else nobody notices that it is broken by now."""
+"""The benchmarks run at their smallest size: a benchmark that no longer runs is noticed here.
 
+`make test` runs them in one process. The benchmarks that start processes of their own only print
+their help there; `make proofs` runs each benchmark as a person does.
+"""
+
+import json
 import os
 import sys
+from functools import partial
 
 import pytest
+import warm
 from cluster import missing
 from harness import Process
 from repository import ROOT, files
 
 pytestmark = pytest.mark.slow
 
-WITHIN = {
-    "several.py", "planned_storage.py", "ending.py", "loading.py", "saving.py", "stopping.py"
-}  # fmt: skip
-"""Imported by others, or run by `checkpoint.py`."""
+IMPORTED = {"several.py", "planned_storage.py"}
+"""Imported by other benchmarks."""
+WITHIN = {"ending.py", "loading.py", "saving.py", "stopping.py"}
+"""Run by `checkpoint.py`."""
 ONE = "--rounds 1"
 SMALL = f"--mib 1 {ONE}"
 RUNS = {
@@ -31,14 +38,44 @@ RUNS = {
     "step.py": (f"--steps 10 {ONE}", "forge"),
 }
 """Benchmark -> its options, and something that it prints."""
+STARTS_PROCESSES = {
+    *("checkpoint.py", "health_beside.py", "launch.py", "progress_marks.py", "restart_ranks.py"),
+    *("slurm_launch.py", "startup.py", "step.py"),
+}
+IN_ONE_PROCESS = """
+import json, runpy, sys
+for path, options in json.loads(sys.argv[1]):
+    sys.argv[:] = [path, *options]
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as error:  # that of --help
+        assert not error.code, f"{path}: {error}"
+"""
 
 
 def test_every_benchmark_is_run():
     """Here, or by another one."""
     names = {name.removeprefix("benchmarks/") for name in files() if name.startswith("benchmarks/")}
-    assert names == {"README.md", *WITHIN, *RUNS}
+    assert names == {"README.md", *IMPORTED, *WITHIN, *RUNS}
 
 
+def test_all_benchmarks_begin_and_those_of_one_process_print_their_figures(tmp_path):
+    """Somebody who doubts a number of the docs measures it again."""
+    given = {name: options for name, (options, _) in RUNS.items() if name not in STARTS_PROCESSES}
+    given |= dict.fromkeys(STARTS_PROCESSES | WITHIN, "--help")
+    folder = ROOT / "benchmarks"
+    runs = [(str(folder / name), options.split()) for name, options in sorted(given.items())]
+    command = [sys.executable, "-W", "ignore", "-c", IN_ONE_PROCESS, json.dumps(runs)]
+    path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    popen = partial(warm.Popen, is_sharded=True)
+    process = Process(command, tmp_path / "output.txt", tmp_path, popen, PYTHONPATH=path)
+    assert process.wait(280) == 0, process.output
+    for name in given:
+        printed = f"usage: {name}" if given[name] == "--help" else RUNS[name][1]
+        assert printed in process.output
+
+
+@pytest.mark.proofs
 @pytest.mark.parametrize("name", RUNS)
 def test_it_prints_its_figures(name, tmp_path, tmp_path_factory):
     """Somebody who doubts a number of the docs measures it again."""

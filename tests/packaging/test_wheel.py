@@ -207,7 +207,11 @@ def test_the_readme_sweep_runs_is_killed_and_goes_on_from_the_wheel(with_wheel, 
     assert [len(ledger.read(job(number)).attempts) for number in ("0", "1")] == [2, 1]
 
 
-@pytest.mark.parametrize("command", OTHERS)
+@pytest.mark.parametrize(
+    "command",
+    # `make test` rehearses scripts in tests/rehearse.
+    [pytest.param("forge rehearse", marks=pytest.mark.proofs), *list(OTHERS)[1:]],
+)
 def test_every_other_command_of_the_tutorial_runs_from_the_wheel(with_wheel, app, command):
     """As it stands there; the doctor's own verdict depends on the machine."""
     (line,) = [line for line in COMMANDS if line.startswith(f"{command} ")]

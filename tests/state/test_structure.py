@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from nan_trainer import checkpoints, outliving, stop
+from rows import each_value
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.optim.swa_utils import AveragedModel
@@ -137,8 +138,9 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("ends_by", ["the next save", "a stop", "the end"])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("change", "ends_by"), each_value(list(CHANGES), ["the next save", "a stop", "the end"])
+)
 def test_what_no_start_could_load_is_refused_before_it_is_saved(tmp_path, change, ends_by):
     """It was saved, and every later start ended with code 74, or with other bits."""
     act, sentence = CHANGES[change]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from harness import assert_same_bits, assert_same_run
 from ranked import RankedJob
+from rows import each_value
 
 import forge
 from forge.checkpoint import Store
@@ -42,9 +43,9 @@ def assert_folded_once(job, undisturbed):
     assert state["run.state"]["folds"] == 1
 
 
-@pytest.mark.parametrize("place", ["after", "folded"])
-@pytest.mark.parametrize("name", CODES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "name", "place"), each_value(KINDS, list(CODES), ["after", "folded"])
+)
 def test_what_follows_the_last_loop_is_done_once(
     kind, name, place, tmp_path, make_job, undisturbed
 ):

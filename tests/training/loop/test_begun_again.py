@@ -5,6 +5,7 @@ import itertools
 import pytest
 from harness import assert_same_run
 from nan_trainer import outliving
+from rows import each_value
 
 import forge
 from forge.checkpoint.format import manifest
@@ -31,9 +32,15 @@ def test_a_job_that_has_not_come_to_its_loop_is_not_finished(name, tmp_path, mak
     assert "run.state" in said
 
 
-@pytest.mark.parametrize("name", CODES)
-@pytest.mark.parametrize("place", ["step 5", "step 6", "step 7", "step 13"])
-@pytest.mark.parametrize("loop", ["halves_a_batch", "keeps_its_batch_size", "two_phases"])
+@pytest.mark.parametrize(
+    ("loop", "place", "name"),
+    each_value(
+        ["halves_a_batch", "keeps_its_batch_size", "two_phases"],
+        ["step 5", "step 6", "step 7", "step 13"],
+        list(CODES),
+        num_rows=6,
+    ),
+)
 def test_two_ways_to_try_again_and_two_phases_resume(
     loop, place, name, tmp_path, make_job, undisturbed
 ):

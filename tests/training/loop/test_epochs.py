@@ -8,6 +8,7 @@ import signal
 import pytest
 import torch
 from harness import assert_same_run
+from rows import each_value
 from torch.utils.data import DataLoader
 
 import forge
@@ -67,8 +68,9 @@ def test_a_second_loader_is_read_on_from_where_it_was(place, tmp_path, make_job,
     disturbed(make_job, undisturbed, tmp_path / "job", "second", {place: "KILL"}, every_steps=5)
 
 
-@pytest.mark.parametrize("name", ["TERM", "KILL"])
-@pytest.mark.parametrize("place", ["step 6", "after 1", "late 1", "step 9"])
+@pytest.mark.parametrize(
+    ("place", "name"), each_value(["step 6", "after 1", "late 1", "step 9"], ["TERM", "KILL"])
+)
 def test_a_break_while_a_name_still_holds_the_pass(name, place, tmp_path, make_job, undisturbed):
     """A progress bar does. What follows the pass acts once, and what is due is not left out."""
     job = disturbed(make_job, undisturbed, tmp_path / "job", "bar", {place: name}, every_steps=3)
@@ -76,8 +78,9 @@ def test_a_break_while_a_name_still_holds_the_pass(name, place, tmp_path, make_j
     assert evaluated == {3, 7, 11, 15}
 
 
-@pytest.mark.parametrize("place", ["before 0", "before 2", "ran 13", "late 1"])
-@pytest.mark.parametrize("name", ["TERM", "KILL"])
+@pytest.mark.parametrize(
+    ("name", "place"), each_value(["TERM", "KILL"], ["before 0", "before 2", "ran 13", "late 1"])
+)
 def test_a_loader_whose_state_goes_on_from_pass_to_pass(
     name, place, tmp_path, make_job, undisturbed
 ):
