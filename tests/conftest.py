@@ -19,7 +19,7 @@ from warm import IS_QUICK, QUICK
 
 from forge.shutdown import stopping
 
-pytest_plugins = ["controllers", "played_jobs", "store_fixtures"]
+pytest_plugins = ["played_jobs", "store_fixtures"]
 
 # As `make` does: else each process that starts for real compiles forge, and each run the tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -1,27 +1,33 @@
-"""Which nodes a job stays off, on a controller that gives the answers it is given.
+"""Which nodes a job stays off, on a cluster that is played: `played_jobs.py`.
 
 What a true cluster makes of it: `test_sick_nodes.py`. One module, since all of it is one rule.
 """
 
 import json
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
-from controllers import RUNS, exited, report, state_left
-from plans import planned
+from played_jobs import PREEMPTED, RUNS, report
 
-from forge.errors import NoAnswer, NotRequeueable, Reason
-from forge.job.requeue import Counts, Outcome
+from forge.config.schema import RequeueConfig
+from forge.errors import NoAnswer, NotRequeueable
+from forge.job.requeue import Counts
 from forge.jobdir import sick
-from forge.jobdir.job_files import STATE, forge_dir, read_json
+from forge.jobdir.job_files import forge_dir
+from forge.jobdir.plan import RequeueLimits, SlurmPlan
 from forge.jobdir.sick import Sick
 from forge.slurm import client
 from forge.slurm.client import JobInfo
 from forge.slurm.exclusions import Exclusion, Exclusions, choose
-from forge.slurm.wrapper import SlurmJob
 
 NODES = ("n1", "n2", "n3")
+ON_N1 = {"on": "n1", "nodes": NODES}
+"""Of a start: where the job runs, and which nodes there are."""
+LEAVES = [("requeue", "7"), ("exclude", ["n1"])]
+"""What a job does that is to stay off n1."""
+LIMITS = replace(RequeueLimits.of(RequeueConfig()), has_other_nodes=True, max_excluded_nodes=3)
+NO_COUNTS = asdict(Counts())
 
 
 def exclusion(node, found=1.0, job="/0", **changes):
@@ -31,48 +37,38 @@ def exclusion(node, found=1.0, job="/0", **changes):
 @pytest.fixture
 def folders(tmp_path):
     """(of a job, of its sibling, of their sweep)."""
-    plan = planned(ranks=1)
-    requeue = replace(plan.requeue, has_other_nodes=True, max_excluded_nodes=3)
-    for name in ("0", "1"):
-        replace(plan, requeue=requeue).write(make(forge_dir(tmp_path / name)).parent)
     return tmp_path / "0", tmp_path / "1", tmp_path
 
 
-def make(folder):
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def file_of(sweep, node):
-    return make(forge_dir(sweep) / "excluded") / f"{node}.json"
+    folder = forge_dir(sweep) / "excluded"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{node}.json"
 
 
 @pytest.fixture
-def jobs(wrapper, folders, monkeypatch, silence):
-    """Wrappers of the two jobs on one controller, which says that they run on n1."""
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
-    controller = wrapper().controller
-    controller.nodes = dict.fromkeys(NODES, True)
-
-    def start(number, *answers, **changes):
-        job = SlurmJob(folders[number], forge_dir(folders[2]) / "slurm" / "1.sh")
-        job._reader, _ = silence
-        job.controller = controller
-        controller.answers[:] = answers
-        vars(job).update(changes)
-        return job
-
-    return start
+def make(played):
+    """Makes a job of the sweep, which has one rank."""
+    return lambda **changes: played(**{"ranks": 1, "requeue": LIMITS} | changes)
 
 
-def fails(job, node, action, check="ecc"):
-    """Its attempt has ended with 69, on this node; how that is decided and what is done."""
-    report(job, 0, 69, node=node)
-    sick.write(job.directory, Sick(node, check, "3 errors", action))
-    job.controller.answers[:] = [RUNS, RUNS]
-    outcome = job._outcome(exited(69))
-    decision = job._decide(outcome)
-    return decision, job._move_on(outcome, 0.0) if decision.starts_again else None
+@pytest.fixture
+def jobs(make):
+    """Two jobs of a sweep."""
+    return make(), make()
+
+
+def standing(job):
+    """The nodes that the job stays off, as far as it has been written down."""
+    known = Exclusions(job.directory, job.directory.parent, 1.0)
+    return [one.node for one in known.standing()]
+
+
+def fails(job, node, action, **start):
+    """A start of the job in which its check fails on this node, so that it ends with 69."""
+    found = Sick(node, "ecc", "3 errors", action)
+    job.step(69, report(69, node=node), sick={0: found})
+    return job.run(RUNS, **ON_N1 | start)
 
 
 # -- the rule --------------------------------------------------------------------------------------
@@ -124,44 +120,45 @@ def test_what_a_job_has_found_itself_comes_first_then_the_newest(folders):
 )
 def test_a_sibling_stays_off_a_node_that_is_to_be_excluded(action, avoided, jobs):
     """And of no other that failed a check: that is for the job alone to avoid."""
-    decision, _ = fails(jobs(0), "n1", action)
-    assert decision.starts_again == (action != "halt")
-    assert [one.node for one in jobs(1)._exclusions.standing()] == avoided
-    own = [one.node for one in jobs(0)._exclusions.standing()]
-    assert own == ([] if action == "halt" else ["n1"])
+    job, sibling = jobs
+    assert fails(job, "n1", action).did == ([] if action == "halt" else LEAVES)
+    assert standing(sibling) == avoided
+    assert standing(job) == ([] if action == "halt" else ["n1"])
 
 
 def test_siblings_are_told_by_a_job_that_does_not_start_again_itself(jobs):
     """Its budget is used up; the node is sick all the same."""
-    job = jobs(0, counts=Counts(excluded=3))
-    decision, _ = fails(job, "n1", "exclude_node")
-    assert "max_excluded_nodes=3" in decision.because
-    assert [one.node for one in jobs(1)._exclusions.standing()] == ["n1"]
+    job, sibling = jobs
+    ended = fails(job.left("starting", -1, counts={"excluded": 3}), "n1", "exclude_node")
+    assert "max_excluded_nodes=3" in ended.state["because"]
+    assert ended.did == []
+    assert standing(sibling) == ["n1"]
+
+
+def preempted(job, excluded, on):
+    """A start of the job that Slurm preempts; its user, or forge, has excluded these nodes."""
+    says = replace(PREEMPTED, excluded=excluded)
+    return job.step(75, report(75)).run(says, nodes=NODES, on=on)
 
 
 def test_a_requeue_for_any_reason_takes_in_what_siblings_have_found(jobs):
     """Beside what its user has excluded."""
-    assert fails(jobs(0), "n1", "exclude_node")[1] == 75
-    info = replace(RUNS, excluded="n3")
-    job = jobs(1, info)
-    assert job._move_on(Outcome(75, Reason.preempted), 0.0) == 75
-    assert job.controller.did[-1] == ("exclude", ["n3", "n1"])
-    assert read_json(job.forge / STATE)["excluded"] == ["n1"]
+    job, sibling = jobs
+    assert fails(job, "n1", "exclude_node").code == 75
+    ended = preempted(sibling, excluded="n3", on="n2")
+    assert (ended.code, ended.did[-1]) == (75, ("exclude", ["n3", "n1"]))
+    assert ended.state["excluded"] == ["n1"]
 
 
-def test_what_is_over_is_taken_out_again_and_what_the_user_has_excluded_stays(jobs):
+def test_what_is_over_is_taken_out_again_and_what_the_user_has_excluded_stays(make):
     """Else a job would run out of nodes within a month."""
-    job = jobs(0)
-    job._exclusions._hours = 1e-9
-    assert fails(job, "n1", "exclude_node")[1] == 75
-    assert job.controller.did == [("requeue", "7")]
-    info = replace(RUNS, excluded="n1,n3")
-    job = jobs(0, info)
-    state_left(job, "starting", restarts=-1, excluded=["n1"])
-    assert job._take_over() is None
-    job._move_on(Outcome(75, Reason.preempted), 0.0)
-    assert job.controller.did[-1] == ("exclude", ["n3"])
-    assert read_json(job.forge / STATE)["excluded"] == []
+    short = SlurmPlan(ranks=1, kill_wait_s=30.0, srun_args=[], start=["true"], exclude_h=1e-9)
+    job = make(slurm=short)
+    ended = fails(job, "n1", "exclude_node")
+    assert (ended.code, ended.did) == (75, [("requeue", "7")])
+    ended = preempted(job.left("starting", -1, excluded=["n1"]), excluded="n1,n3", on="n1")
+    assert ended.did[-1] == ("exclude", ["n3"])
+    assert ended.state["excluded"] == []
 
 
 def test_two_jobs_that_write_at_once_lose_nothing(folders):
@@ -174,13 +171,13 @@ def test_two_jobs_that_write_at_once_lose_nothing(folders):
     assert {found.node for found in Exclusions(own, sweep, 1.0).standing()} == {"n1", "n2"}
 
 
-def test_a_full_disk_ends_no_job_and_it_leaves_the_node_all_the_same(jobs, capfd):
+def test_a_full_disk_ends_no_job_and_it_leaves_the_node_all_the_same(jobs, tmp_path):
     """Only the others do not learn of it."""
-    job = jobs(0)
-    (forge_dir(job.directory.parent) / "excluded").write_text("in the way")
-    assert fails(job, "n1", "exclude_node")[1] == 75
-    assert job.controller.did[-1] == ("exclude", ["n1"])
-    assert "do not learn that n1" in capfd.readouterr().err
+    forge_dir(tmp_path).mkdir(exist_ok=True)
+    (forge_dir(tmp_path) / "excluded").write_text("in the way")
+    ended = fails(jobs[0], "n1", "exclude_node")
+    assert (ended.code, ended.did) == (75, LEAVES)
+    assert "do not learn that n1" in ended.said
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"node": "n1"}', "odd node", "odd time"])
@@ -211,167 +208,132 @@ def test_a_file_of_somebody_else_s_ends_no_job(folders):
 
 def test_a_job_fails_rather_than_run_where_its_own_check_failed(jobs):
     """Nor is that counted as a restart."""
-    job = jobs(0)
-    job.controller.nodes = {"n1": True, "n2": False}
-    decision, _ = fails(job, "n1", "refuse")
-    assert not decision.starts_again
-    assert decision.because.endswith("given up: too few nodes are left for it without n1")
-    assert job.counts == Counts()
-    assert job.controller.did == []
+    ended = fails(jobs[0], "n1", "refuse", nodes={"n1": True, "n2": False})
+    because = ended.state["because"]
+    assert because.endswith("given up: too few nodes are left for it without n1")
+    assert ended.state["counts"] == NO_COUNTS
+    assert ended.did == []
 
 
 def test_a_job_that_asks_for_this_very_node_fails(jobs):
     """`--nodelist`: Slurm would let it wait without an end."""
-    job = jobs(0)
-    report(job, 0, 69, node="n1")
-    job.controller.answers[:] = [replace(RUNS, required="n1")]
-    assert "left for it without n1" in job._decide(job._outcome(exited(69))).because
+    ended = jobs[0].step(69, report(69)).run(replace(RUNS, required="n1"), **ON_N1)
+    assert "left for it without n1" in ended.state["because"]
+    assert ended.did == []
 
 
-def test_what_a_sibling_has_found_gives_way_and_is_named(jobs, capfd):
+def test_what_a_sibling_has_found_gives_way_and_is_named(jobs):
     """Its node may be good enough for this job; one that failed here is not."""
-    sibling = jobs(1)
-    sibling.controller.nodes = dict.fromkeys(["n1", "n2"], True)
-    assert fails(sibling, "n2", "exclude_node")[1] == 75
-    job = jobs(0)
-    assert fails(job, "n1", "exclude_node")[1] == 75
-    assert job.controller.did[-1] == ("exclude", ["n1"])
-    said = capfd.readouterr().err
-    assert said.count("not excluded, since too few other nodes are left: n2 (`ecc` failed") == 1
-    assert str(sibling.directory) in said
+    job, sibling = jobs
+    assert fails(sibling, "n2", "exclude_node", nodes=("n1", "n2")).code == 75
+    ended = fails(job, "n1", "exclude_node", nodes=("n1", "n2"))
+    assert (ended.code, ended.did) == (75, LEAVES)
+    what = "not excluded, since too few other nodes are left: n2 (`ecc` failed"
+    assert ended.said.count(what) == 1
+    assert str(sibling.directory) in ended.said
 
 
-def test_where_nobody_says_how_many_nodes_are_left_all_are_excluded(jobs, capfd):
+def test_where_nobody_says_how_many_nodes_are_left_all_are_excluded(jobs):
     """As before; where none is left, the launcher sees the job wait for one."""
-    job = jobs(0)
-    job.controller.nodes = None
-    assert fails(job, "n1", "refuse")[1] == 75
-    assert job.controller.did[-1] == ("exclude", ["n1"])
-    assert "sinfo: busy" in capfd.readouterr().err
+    ended = fails(jobs[0], "n1", "refuse", nodes=None)
+    assert (ended.code, ended.did) == (75, LEAVES)
+    assert "sinfo: busy" in ended.said
 
 
 # -- before anything is started --------------------------------------------------------------------
 
 
-def begin(job, *answers):
-    """As a wrapper does in a start of its job; the task is over at once."""
-    job.controller.answers[:] = answers
-    job.controller.did.clear()
-    job._stage = lambda began: Outcome(0)
-    assert job._take_over() is None
-    assert job._attempt() == Outcome(0)
+def begin(job, /, *answers, **start):
+    """A start of the job whose task finishes at once, if it begins."""
+    return job.run(*answers, left_s=None, **ON_N1 | start)
 
 
-def test_a_job_does_not_begin_on_a_node_that_a_sibling_has_excluded(jobs, monkeypatch, capfd):
+def test_a_job_does_not_begin_on_a_node_that_a_sibling_has_excluded(jobs):
     """In no budget, but once: what Slurm gives it again, it tries."""
-    fails(jobs(0), "n1", "exclude_node")
-    job = jobs(1)
-    with pytest.raises(SystemExit) as ended:
-        begin(job, RUNS)
-    assert ended.value.code == 75
-    assert job.controller.did == [("requeue", "7"), ("exclude", ["n1"])]
-    state = read_json(job.forge / STATE)
+    job, sibling = jobs
+    fails(job, "n1", "exclude_node")
+    ended = begin(sibling, RUNS)
+    assert (ended.code, ended.did, ended.num_attempts) == (75, LEAVES, 0)
+    state = ended.state
     assert (state["state"], state["left"], state["excluded"]) == ("starting", ["n1"], ["n1"])
     assert "`ecc` failed there for the job in" in state["because"]
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    again = jobs(1)
-    begin(again, replace(RUNS, restarts=1, excluded="n1"))
-    assert again.controller.did == []
-    assert again.counts == Counts()
-    assert "runs all the same" in capfd.readouterr().err
+    ended = begin(sibling, replace(RUNS, restarts=1, excluded="n1"), restarts=1)
+    assert (ended.code, ended.did, ended.num_attempts) == (0, [], 1)
+    of_the_attempt = {"no_progress": 0, "unsaved_s": 0.0}
+    assert ended.state["counts"] | of_the_attempt == NO_COUNTS
+    assert "runs all the same" in ended.said
 
 
 def test_a_job_on_other_nodes_asks_nobody(jobs):
     """A thousand jobs that start together are no thousand questions."""
-    fails(jobs(0), "n2", "exclude_node")
-    begin(jobs(1))
+    job, sibling = jobs
+    fails(job, "n2", "exclude_node")
+    ended = begin(sibling, RUNS)
+    assert (ended.code, ended.num_attempts) == (0, 1)
+    assert len(ended.noted("show")) == 1  # for its time limit
 
 
 def test_a_wrapper_killed_before_it_has_requeued_leaves_the_node_when_it_is_back(jobs):
     """The batch script has started another, in the same allocation."""
-    job = jobs(0, RUNS)
-    report(job, 0, 69, node="n1")
-    sick.write(job.directory, Sick("n1", "ecc", "3 errors", "refuse"))
-    assert job._decide(job._outcome(exited(69))).starts_again
-    job._write_state("starting", "ecc")  # and here it is killed
-    with pytest.raises(SystemExit):
-        begin(jobs(0), RUNS)
-    assert job.controller.did == [("requeue", "7"), ("exclude", ["n1"])]
-    assert read_json(job.forge / STATE)["counts"]["excluded"] == 1
+    killed = fails(jobs[0], "n1", "refuse", refuses=KeyboardInterrupt())
+    assert (killed.did, killed.state["state"]) == ([], "starting")
+    ended = begin(jobs[0], RUNS)
+    assert (ended.code, ended.did) == (75, LEAVES)
+    assert ended.state["counts"]["excluded"] == 1
 
 
 def test_a_wrapper_killed_before_it_has_read_who_is_sick_leaves_the_node_when_it_is_back(jobs):
     """Else the same check fails there once more, if at the start; if beside training, later."""
-    job = jobs(0, RUNS)
-    job._write_state("running")
-    sick.write(
-        job.directory, Sick("n1", "ecc", "3 errors", "exclude_node")
-    )  # and here it is killed
-    again = jobs(0, RUNS)
-    assert again._take_over() == Outcome(-9)
-    with pytest.raises(SystemExit):
-        again._attempt()
-    assert job.controller.did == [("requeue", "7"), ("exclude", ["n1"])]
+    job = jobs[0].left("running", restarts=0)
+    sick.write(job.directory, Sick("n1", "ecc", "3 errors", "exclude_node"))
+    ended = begin(job, RUNS)
+    assert (ended.code, ended.did, ended.num_attempts) == (75, LEAVES, 0)
+    assert "killed by SIGKILL" in ended.said
 
 
 def test_where_no_node_is_to_blame_none_is_excluded(jobs):
     """A network between two nodes: the first rank that leaves is no culprit."""
-    job = jobs(0)
-    fails(job, "", "exclude_node")
-    assert job._exclusions.standing() == []
+    ended = fails(jobs[0], "", "exclude_node")
+    assert ended.noted("exclude") == []
+    assert standing(jobs[0]) == []
 
 
 ASKED_TO_STOP = JobInfo("COMPLETING", "None", 0, None)
-PREEMPTED = JobInfo("RUNNING", "None", 0, "2026-01-01T00:00:00", left_s=3000.0)
 
 
 @pytest.mark.parametrize("says", [ASKED_TO_STOP, PREEMPTED])
 def test_what_slurm_is_ending_is_not_requeued(says, jobs):
     """A cancelled job would come back to life."""
-    fails(jobs(0), "n1", "exclude_node")
-    job = jobs(1)
-    begin(job, says)
-    assert job.controller.did == []
+    job, sibling = jobs
+    fails(job, "n1", "exclude_node")
+    ended = begin(sibling, says)
+    assert (ended.did, ended.num_attempts) == ([], 1)
 
 
 @pytest.mark.parametrize("error", [NoAnswer("busy"), NotRequeueable("denied")])
-def test_a_job_that_cannot_be_requeued_tries_the_node(error, jobs, monkeypatch, capfd):
+def test_a_job_that_cannot_be_requeued_tries_the_node(error, jobs):
     """Its own checks look at it before it trains."""
-    fails(jobs(0), "n1", "exclude_node")
-
-    def refuse(job, within_s):
-        raise error
-
-    job = jobs(1)
-    monkeypatch.setattr(client, "requeue", refuse)
-    begin(job, RUNS)
-    assert f"runs on nodes that were found sick: {error}" in capfd.readouterr().err
+    job, sibling = jobs
+    fails(job, "n1", "exclude_node")
+    ended = begin(sibling, RUNS, refuses=error)
+    assert f"runs on nodes that were found sick: {error}" in ended.said
+    assert (ended.code, ended.num_attempts) == (0, 1)
 
 
-def test_a_job_that_is_not_to_be_requeued_is_not(jobs):
+def test_a_job_that_is_not_to_be_requeued_is_not(jobs, make):
     """`resilience.requeue.enabled=false`."""
-    fails(jobs(0), "n1", "exclude_node")
-    job = jobs(1)
-    job.plan = replace(job.plan, requeue=replace(job.plan.requeue, enabled=False))
-    begin(job)
-    assert job.controller.did == []
+    fails(jobs[0], "n1", "exclude_node")
+    ended = begin(make(requeue=replace(LIMITS, enabled=False)), RUNS)
+    assert (ended.did, ended.num_attempts) == ([], 1)
 
 
-def test_a_job_that_is_resubmitted_stays_off_the_nodes_as_well(jobs, monkeypatch):
+def test_a_job_that_is_resubmitted_stays_off_the_nodes_as_well(jobs):
     """Its new number has the batch script's own list."""
-    job, asked = jobs(0), []
-
-    def refuse(job, within_s):
-        raise NotRequeueable("presently disabled")
-
-    monkeypatch.setattr(client, "requeue", refuse)
-    monkeypatch.setattr(client, "submit", lambda script, *options: asked.append(options) or "99")
-    assert fails(job, "n1", "refuse")[1] == 75
-    assert asked == [("--exclude=n1",)]
-    monkeypatch.setenv("SLURM_JOB_ID", "99")
-    successor = jobs(0)
-    assert successor._take_over() is None
-    assert successor._exclusions.ours == ["n1"]
+    ended = fails(jobs[0], "n1", "refuse", refuses=NotRequeueable("presently disabled"))
+    assert ended.code == 75
+    assert ended.noted("submit") == [("submit", "script.sh", "--exclude=n1")]
+    successor = begin(jobs[0], RUNS, job="99", on="n2")
+    assert successor.state["excluded"] == ["n1"]
 
 
 # -- what the controller says of nodes -------------------------------------------------------------
@@ -401,9 +363,12 @@ n8|draining|a100|gpu:4
         ("Features=big TresPerTask=gres/gpu:a100:1", "n1"),
     ],
 )
-def test_the_nodes_that_a_job_could_run_on(job, usable, monkeypatch):
+def test_the_nodes_that_a_job_could_run_on(job, usable, tmp_path, monkeypatch):
     """Not those that wait for an administrator; those that only sleep, or are busy, count."""
-    monkeypatch.setattr(client, "_ask", lambda *command, within_s: SINFO)
-    found = client.nodes_for(JobInfo.parse(f"JobId=7 Partition=low {job}"), 1.0)
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text(f"#!/bin/sh\ncat <<'END'\n{SINFO}END\n")
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found = client.nodes_for(JobInfo.parse(f"JobId=7 Partition=low {job}"), 60.0)
     assert [name for name, is_usable in found.items() if is_usable] == usable.split()
     assert len(found) == 8
