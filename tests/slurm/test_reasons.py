@@ -14,19 +14,20 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 STAYS = """
 trap 'echo >> told' TERM
 touch begun
-while :; do sleep 0.1; done
+until [ -e over ]; do sleep 0.1; done
 """
 WHOLE = ["--exclusive", "--nodes=2"]
 
 
 @pytest.fixture
-def ours(cluster, monkeypatch):
+def ours(cluster, tmp_path, monkeypatch):
     """This process's Slurm commands talk to the cluster."""
     for name in [name for name in os.environ if name.startswith("SLURM")]:
         monkeypatch.delenv(name)
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     yield cluster
+    (tmp_path / "over").touch()  # else Slurm waits for its KillWait before it kills the task
     cluster.clear()
 
 
