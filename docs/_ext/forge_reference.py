@@ -54,14 +54,14 @@ def exit_codes() -> str:
 def cli() -> str:
     """What the command `forge` says of itself, and then each of its commands."""
     said = _help()
-    names = re.findall(r"^    (\w+)  ", said, re.MULTILINE)
+    names = re.findall(r"^  (\w+)  +\w", said, re.MULTILINE)
     shown = {"forge": said} | {f"forge {name}": _help(name) for name in names}
     return "\n".join(f"```text\n$ {name} --help\n{text}```\n" for name, text in shown.items())
 
 
 def _help(*command: str) -> str:
     words = [sys.executable, "-m", "forge", *command, "--help"]
-    env = {**os.environ, "COLUMNS": "90"}
+    env = {**os.environ, "COLUMNS": "80"}
     return subprocess.run(words, capture_output=True, text=True, check=True, env=env).stdout
 
 

@@ -1,12 +1,18 @@
-"""`forge doctor --here`: the health checks of this node, made by hand, as a table."""
+"""`forge doctor`: the health checks of this node, made by hand.
+
+Without options the checks that found something are printed, with what to do; `-v` prints a table of
+all checks. In the tasks of a step, or below torchrun, rank 0 prints what all ranks found.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import shutil
 import socket
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +27,15 @@ from forge.health.check import TIMEOUT_S, Answer, Context, Finding, Scope, make
 from forge.process import world
 
 _WHAT = """\
-makes the health checks of this node, its GPUs and its peers by hand, and prints what each of them
-has found; exit code 69 if one fails"""
+Check this node: the disk, /dev/shm and the GPUs, and, below srun or torchrun, the communication
+between all tasks. Checks that fail are printed first, with what to do; -v prints all of them. Exit
+code: 0 if no check fails, 69 if one does."""
 _MARGIN_S = 30.0
-"""Seconds that a rank may take beside its checks."""
-OK, WARNS, FAILS, NOT_HERE, NOT_MADE = "ok", "warns", "FAILS", "not here", "not made"
+"""Seconds that a rank may need in addition to its checks."""
+_WIDTH = 80
+"""Columns, if the output is no terminal."""
+OK, WARNS, FAILS, NOT_HERE, NOT_MADE = "ok", "warns", "FAILS", "not here", "no result"
+_ORDER = (FAILS, WARNS, NOT_MADE, OK, NOT_HERE)
 
 
 class Row(NamedTuple):
@@ -40,34 +50,43 @@ class Row(NamedTuple):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="forge doctor", description=_WHAT)
-    here = "this node; below srun or torchrun those of all tasks, and between them"
-    parser.add_argument("--here", action="store_true", required=True, help=here)
-    place = "where checkpoints would go; by default the current directory"
-    parser.add_argument("--dir", type=Path, default=Path(), help=place)
-    what = "of a site's own checks, and of those to leave out: resilience.health.checks.shm=ignore"
-    parser.add_argument("overrides", nargs="*", metavar="override", help=what)
+    parser = argparse.ArgumentParser(
+        prog="forge doctor",
+        description=_WHAT,
+        epilog="Examples: forge doctor; srun forge doctor -v --dir outputs/2026-01-31/12-00-00",
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="print all checks as a table")
+    where = "the directory for checkpoints, whose disk is checked (default: the current directory)"
+    parser.add_argument("--dir", type=Path, default=Path(), help=where)
+    # Checking "here" is the only thing the doctor does; scripts may still ask for it by name.
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    what = (
+        "a key of the policy: resilience.health.checks.shm=ignore leaves a check out,"
+        " resilience.health.commands.nhc.run=[nhc,-a] adds your own"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=what)
     return parser
 
 
 def main(arguments: list[str]) -> int:
-    """The command `forge doctor`: make the checks and print the table.
+    """The command `forge doctor`: make the checks and print what they found.
 
     Returns:
-        0 if none fails, 69 if one does, 78 for an override that makes no sense.
+        0 if no check fails, 69 if one does, 78 if an override is wrong.
     """
     options = _parser().parse_args(arguments)
     try:
         health = loading.from_overrides(options.overrides).health
         here = world.of(os.environ)
     except ConfigError as error:
-        sys.stderr.write(messages.escape(f"{error}\n", "\n"))
+        sys.stderr.write(messages.escape(f"forge: {error}\n", "\n"))
         return int(error.exit_code)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # else it prints C++ stacks of its own
     context = attempt.here(health, options.dir.absolute(), options.dir.absolute())
     if here.size == 1:
-        return _print(_examined(health, context, socket.gethostname(), *Scope))
-    return _together(health, context, here)
+        rows = _examined(health, context, socket.gethostname(), *Scope)
+        return _print(rows, is_verbose=options.verbose)
+    return _together(health, context, here, is_verbose=options.verbose)
 
 
 def _examined(config: HealthConfig, context: Context, where: str, *scopes: Scope) -> Iterator[Row]:
@@ -76,19 +95,22 @@ def _examined(config: HealthConfig, context: Context, where: str, *scopes: Scope
         try:
             answer = make(check, replace(context, action=action))
         except DiskFull as error:
-            answer = Answer(Finding(str(error), is_failed=True, remedy="Make room."))
-        found = answer.finding
-        if found is None:
+            answer = Answer(Finding(str(error), is_failed=True, remedy="Free some disk space."))
+        finding = answer.finding
+        if finding is None:
             verdict = NOT_MADE if answer.error else NOT_HERE
-            found = Finding(answer.error)
+            finding = Finding(answer.error)
         else:
-            verdict = (WARNS if found.only_warns else FAILS) if found.is_failed else OK
-        remedy = found.remedy if found.is_failed else ""
-        yield Row(check.name, where, verdict, found.value, remedy)
+            failed = WARNS if finding.only_warns else FAILS
+            verdict = failed if finding.is_failed else OK
+        remedy = finding.remedy if finding.is_failed else ""
+        yield Row(check.name, where, verdict, finding.value, remedy)
 
 
-def _together(health: HealthConfig, context: Context, here: world.World) -> int:
-    """All ranks know what all have found, and end with the same code; rank 0 prints it."""
+def _together(
+    health: HealthConfig, context: Context, here: world.World, *, is_verbose: bool
+) -> int:
+    """All ranks get the rows of all, and end with the same code; rank 0 prints them."""
     from forge.group.meeting import meet  # it needs torch
 
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()  # as people exclude it
@@ -104,17 +126,18 @@ def _together(health: HealthConfig, context: Context, here: world.World) -> int:
     rows += _examined(health, context, f"rank {here.rank} on {host}", Scope.task)
     if not lost:
         try:
-            return _print(_of_all(rows, health, context, limit_s), is_shown=here.rank == 0)
+            of_ranks = _of_all(rows, health, context, limit_s)
+            return _print(of_ranks, is_verbose=is_verbose, is_shown=here.rank == 0)
         except RankLost as error:
             lost = str(error)
-    what = "Look whether it has started, and at the network between the nodes."
-    return _print([*rows, Row("ranks", "all ranks", FAILS, lost, what)])
+    what = "Check whether that rank has started, and the network between the nodes."
+    return _print([*rows, Row("ranks", "all ranks", FAILS, lost, what)], is_verbose=is_verbose)
 
 
 def _of_all(
     rows: list[Row], health: HealthConfig, context: Context, limit_s: float
 ) -> Iterator[Row]:
-    """What each rank has found, and all of them together; the same on each."""
+    """The rows of each rank, and those of all ranks together; the same on each rank."""
     from forge.group.ranks import Ranks
 
     ranks = Ranks()
@@ -126,37 +149,64 @@ def _of_all(
         ranks.close(_MARGIN_S)
 
 
-def _print(found: Iterable[Row], *, is_shown: bool = True) -> int:
-    """The table; the exit code."""
-    rows = list(found)
-    failed = [row for row in rows if row.verdict == FAILS]
+def _print(found: Iterable[Row], *, is_verbose: bool, is_shown: bool = True) -> int:
+    """Print the report; returns the exit code."""
+    rows = sorted(_merged(found), key=lambda row: _ORDER.index(row.verdict))
+    is_failed = any(row.verdict == FAILS for row in rows)
     if is_shown:
-        what = "1 check fails" if len(failed) == 1 else f"{len(failed)} checks fail"
-        for line in (*table(_merged(rows)), what if failed else "Nothing fails"):
+        width = shutil.get_terminal_size((_WIDTH, 0)).columns
+        shown = rows if is_verbose else [row for row in rows if row.verdict not in (OK, NOT_HERE)]
+        for line in table(shown, width) if shown else ():
+            sys.stdout.write(f"{line}\n")
+        for line in textwrap.wrap(_summary(rows, is_verbose=is_verbose), width):
             sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
-    return int(ExitCode.UNHEALTHY if failed else ExitCode.FINISHED)
+    return int(ExitCode.UNHEALTHY if is_failed else ExitCode.FINISHED)
+
+
+def _summary(rows: Sequence[Row], *, is_verbose: bool) -> str:
+    """How many checks fail, which ones pass, and which ones do not apply."""
+    worst = {row.check: row.verdict for row in reversed(rows)}  # rows begin with the worst
+    failed, warned, unmade, passed, absent = (
+        [check for check in reversed(worst) if worst[check] == verdict] for verdict in _ORDER
+    )
+    parts = []
+    if failed:
+        parts.append("1 check fails" if len(failed) == 1 else f"{len(failed)} checks fail")
+    else:
+        parts.append("No check fails")
+    parts += [f"{len(warned)} warned"] if warned else []
+    parts += [f"{len(unmade)} gave no result"] if unmade else []
+    text = f"{', '.join(parts)}."
+    if is_verbose:
+        return text
+    text += f" Passed: {', '.join(passed) or 'none'}."
+    text += f" Not applicable here: {', '.join(absent)}." if absent else ""
+    return f"{text} `forge doctor -v` shows all."
 
 
 def _merged(rows: Iterable[Row]) -> list[Row]:
-    """Of what needs no remedy, one row for all nodes, or ranks, with the same verdict."""
-    found: dict[tuple[str, ...], list[Row]] = {}
+    """Rows without a remedy become one row for all nodes, or ranks, with the same verdict."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         where = row.where if row.remedy else ""
-        found.setdefault((row.check, row.verdict, where), []).append(row)
+        groups.setdefault((row.check, row.verdict, where), []).append(row)
     return [
         first._replace(where=f"{first.where} and {len(rest)} more") if rest else first
-        for first, *rest in found.values()
+        for first, *rest in groups.values()
     ]
 
 
-def table(rows: Sequence[Row]) -> Iterator[str]:
-    """Lines for people: what to do stands below what fails."""
+def table(rows: Sequence[Row], width: int = _WIDTH) -> Iterator[str]:
+    """Lines for people: below a check that fails stands what to do."""
     lines = [Row("check", "where", "verdict"), *rows]
     widths = [max(len(row[column]) for row in lines) for column in range(3)]
+    indent = sum(widths) + 6
+    rest = max(width - indent, 20)
     for row in lines:
-        cells = [f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)]
+        cells = [f"{cell:{cell_width}}" for cell, cell_width in zip(row, widths, strict=False)]
         found = row.found if row is not lines[0] else "found"
-        yield "  ".join([*cells, found]).rstrip()
-        if row.remedy:
-            yield f"{' ' * sum(width + 2 for width in widths)}{row.remedy}"
+        first, *below = textwrap.wrap(messages.escape(found), rest) or [""]
+        yield "  ".join([*cells, first]).rstrip()
+        for line in [*below, *textwrap.wrap(messages.escape(row.remedy), rest)]:
+            yield f"{' ' * indent}{line}"

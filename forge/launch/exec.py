@@ -1,9 +1,9 @@
-"""`forge exec`: a command as the task of a job, in the place of a main.
+"""`forge exec`: any command as the task of a job, in place of a main function.
 
-    forge exec [overrides] -- COMMAND…               the command stands on the line
+    forge exec [overrides] -- COMMAND…               the command is on the command line
     forge exec --config-name job -m lr=1e-3,1e-4     or in a config: `command: [python, train.py]`
 
-It is a Hydra app like any other, whose jobs the launchers start: this one has no main to call.
+It is a Hydra app whose jobs the launchers start; its jobs run a command instead of a function.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from forge.jobdir import job_dir
 from forge.jobdir.job_files import RANKS
 
 _LINE = "command_line"
-"""Key of the config for the words after `--`; `command` is the user's."""
+"""Key of the config for the arguments after `--`; the key `command` belongs to the user."""
 _WITHOUT_JOBS = ("-m", "--multirun", "--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help")
 _NAMING = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
 _PLACES = ("--config-path", "-cp")
@@ -37,27 +37,41 @@ _WITHOUT_CONFIG = {
     "defaults": [{"resilience": "default"}, {"override hydra/launcher": "local"}, "_self_"],
     "command": None,
 }
-"""The config where none is named: the command comes after `--`."""
+"""The config if `--config-name` names none: the command comes after `--`."""
 _USAGE = """\
-usage: forge exec [overrides] -- COMMAND…
-       forge exec --config-name NAME [-m] [overrides]
-
-Runs a command, as the policy under `resilience` says: with signals, time limit, restarts and logs.
-`hydra/launcher=slurm` runs it on a cluster. A config has it as a list, `command: [python, a.py]`,
-whose values may be interpolations; all that Hydra can sweep over can be swept. `--hydra-help` and
-`--cfg job` are Hydra's.
+usage: forge exec [OVERRIDE ...] -- COMMAND ...
+       forge exec --config-name NAME [-m] [OVERRIDE ...]
 """
+_HELP = f"""\
+{_USAGE}
+Run any command as a job under the policy `resilience`: forge passes signals
+on, keeps the time limit, restarts the command, and writes its logs. Without
+`hydra/launcher=slurm` the command runs on this machine.
+
+  OVERRIDE            a Hydra override: resilience.requeue.max_failures=3
+  COMMAND ...         the command and its arguments
+  --config-name NAME  a config that has the command as a list, which can
+                      contain interpolations: `command: [python, a.py, ${{lr}}]`
+  -m                  a sweep: one job for each combination of the overrides
+  --cfg job           print the composed config; Hydra's, as is `--hydra-help`
+
+Examples: forge exec -- python simulate.py --seed 1
+          forge exec hydra/launcher=slurm -- python simulate.py
+          forge exec --config-name job -m lr=1e-3,1e-4
+"""
+_USAGE_CODE = 2
+"""Exit code if no command is named; argparse's for wrong arguments."""
 
 
 def main(arguments: list[str]) -> int:
     """`forge exec`; `arguments` are those after it."""
     if arguments[:1] in (["-h"], ["--help"]):
-        sys.stdout.write(_USAGE)
+        sys.stdout.write(_HELP)
         return 0
     if any("\udc80" <= letter <= "\udcff" for word in arguments for letter in word):
         messages.say(
-            "a word of the command is no UTF-8, which configs and overrides are. Name it in a"
-            " script, and run that.",
+            "The command contains a non-UTF-8 argument, which Hydra cannot represent. Write the"
+            " command into a script, and run the script.",
             logging.ERROR,
         )
         return int(ExitCode.BAD_CONFIG)
@@ -67,6 +81,9 @@ def main(arguments: list[str]) -> int:
     has_line = "--" in arguments
     typed = arguments[: arguments.index("--")] if has_line else arguments
     options, overrides = _separated(typed)
+    if not arguments[len(typed) + 1 :] and _names_no_command(options, overrides):
+        sys.stderr.write(f"{_USAGE}forge exec: error: expected a command after `--`, or a config\n")
+        return _USAGE_CODE
     if has_line:
         words = arguments[len(typed) + 1 :]
         quoted = ",".join(job_dir.hydra_quoted(word, '"') for word in words)
@@ -90,17 +107,23 @@ def main(arguments: list[str]) -> int:
     return _run(given)
 
 
+def _names_no_command(options: list[str], overrides: list[str]) -> bool:
+    """Whether neither a config, nor an override, nor an option of Hydra's can have the command."""
+    keys = {word.partition("=")[0].lstrip("+") for word in overrides}
+    return set(options) <= {"-m", "--multirun"} and not keys & {"command", _LINE}
+
+
 def _one_of_many(environment: Mapping[str, str]) -> str:
-    """Why a task of srun's must not start the command: the others do, in the same directory."""
+    """Why this task of srun must not start the command: all tasks would, in one directory."""
     number = environment.get("SLURM_STEP_NUM_TASKS") or "1"
     if number == "1" or environment.get(RANKS) == "1":
         return ""
     return (
         f"srun has started `forge exec` {number} times (SLURM_STEP_NUM_TASKS={number}, this is task"
-        f" {environment.get('SLURM_PROCID')}), and each would run the command as a job of its own."
-        " Start it once, and the tasks below it: `forge exec -- srun COMMAND…`; or srun one task:"
-        f" `srun -n1 forge exec -- COMMAND…`. If {number} jobs are meant, each with a"
-        f" `hydra.sweep.dir` of its own, set {RANKS}=1."
+        f" {environment.get('SLURM_PROCID')}), and each task would run the command as a separate"
+        " job in the same directory. Start `forge exec` once, and let the command start the tasks:"
+        f" `forge exec -- srun COMMAND…`; or start one task: `srun -n1 forge exec -- COMMAND…`. If"
+        f" you want {number} jobs, give each a `hydra.sweep.dir` of its own and set {RANKS}=1."
     )
 
 
@@ -142,9 +165,9 @@ def run(cfg: DictConfig) -> None:
     try:
         _check_policy(cfg)
         raise _problem(
-            "`hydra/launcher`: expected local or slurm, found another, whose jobs would not be"
-            " under the policy. Add `hydra/launcher=local`; where the defaults list of the config"
-            " has a preset, such as `resilience: default`, it is that without being named."
+            "`hydra/launcher`: expected local or slurm, found another launcher, which would ignore"
+            " the policy. Add `hydra/launcher=local`; this is the default if the defaults list of"
+            " the config has a preset, such as `resilience: default`."
         )
     except ConfigError as error:
         messages.say(str(error), logging.ERROR)
@@ -172,8 +195,8 @@ def command_of(cfg: DictConfig) -> Command:
     declared, line = _value(cfg, "command"), _value(cfg, _LINE)
     if declared is not None and line is not None:
         raise _problem(
-            f"`command={_shown(declared)}`: this is in the config, and after `--` stands"
-            f" {_shown(line)}. Leave one of the two out."
+            f"`command={_shown(declared)}`: the config has this command, and the command line has"
+            f" another one after `--`: {_shown(line)}. Remove one of the two."
         )
     found, key = (declared, "command") if line is None else (line, "the command after --")
     if not found:
@@ -184,15 +207,15 @@ def command_of(cfg: DictConfig) -> Command:
         )
     if not isinstance(found, list):
         raise _problem(
-            f"`command={found}`: expected a list of words, found {_kind(found)}. Write"
-            f" `command: [{', '.join(str(found).split())}]`; for a line that a shell is to read,"
+            f"`command={found}`: expected a list of arguments, found {_kind(found)}. Write"
+            f" `command: [{', '.join(str(found).split())}]`; for a shell command line,"
             f" `command: [bash, -c, {str(found)!r}]`."
         )
     for number, word in enumerate(found):
         if isinstance(word, list | dict) or word is None:
             raise _problem(
-                f"`command[{number}]`: expected a text or a number, found {_kind(word)}. Write the"
-                " words one by one, or leave it out."
+                f"`command[{number}]`: expected a text or a number, found {_kind(word)}. Write each"
+                " argument as an item of its own, or remove the item."
             )
     words = [str(word) for word in found]
     _check_program(words[0], cfg)
@@ -205,7 +228,8 @@ def _check_policy(cfg: DictConfig) -> None:
     if OmegaConf.select(cfg, "resilience") is None:
         raise _problem(
             "`resilience`: expected a policy, found none. Put a preset into the defaults list of"
-            " the config, `defaults: [{resilience: default}, _self_]`; `disabled` is one, too."
+            " the config, `defaults: [{resilience: default}, _self_]`; the preset `disabled` turns"
+            " forge off."
         )
 
 
@@ -230,22 +254,22 @@ def _check_program(name: str, cfg: DictConfig) -> None:
         return
     if cfg.hydra.job.chdir and os.sep in name and not os.path.isabs(name):
         raise _problem(
-            f"`command[0]={name}`: expected a whole path, since the command begins in the job's"
-            f" directory (`hydra.job.chdir=true`). Give {os.path.abspath(name)}."
+            f"`command[0]={name}`: expected an absolute path, since the command starts in the job's"
+            f" directory (`hydra.job.chdir=true`). Write {os.path.abspath(name)}."
         )
     if shutil.which(name) is not None:
         return
     if os.sep in name and os.path.isfile(name):
         raise _problem(
-            f"`command[0]={name}`: expected a program, found a file that is not executable."
-            f" `chmod +x {shlex.quote(name)}`, or name what reads it: `[bash, {name}]`."
+            f"`command[0]={name}`: expected a program, found a file that is not executable. Run"
+            f" `chmod +x {shlex.quote(name)}`, or name its interpreter: `[bash, {name}]`."
         )
     where = "in PATH"
     if os.sep in name:
         where = "there" if os.path.isabs(name) else f"in {os.getcwd()}"
     raise _problem(
-        f"`command[0]={name}`: expected a program, found none of that name {where}. Correct it, or"
-        " give its whole path."
+        f"`command[0]={name}`: expected a program, found none of that name {where}. Correct the"
+        " name, or give the absolute path."
     )
 
 

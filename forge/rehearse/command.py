@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,46 +14,84 @@ from typing import Any
 
 from forge.errors import ExitCode
 from forge.process import processes
-from forge.rehearse import verdicts
+from forge.rehearse import terminal, verdicts
 from forge.rehearse.plan import SIGNALS, STEPS, STOPS, seconds_of, signals_of
 from forge.rehearse.rehearsal import Rehearsal
 
-_USAGE = "forge rehearse [--times N] [--seed S] [--signals TERM,KILL] [--within 20m] … -- COMMAND"
+_USAGE = "forge rehearse [-h] [OPTION ...] -- COMMAND ..."
+_WHAT = """\
+Test whether a training script resumes with the same bits. The script runs twice without
+interruption, then several times with signals at random steps, and is started again after each
+signal. Checkpoints and logged values of all runs are compared. For a run that differs, the
+variables that were not saved are named."""
+_EPILOG = """\
+Exit code: 0 if all runs are identical, 1 if runs differ, 3 if there is no verdict, since the script
+failed by itself. Example: forge rehearse --times 1 --within 20m -- python train.py"""
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="forge rehearse", usage=_USAGE)
-    parser.add_argument("--times", type=int, default=3, help="how many disturbed runs (default: 3)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the first one (default: 0)")
-    names = ", ".join(one.removeprefix("SIG") for one in [*STOPS, "SIGKILL"])
+    parser = argparse.ArgumentParser(
+        prog="forge rehearse", usage=_USAGE, description=_WHAT, epilog=_EPILOG
+    )
+    parser.add_argument(
+        "--times", metavar="N", type=int, default=3, help="number of interrupted runs (default: 3)"
+    )
+    parser.add_argument(
+        "--seed",
+        metavar="N",
+        type=int,
+        default=0,
+        help="random seed for the signals and the steps at which they are sent (default: 0)",
+    )
+    names = ", ".join(name.removeprefix("SIG") for name in [*STOPS, "SIGKILL"])
     parser.add_argument(
         "--signals",
+        metavar="NAMES",
         type=_of(signals_of, f"expected some of {names}, with commas between them"),
         default=SIGNALS,
-        help=f"which ones are drawn, of {names} (default: TERM,USR1,KILL)",
+        help=f"signals to choose from: {names} (default: TERM,USR1,KILL)",
     )
     parser.add_argument(
         "--within",
+        metavar="TIME",
         type=_of(seconds_of, "expected a time like 90s, 20m or 1h"),
-        help="time for it all, like 20m: fewer disturbed runs where it is short, but one",
+        help="total time budget (e.g. 20m); fewer interrupted runs if it is short, at least one",
     )
     parser.add_argument(
         "--steps",
+        metavar="N",
         type=int,
         default=STEPS,
-        help="to which each loop is shortened, its passes to a third of them; 0: to none"
-        f" (default: {STEPS})",
+        help="end each loop after N steps, and each pass through a DataLoader after a third of N;"
+        f" 0: train to the end (default: {STEPS})",
     )
     parser.add_argument(
         "--tolerance",
+        metavar="X",
         type=float,
         default=0.0,
-        help="by how much numbers may differ, as a part of the largest in their tensor"
-        " (default: 0, the same bits)",
+        help="allowed difference of floating-point numbers, relative to the largest number in their"
+        " tensor (default: 0, the same bits)",
     )
-    parser.add_argument("--directory", type=Path, help="where runs go: a new one, which is kept")
-    parser.add_argument("--timeout-s", type=float, help="limit of each start of the script")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="python train.py …")
+    parser.add_argument(
+        "--directory",
+        metavar="DIR",
+        type=Path,
+        help="new directory for the files of all runs, which is kept (default: a temporary one)",
+    )
+    parser.add_argument(
+        "--timeout-s",
+        metavar="S",
+        type=float,
+        help="seconds after which a start of the script counts as hung (default: 60 s more than ten"
+        " times the first run)",
+    )
+    parser.add_argument(
+        "command",
+        metavar="COMMAND",
+        nargs=argparse.REMAINDER,
+        help="the command that starts the training: python train.py lr=1e-3",
+    )
     return parser
 
 
@@ -66,21 +106,32 @@ def _of(convert: Callable[[str], Any], expected: str) -> Callable[[str], Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """`forge rehearse`."""
+    """The command `forge rehearse`; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    if not command or options.times < 1:
-        parser.error("expected a command, and --times of at least 1")
+    if not command:
+        parser.error("expected a command after `--`, such as `-- python train.py`")
+    if options.times < 1:
+        parser.error(f"--times {options.times}: expected at least 1")
     if options.steps < 0 or options.steps in (1, 2):
         parser.error(f"--steps {options.steps}: expected at least 3, or 0 for the whole training")
     if not 0 <= options.tolerance < 1:
         parser.error(f"--tolerance {options.tolerance:g}: expected at least 0, and less than 1")
+    if shutil.which(command[0]) is None:
+        sys.stderr.write(
+            f"forge rehearse: {shlex.quote(command[0])}: expected a program, found none of that"
+            " name. Correct the name, or give the absolute path.\n"
+        )
+        return int(ExitCode.BAD_CONFIG)
     if options.directory is not None:
         try:
             options.directory.mkdir(parents=True)
         except OSError as error:
-            parser.error(f"--directory {options.directory}: expected to make it: {error.strerror}")
+            parser.error(
+                f"--directory {options.directory}: expected a new directory, which could not be"
+                f" made: {error.strerror}"
+            )
     root = options.directory or Path(tempfile.mkdtemp(prefix="forge-rehearse-"))
     wanted = verdicts.Wanted(
         times=options.times,
@@ -93,12 +144,14 @@ def main(arguments: list[str]) -> int:
     processes.adopt_orphans()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # which ends the script, too
     try:
-        rehearsal = Rehearsal(command, root.absolute(), options.timeout_s, options.steps)
+        rehearsal = Rehearsal(
+            command, root.absolute(), options.timeout_s, options.steps, terminal.show
+        )
         code = verdicts.Verdict(rehearsal, wanted).rehearse()
     except KeyboardInterrupt:
         code = int(ExitCode.INTERRUPTED)
-    if code == 0 and options.directory is None:
+    if code == verdicts.IDENTICAL and options.directory is None:
         shutil.rmtree(root)
     else:
-        verdicts.say(f"The runs are in {root}")
+        terminal.say(f"The files of all runs are in {root}")
     return code

@@ -1,4 +1,4 @@
-"""In what two runs of a script differ: leaves of their checkpoints, and values that were logged."""
+"""How two runs of a script differ: leaves of their checkpoints, and logged values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forge.rehearse.rehearsal import Logged, Run
 
 
 def differing_leaves(one: Run, other: Run, tolerance: float = 0.0) -> Iterator[tuple[str, str]]:
-    """(path, how) of each leaf of their checkpoints that is not the same."""
+    """(path, difference) of each leaf of their checkpoints that is not the same."""
     for place in dict.fromkeys([*one.states, *other.states]):
         if place not in one.states or place not in other.states:
             yield place, f"only in {(one if place in one.states else other).name}"
@@ -26,7 +26,7 @@ def differing_leaves(one: Run, other: Run, tolerance: float = 0.0) -> Iterator[t
 
 
 def differing_values(one: Run, other: Run, tolerance: float = 0.0) -> Iterator[tuple[Logged, str]]:
-    """Each logged value that is not the same, by step, and how."""
+    """Each logged value that is not the same, by step, and the difference."""
     a, b = one.logged, other.logged
     for key in sorted(a.keys() | b.keys()):
         x, y = a.get(key), b.get(key)
@@ -44,7 +44,7 @@ def _near_leaves(a: Any, b: Any, tolerance: float) -> set[str]:
 
 
 def are_near(a: Any, b: Any, tolerance: float) -> bool:
-    """Whether two numbers, or tensors of them, differ by at most so much of the largest."""
+    """Whether two numbers, or tensors, differ by at most `tolerance` times the largest number."""
     if isinstance(a, float) and isinstance(b, float):
         return abs(a - b) <= tolerance * max(abs(a), abs(b)) and bool(tolerance)
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and tolerance):

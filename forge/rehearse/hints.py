@@ -1,8 +1,8 @@
-"""Why a disturbed run differs: what its process had otherwise, right after it resumed.
+"""Why an interrupted run differs: which variables had another value right after a resume.
 
-The script runs once more undisturbed and once more disturbed, this time tracing what it holds at
-step boundaries (`forge.training.loop.traces`). At the boundary at which a process resumed, whatever
-is not the same in both was not saved. What differs before anything was hit is a clock, or the
+The script runs once more uninterrupted and once more interrupted, and records its variables at step
+boundaries (`forge.training.loop.traces`). A variable that differs at the boundary at which a
+process resumed was not saved. A variable that differs before the first signal is a clock, or the
 like.
 """
 
@@ -20,31 +20,31 @@ from forge.rehearse import source
 from forge.rehearse.rehearsal import Rehearsal, Strike
 
 _MOST = 6
-"""Variables that are named."""
+"""Variables that are named at most."""
 _ADVICE = {
     "generator": "keep the state of {} in run.state",
-    "iterator": "make {} by run.loader(…)",
-    "stateful": "give {} to forge.Run",
+    "iterator": "create {} by run.loader(…)",
+    "stateful": "pass {} to forge.Run",
     "value": "keep {} in run.state",
 }
-"""By the kind of a variable."""
+"""What to do, by the kind of a variable."""
 _OF_FORGE = ("positions", "loaders", "epochs", "due", "planned")
-"""Leaves by which forge knows where it is; they may be put differently, and mean the same."""
+"""Leaves with the position of forge itself: other values can mean the same position."""
 
 Key = tuple[Any, ...]
 
 
 @dataclass
 class Boundary:
-    """What a process held at a boundary."""
+    """The variables of a process at a step boundary."""
 
     pid: int
     key: Key
-    """Which boundary of the run it is."""
+    """Identifies the boundary within the run."""
     leaves: dict[str, str]
     batch: str | None
     variables: dict[tuple[str, str, str], tuple[str, str, str]]
-    """(file, function, path) → (fingerprint, in words, kind)."""
+    """(file, function, path) → (fingerprint, value as text, kind)."""
 
     @property
     def step(self) -> int:
@@ -69,30 +69,34 @@ def read(file: Path) -> list[Boundary]:
 def examine(
     rehearsal: Rehearsal, planned: list[Strike], resumed_at: list[int], free: set[str]
 ) -> list[str]:
-    """Sentences on what was not saved, by tracing a run that differs and one that is undisturbed.
+    """What was not saved, found by tracing an interrupted and an uninterrupted run.
 
     Args:
-        rehearsal: Of the script.
-        planned: What hit the run that differs.
+        rehearsal: Runs the script.
+        planned: The signals that the run got that differs.
         resumed_at: The steps at which it resumed.
-        free: Leaves that differ between undisturbed runs.
+        free: Leaves that differ between uninterrupted runs.
     """
     steps = sorted({step + n for step in resumed_at for n in range(3)})
-    undisturbed = read(rehearsal.trace("examined undisturbed", [], steps))
-    disturbed = read(rehearsal.trace("examined disturbed", planned, steps))
-    return explained(undisturbed, disturbed, free)
+    uninterrupted = read(rehearsal.trace("examined uninterrupted", [], steps))
+    interrupted = read(rehearsal.trace("examined interrupted", planned, steps))
+    return explained(uninterrupted, interrupted, free)
 
 
-def explained(undisturbed: list[Boundary], disturbed: list[Boundary], free: set[str]) -> list[str]:
-    """The first resume after which something differs, and what that is."""
-    usual = {one.key: one for one in undisturbed}
-    processes = list(dict.fromkeys(one.pid for one in disturbed))
+def explained(
+    uninterrupted: list[Boundary], interrupted: list[Boundary], free: set[str]
+) -> list[str]:
+    """The first resume after which something differs, and what differs."""
+    usual = {one.key: one for one in uninterrupted}
+    processes = list(dict.fromkeys(one.pid for one in interrupted))
     measured: set[Any] = set()
-    for one in disturbed:
+    for one in interrupted:
         if one.pid == processes[0] and one.key in usual:
             measured |= set(_other(usual[one.key].variables, one.variables))
     for pid in processes[1:]:
-        pairs = [(usual[one.key], one) for one in disturbed if one.pid == pid and one.key in usual]
+        pairs = [
+            (usual[one.key], one) for one in interrupted if one.pid == pid and one.key in usual
+        ]
         if pairs:
             found = _at_resume(pairs, usual, free, measured)
             if found:
@@ -115,7 +119,7 @@ def _at_resume(
         found.insert(0, f"not saved, so different after the resume at step {step}:")
     put_back = _leaves(before, after, free)
     if put_back and not names:
-        found.append(f"already as step {step} begins, other than saved: {few(put_back, 3)}")
+        found.append(f"different right after the resume at step {step}: {few(put_back, 3)}")
     for a, b in pairs[1:]:
         is_batch_other = b.batch is not None and a.batch != b.batch
         leaves = _leaves(a, b, free)
@@ -125,18 +129,18 @@ def _at_resume(
         if drawn and not (is_batch_other or names):
             kinds = ", ".join(sorted({one.split(".")[1].partition("[")[0] for one in drawn}))
             found.append(
-                f"step {a.step - 1} draws other numbers from the random state of {kinds}: perhaps"
-                " an iterator that is made anew, or a module in another mode"
+                f"step {a.step - 1} drew other random numbers ({kinds}): perhaps an iterator was"
+                " created again, or a module is in another mode (train, eval)"
             )
         if leaves or is_batch_other:
             if not drawn and not is_batch_other and not names:
-                found.append(f"its batch and random states are the same: {few(leaves, 3)} is not")
+                found.append(f"batch and random states are the same; different: {few(leaves, 3)}")
             break
     return found
 
 
 def _leaves(before: Boundary, after: Boundary, free: set[str]) -> list[str]:
-    """Those that differ, and mean something by themselves."""
+    """Leaves that differ, without those that only follow from others."""
     found = (one for one in _other(before.leaves, after.leaves) if one not in free)
     return [one for one in found if not one.startswith(_OF_FORGE)]
 
@@ -150,7 +154,7 @@ def _variables(names: list[Any], before: Boundary, after: Boundary) -> Iterator[
         line = source.line_of(file, function, path.partition(".")[0])
         shown = min(os.path.relpath(file), file, key=len)
         place = f"{shown}:{line}" if line else shown
-        values = f"{now}, undisturbed {was}" if was != now else was
+        values = f"{now}, but {was} without interruption" if was != now else was
         kinds.setdefault(kind, []).append(f"`{path}`")
         yield f"  {place}: `{path}`: {values}"
     if len(names) > _MOST:
@@ -163,15 +167,15 @@ def _variables(names: list[Any], before: Boundary, after: Boundary) -> Iterator[
 def _of_batch(step: int, batch: str | None, usual: dict[Key, Boundary]) -> str:
     earlier = [one.step - 1 for one in usual.values() if one.batch == batch and one.step <= step]
     if earlier:
-        return f"the batch of step {step} is that of step {earlier[0]}: the loader begins anew"
+        return f"step {step} got the batch of step {earlier[0]}: the loader began again"
     return (
-        f"the batch of step {step} is another one: its loader, sampler or dataset draws from, or"
-        " holds, what is not saved"
+        f"step {step} got another batch: the loader, sampler or dataset depends on state that is"
+        " not saved"
     )
 
 
 def _other(a: dict[Any, Any], b: dict[Any, Any]) -> list[Any]:
-    """What both have, with another fingerprint."""
+    """Keys that both have, with different fingerprints."""
     return [key for key in a if key in b and _print(a[key]) != _print(b[key])]
 
 
@@ -180,6 +184,6 @@ def _print(value: Any) -> Any:
 
 
 def _is_inside(one: Any, names: list[Any]) -> bool:
-    """Whether it is a part of another that is named."""
+    """Whether it is a part of another variable that is named."""
     file, function, path = one
     return any((file, function) == other[:2] and path.startswith(f"{other[2]}.") for other in names)

@@ -1,4 +1,4 @@
-"""What hits a run, and where: drawn from a seed."""
+"""Which signals a run gets, and at which steps: drawn from a seed."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from forge.rehearse.rehearsal import Strike
 
 STOPS = ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP")
-"""Signals that a script may save at."""
+"""Signals at which a script can save."""
 STEPS = 60
-"""To which a training is shortened unless more are wanted."""
+"""Default of --steps: steps after which each loop ends."""
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGKILL")
-"""Those that are drawn unless others are wanted."""
+"""Default of --signals."""
 
 
 def plan(num_steps: int, seed: int, signals: Sequence[str] = SIGNALS) -> list[Strike]:
-    """Two hits, at boundaries of so many steps or soon after: a stop and a kill, in either order.
+    """Two signals, at step boundaries or soon after: a stop and a kill, in either order.
 
-    Two of the same kind where `signals` has no other.
+    Two of the same kind if `signals` has only one kind.
     """
     rng = random.Random(seed)
     places = sorted(rng.sample(range(1, num_steps + 1), min(2, num_steps)))
@@ -41,7 +41,7 @@ def signals_of(text: str) -> list[str]:
     """The names in a list like `TERM,KILL`.
 
     Raises:
-        ValueError: Where one of them is none that a run can be hit with.
+        ValueError: If one of them is not a signal that a run can get.
     """
     names = [f"SIG{one.strip().upper().removeprefix('SIG')}" for one in text.split(",")]
     if not set(names) <= {*STOPS, "SIGKILL"}:
@@ -53,10 +53,10 @@ _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def seconds_of(text: str) -> float:
-    """Of a time like `90s`, `20m` or `1h`; a bare number is seconds.
+    """The seconds of a time like `90s`, `20m` or `1h`; a bare number is seconds.
 
     Raises:
-        ValueError: Where it is none.
+        ValueError: If the text is not a time.
     """
     unit = text[-1:]
     number = float(text[:-1] if unit in _UNITS else text)

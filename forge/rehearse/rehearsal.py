@@ -1,15 +1,17 @@
-"""A script, run to its end in a directory of its own: undisturbed, or stopped, killed and resumed.
+"""Runs a script to its end in a directory of its own: uninterrupted, or interrupted and resumed.
 
-The directory reaches the script by environment (`job_dir.current`), and so does each strike
-(`strikes`); apart from those two variables every start has the same command and environment.
+Two environment variables tell the script its directory (`job_dir.current`) and when it gets which
+signal (`strikes`); apart from these every start has the same command and environment.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,13 @@ from forge.process import processes
 from forge.training.loop import shortened, strikes, traces
 
 _GRACE_S = 5.0
-"""In which what a script has started is to end, once that has ended."""
+"""Seconds that processes started by a script have to end, once the script has ended."""
 _OFFLINE = {"WANDB_MODE": "offline"}
-"""So that loggers take nothing to their servers."""
+"""So that loggers upload nothing."""
 _SHOWN_LINES = 20
-"""Of a script's output, where it fails."""
+"""Last lines of a script's output that are shown if it fails."""
+_LOOK_S = 1.0
+"""Seconds between two looks at how far the script is."""
 
 Logged = tuple[int, str, str]
 """Step, place of the `forge.Run`, name."""
@@ -35,48 +39,50 @@ Logged = tuple[int, str, str]
 
 @dataclass(frozen=True)
 class Strike:
-    """A signal at a boundary, or within the step that follows it."""
+    """A signal at a step boundary, or within the step that follows the boundary."""
 
     name: str
     count: int
-    """Boundaries that the process comes to, this one included."""
+    """The signal is sent at the boundary of this number, counted from 1 in the process."""
     fraction: float
-    """Of a step, after that boundary."""
+    """Fraction of a step after that boundary."""
 
     def ends_with(self, code: int | None) -> bool:
-        """Whether that is how a process ends that was hit, in its `forge.Run` or outside it."""
+        """Whether a process that got this signal ends with this code, within `forge.Run` or not."""
         died = -int(signal.Signals[self.name])
         return code == died or (self.name != "SIGKILL" and code in (ExitCode.REQUEUE, 128 - died))
 
 
 @dataclass
 class Run:
-    """The script run to its end, over all attempts, and what that left."""
+    """One run of the script to its end, over all attempts, and its results."""
 
     name: str
     directory: Path
     hits: list[tuple[str, ledger.Progress]] = field(default_factory=list)
-    """Signal, and the step begun last, of each that came."""
+    """Each signal that arrived, and the last step that had begun."""
     left: list[str] = field(default_factory=list)
-    """Commands of processes that were there after the script had ended or was stopped."""
+    """Commands of processes that outlived the script."""
+    began: float = 0.0
+    """Monotonic time of the first start."""
     took_s: float = 0.0
     states: dict[str, Any] = field(default_factory=dict)
-    """What the newest checkpoint holds, by its directory in ours."""
+    """State of the newest checkpoint, by its directory relative to `directory`."""
     history: ledger.History = field(default_factory=lambda: ledger.History([], {}))
 
     @property
     def num_steps(self) -> int:
-        """Steps of every `forge.Run`; repeated ones count once."""
+        """Steps of all `forge.Run` together; a repeated step counts once."""
         return sum(end["step"] for end in _ends(self.history).values() if end)
 
     @property
     def num_boundaries(self) -> int:
-        """Those after the first: one a step, and two more an epoch of `run.epochs`."""
+        """Step boundaries after the first: one a step, and two more an epoch of `run.epochs`."""
         places = (state.get("epochs") for state in self.states.values())
         return self.num_steps + sum(2 * int(place["epoch"]) for place in places if place)
 
     def resumed_at(self) -> list[tuple[str, int, int | None]]:
-        """Signal, the step begun last, and where the next attempt began, of each hit."""
+        """For each signal: its name, the last step begun, the step at which the job resumed."""
         attempts = [(one.number, _place(one), one.start_step) for one in self.history.attempts]
         found = []
         for name, at in self.hits:
@@ -87,7 +93,7 @@ class Run:
 
     @property
     def logged(self) -> dict[Logged, float]:
-        """Every value that was logged."""
+        """All logged values."""
         return {
             (step, place, name): value
             for place, metrics in self.history.runs.items()
@@ -96,7 +102,7 @@ class Run:
         }
 
     def trace(self) -> str:
-        """Where it was hit, and where it resumed."""
+        """Where the run got signals, and where it resumed."""
         places = {one.number: _place(one) for one in self.history.attempts}
         found = []
         for (name, at), (_, step, start) in zip(self.hits, self.resumed_at(), strict=True):
@@ -109,19 +115,34 @@ class Rehearsal:
     """Runs of one command, in directories below `root`."""
 
     def __init__(
-        self, command: list[str], root: Path, timeout_s: float | None = None, steps: int = 0
+        self,
+        command: list[str],
+        root: Path,
+        timeout_s: float | None = None,
+        steps: int = 0,
+        show: Callable[[str], None] = lambda text: None,
     ) -> None:
+        """Prepare runs; nothing is started yet.
+
+        Args:
+            command: Starts the script.
+            root: Directory for the directories of all runs.
+            timeout_s: Limit of each start of the script; None: by the time of the first run.
+            steps: Steps after which each loop ends; 0: loops are not shortened.
+            show: Called about once a second with what runs now.
+        """
         self.command = command
         self.root = root
+        self._show = show
         self._timeout_s = timeout_s
         self._traced: dict[str, str] = {}
         self._shortened = {shortened.VARIABLE: str(steps)}
 
     def trace(self, name: str, planned: list[Strike], steps: list[int]) -> Path:
-        """Run it as `run` does, noting what it holds at the boundaries of these steps.
+        """Run the script as `run` does, and record its variables at the boundaries of these steps.
 
         Returns:
-            The file that has the notes.
+            The file with the record.
         """
         file = self.root / f"{name.replace(' ', '_')}.jsonl"
         self._traced = {traces.VARIABLE: f"{','.join(map(str, steps))} {file}"}
@@ -132,14 +153,14 @@ class Rehearsal:
         return file
 
     def run(self, name: str, planned: list[Strike]) -> Run:
-        """Run the script, started again after each strike, until it finishes.
+        """Run the script until it finishes, and start it again after each signal.
 
         Raises:
-            RehearsalFailed: Where it does not.
+            RehearsalFailed: If it fails, or does not finish.
         """
         run = Run(name, self.root / name.replace(" ", "_"))
         run.directory.mkdir(parents=True)
-        began = time.monotonic()
+        run.began = began = time.monotonic()
         for strike in [*planned, None]:
             if self._attempt(run, strike):
                 break
@@ -172,16 +193,14 @@ class Rehearsal:
                 )
             except OSError as error:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-                raise RehearsalFailed(f"cannot be started: {error}") from error
+                raise RehearsalFailed(f"could not be started: {error}") from error
         code: int | None = None
         with process:
             try:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-                code = process.wait(self._timeout_s)
-                if code >= 0:
+                code = self._wait(process, run)
+                if code is not None and code >= 0:
                     run.left += _left()
-            except subprocess.TimeoutExpired:
-                pass
             finally:
                 processes.kill_descendants()  # also the workers that a SIGKILL has orphaned
         if strike is not None and strike.ends_with(code):
@@ -191,31 +210,48 @@ class Rehearsal:
                 return False
         if code == 0:
             return True
-        ended = f"ended with {code}" if code is not None else f"ran beyond {self._timeout_s:.0f} s"
-        hits = f", hit by {run.trace()}" if run.hits else ""
-        said = output.read_bytes()[offset:].decode(errors="replace").splitlines()[-_SHOWN_LINES:]
-        raise RehearsalFailed("\n  | ".join([f"{ended}{hits}. The end of {output}:", *said]))
+        ended = f"exited with code {code}"
+        if code is None:
+            ended = f"did not end within {self._timeout_s:.0f} s (--timeout-s)"
+        hits = f", after {run.trace()}" if run.hits else ""
+        lines = output.read_bytes()[offset:].decode(errors="replace").splitlines()[-_SHOWN_LINES:]
+        raise RehearsalFailed("\n  | ".join([f"{ended}{hits}. Last lines of {output}:", *lines]))
+
+    def _wait(self, process: subprocess.Popen[bytes], run: Run) -> int | None:
+        """The exit code of the process; None if it takes longer than the limit."""
+        limit_s = self._timeout_s if self._timeout_s is not None else math.inf
+        deadline = time.monotonic() + limit_s
+        while True:
+            progress = ledger.read_progress(run.directory)
+            step = f"step {progress.step}" if progress else "starting"
+            sent = f", signals sent: {len(run.hits)}" if run.hits else ""
+            self._show(f"{run.name}: {step}, {time.monotonic() - run.began:.0f} s{sent} …")
+            try:
+                return process.wait(min(_LOOK_S, max(deadline - time.monotonic(), 0.0)))
+            except subprocess.TimeoutExpired:
+                if time.monotonic() >= deadline:
+                    return None
 
 
 def _begin(mask: set[int | signal.Signals]) -> None:
-    """In the script's process, before it is one."""
+    """In the new process, before it becomes the script."""
     processes.die_with_parent()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _left() -> list[str]:
-    """Commands of what a script has started and left behind."""
+    """Commands of processes that a script has started and left behind."""
     left = processes.wait_gone(processes.descendants(), _GRACE_S)
     return [name for pid in left if (name := processes.command(pid))]
 
 
 def _place(attempt: ledger.Attempt) -> str:
-    """Of which `forge.Run` it is."""
+    """The checkpoint directory of the `forge.Run` that this attempt belongs to."""
     return next((str(one.get("checkpoints", "")) for one in attempt.events), "")
 
 
 def _ends(history: ledger.History) -> dict[str, dict[str, Any]]:
-    """How the last attempt of each `forge.Run` finished; nothing where it did not."""
+    """How the last attempt of each `forge.Run` finished; empty if it did not finish."""
     found = {}
     for attempt in history.attempts:
         if attempt.events:  # else it was killed before it could say anything
@@ -235,10 +271,10 @@ def _collect(run: Run) -> None:
     open_ones = [place for place, end in _ends(run.history).items() if not end]
     if open_ones:
         raise RehearsalFailed(
-            f"ended with 0, but its forge.Run did not finish {' '.join(open_ones)}".strip()
+            f"exited with code 0, but its forge.Run did not finish {' '.join(open_ones)}".strip()
         )
     if not run.states:
         raise RehearsalFailed(
-            "ended with 0, but no forge.Run finished in it. What forge.Run saves and logs is what"
-            " is compared; is `resilience.enabled` false?"
+            "exited with code 0, but no forge.Run finished in it, so that there are no checkpoints"
+            " and logged values to compare. Is `resilience.enabled` false?"
         )

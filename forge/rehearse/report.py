@@ -1,4 +1,4 @@
-"""What a rehearsal has seen besides: repeated steps, saves, leftovers, what was not exercised."""
+"""Further results of a rehearsal: repeated steps, saves, leftovers, what was not tested."""
 
 from __future__ import annotations
 
@@ -11,45 +11,42 @@ from forge.rehearse.rehearsal import Run
 _SHOWN = 8
 
 
-def lines(first: Run, disturbed: list[Run], written: list[str]) -> Iterator[str]:
+def lines(first: Run, interrupted: list[Run], written: list[str]) -> Iterator[str]:
     """Sentences for the end of a rehearsal."""
-    events = [event for run in [first, *disturbed] for event in _events(run)]
-    yield from _stops(disturbed, events)
-    left = dict.fromkeys(command for run in [first, *disturbed] for command in run.left)
+    events = [event for run in [first, *interrupted] for event in _events(run)]
+    yield from _stops(interrupted, events)
+    left = dict.fromkeys(command for run in [first, *interrupted] for command in run.left)
     for command in left:
-        yield f"left behind: a process outlives the script that started it: {command[:120]}"
+        yield f"A process outlived the script that started it: {command[:120]}"
     if written:
         names = few(written, _SHOWN)
-        yield f"new or changed in the working directory, which every run writes to: {names}"
-    missing = list(_not_exercised(first))
-    if missing:
-        yield f"not exercised: {'; '.join(missing)}"
+        yield f"Files in the working directory that the runs created or changed: {names}"
+    for missing in _not_exercised(first):
+        yield f"Not tested, since there was none: {missing}"
 
 
-def _stops(disturbed: list[Run], events: list[dict[str, Any]]) -> Iterator[str]:
+def _stops(interrupted: list[Run], events: list[dict[str, Any]]) -> Iterator[str]:
     stops = [
         step - start
-        for run in disturbed
+        for run in interrupted
         for name, step, start in run.resumed_at()
         if name != "SIGKILL" and start is not None
     ]
     longest = max((one["seconds"] for one in events if one["kind"] == "save"), default=None)
     warning_s = min((one["stop_s"] for one in events if "stop_s" in one), default=None)
-    told = []
     if stops:
-        repeated = sum(max(0, one) for one in stops)
-        told.append(f"{repeated} steps repeated after {len(stops)} stop{'s' * (len(stops) > 1)}")
+        repeated = sum(max(0, steps) for steps in stops)
+        times = "1 stop" if len(stops) == 1 else f"{len(stops)} stops"
+        yield f"Steps trained twice after {times} that could save: {repeated}"
     if longest is not None and warning_s is not None:
-        fits = "of" if longest <= warning_s else "which is more than"
-        told.append(f"the longest save took {longest:.2g} s, {fits} the {warning_s:g} s for a stop")
-    if told:
-        yield "; ".join(told)
+        fits = "fits into" if longest <= warning_s else "does not fit into"
+        yield f"The longest save took {longest:.2g} s, which {fits} the {warning_s:g} s of a stop"
 
 
 def _not_exercised(first: Run) -> Iterator[str]:
     events = list(_events(first))
     if not any(event["kind"] == "evaluated" for event in events):
-        yield "an evaluation between steps (run.every, or what follows a pass)"
+        yield "an evaluation between steps (run.every)"
     passes = [_passes(state) for state in first.states.values()]
     known = [one for one in passes if one is not None]
     if known and max(known) < 2:
@@ -60,7 +57,7 @@ def _not_exercised(first: Run) -> Iterator[str]:
 
 
 def _passes(state: dict[str, Any]) -> int | None:
-    """Passes begun through the loader that was read most; None without one."""
+    """Passes begun through the loader with the most passes; None if there is no loader."""
     epochs = state.get("epochs")
     if epochs:
         return int(epochs["epoch"])

@@ -1,4 +1,4 @@
-"""Which files a script has written outside of the directories that its rehearsal gave it."""
+"""Which files a script has written outside the directory that its rehearsal gave it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 _NOT_LOOKED_AT = {".git", "__pycache__", ".venv", "node_modules"}
 _MOST = 100_000
-"""Files that are looked at."""
+"""Files that are compared at most."""
 
 
 class Surroundings:
-    """The files of the working directory, as they are when it is made.
+    """The files of the working directory at the time of the constructor.
 
     Args:
         folder: The working directory.
@@ -53,7 +53,7 @@ class Surroundings:
 
 
 def _open_ones() -> list[int]:
-    """stdout and stderr: what this process prints may go to a file there."""
+    """stdout and stderr: this process can print into a file of the working directory."""
     found = []
     for number in (1, 2):
         with contextlib.suppress(OSError):

@@ -1,17 +1,17 @@
 """`forge rehearse`: does this script end with the same bits when it is stopped and killed?
 
-It runs twice undisturbed, and then as often as wanted hit by a stop and a SIGKILL at steps drawn
-from a seed, each time started again by the same command (`rehearsal`, `plan`). What it ends with is
-compared with the first run (`comparing`): the newest checkpoint of each `forge.Run`, leaf by leaf,
-and all that was logged, step by step. The first run that differs is examined (`hints`).
+The script runs twice uninterrupted. Then it runs several times interrupted: a signal that stops it
+and a SIGKILL arrive at steps drawn from a seed, and the same command starts it again after each of
+them (`rehearsal`, `plan`). The results are compared with those of the first run (`comparing`): the
+newest checkpoint of each `forge.Run`, leaf by leaf, and all logged values, step by step. The first
+run that differs is examined (`hints`).
 """
 
 from __future__ import annotations
 
 import shlex
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,34 +23,38 @@ from forge.rehearse.comparing import differing_leaves, differing_values
 from forge.rehearse.plan import SIGNALS, STEPS, plan
 from forge.rehearse.rehearsal import Rehearsal, Run, Strike
 from forge.rehearse.surroundings import Surroundings
+from forge.rehearse.terminal import duration, say
 
+IDENTICAL, DIFFERENT, NO_VERDICT = 0, 1, 3
+"""Exit codes. No verdict: the script failed by itself, or no run got a signal."""
 _OBJECTS = "live."
-"""Where a checkpoint has what was given to `forge.Run`. The rest of it may differ between two
-undisturbed runs: by a generator that nobody seeds, and perhaps nobody uses."""
+"""The part of a checkpoint with the objects given to `forge.Run`. The rest can differ between two
+uninterrupted runs, for example by a generator that nobody seeds, and perhaps nobody uses."""
 _ATTEMPTS = 3
-"""Starts of a disturbed run, each of which may take as long as an undisturbed one."""
+"""Starts of an interrupted run; each can take as long as an uninterrupted run."""
+_PART = 2.5
+"""Time of an interrupted run, in uninterrupted runs: it starts three times, and trains once."""
 
 
 @dataclass(kw_only=True)
 class Wanted:
-    """What a rehearsal is asked for."""
+    """The options of a rehearsal."""
 
     times: int = 3
-    """Disturbed runs."""
+    """Number of interrupted runs."""
     seed: int = 0
-    """Of the first of them."""
+    """Seed of the first interrupted run; the next one has the next seed."""
     signals: Sequence[str] = SIGNALS
-    """That are drawn."""
+    """Signals that are drawn from."""
     within_s: float | None = None
-    """For all runs; None: no limit."""
+    """Total time budget in seconds; None: no limit."""
     tolerance: float = 0.0
-    """By which numbers may differ, relative to the largest of their tensor."""
-
+    """How much numbers can differ, relative to the largest number in their tensor."""
     steps: int = STEPS
-    """To which each loop is shortened; 0: to none."""
+    """Steps after which each loop ends; 0: loops are not shortened."""
 
     def options(self, seed: int) -> list[str]:
-        """Of the command that repeats one disturbed run."""
+        """Options of the command that repeats one interrupted run."""
         names = ",".join(one.removeprefix("SIG") for one in self.signals)
         found = ["--times", "1", "--seed", str(seed)]
         found += ["--signals", names] if list(self.signals) != list(SIGNALS) else []
@@ -59,56 +63,83 @@ class Wanted:
 
 
 class Verdict:
-    """One rehearsal, as it comes in."""
+    """Runs one rehearsal and prints its results as they come in."""
 
     def __init__(self, rehearsal: Rehearsal, wanted: Wanted) -> None:
         self._rehearsal = rehearsal
         self._wanted = wanted
         self._free: set[str] = set()
-        """Leaves and logged names that are not compared, since undisturbed runs differ in them."""
+        """Leaves and logged names that are not compared: uninterrupted runs differ in them, too."""
         self._began = time.monotonic()
         self._is_examined = False
 
     def rehearse(self) -> int:
-        """0: every run ended as the first; 1: not all did; 2: there is nothing to compare."""
+        """Run everything; returns `IDENTICAL`, `DIFFERENT` or `NO_VERDICT`."""
         surroundings = Surroundings(Path.cwd(), self._rehearsal.root)
-        say(f"{'run':<14} {'s':>6} {'steps':>6}  {'hit at step → resumed at':<40}")
-        try:
-            first = self._rehearsal.run("undisturbed 1", [])
-            _row(first)
-            second = self._rehearsal.run("undisturbed 2", [])
-        except RehearsalFailed as error:
-            say(f"The undisturbed script {error}")
-            has_begun = ledger.read_progress(self._rehearsal.root / "undisturbed_1") is not None
-            if has_begun and self._wanted.steps:
-                say("Its loops are shortened: --steps 0 rehearses the whole training.")
-            return 2
-        if not self._agree(first, second):
-            return 1
-        if not first.num_steps:
-            say("Its forge.Run took no step: there is nowhere to hit it.")
-            return 2
-        disturbed, num_bad = self._disturb(first)
-        if 0 < self._wanted.steps <= first.num_steps:
-            say(
-                f"shortened: loops to {self._wanted.steps} steps, their passes to a third of them;"
-                " --steps 0 rehearses the whole training"
-            )
-        for line in report.lines(first, disturbed, surroundings.written()):
+        for line in self._title():
             say(line)
+        try:
+            first = self._rehearsal.run("uninterrupted 1", [])
+            _row(first)
+            self._estimate(first)
+            second = self._rehearsal.run("uninterrupted 2", [])
+        except RehearsalFailed as error:
+            say(f"Without any interruption, the script {error}")
+            has_begun = ledger.read_progress(self._rehearsal.root / "uninterrupted_1") is not None
+            if has_begun and self._wanted.steps:
+                say("Loops were shortened. If the script needs all of its steps, add --steps 0.")
+            return NO_VERDICT
+        if not self._agree(first, second):
+            return DIFFERENT
+        if not first.num_steps:
+            say("Nothing to test: the forge.Run of the script took no step.")
+            return NO_VERDICT
+        interrupted, num_bad = self._interrupt(first)
+        for line in report.lines(first, interrupted, surroundings.written()):
+            say(line)
+        return self._conclude(interrupted, num_bad)
+
+    def _title(self) -> Iterator[str]:
+        wanted = self._wanted
+        runs = "1 run" if wanted.times == 1 else f"{wanted.times} runs"
+        yield f"2 uninterrupted runs, then {runs} interrupted by signals and resumed"
+        if wanted.steps:
+            passes = max(wanted.steps // 3, 1)
+            yield (
+                f"Limits: {wanted.steps} steps for a loop, {passes} for a pass through a loader"
+                " (--steps 0: none)"
+            )
+        title = "signal at step → resumed at step"
+        yield f"{'run':<15} {'seconds':>7} {'steps':>5}  {title:<33}  result"
+
+    def _estimate(self, first: Run) -> None:
+        expected_s = first.took_s * (1 + _PART * self._wanted.times)
+        if self._wanted.within_s is not None:
+            expected_s = min(expected_s, self._wanted.within_s)
+        say(f"  the other runs take about {duration(expected_s)}")
+
+    def _conclude(self, interrupted: list[Run], num_bad: int) -> int:
+        took = duration(time.monotonic() - self._began)
         if num_bad:
-            say(f"{num_bad} of {self._num_run} disturbed runs are not identical")
-            return 1
-        num_hits = sum(len(run.hits) for run in disturbed)
+            runs = "run" if self._num_run == 1 else "runs"
+            say(
+                f"DIFFERENT: {num_bad} of {self._num_run} interrupted {runs} did not end with the"
+                f" same bits ({took})"
+            )
+            return DIFFERENT
+        num_hits = sum(len(run.hits) for run in interrupted)
         if not num_hits:
-            say("No run was hit: does `resilience.signal.actions` ignore the signals?")
-            return 2
-        near = f" within {self._wanted.tolerance:g}" if self._wanted.tolerance else ""
-        say(f"identical{near}, hit {num_hits} times")
-        return 0
+            say("No run got a signal: does `resilience.signal.actions` ignore the signals?")
+            return NO_VERDICT
+        tolerance = self._wanted.tolerance
+        near = f"within the tolerance {tolerance:g}" if tolerance else "with the same bits"
+        runs = "the interrupted run" if len(interrupted) == 1 else "all interrupted runs"
+        signals = "1 signal" if num_hits == 1 else f"{num_hits} signals"
+        say(f"IDENTICAL: {runs} ended {near} ({signals} sent, {took})")
+        return IDENTICAL
 
     def _agree(self, first: Run, second: Run) -> bool:
-        """Whether two undisturbed runs end alike; what else they may differ in is free."""
+        """Whether two uninterrupted runs have the same bits, apart from what is not compared."""
         tolerance = self._wanted.tolerance
         leaves = [path for path, _ in differing_leaves(first, second, tolerance)]
         places = {*first.states, *second.states}  # one of them alone may have a checkpoint there
@@ -117,9 +148,9 @@ class Verdict:
         if len(free) < len(leaves):
             self._is_same(first, second)
             say(
-                "Two undisturbed runs differ, so nothing can be said of resumes. Seed every"
-                " generator of random numbers, and choose deterministic kernels where the device"
-                " has others; or say with --tolerance by how much numbers may differ."
+                "Two uninterrupted runs differ, so that resumed runs cannot be compared. Seed every"
+                " random generator, and choose deterministic kernels"
+                " (torch.use_deterministic_algorithms); or allow a difference with --tolerance."
             )
             return False
         differing = differing_values(first, second, tolerance)
@@ -128,58 +159,61 @@ class Verdict:
         _row(second, "identical")
         if measured:
             names = ", ".join(sorted(measured))
-            say(f"  not compared, since undisturbed runs differ in them alone: {names}")
+            say(f"  not compared, since the uninterrupted runs differ only in them: {names}")
         return True
 
-    def _disturb(self, first: Run) -> tuple[list[Run], int]:
-        """The disturbed runs that came to an end, and how many did not end as the first."""
-        wanted, disturbed, num_bad = self._wanted, [], 0
+    def _interrupt(self, first: Run) -> tuple[list[Run], int]:
+        """The interrupted runs that finished, and how many runs differ from the first."""
+        wanted, interrupted, num_bad = self._wanted, [], 0
         self._num_run, needed_s = 0, _ATTEMPTS * first.took_s
         for number in range(wanted.times):
             if number and not self._has_time(needed_s):
-                say(f"{number} of {wanted.times} disturbed runs, for the time of --within")
+                say(
+                    f"--within leaves no time for more: {number} of {wanted.times} interrupted runs"
+                )
                 break
             self._num_run += 1
-            name, began = f"disturbed {number + 1}", time.monotonic()
+            name, began = f"interrupted {number + 1}", time.monotonic()
             planned = plan(first.num_boundaries, wanted.seed + number, wanted.signals)
             try:
                 run = self._rehearsal.run(name, planned)
-                disturbed.append(run)
+                interrupted.append(run)
                 is_same = self._is_same(first, run)
                 needed_s = time.monotonic() - began
                 if not is_same:
                     self._examine(first, run, planned)
             except RehearsalFailed as error:
-                say(f"{name:<14} {error}")
+                say(f"{name:<15} {error}")
                 is_same = False
             if not is_same:
                 num_bad += 1
                 repeated = [*wanted.options(wanted.seed + number), "--", *self._rehearsal.command]
-                say(f"  again: forge rehearse {shlex.join(repeated)}")
-        return disturbed, num_bad
+                say(f"  to repeat it: forge rehearse {shlex.join(repeated)}")
+        return interrupted, num_bad
 
     def _has_time(self, needed_s: float) -> bool:
         within_s = self._wanted.within_s
         return within_s is None or time.monotonic() - self._began + needed_s <= within_s
 
     def _examine(self, first: Run, run: Run, planned: list[Strike]) -> None:
-        """Say what was probably not saved; of the first run that differs alone."""
+        """Print what was probably not saved; only for the first run that differs."""
         if self._is_examined:
             return
         self._is_examined = True
         if not self._has_time(first.took_s + run.took_s):
-            say("  no time of --within is left to find out what was not saved")
+            say("  --within leaves no time to find out what was not saved")
             return
+        say("  Finding out what was not saved: the script runs twice more …")
         starts = [start for _, _, start in run.resumed_at() if start is not None]
         try:
             found = hints.examine(self._rehearsal, planned, starts, self._free)
         except RehearsalFailed as error:
-            found = [f"what was not saved is not known: traced, the script {error}"]
+            found = [f"That failed: the script {error}"]
         for line in found:
             say(f"  {line}")
 
     def _is_same(self, first: Run, run: Run) -> bool:
-        """Compare, and print a row, with the first leaf and the first logged value that differ."""
+        """Compare a run with the first; print its row, the first leaf and value that differ."""
         tolerance, free = self._wanted.tolerance, self._free
         leaves = (one for one in differing_leaves(first, run, tolerance) if one[0] not in free)
         found = [f"leaf {path}: {what}" for path, what in islice(leaves, 1)]
@@ -191,12 +225,6 @@ class Verdict:
         return not found
 
 
-def _row(run: Run, ended: str = "", *below: str) -> None:
-    row = f"{run.name:<14} {run.took_s:6.1f} {run.num_steps:>6}  {run.trace():<40} {ended}"
+def _row(run: Run, result: str = "", *below: str) -> None:
+    row = f"{run.name:<15} {run.took_s:7.1f} {run.num_steps:>5}  {run.trace():<33}  {result}"
     say("\n  ".join([row.rstrip(), *below]))
-
-
-def say(text: str) -> None:
-    """Print a line, at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()

@@ -177,7 +177,7 @@ def test_an_app_that_uses_the_word_in_a_value_gets_no_hint(bare_app):
         (["nan.actoin"], ["not a key of forge's policy. Did you mean `resilience.nan.action`?"]),
         (["nan.actoin", "nan.action"], ["Did you mean `resilience.nan.action`?"]),
         (
-            ["nan.actoin", "signal.lead"],
+            ["nan.actoin", "signal.warning"],
             ["`resilience.nan.action`", "`resilience.signal.warning_s`"],
         ),
         (["signal.actions.SIGTERM"], ["write `resilience.signal.actions.TERM=…`"]),

@@ -33,8 +33,8 @@ def rewrite(path):
     (path / "manifest.json").write_bytes(Manifest(**raw).to_bytes())
 
 
-def test_show_prints_facts_and_leaves_in_a_hundred_columns(store):
-    """With what is tied counted once."""
+def test_show_begins_with_step_time_size_state_and_how_to_resume(store):
+    """In 80 columns, with the path alone as long as it is."""
     weight = torch.randn(16, 4)
     state = {
         "step": 7,
@@ -46,14 +46,28 @@ def test_show_prints_facts_and_leaves_in_a_hundred_columns(store):
         "empty": {},
     }
     store.commit(store.snapshot(7, state, is_complete=True, copy=False))
-    code, shown, error = forge_command("show", store.directory)
+    code, shown, error = forge_command("show", "-v", store.directory)
     assert (code, error) == (0, "")
     lines = shown.splitlines()
-    assert max(map(len, lines)) <= 100
-    assert "step 7, saved " in shown
-    assert "training had ended" in shown
-    assert f"torch {torch.__version__}" in shown
-    assert re.search(rf"^  {TENSORS} +[0-9.]+ \w+$", shown, re.MULTILINE)
+    assert max(map(len, lines[1:])) <= 80
+    facts = dict(re.findall(r"^(\w+|last logged)  +(\S.*)$", shown.partition("\n\n")[0], re.M))
+    assert list(facts) == [
+        "checkpoint",
+        "step",
+        "saved",
+        "size",
+        "state",
+        "resume",
+        "versions",
+        "job",
+    ]
+    assert facts["step"] == "7"
+    assert re.fullmatch(r"[0-9: -]{19}( \(\d+ seconds? ago\))?, by attempt \d+", facts["saved"])
+    assert re.fullmatch(r"[0-9.]+ KiB in 2 files", facts["size"])
+    assert facts["state"] == "intact: all checksums match"
+    assert facts["resume"] == "nothing to resume: training has finished"
+    assert f"torch {torch.__version__}" in facts["versions"]
+    assert re.search(rf"^{TENSORS} +[0-9.]+ \w+$", shown, re.MULTILINE)
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line[:1].isalpha()}
     assert rows["model.w"] == rows["model.tied"] == "float32[16, 4] 256 bytes"
     assert rows["rows"] == "list of 1000 int"
@@ -61,7 +75,7 @@ def test_show_prints_facts_and_leaves_in_a_hundred_columns(store):
     assert rows["none"] == "None"
     assert any(line.startswith("…xxx") and "float16[3]" in line for line in lines)
     assert "\x1b" not in shown
-    assert lines[-1] == "9 leaves"
+    assert lines[-1] == "9 tensors and values"
 
 
 def test_diff_prints_each_leaf_that_differs(store):
@@ -100,7 +114,7 @@ def test_diff_prints_each_leaf_that_differs(store):
     assert dict(line.split(": ", 1) for line in shown.splitlines()) == {
         "w": "values differ by at most 0.5, in 1 of 3",
         "big": "values differ by at most 0, in 1 of 2",
-        "zero": "values are equal, bits are not (a zero's sign, a NaN's payload, or their order)",
+        "zero": "equal values, other bits (sign of zero, NaN payload, or order)",
         "dtype": "float32[2] → float16[2]",
         "shape": "float32[2] → float32[3]",
         "gone": "only in A: float32[1]",
@@ -166,10 +180,53 @@ def test_what_is_the_same_does_not_differ(case):
 
 def test_the_command_says_what_is_wrong_without_a_traceback(tmp_path):
     """74, as for every checkpoint that cannot be read; 2 for a command that is not understood."""
-    code, shown, error = forge_command("show", tmp_path / "no")
-    assert (code, shown) == (74, "")
-    assert error.startswith(f"{tmp_path / 'no'}: there is nothing here")
-    for wrong in (["show"], ["diff", "a"], ["show", "a", "--verify"], ["shw", "a"]):
+    for name in ("show", "pin"):
+        code, shown, error = forge_command(name, tmp_path / "no")
+        assert (code, shown) == (74, "")
+        assert error.startswith(f"forge: {tmp_path / 'no'}: ")
+    for wrong in (["show"], ["diff", "a"], ["show", "a", "--verify"], ["plan"], []):
         code, shown, error = forge_command(*wrong)
         assert (code, shown) == (2, "")
         assert error.startswith("usage: forge ")
+
+
+def test_show_has_a_line_for_each_object_of_a_run(store):
+    """A thousand tensors would push what one looks for out of the terminal."""
+    weights = {f"layer{n}.w": torch.ones(256) for n in range(1000)}
+    state = {"live": {"states": {"model": weights, "ema": {"w": torch.ones(2)}}}, "step": 3}
+    store.commit(store.snapshot(3, state, is_complete=False, copy=False))
+    _, shown, _ = forge_command("show", store.directory)
+    rows = [line.split() for line in shown.partition("\n\n")[2].splitlines()]
+    assert rows[0] == ["model", "1000", "tensors,", "0", "values", "1000.0", "KiB"]
+    assert rows[1] == ["ema", "1", "tensors,", "0", "values", "8", "bytes"]
+    assert len(shown.splitlines()) < 20
+
+
+def test_show_of_a_damaged_checkpoint_says_so_and_what_a_resume_takes(store):
+    """It is looked at because something went wrong; its exit code tells a script."""
+    store.commit(store.snapshot(1, {"w": torch.ones(64)}, is_complete=False, copy=False))
+    path = store.directory / "step_1"
+    (path / TENSORS).write_bytes((path / TENSORS).read_bytes()[:-1])
+    code, shown, error = forge_command("show", path)
+    assert (code, error) == (74, "")
+    assert "state       DAMAGED: no job can resume from it" in shown
+    assert TENSORS in shown
+    assert "newest intact checkpoint" in shown
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (2, r"^resume      \S+/\.forge/resume\.sh$"),
+        (1, "resumes from step_2, its newest.*init_from"),
+    ],
+)
+def test_show_names_the_command_that_resumes_from_the_newest(step, expected, open_store, tmp_path):
+    """From another one only a new job can start."""
+    (tmp_path / "job" / ".forge").mkdir(parents=True)
+    (tmp_path / "job" / ".forge" / "resume.sh").touch()
+    store = open_store(tmp_path / "job" / "checkpoints")
+    for number in (1, 2):
+        store.commit(store.snapshot(number, {}, is_complete=False, copy=False))
+    _, shown, _ = forge_command("show", store.directory / f"step_{step}")
+    assert re.search(expected, shown, re.M | re.S), shown

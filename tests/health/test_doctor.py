@@ -1,4 +1,4 @@
-"""`forge doctor --here`: on a healthy machine, and with each fault planted for real."""
+"""`forge doctor`: on a healthy machine, and with each fault planted for real."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_each_fault_is_found_and_nothing_else(fault, tmp_path):
     ],
 )
 def test_an_override_that_makes_no_sense_ends_with_78(override, said):
-    command = ["-m", "forge", "doctor", "--here", override]
+    command = ["-m", "forge", "doctor", override]
     done = forked.completed(command, Path.cwd(), joins_output=False)
     assert (done.returncode, done.stdout) == (78, "")
     assert said in done.stderr

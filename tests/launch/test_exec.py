@@ -484,22 +484,22 @@ def test_the_words_after_the_dashes_come_to_the_command_as_they_are(commands):
 BAD = {
     "command: python train.py": [
         "`command=python train.py`",
-        "expected a list of words, found a text",
+        "expected a list of arguments, found a text",
         "`command: [python, train.py]`",
     ],
     "command: []": ["`command`: expected a command, found none", "after `--`"],
     "x: 1": ["`command`: expected a command, found none", "after `--`"],
     "command: [true, null]": ["`command[1]`: expected a text or a number, found null"],
     "command: [true, [a]]": ["`command[1]`: expected a text or a number, found a list"],
-    "command: {a: b}": ["expected a list of words, found a group of keys"],
+    "command: {a: b}": ["expected a list of arguments, found a group of keys"],
     "command: ['???']": ["`command`: expected a value for each `???`"],
     "command: ['${nowhere}']": ["`command`: cannot be resolved", "nowhere"],
     "command: [no-such-program]": ["`command[0]=no-such-program`", "found none", "in PATH"],
     "command: [./conf.yaml]": ["`command[0]=./conf.yaml`", "not executable", "chmod +x"],
-    "command: [./nowhere]": ["`command[0]=./nowhere`", "found none", "whole path"],
+    "command: [./nowhere]": ["`command[0]=./nowhere`", "found none", "absolute path"],
     "command: [/nowhere/x]": ["`command[0]=/nowhere/x`", "found none of that name there"],
     "command: [./trap.sh]\nhydra: {job: {chdir: true}}": [
-        "`command[0]=./trap.sh`: expected a whole path, since the command begins in the job's",
+        "`command[0]=./trap.sh`: expected an absolute path, since the command starts in the job's",
         "project/trap.sh",
     ],
 }
@@ -584,11 +584,19 @@ def test_what_no_command_could_run_in_is_told(override, said, commands):
     assert "Traceback" not in done.stdout
 
 
+@pytest.mark.parametrize("arguments", [[], ["--"], ["-m", "x=1", "--"]])
+def test_a_command_line_without_a_command_ends_with_2(arguments, commands):
+    """As every other command whose arguments are wrong; a config's mistake ends with 78."""
+    done = commands.run(*arguments)
+    assert done.returncode == 2, done.stdout
+    assert "expected a command after `--`, or a config" in done.stdout
+
+
 def test_a_word_that_is_no_utf_8_is_told(commands):
     """It could stand in no config, and in no command that resumes."""
     done = commands.run("--", "echo", "\udcff")
     assert done.returncode == ExitCode.BAD_CONFIG
-    assert "a word of the command is no UTF-8" in done.stdout
+    assert "The command contains a non-UTF-8 argument" in done.stdout
 
 
 def test_a_command_twice_is_told(tmp_path):
@@ -597,9 +605,8 @@ def test_a_command_twice_is_told(tmp_path):
     with contextlib.closing(Commands(tmp_path / "project", conf)) as commands:
         done = commands.run("--config-name", "conf", "--", "echo", "b c")
     assert done.returncode == ExitCode.BAD_CONFIG
-    assert (
-        "`command=echo a`: this is in the config, and after `--` stands echo 'b c'" in done.stdout
-    )
+    assert "`command=echo a`: the config has this command, and the command line" in done.stdout
+    assert "another one after `--`: echo 'b c'" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,7 @@ DEFECTS = [
     ),
     Defect(
         "cli_exit_code",
-        "cli/main.py",
+        "cli/checkpoints.py",
         "return int(error.exit_code)",
         "return 0",
         "a script that checks a checkpoint gets exit code 0 though it is damaged",

@@ -182,7 +182,7 @@ def verdict(case: Case, times: int, seed: int) -> tuple[bool, str, float, str]:
     name = rf"`(\w+\.)*{holder}" + "".join(rf"(\.{one})?" for one in rest) + "`"
     named = [line.strip() for line in lines if re.search(name, line)]
     refused = [line.strip("| ") for line in lines if case.error and case.error in line]
-    said = {0: "identical", 1: "differs", 2: "refused"}.get(done.returncode, str(done.returncode))
+    said = {0: "identical", 1: "differs", 3: "refused"}.get(done.returncode, str(done.returncode))
     is_right = said == case.expected and bool(named or not case.variable)
     is_right &= bool(refused or not case.error)
     words = "; ".join([said, *(named if case.variable else refused[-1:])])

@@ -1,4 +1,4 @@
-"""Plants faults in a machine and asks `forge doctor --here` for each: `python sick_machine.py`.
+"""Plants faults in a machine and asks `forge doctor` for each: `python sick_machine.py`.
 
 Each fault is real where it can be, in a mount namespace of its own (root): a full disk, one without
 inodes, a tiny /dev/shm; a site's command that fails or hangs, a rank that does not come. A GPU is
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import warm
 
 PATIENCE_S = 200
-DOCTOR = [sys.executable, "-m", "forge", "doctor", "--here", "--dir"]
+DOCTOR = [sys.executable, "-m", "forge", "doctor", "-v", "--dir"]
 WRONG_PRODUCT = """
 import sys, torch
 from forge.cli import main
@@ -210,9 +210,8 @@ def failed_in(output: str) -> list[str]:
 def is_found(fault: Fault, code: int, output: str) -> bool:
     """Whether this check alone failed, and the table says why."""
     expected = [fault.check] if fault.check else []
-    return (
-        failed_in(output) == expected and code == (69 if expected else 0) and fault.shown in output
-    )
+    is_shown = fault.shown in " ".join(output.split())  # long lines are wrapped
+    return failed_in(output) == expected and code == (69 if expected else 0) and is_shown
 
 
 def is_possible(fault: Fault) -> bool:

@@ -1,4 +1,4 @@
-"""`forge doctor --here` in the tasks of a step on a true cluster, and below torchrun."""
+"""`forge doctor` in the tasks of a step on a true cluster, and below torchrun."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--
 
 def doctor(folder, *overrides):
     """Its arguments, after `python`."""
-    return ["-m", "forge", "doctor", "--here", "--dir", str(folder), *overrides]
+    return ["-m", "forge", "doctor", "-v", "--dir", str(folder), *overrides]
 
 
 def rows(output):
@@ -44,7 +44,7 @@ def test_below_torchrun_two_processes_print_one_table(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert_between(done.stdout)
-    assert done.stdout.endswith("Nothing fails\n")
+    assert done.stdout.endswith("No check fails.\n")
 
 
 @pytest.mark.slurm
@@ -55,7 +55,7 @@ def test_two_tasks_of_a_step_print_one_table_and_name_the_node_that_fails(cluste
     step = ["srun", "-N2", "-n2", sys.executable]
     done = cluster.run(*step, *doctor(tmp_path))
     assert_between(done)
-    assert done.endswith("Nothing fails\n"), done
+    assert done.endswith("No check fails.\n"), done
     failed = cluster.run(*step, *doctor(tmp_path, nhc), check=False)
     (line,) = [line for line in failed.splitlines() if "  FAILS  " in line]
     assert line.split() == ["nhc", "n2", "FAILS", "exit", "code", "1:", "n2"]

@@ -1,4 +1,4 @@
-"""Why a disturbed run differs, from what was traced."""
+"""Why an interrupted run differs, from what was traced."""
 
 import json
 
@@ -47,7 +47,7 @@ class Tracing:
 
 @pytest.fixture
 def traced(tmp_path, script):
-    """(undisturbed, disturbed, what is said of them)."""
+    """(uninterrupted, interrupted, what is said of them)."""
     files = tmp_path / "one", tmp_path / "other"
     pair = [Tracing(file, script) for file in files]
     return (*pair, lambda: explained(read(files[0]), read(files[1]), set()))
@@ -55,25 +55,25 @@ def traced(tmp_path, script):
 
 def test_a_variable_that_is_another_after_the_resume_is_named_with_its_line(traced):
     """Not the clock, which is another before anything is hit; nor what each step assigns."""
-    usual, disturbed, said = traced
+    usual, interrupted, said = traced
     usual.at(0, best=9, clock=1, loss=0)
     usual.at(5, best=4, clock=2, loss=3)
-    disturbed.at(0, best=9, clock=7, loss=0)
-    disturbed.at(5, pid=2, best=9, clock=8, loss=1)
+    interrupted.at(0, best=9, clock=7, loss=0)
+    interrupted.at(5, pid=2, best=9, clock=8, loss=1)
     title, line, advice = said()
     assert title == "not saved, so different after the resume at step 5:"
-    assert line.endswith("train.py:1: `best`: 9, undisturbed 4")
+    assert line.endswith("train.py:1: `best`: 9, but 4 without interruption")
     assert advice == "  → keep `best` in run.state"
 
 
 def test_a_part_of_what_is_named_is_not_named_again(traced):
     """An object and its attributes differ together; and a few lines are enough."""
-    usual, disturbed, said = traced
+    usual, interrupted, said = traced
     many = {f"x{n}": n for n in range(9)}
     usual.at(5, kind="generator", **{"best": 1, "best.rng": 2, "best.rng.x": 3}, **many)
-    disturbed.at(0)
+    interrupted.at(0)
     changed = {name: -value - 1 for name, value in many.items()}
-    disturbed.at(
+    interrupted.at(
         5, pid=2, kind="generator", **{"best": 4, "best.rng": 5, "best.rng.x": 6}, **changed
     )
     found = said()
@@ -85,65 +85,65 @@ def test_a_part_of_what_is_named_is_not_named_again(traced):
 
 def test_a_batch_is_compared_with_the_earlier_ones(traced):
     """One that was seen before says that a pass has begun anew."""
-    usual, disturbed, said = traced
+    usual, interrupted, said = traced
     for step in (0, 1, 5, 6):
         usual.at(step)
-    disturbed.at(0)
-    disturbed.at(5, pid=2)
-    disturbed.at(6, pid=2, batch="other")
-    assert said()[0].startswith("the batch of step 5 is another one")
-    disturbed.file.unlink()
-    disturbed.at(0)
-    disturbed.at(5, pid=2)
-    line = json.loads(disturbed.file.read_text().splitlines()[-1])
+    interrupted.at(0)
+    interrupted.at(5, pid=2)
+    interrupted.at(6, pid=2, batch="other")
+    assert said()[0].startswith("step 5 got another batch: the loader, sampler or dataset")
+    interrupted.file.unlink()
+    interrupted.at(0)
+    interrupted.at(5, pid=2)
+    line = json.loads(interrupted.file.read_text().splitlines()[-1])
     line |= {"batch": "b1", "place": [*line["place"][:3], 6]}
-    with disturbed.file.open("a") as file:
+    with interrupted.file.open("a") as file:
         file.write(json.dumps(line) + "\n")
-    assert said()[0] == "the batch of step 5 is that of step 0: the loader begins anew"
+    assert said()[0] == "step 5 got the batch of step 0: the loader began again"
 
 
 def test_a_random_state_that_goes_another_way_is_named(traced):
     """Where no variable tells: something draws that did not, or the other way round."""
-    usual, disturbed, said = traced
+    usual, interrupted, said = traced
     usual.at(5)
     usual.at(6)
-    disturbed.at(0)
-    disturbed.at(5, pid=2)
-    disturbed.at(6, pid=2, leaves={"rng.torch": "x", "live.w": "y"})
+    interrupted.at(0)
+    interrupted.at(5, pid=2)
+    interrupted.at(6, pid=2, leaves={"rng.torch": "x", "live.w": "y"})
     (line,) = said()
-    assert line.startswith("step 5 draws other numbers from the random state of torch")
+    assert line.startswith("step 5 drew other random numbers (torch): ")
 
 
 def test_where_nothing_else_is_known_the_leaf_is(traced):
-    usual, disturbed, said = traced
+    usual, interrupted, said = traced
     usual.at(5)
     usual.at(6)
-    disturbed.at(0)
-    disturbed.at(5, pid=2)
-    disturbed.at(6, pid=2, leaves={"live.w": "y"})
-    assert said() == ["its batch and random states are the same: live.w is not"]
-    disturbed.file.unlink()
-    disturbed.at(0)
-    disturbed.at(5, pid=2, leaves={"live.w": "y"})
-    assert said() == ["already as step 5 begins, other than saved: live.w"]
+    interrupted.at(0)
+    interrupted.at(5, pid=2)
+    interrupted.at(6, pid=2, leaves={"live.w": "y"})
+    assert said() == ["batch and random states are the same; different: live.w"]
+    interrupted.file.unlink()
+    interrupted.at(0)
+    interrupted.at(5, pid=2, leaves={"live.w": "y"})
+    assert said() == ["different right after the resume at step 5: live.w"]
 
 
 def test_a_resume_that_is_exact_is_passed_over(traced):
     """The second one may be the one that is not."""
-    usual, disturbed, said = traced
+    usual, interrupted, said = traced
     for step in (3, 5, 6):
         usual.at(step, best=step)
-    disturbed.at(0)
-    disturbed.at(3, pid=2, best=3)
-    disturbed.at(5, pid=3, best=9)
+    interrupted.at(0)
+    interrupted.at(3, pid=2, best=3)
+    interrupted.at(5, pid=3, best=9)
     assert "after the resume at step 5" in said()[0]
 
 
 def test_nothing_is_said_of_what_is_the_same(traced):
     """Nor of a trace that ends in the middle of a line."""
-    usual, disturbed, said = traced
+    usual, interrupted, said = traced
     usual.at(5, best=1)
-    disturbed.at(5, pid=2, best=1)
-    with disturbed.file.open("a") as file:
+    interrupted.at(5, pid=2, best=1)
+    with interrupted.file.open("a") as file:
         file.write('{"pid": 3')
     assert said() == []

@@ -10,10 +10,12 @@ import pytest
 from harness import Process
 from rehearse_all import CASES, SCRIPTS
 
+from forge.errors import ExitCode
 from forge.jobdir.job_files import REHEARSAL
 from forge.process import processes
 from forge.rehearse import command, verdicts
 from forge.rehearse.command import main
+from forge.rehearse.verdicts import NO_VERDICT
 
 HEADER = "import random, sys, torch, forge\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(2, 1)\n"
 LOOP = """
@@ -37,11 +39,11 @@ PATIENCE_S = 900
     "name", ["flat/regression.py", pytest.param("flat/gpt.py", marks=pytest.mark.proofs)]
 )
 def test_a_script_that_registers_all_its_state_is_identical(rehearsed, name):
-    """Without Hydra and with it; one disturbed run is stopped once and killed once."""
+    """Without Hydra and with it; one interrupted run is stopped once and killed once."""
     (case,) = (case for case in CASES if case.command == name)
     assert rehearsed.run_command(case.argv, timeout_s=PATIENCE_S) == 0, rehearsed.output
     row = re.search(
-        r"disturbed 1 .*(SIG\w+) (\d+) → (\d+), (SIG\w+) .* identical", rehearsed.output
+        r"interrupted 1 .*(SIG\w+) (\d+) → (\d+), (SIG\w+) .* identical", rehearsed.output
     )
     assert row, rehearsed.output
     assert "SIGKILL" in row.groups()
@@ -58,12 +60,14 @@ def test_a_script_that_keeps_state_outside_is_caught(rehearsed, name):
     assert rehearsed.run_command(case.argv, timeout_s=PATIENCE_S) == 1, rehearsed.output
     found = re.search(r"^  step (\d+): loss: float \S+ → float \S+$", rehearsed.output, re.M)
     assert found, rehearsed.output
-    resumed = re.search(r"disturbed 1 .*? → (\d+)", rehearsed.output)
+    resumed = re.search(r"interrupted 1 .*? → (\d+)", rehearsed.output)
     assert resumed
     assert int(found[1]) >= int(resumed[1])
     assert re.search(r"^  leaf live\.states\.model\..*values differ", rehearsed.output, re.M)
-    assert f"again: forge rehearse --times 1 --seed 7 -- {sys.executable} " in rehearsed.output
-    assert "1 of 1 disturbed runs are not identical" in rehearsed.output
+    assert (
+        f"to repeat it: forge rehearse --times 1 --seed 7 -- {sys.executable} " in rehearsed.output
+    )
+    assert "DIFFERENT: 1 of 1 interrupted run did not end with the same bits (" in rehearsed.output
     step = int(re.search(r"different after the resume at step (\d+):$", rehearsed.output, re.M)[1])
     assert step in [int(one) for one in re.findall(r"→ (\d+)[, ]", rehearsed.output)]
     file, line = re.search(
@@ -104,37 +108,43 @@ def test_of_a_script_that_thinks_in_epochs_what_it_forgets_is_named(rehearsed):
     options = ("--times", "1", "--seed", "5")
     assert rehearsed.run(HEADER + EPOCHS, options=options) == 1, rehearsed.output
     assert re.search(r"^  step \d+: best: float", rehearsed.output, re.M)
-    named = re.findall(r"^    train.py:(\d+): `(\w+)`: inf, undisturbed \d", rehearsed.output, re.M)
+    named = re.findall(r"^    train.py:(\d+): `(\w+)`: inf, but \d", rehearsed.output, re.M)
     assert named == [("5", "best")], rehearsed.output
     assert len(re.findall(r"^    \S+:\d+: ", rehearsed.output, re.M)) == 1, rehearsed.output
     assert "  → keep `best` in run.state" in rehearsed.output
-    assert "0 steps repeated after 1 stop; the longest save took " in rehearsed.output
-    assert re.search(r"^new or changed in the working .*: log.csv$", rehearsed.output, re.M)
-    assert "not exercised" not in rehearsed.output
-    assert "left behind" not in rehearsed.output
+    assert (
+        "Steps trained twice after 1 stop that could save: 0\nThe longest save took "
+        in rehearsed.output
+    )
+    assert re.search(r"^Files in the working directory .*: log.csv$", rehearsed.output, re.M)
+    assert "Not tested" not in rehearsed.output
+    assert "outlived" not in rehearsed.output
 
 
-def test_two_undisturbed_runs_that_differ_are_not_blamed_on_a_resume(rehearsed):
+def test_two_uninterrupted_runs_that_differ_are_not_blamed_on_a_resume(rehearsed):
     """A generator that nobody seeded is no fault of a resume."""
     script = HEADER + "model.weight.data += random.random()\n" + LOOP.format(policy="None")
     assert rehearsed.run(script) == 1, rehearsed.output
-    assert "Two undisturbed runs differ" in rehearsed.output
+    assert "Two uninterrupted runs differ" in rehearsed.output
     assert "leaf live.states.model.weight: values differ" in rehearsed.output
     assert "step 0: weight: float" in rehearsed.output
-    assert "disturbed 1" not in re.sub("undisturbed", "", rehearsed.output)
+    assert "interrupted 1" not in re.sub("uninterrupted", "", rehearsed.output)
 
 
-def test_a_script_that_fails_undisturbed_shows_its_last_lines(rehearsed):
-    """There is nothing to compare: 2."""
-    assert rehearsed.run("print('reading')\nraise ValueError('no such data')") == 2
-    assert "The undisturbed script ended with 1. The end of " in rehearsed.output
+def test_a_script_that_fails_uninterrupted_shows_its_last_lines(rehearsed):
+    """There is nothing to compare: 3."""
+    assert rehearsed.run("print('reading')\nraise ValueError('no such data')") == NO_VERDICT
+    assert (
+        "Without any interruption, the script exited with code 1. Last lines of "
+        in rehearsed.output
+    )
     assert "  | ValueError: no such data" in rehearsed.output
-    assert f"The runs are in {rehearsed.runs}" in rehearsed.output
+    assert f"The files of all runs are in {rehearsed.runs}" in rehearsed.output
 
 
 def test_a_script_without_a_run_is_an_error(rehearsed):
     """Else nothing would be called identical to nothing."""
-    assert rehearsed.run("print('done')") == 2
+    assert rehearsed.run("print('done')") == NO_VERDICT
     assert "no forge.Run finished in it" in rehearsed.output
 
 
@@ -143,8 +153,8 @@ def test_a_script_that_hangs_is_ended_with_all_it_started(rehearsed):
     script = "import subprocess, time\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\n"
     script += "print('waits', flush=True)\ntime.sleep(600)"
     process = rehearsed.start(script, options=("--timeout-s", "2"))
-    assert rehearsed.ended(process) == 2
-    assert "ran beyond 2 s" in rehearsed.output
+    assert rehearsed.ended(process) == NO_VERDICT
+    assert "did not end within 2 s" in rehearsed.output
     assert "  | waits" in rehearsed.output
     assert marked(rehearsed.runs) == []
 
@@ -153,14 +163,14 @@ def test_a_script_that_hangs_is_ended_with_all_it_started(rehearsed):
 def test_whatever_ends_a_rehearsal_ends_the_script(rehearsed, number):
     """It runs in a session of its own, which Ctrl+C in the terminal does not reach."""
     process = rehearsed.start("import time\nprint('waits', flush=True)\ntime.sleep(600)")
-    log = rehearsed.runs / "undisturbed_1" / "output.log"
+    log = rehearsed.runs / "uninterrupted_1" / "output.log"
     process.wait_for(lambda: log.exists() and "waits" in log.read_text(), "the script")
     assert len(marked(rehearsed.runs)) == 1
     process.signal(number)
     code = rehearsed.ended(process)
     assert code == (-9 if number == signal.SIGKILL else 130)
     assert log.exists()
-    assert (f"The runs are in {rehearsed.runs}" in rehearsed.output) == (code == 130)
+    assert (f"The files of all runs are in {rehearsed.runs}" in rehearsed.output) == (code == 130)
     while marked(rehearsed.runs):  # the kernel ends it an instant after a SIGKILL of its parent
         os.sched_yield()
 
@@ -180,7 +190,7 @@ def test_an_interrupt_while_the_script_is_forked_is_heard(rehearsed):
 
 def marked(runs: Path) -> list[int]:
     """Live processes that a rehearsal in this directory has started."""
-    return processes.marked(REHEARSAL, str(runs / "undisturbed_1"))
+    return processes.marked(REHEARSAL, str(runs / "uninterrupted_1"))
 
 
 def test_a_sweep_is_refused(rehearsed):
@@ -190,7 +200,7 @@ def test_a_sweep_is_refused(rehearsed):
         "import hydra\n@hydra.main(version_base=None, config_path='.', config_name='train')\n"
         "def main(cfg):\n    print('trains')\nmain()\n"
     )
-    assert rehearsed.run(script, "-m", "x=1,2") == 2
+    assert rehearsed.run(script, "-m", "x=1,2") == NO_VERDICT
     assert "A rehearsal is of one job: leave out -m" in rehearsed.output
     assert "trains" not in rehearsed.output
 
@@ -208,12 +218,14 @@ def test_a_directory_that_is_there_is_refused(tmp_path, capsys):
     """What an earlier rehearsal left would be resumed."""
     with pytest.raises(SystemExit):
         main(["--directory", str(tmp_path), "--", "true"])
-    assert f"--directory {tmp_path}: expected to make it: File exists" in capsys.readouterr().err
+    assert f"--directory {tmp_path}: expected a new directory" in capsys.readouterr().err
 
 
 def test_a_command_that_does_not_exist_is_an_error(rehearsed):
-    assert rehearsed.run_command(["no-such-python", "train.py"]) == 2
-    assert "The undisturbed script cannot be started: " in rehearsed.output
+    """With the code of `forge exec` for it, before anything is made."""
+    assert rehearsed.run_command(["no-such-python", "train.py"]) == ExitCode.BAD_CONFIG
+    assert "no-such-python: expected a program, found none" in rehearsed.output
+    assert not rehearsed.runs.exists()
 
 
 @pytest.mark.parametrize("code", [0, 1])
@@ -228,4 +240,6 @@ def test_runs_in_a_temporary_directory_are_kept_only_where_they_differ(
     assert main(["--", "true"]) == code
     kept = list(tmp_path.iterdir())
     assert len(kept) == code
-    assert capsys.readouterr().out == "".join(f"The runs are in {path}\n" for path in kept)
+    assert capsys.readouterr().out == "".join(
+        f"The files of all runs are in {path}\n" for path in kept
+    )

@@ -41,16 +41,16 @@ def test_repeated_steps_are_counted_after_stops_alone():
     """A kill costs what was not saved; a stop that does saves too early."""
     first = run_of(SEEN)
     hits = [hit("SIGTERM", 1, 7), hit("SIGKILL", 2, 9)]
-    disturbed = run_of(SEEN, [start(5)], [start(5)], hits=hits)
-    (line,) = report.lines(first, [disturbed], [])
-    assert line == (
-        "2 steps repeated after 1 stop; the longest save took 0.5 s, of the 90 s for a stop"
-    )
+    interrupted = run_of(SEEN, [start(5)], [start(5)], hits=hits)
+    assert list(report.lines(first, [interrupted], [])) == [
+        "Steps trained twice after 1 stop that could save: 2",
+        "The longest save took 0.5 s, which fits into the 90 s of a stop",
+    ]
 
 
 def test_a_save_that_does_not_fit_into_a_stop_is_said():
     (line,) = report.lines(run_of([*SEEN, save(120.0), start(stop_s=60.0)]), [], [])
-    assert line == "the longest save took 1.2e+02 s, which is more than the 60 s for a stop"
+    assert line == "The longest save took 1.2e+02 s, which does not fit into the 60 s of a stop"
 
 
 def test_a_process_that_is_left_and_files_elsewhere_are_named():
@@ -59,9 +59,9 @@ def test_a_process_that_is_left_and_files_elsewhere_are_named():
     first.left = other.left = ["sleep 600"]
     names = [f"{n}.csv" for n in range(10)]
     _, left, files = report.lines(first, [other], names)
-    assert left == "left behind: a process outlives the script that started it: sleep 600"
+    assert left == "A process outlived the script that started it: sleep 600"
     assert files.endswith(
-        "writes to: 0.csv, 1.csv, 2.csv, 3.csv, 4.csv, 5.csv, 6.csv, 7.csv and 2 more"
+        "created or changed: 0.csv, 1.csv, 2.csv, 3.csv, 4.csv, 5.csv, 6.csv, 7.csv and 2 more"
     )
 
 
@@ -82,9 +82,11 @@ def position(epoch):
 )
 def test_what_was_not_exercised_is_named(events, state, missing):
     """Else "identical" would be read as more than it is."""
-    found = [line for line in report.lines(run_of(events, state=state), [], []) if "not ex" in line]
+    found = [
+        line for line in report.lines(run_of(events, state=state), [], []) if "Not tested" in line
+    ]
     assert bool(found) == bool(missing)
-    assert not found or found[0].startswith(f"not exercised: {missing}")
+    assert not found or found[0].startswith(f"Not tested, since there was none: {missing}")
 
 
 def test_files_that_a_script_writes_beside_its_own_are_found(tmp_path):

@@ -18,7 +18,7 @@ from forge.rehearse.command import main
 from forge.rehearse.comparing import differing_leaves, differing_values
 from forge.rehearse.plan import plan, seconds_of, signals_of
 from forge.rehearse.rehearsal import Rehearsal, Run, Strike
-from forge.rehearse.verdicts import Verdict, Wanted
+from forge.rehearse.verdicts import NO_VERDICT, Verdict, Wanted
 from forge.training.loop import strikes
 
 
@@ -145,7 +145,7 @@ def test_a_rehearsed_job_lies_in_its_directory(configured, tmp_path, monkeypatch
 
 def test_a_stop_that_a_script_swallows_is_no_end(tmp_path):
     """`except SystemExit: pass` ends with 0: what is compared must have finished."""
-    directory = tmp_path / "undisturbed_1"
+    directory = tmp_path / "uninterrupted_1"
     one = Rehearsal([sys.executable, "-c", "pass"], tmp_path)
 
     def begin_only(run, strike):
@@ -156,7 +156,7 @@ def test_a_stop_that_a_script_swallows_is_no_end(tmp_path):
 
     one._attempt = begin_only
     with pytest.raises(RehearsalFailed, match=r"its forge\.Run did not finish"):
-        one.run("undisturbed 1", [])
+        one.run("uninterrupted 1", [])
 
 
 def test_a_hit_is_shown_with_the_run_that_it_hit_and_where_that_resumed():
@@ -227,14 +227,14 @@ def test_what_is_measured_of_the_machine_is_left_out_by_name(capsys):
     hit = ("SIGKILL", ledger.Progress(1, 2, 0.0, None))
     assert Verdict(Ended(hit), Wanted(times=2)).rehearse() == 0
     said = capsys.readouterr().out
-    assert "not compared, since undisturbed runs differ in them alone: seconds\n" in said
-    assert said.endswith("identical, hit 2 times\n")
+    assert "not compared, since the uninterrupted runs differ only in them: seconds\n" in said
+    assert "\nIDENTICAL: all interrupted runs ended with the same bits (2 signals sent, " in said
 
 
 def test_runs_that_nothing_hit_are_not_called_identical(capsys):
     """A policy may ignore the signals: then nothing was rehearsed."""
-    assert Verdict(Ended(), Wanted(times=2)).rehearse() == 2
-    assert "No run was hit" in capsys.readouterr().out
+    assert Verdict(Ended(), Wanted(times=2)).rehearse() == NO_VERDICT
+    assert "No run got a signal" in capsys.readouterr().out
 
 
 def test_where_time_is_short_there_are_fewer_disturbed_runs(capsys):
@@ -244,8 +244,8 @@ def test_where_time_is_short_there_are_fewer_disturbed_runs(capsys):
     assert Verdict(ended, Wanted(times=3, within_s=1e-9)).rehearse() == 0
     assert ended.num_runs == 3
     said = capsys.readouterr().out
-    assert "1 of 3 disturbed runs, for the time of --within" in said
-    assert said.endswith("identical, hit 1 times\n")
+    assert "--within leaves no time for more: 1 of 3 interrupted runs" in said
+    assert "\nIDENTICAL: the interrupted run ended with the same bits (1 signal sent, " in said
 
 
 def test_the_command_that_is_printed_has_the_options_that_matter():

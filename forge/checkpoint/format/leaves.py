@@ -142,7 +142,7 @@ def _value_difference(a: torch.Tensor, b: torch.Tensor) -> str:
     is_equal |= x.isnan() & y.isnan()
     count = int((~is_equal).sum())
     if not count:
-        return "values are equal, bits are not (a zero's sign, a NaN's payload, or their order)"
+        return "equal values, other bits (sign of zero, NaN payload, or order)"
     largest = (x - y).abs()[~is_equal].max()
     shown = "nan" if bool(largest.isnan()) else f"{float(largest):g}"
     return f"values differ by at most {shown}, in {count} of {a.numel()}"

@@ -14,6 +14,7 @@ from forge.checkpoint.format import manifest
 from forge.checkpoint.retention import pins
 from forge.cli import main
 from forge.config.schema import BestConfig, BestMode
+from forge.errors import ExitCode
 
 TENSORS = "tensors_rank00000.safetensors"
 
@@ -161,7 +162,7 @@ def test_what_cannot_be_pinned_is_told_and_leaves_nothing(store, commit, capsys,
     before = sorted(os.listdir(store.directory))
     paths = [str(store.directory / name) for name in ("step_1", "step_2", "step_9", ".")]
     monkeypatch.setattr(sys, "argv", ["forge", "pin", *paths[1:], paths[0]])
-    assert main.main() == 1
+    assert main.main() == ExitCode.IO_ERROR
     told = capsys.readouterr()
     assert "step_2 is not a checkpoint: it has no manifest" in told.err
     assert "step_9 is not a checkpoint" in told.err
@@ -169,7 +170,7 @@ def test_what_cannot_be_pinned_is_told_and_leaves_nothing(store, commit, capsys,
     assert told.out == f"pinned: {paths[0]}\n"
     assert sorted({*os.listdir(store.directory)} - {*before}) == ["pinned_step_1"]
     monkeypatch.setattr(sys, "argv", ["forge", "unpin", *paths[:2]])
-    assert main.main() == 1
+    assert main.main() == ExitCode.IO_ERROR
     assert "step_2 is not pinned" in capsys.readouterr().err
     assert sorted(os.listdir(store.directory)) == before
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 from sweeps import App
 
-from forge.cli import main
+from forge.cli.plan import command_of
 from forge.launch.slurm.submitted import Submitted
 from forge.slurm.client import Queued
 
@@ -159,11 +159,11 @@ def test_a_cluster_that_does_not_answer_is_told_at_the_submission(app):
 )
 def test_the_plan_is_the_app_s_own_command(given, expected):
     """It cannot differ from what would be submitted."""
-    assert main.plan_command(given) == [sys.executable, *expected]
+    assert command_of(given) == [sys.executable, *expected]
 
 
-@pytest.mark.parametrize("arguments", [[], ["plan"], ["plan", "-m"], ["status"]])
-def test_a_command_that_makes_no_sense_shows_the_usage(arguments, app):
+@pytest.mark.parametrize("arguments", [["plan"], ["plan", "-m"], ["plan", "nowhere.py"]])
+def test_a_plan_of_no_script_shows_the_usage(arguments, app):
     """And ends with 2, as argparse does."""
     done = run(app, "-m", "forge.cli.main", *arguments)
     assert done.returncode == 2

@@ -1,0 +1,150 @@
+"""The commands of `forge`: what each does, in groups, with an example; and what `--help` prints."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+def _exec(arguments: list[str]) -> int:
+    from forge.launch.exec import main
+
+    return main(arguments)
+
+
+def _plan(arguments: list[str]) -> int:
+    from forge.cli.plan import main
+
+    return main(arguments)
+
+
+def _rehearse(arguments: list[str]) -> int:
+    from forge.rehearse.command import main
+
+    return main(arguments)
+
+
+def _doctor(arguments: list[str]) -> int:
+    from forge.cli.doctor import main
+
+    return main(arguments)
+
+
+def _show(arguments: list[str]) -> int:
+    from forge.cli.checkpoints import show
+
+    return show(arguments)
+
+
+def _diff(arguments: list[str]) -> int:
+    from forge.cli.checkpoints import diff
+
+    return diff(arguments)
+
+
+def _pin(arguments: list[str]) -> int:
+    from forge.cli.pin import pin
+
+    return pin(arguments)
+
+
+def _unpin(arguments: list[str]) -> int:
+    from forge.cli.pin import unpin
+
+    return unpin(arguments)
+
+
+class Command(NamedTuple):
+    """One command."""
+
+    purpose: str
+    """What the command does, in at most 67 letters: the line has to fit into 80 columns."""
+    example: str
+    main: Callable[[list[str]], int]
+    """Runs the command with the arguments after its name; returns the exit code."""
+
+
+GROUPS: dict[str, dict[str, Command]] = {
+    "Run": {
+        "exec": Command(
+            "run any command with signals, time limit, restarts and logs",
+            "forge exec -- python simulate.py",
+            _exec,
+        ),
+        "plan": Command(
+            "show what a sweep would submit to Slurm; submit nothing",
+            "forge plan train.py lr=1e-3,3e-4",
+            _plan,
+        ),
+    },
+    "Check": {
+        "rehearse": Command(
+            "interrupt and resume a script: are the results the same bits?",
+            "forge rehearse -- python train.py",
+            _rehearse,
+        ),
+        "doctor": Command(
+            "check this node: disk, /dev/shm, GPUs, communication of ranks",
+            "forge doctor",
+            _doctor,
+        ),
+    },
+    "Checkpoints": {
+        "show": Command(
+            "print a checkpoint: step, time, size, is it intact, how to resume",
+            "forge show outputs/2026-01-31/12-00-00",
+            _show,
+        ),
+        "diff": Command(
+            "list the tensors and values in which two checkpoints differ",
+            "forge diff checkpoints/step_100 checkpoints/step_200",
+            _diff,
+        ),
+        "pin": Command(
+            "keep a checkpoint permanently, whatever the policy removes",
+            "forge pin checkpoints/step_1000",
+            _pin,
+        ),
+        "unpin": Command(
+            "let the policy remove a pinned checkpoint again",
+            "forge unpin checkpoints/step_1000",
+            _unpin,
+        ),
+    },
+}
+"""Group -> name -> command, in the order of `forge --help`."""
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+_HEAD = """\
+usage: forge COMMAND [arguments]
+
+forge lets a PyTorch training survive signals, preemption, time limits, NaNs
+and kills, and end with the same bits as a run that nobody interrupted.
+"""
+_FOOT = """\
+forge COMMAND --help   all arguments of a command
+forge --version        the version of forge and of Python
+"""
+
+
+def help_text() -> str:
+    """What `forge --help` prints, in at most 80 columns."""
+    width = max(map(len, COMMANDS))
+    lines = [_HEAD]
+    for title, group in GROUPS.items():
+        lines.append(f"{title}:")
+        for name, command in group.items():
+            lines.append(f"  {name:{width}}  {command.purpose}")
+            lines.append(f"  {'':{width}}    $ {command.example}")
+        lines.append("")
+    return "\n".join([*lines, _FOOT])
+
+
+def unknown(name: str) -> str:
+    """What is wrong with a word that is no command, and which command was probably meant."""
+    close = difflib.get_close_matches(name, COMMANDS, 1)
+    meant = f" Did you mean `forge {close[0]}`?" if close else ""
+    if not close and name.endswith(".py"):
+        meant = f" To run a script: `forge exec -- python {name}`."
+    kind = "option" if name.startswith("-") else "command"
+    return f"there is no {kind} `{name}`.{meant} `forge --help` lists all commands."
