@@ -144,7 +144,7 @@ def test_the_page_shows_what_is_logged(judge, logged, monkeypatch, tmp_path):
     monkeypatch.setattr(os, "statvfs", lambda path: found)
     answer = Answer(storage.shm(Context(tmp_path, tmp_path)))
     judge.judge(Check("shm", storage.shm, Scope.node), CheckAction.warn, answer)
-    assert " ".join(blocks("text")[0].split()) == logged[0]
+    assert " ".join(blocks("text")[1].split()) == logged[0]
 
 
 def test_the_yaml_of_the_page_is_a_good_policy():

@@ -6,6 +6,7 @@ A block that is new or reworded has no entry, and fails until it has one.
 import math
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,13 +40,12 @@ ELSEWHERE = {
     ("docs/tutorial.md", "yaml", 0): "test_wheel.py::test_the_readme_app_runs",
     ("docs/how-to/inspect.md", "python", 0): "test_inspection.py::test_a_checkpoint_can_be_read",
     ("docs/how-to/inspect.md", "python", 1): "test_shards.py::test_the_lines_of_the_page",
-    ("docs/how-to/submitit.md", "python", 0): "test_checkpointable_slurm.py::test_the_lines_of_the",
     ("docs/explanation/same-bits.md", "python", 0): "test_states_of_loaders.py::test_the_loader_of",
     **{
         ("docs/how-to/convert-a-loop.md", "python", number): "test_begun_again.py::test_two_ways_to"
-        for number in (1, 2)
+        for number in (2, 3)
     },
-    ("docs/how-to/convert-a-loop.md", "python", 3): "test_command_identity.py::test_what_config",
+    ("docs/how-to/convert-a-loop.md", "python", 4): "test_command_identity.py::test_what_config",
     **{
         ("docs/how-to/batch-script.md", "bash", number): "test_own_scripts.py::test_the_scripts_of"
         for number in range(5)
@@ -54,7 +54,7 @@ ELSEWHERE = {
     ("docs/how-to/several-ranks.md", "text", 0): "test_typed_ranks.py::test_it_stops_and_goes_on",
     ("docs/how-to/any-command.md", "yaml", 0): "test_exec.py::test_the_config_of_the_page",
     ("docs/how-to/any-command.md", "yaml", 1): "test_exec.py::test_the_config_of_the_page",
-    ("docs/how-to/health.md", "text", 0): "test_verdicts_of_checks.py::test_the_page_shows",
+    ("docs/how-to/health.md", "text", 1): "test_verdicts_of_checks.py::test_the_page_shows",
     ("docs/how-to/health.md", "yaml", 0): "test_verdicts_of_checks.py::test_the_yaml_of_the_page",
     ("docs/how-to/rehearse.md", "text", 0): "test_rehearse.py::test_a_script_that_keeps_state_out",
 }
@@ -147,6 +147,15 @@ def run_with_data(names):
     assert metrics[1999]["loss"] < metrics[0]["loss"]
 
 
+def ask_before_a_step(names):
+    names |= {"run": SimpleNamespace(should_step=lambda loss: loss < 1), "loss": 0.5}
+    before = names["model"].weight.detach().clone()
+    names["model"](torch.ones(2)).sum().backward()
+    run_it("how-to/handle-nans.md", 0, names)
+    assert not torch.equal(names["model"].weight, before)
+    assert names["model"].weight.grad is None
+
+
 def plot_metrics(names):
     with forge.Run({"checkpoint": {"dir": "runs/first"}}, model=names["model"]) as run:
         for step in run.steps(3):
@@ -180,6 +189,11 @@ def run_the_front_page(names):
     assert run_it("index.md", 0, names)["run"].step == names["cfg"].steps
 
 
+def run_a_plain_loop(names):
+    run = run_it("how-to/convert-a-loop.md", 0, names)["run"]
+    assert run.step == names["cfg"].steps
+
+
 def run_with_an_evaluation(names):
     values = []
 
@@ -191,7 +205,7 @@ def run_with_an_evaluation(names):
         return values[-1]
 
     with forge.Run(model=names["model"], optimizer=names["optimizer"]) as run:
-        run_it("how-to/convert-a-loop.md", 0, names | {"run": run, "evaluate": evaluate})
+        run_it("how-to/convert-a-loop.md", 1, names | {"run": run, "evaluate": evaluate})
         for _ in run.steps(names["cfg"].steps + 1):
             pass
     assert values == [0, 1, 2]
@@ -234,10 +248,12 @@ def ask_for_a_version(names):
 FRAGMENTS = {
     ("index.md", 0): run_the_front_page,
     ("cheat-sheet.md", 0): run_the_cheat_sheet,
+    ("how-to/handle-nans.md", 0): ask_before_a_step,
     ("how-to/plot-metrics.md", 0): plot_metrics,
     ("how-to/plot-metrics.md", 1): plot_a_sweep,
     ("tutorial.md", 1): run_with_data,
-    ("how-to/convert-a-loop.md", 0): run_with_an_evaluation,
+    ("how-to/convert-a-loop.md", 0): run_a_plain_loop,
+    ("how-to/convert-a-loop.md", 1): run_with_an_evaluation,
     ("how-to/train-in-epochs.md", 0): run_in_epochs,
     ("how-to/several-trainings.md", 0): run_several,
     ("decisions/0025-version-base.md", 0): ask_for_a_version,
@@ -260,13 +276,18 @@ is installed by test_wheel.py."""
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # a rehearsal is nine runs
 def test_every_command_runs_as_it_stands(cluster, monkeypatch, tmp_path):
-    """In one folder, with the tutorial's app, shortened by its config; outputs are those so far."""
+    """In one folder, with the scripts of the tutorial, shortened by its config, and the examples.
+
+    Outputs are those so far.
+    """
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     bin_dir = Path(sys.executable).parent
     monkeypatch.setenv("PATH", f"{bin_dir}:{os.environ['PATH']}")
     app = readme.App.from_tutorial()
     readme.App(app.script, app.config.replace("20_000", "200")).write_to(tmp_path)
+    for path in (ROOT / "examples/gallery").iterdir():
+        shutil.copy(path, tmp_path)
     lines = [line for line in commands() if not line.startswith(NOT_RUN)]
     lines.sort(key=lambda line: line != "python train.py")  # it makes what the others look at
     assert len(lines) >= 6

@@ -67,6 +67,7 @@ def unknown_in(line: str) -> list[str]:
     if line.lstrip().startswith(_TREE) or line.startswith("#SBATCH "):
         return []
     line = re.sub(r"^\[[^]]*\]\[(forge|HYDRA)\](\[[A-Z]+\] -)?|^forge: ", "", line)
+    line = re.sub(r"^(job \d+: started ).*", r"\1", line)  # its overrides
     if re.match(r"\s+(cd \S+ && )?(env )?(python|forge|sbatch|scontrol) ", line):
         return []  # a command: its words are the user's
     known, unknown = _known(), []
