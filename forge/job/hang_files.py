@@ -108,7 +108,7 @@ def read_reports(
     reports = []
     for name in os.listdir(forge / HANG):
         number = name.removeprefix(_RANK)
-        if number == name or not number.isdecimal() or int(number) not in ranks:
+        if not number.isdecimal() or int(number) not in ranks:
             continue
         content = read_json(forge / HANG / name)
         if content is not None and content["attempt"] == attempt:

@@ -182,6 +182,19 @@ def test_a_wrapper_that_was_stopped_with_its_job_waits_on(job, monkeypatch):
     assert job.phase is QueryPhase.report
 
 
+def test_slow_reports_leave_the_stacks_their_time(job, monkeypatch):
+    """A rank whose steps go on looks for a query once a minute."""
+    now = time.monotonic()
+    monkeypatch.setattr(hangs.time, "monotonic", lambda: now)
+    for _ in range(50):
+        now += 2.0
+        job.hangs.look({})
+    job.answer(report(0), report(1))
+    now += 2.0
+    job.answer(report(0))
+    assert job.phase is QueryPhase.stacks
+
+
 def test_a_rank_that_has_ended_is_not_waited_for(job):
     job.answer(report(0), gone={1: False})
     assert job.phase is QueryPhase.stacks

@@ -14,7 +14,7 @@ from played_jobs import KILLED, PREEMPTED, RUNS, report
 from forge.config.schema import RequeueConfig
 from forge.errors import NoSuchJob, NotRequeueable, Reason, SlurmRefused
 from forge.job.requeue import Decision, spread
-from forge.jobdir.job_files import forge_dir
+from forge.jobdir.job_files import STATE, forge_dir, read_json
 from forge.jobdir.plan import RequeueLimits
 from forge.jobdir.sick import Sick
 from forge.jobdir.verdict import Verdict
@@ -299,6 +299,16 @@ def test_a_wrapper_that_slurm_had_told_to_end_was_preempted(played):
     """No time to requeue is no lost node."""
     ended = played().left("running", restarts=0, is_ending=True).run(RUNS, restarts=1)
     assert [one["because"] for one in ended.events if one["kind"] == "requeue"] == ["preempted"]
+
+
+def test_a_wrapper_that_slurm_tells_to_end_writes_it_into_its_state(played, tmp_path):
+    """If it is killed before it can say how the attempt ended."""
+    job, seen = played(), tmp_path / "seen"
+    state = forge_dir(job.directory) / STATE
+    wait = f"until grep -q is_ending '{state}'; do sleep 0.01; done; cp '{state}' '{seen}'"
+    job.step(143, *both(143), first=f"kill -TERM $PPID; {wait}").run(KILLED_BY_PREEMPTION)
+    content = read_json(seen)
+    assert (content["state"], content["is_ending"]) == ("running", True)
 
 
 # -- where Slurm does not bring it back ------------------------------------------------------------
