@@ -161,8 +161,8 @@ def test_a_suspended_rank_is_no_hang_whatever_the_others_wait_for(make, shared_f
     excuse = "rank 2 is stopped, or in a debugger"
     with suspended(int(mark.read_text())):
         (app.folder / "go").touch()  # nothing but the suspension holds it
-        # Before, they may have asked for a rank that was slow to start.
-        until(lambda: excuses().count(excuse) >= 2, "two questions")
+        # Earlier queries can name a rank that was slow to start.
+        until(lambda: excuses().count(excuse) >= 2, "two queries")
     assert sweep.wait() == 0, sweep.output
     assert_same_end(job, undisturbed(shared_folder, SIZE), SIZE)
     assert job.hangs == []

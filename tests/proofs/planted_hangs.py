@@ -84,11 +84,11 @@ class Table:
 
     def none(self, what: str, job: HangingJob, tasks: int) -> None:
         """A job that has ended, in which nothing was to be found."""
-        asked = f"{len(job.events('no hang'))} questions"
+        queries = f"{len(job.events('no hang'))} queries"
         state = job.state
         is_same = self.has_same_bits(job, tasks)
         end = f"{state['state']} {state['code']}, {'same' if is_same else 'other'} bits"
-        self._add(["-", what, str(tasks), "-", "2.0", "-", asked, "restart", end])
+        self._add(["-", what, str(tasks), "-", "2.0", "-", queries, "restart", end])
         if job.hangs or state["counts"]["restarts"] or not is_same:
             self.problems.append(f"{what}: {job.hangs}, {state}")
 
