@@ -1,8 +1,8 @@
 """Checkpoints: directories `step_<N>` that either verify or do not exist.
 
-`store` is the whole: it claims a directory (`ownership`), copies and writes the state (`save`, in
-the layout of `format`), keeps and removes (`retention`), and reads (`load`). Names load on first
-use: pins need no torch.
+`store` ties the folders together: claim a directory (`ownership`), copy and write the state
+(`save`, in the layout of `format`), delete old checkpoints (`retention`), read one (`load`). The
+names load on first use, so that `forge pin` does not import torch.
 """
 
 from __future__ import annotations

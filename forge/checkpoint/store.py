@@ -1,10 +1,10 @@
 """The checkpoints of one job in one directory.
 
-A save goes: files and manifest in a work directory, each synced (`save/staging.py`); the fence is
-checked; one rename; the directory is synced; `latest` is swapped. Whoever dies in between leaves a
-work directory that the next attempt removes. Resume takes the newest checkpoint that verifies and
-tells why it passed over the others.
-One module, since reading, writing and removing act under the same claim and the same exchanges.
+A save writes and syncs files and manifest in a work directory (`save/staging.py`), checks that no
+newer attempt has taken over, renames the directory into place, syncs, and updates `latest`. If the
+process dies in between, the next attempt removes the work directory. A resume loads the newest
+checkpoint that verifies and reports why it skipped newer ones.
+One module, since reading, writing and removing share one claim and one exchange between ranks.
 """
 
 from __future__ import annotations
@@ -65,18 +65,17 @@ class Store:
     ) -> None:
         """Claim `directory`, creating it, and remove what a killed save left.
 
-        Of many ranks the first does that alone, before the others make theirs; it alone publishes
-        and removes.
+        Only rank 0 claims, publishes and removes; its Store must be created before the others'.
 
         Args:
-            directory: Where the `step_<N>` lie.
+            directory: The directory that contains the `step_<N>`.
             config: Retention and verification.
             attempt: Number of this attempt, for the manifest.
             keep_back_steps: Always keep one checkpoint at least this many steps old.
-            ranks: Those that save here together.
-            personal: Keys of the state that remain each rank's own where their number changes.
+            ranks: The ranks that save here together.
+            personal: Keys of the state that stay with each rank if the number of ranks changes.
         Raises:
-            DirectoryInUse: Where a live job holds it.
+            DirectoryInUse: If a running job uses the directory.
         """
         self.directory = directory
         self._config = config
@@ -87,11 +86,11 @@ class Store:
         self._copies = Copies()
         self._seen = Seen()
         self.logged: Callable[[], Logged] = dict
-        """Tells what was logged last, for the manifest."""
+        """Returns the metrics logged last, for the manifest."""
         self.before_save: Callable[[], None] = lambda: None
-        """Makes durable what a checkpoint is not to be ahead of."""
+        """Flushes files that must be on disk before the checkpoint is."""
         self.passed_over: list[str] = []
-        """Why the last `newest` did not take the newer checkpoints."""
+        """Why the last call of `newest` skipped newer checkpoints."""
         self._read = functools.partial(
             reading.read, verify=config.verify, rank=ranks.rank, size=ranks.size, personal=personal
         )
@@ -116,7 +115,7 @@ class Store:
             raise
 
     def close(self) -> None:
-        """Give the directory up."""
+        """Release the directory."""
         self._copies.close()
         if not self._is_owner:
             return
@@ -129,17 +128,17 @@ class Store:
     def newest(
         self, at_most: int | None = None, every: int = 1, place: Place | None = None
     ) -> Checkpoint | None:
-        """The newest checkpoint that verifies, or None where there is none at all.
+        """The newest checkpoint that verifies, or None if there are no checkpoints.
 
         Args:
-            at_most: Only those with at most this many steps done.
-            every: Only those at multiples of this many steps.
-            place: Where tensors are read to, by their path; None: into memory of their own.
+            at_most: Consider only checkpoints of this step or earlier.
+            every: Consider only checkpoints at multiples of this many steps.
+            place: Maps a tensor's path to the tensor to read into; None: allocate new tensors.
         Returns:
             The checkpoint, or None.
         Raises:
-            CheckpointError: Where there are checkpoints but none of them verifies.
-            NewerFormat: If a newer version of forge has written one of them, whichever it is.
+            CheckpointError: If there are checkpoints but none of them verifies.
+            NewerFormat: If any of them was written by a newer version of forge.
         """
         names = self._exchange.first("the list of checkpoints", self._names)
         steps = {self.directory / name: step_of(self.directory / name) or 0 for name in names}
@@ -159,25 +158,25 @@ class Store:
     def _names(self) -> list[str]:
         try:
             found = step_dirs(self.directory)
-            self._seen.check_formats(found)  # training would come to each, and replace it
+            self._seen.check_formats(found)  # training would reach these steps and replace them
             return [path.name for path in found]
-        except OSError as error:  # not the same as a directory in which there are none
+        except OSError as error:  # not the same as an empty directory
             raise CheckpointError(f"{self.directory} cannot be read: {error}") from error
 
     def _read_by_all(self, path: Path, place: Place | None) -> Checkpoint:
-        """Each rank its part; whatever is wrong on one is wrong for all."""
-        return self.on_all(f"the reading of {path.name}", lambda: self.read(path, place))
+        """Each rank reads its own part; an error on one rank is raised on all."""
+        return self.on_all(f"reading {path.name}", lambda: self.read(path, place))
 
     def read(self, path: Path, place: Place | None = None) -> Checkpoint:
         """Read one checkpoint, verified as `checkpoint.verify` says.
 
         Args:
             path: Its directory.
-            place: Where tensors are read to, by their path; None: into memory of their own.
+            place: Maps a tensor's path to the tensor to read into; None: allocate new tensors.
         Returns:
             The checkpoint.
         Raises:
-            DamagedCheckpoint: Saying which file is wrong, what was expected and what was found.
+            DamagedCheckpoint: Names the damaged file, what was expected and what was found.
         """
         with reading_lock(path):
             return self._read(path, place)
@@ -186,12 +185,12 @@ class Store:
 
     @staticmethod
     def check_savable(state: Any) -> None:
-        """Check before a save what reading would refuse.
+        """Check that a state can be saved and read again.
 
         Args:
-            state: What is to be saved.
+            state: The state that would be saved.
         Raises:
-            CheckpointError: Naming a leaf that cannot be saved, or what is too much.
+            CheckpointError: Names a leaf that cannot be saved, or the limit that is exceeded.
         """
         encoder = Encoder()
         tree = encoder.encode(state)
@@ -199,19 +198,19 @@ class Store:
         tensorfile.Layout(encoder.tensors)
 
     def snapshot(self, step: int, state: Any, *, is_complete: bool, copy: bool) -> Snapshot:
-        """Encode a state, to be committed now or later.
+        """Encode a state; `commit` writes it now or later.
 
-        Where there is no memory for a copy, the snapshot says that it is not independent.
+        If there is too little memory for a copy, the snapshot's `is_independent` is False.
 
         Args:
             step: Steps done.
             state: Nested dicts, lists, tuples, tensors, arrays and values.
             is_complete: Whether the training is finished.
-            copy: Whether to make it independent of what training does to the state afterwards.
+            copy: Copy the tensors, so that training can change them before the commit.
         Returns:
             The snapshot.
         Raises:
-            CheckpointError: Naming a leaf that cannot be saved.
+            CheckpointError: Names a leaf that cannot be saved.
         """
         encoder = Encoder()
         snapshot = self._copies.snapshot(
@@ -222,17 +221,17 @@ class Store:
         return snapshot
 
     def commit(self, snapshot: Snapshot) -> Path | None:
-        """Write a snapshot; when this returns it survives a power cut.
+        """Write a snapshot; once this returns, the checkpoint survives a power cut.
 
         Args:
-            snapshot: One that was not committed before.
+            snapshot: A snapshot that was not committed before.
         Returns:
-            The directory of the checkpoint, or None where it was not written.
+            The directory of the checkpoint, or None if a good one was there already.
         Raises:
-            OSError: From the disk; nothing that was there before has changed.
-            DirectoryInUse: Where a newer attempt has taken over.
+            OSError: From the disk; existing checkpoints are unchanged.
+            DirectoryInUse: If a newer attempt has taken over.
         """
-        assert not snapshot.is_spent, "its copy may be that of another step by now"
+        assert not snapshot.is_spent, "its memory can hold the copy of another step by now"
         final = self.directory / (name := snapshot.name)
         is_there = functools.partial(self._seen.has, final, is_complete=snapshot.is_complete)
         with contextlib.ExitStack() as stack:
@@ -244,7 +243,7 @@ class Store:
                 temporary = stack.enter_context(self._workspace.entered()) / name
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir()
-                # Where this fails the snapshot is not spent: it may be tried again.
+                # If the save fails, the snapshot is not spent: the caller can try again.
                 stack.callback(shutil.rmtree, temporary, ignore_errors=True)
                 return str(temporary)
 
@@ -260,29 +259,29 @@ class Store:
         return final if is_new else None
 
     def on_all(self, what: str, make: Callable[[], _Made]) -> _Made:
-        """Call something on every rank; where it raises on one it raises on all.
+        """Call `make` on every rank; if it raises on one rank, this raises on all.
 
         Args:
-            what: For people, where a rank does not come to it.
-            make: What is called.
+            what: Names the call in the error if a rank does not reach it.
+            make: The function to call.
         Returns:
-            What it returned on this rank.
+            Its result on this rank.
         """
         made: list[_Made] = []
         self._exchange.give(what, lambda: made.append(make()))
         return made[0]
 
     def publish(self, folder: Path, final: Path, parts: Sequence[Part], snapshot: Snapshot) -> None:
-        """Make one checkpoint of what all ranks have staged in `folder`: manifest, then rename.
+        """Make a checkpoint of the files all ranks staged in `folder`: manifest, then rename.
 
         Args:
-            folder: In the work directory.
-            final: The name that it gets.
-            parts: Of every rank, in order.
-            snapshot: This rank's, which says what the manifest says besides.
+            folder: The staged checkpoint, in the work directory.
+            final: The path of the finished checkpoint.
+            parts: The files of every rank, in order of rank.
+            snapshot: This rank's snapshot, for the other fields of the manifest.
         Raises:
-            CheckpointError: Where the parts do not belong together.
-            DirectoryInUse: Where a newer attempt has taken over.
+            CheckpointError: If the parts do not belong together.
+            DirectoryInUse: If a newer attempt has taken over.
         """
         self._describe(folder, parts, snapshot)
         self._seen.check_formats([final])
@@ -305,17 +304,17 @@ class Store:
         durable.sync_directory(folder)
 
     def mark_complete(self, step: int, *, with_metrics: bool) -> None:
-        """Note in the manifest of a checkpoint that its training is finished.
+        """Record in the manifest of a checkpoint that its training is finished.
 
-        One rename replaces the manifest; the files that it names stay as they are.
+        One rename replaces the manifest; the other files stay as they are.
 
         Args:
-            step: Of that checkpoint.
-            with_metrics: Whether what was logged last belongs to it.
+            step: The checkpoint's step.
+            with_metrics: Whether to store the metrics that were logged last.
         Raises:
             OSError: From the disk; the checkpoint has not changed.
-            DamagedCheckpoint: If there is no such checkpoint.
-            DirectoryInUse: Where a newer attempt has taken over.
+            DamagedCheckpoint: If the checkpoint is missing or damaged.
+            DirectoryInUse: If a newer attempt has taken over.
         """
 
         def mark() -> None:
@@ -334,33 +333,33 @@ class Store:
         self._exchange.first("the end of the training", mark)
 
     def holds(self, step: int, *, is_complete: bool) -> bool:
-        """Ask whether a save can be spared.
+        """Whether a good checkpoint of this step exists already.
 
         Args:
             step: Steps done.
-            is_complete: Whether it has to be that of a finished training.
+            is_complete: Accept only the checkpoint of a finished training.
         Returns:
-            Whether a good checkpoint of this step is there already.
+            True if it exists, on all ranks alike.
         """
         path = self.directory / f"step_{step}"
         is_there = functools.partial(self._seen.has, path, is_complete=is_complete)
-        return bool(self._exchange.first("the look for a checkpoint", is_there))
+        return bool(self._exchange.first("looking for a checkpoint", is_there))
 
     # -- removing ------------------------------------------------------------------------------
 
     def retain(self, first_bad_step: int | None = None) -> list[str]:
-        """Remove what the policy does not keep; a thread then deletes it.
+        """Remove the checkpoints that the policy does not keep; a thread deletes the files.
 
-        Never the newest good one, what `latest` names, one that is pinned or that somebody reads,
-        or what is no checkpoint. What cannot be removed is logged; the next call tries again.
+        The newest good checkpoint, the target of `latest`, pinned checkpoints, checkpoints being
+        read, and other files always stay. Failed removals are logged; the next call tries again.
 
         Args:
-            first_bad_step: Where a streak of bad steps began that is under way.
+            first_bad_step: The first step of the current streak of bad steps, if there is one.
         Returns:
             The names that were removed.
         Raises:
-            OSError: Where the directory cannot be read.
-            DirectoryInUse: Where a newer attempt has taken over.
+            OSError: If the directory cannot be read.
+            DirectoryInUse: If a newer attempt has taken over.
         """
         if not self._is_owner:
             return []
@@ -371,7 +370,7 @@ class Store:
         found = step_dirs(self.directory)
         good = self._seen.all_good(found)
         kept = self._retention.kept(good, pinned, first_bad_step)
-        # Training has gone on since a finished one left these.
+        # Left by a finished training that was later continued.
         finals = [self.directory / name for name in names if name.startswith(f"{FINAL}step_")]
         superseded = [one for one in finals if not found or one.name != FINAL + found[0].name]
         with contextlib.suppress(FileNotFoundError):
@@ -389,9 +388,9 @@ class Store:
         """Remove the checkpoints that a rollback has made obsolete.
 
         Args:
-            step: Where the rollback went; those after it are removed.
+            step: The step that the rollback returned to; later checkpoints are removed.
         Raises:
-            CheckpointError: Where they are still in place: a resume would load them.
+            CheckpointError: If one could not be removed, so that a resume would load it.
         """
         if not self._is_owner:
             return
@@ -414,15 +413,15 @@ class Store:
         """Keep a checkpoint, whatever the policy says.
 
         Args:
-            step: Its step; it need not be there yet.
+            step: Its step; the checkpoint can be written later.
         Raises:
-            OSError: Where the pin cannot be written.
+            OSError: If the pin cannot be written.
         """
         if self._is_owner:
             pins.place(self.directory / f"step_{step}")
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until what was removed is deleted.
+        """Wait until the files of removed checkpoints are deleted.
 
         Args:
             timeout_s: Seconds to wait at most; None: no limit.

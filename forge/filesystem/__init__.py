@@ -1,1 +1,1 @@
-"""Files that nobody else decides on, and that are there after a power cut."""
+"""Files that other users cannot replace, and that survive a power cut."""

@@ -1,10 +1,10 @@
-"""Directories that this process has claimed: nothing is made in another one that took their place.
+"""Directories claimed by this process: forge creates no file in a directory that replaced one.
 
-Whoever can write above a directory can rename it, and put a link to a private directory of ours in
-its place. So its inode is noted at the claim and compared before something is made below its path.
-The number of its device is compared as well if it names a disk; those of network and overlay file
-systems are given out anew at each mount. The directory stays open: some file systems number an
-inode that nobody uses anew, too. One that is away is not another one.
+A user who can write to the parent of a directory can rename it, and put a link to one of our
+private directories in its place. So the claim records the inode, which is compared before a file
+is created below the path. The device number is compared as well for disks; network and overlay file
+systems have another one after each mount. The directory stays open, since some file systems
+renumber unused inodes. A directory that is missing does not count as replaced.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import os
 from pathlib import Path
 
 _claimed: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {}
-"""Path -> (process that opened the directory, its descriptor there), and what it is."""
+"""Path -> (pid that opened the directory, its descriptor in that process), (device, inode)."""
 
 
 def note(path: Path) -> None:
-    """From now on `path` is the directory that is there now.
+    """Record which directory is at `path` now.
 
     Raises:
-        OSError: Where there is none.
+        OSError: If there is no directory.
     """
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | os.O_CLOEXEC)
     forget(path)
@@ -28,30 +28,31 @@ def note(path: Path) -> None:
 
 
 def forget(path: Path) -> None:
-    """It may be another one again."""
+    """Drop the record of `path`."""
     opened, _ = _claimed.pop(str(path), (None, None))
-    # In a forked child the number may be that of another file by now.
+    # In a forked child the descriptor number can belong to another file by now.
     if opened is not None and opened[0] == os.getpid():
         os.close(opened[1])
 
 
 def problem(path: Path) -> str:
-    """Why nothing may be made at `path`: a claimed directory above it is another one now."""
+    """Why forge must not create `path`: a claimed parent directory was replaced; else empty."""
     text = str(path)
     for claimed, (_, before) in _claimed.items():
         if text != claimed and not text.startswith(claimed + os.sep):
             continue
         try:
             now = _identity(os.stat(claimed))
-        except OSError:  # whoever makes something there says so
+        except OSError:  # creating the file will raise
             continue
         if now != before:
-            leads = f", and leads to {os.path.realpath(claimed)}" if os.path.islink(claimed) else ""
+            leads = f", a link to {os.path.realpath(claimed)}" if os.path.islink(claimed) else ""
             return (
-                f"{claimed} is another directory than the one this job has claimed: its inode was"
-                f" {before[1]} and is {now[1]}{leads}. Nothing is made there. If you have moved or"
-                " restored the directory yourself, start the job again; else somebody who can write"
-                " above it has put another one in its place: put the job's own back first"
+                f"{claimed} was replaced by another directory while this job was running: its inode"
+                f" was {before[1]} and is now {now[1]}{leads}. forge writes nothing there. If you"
+                " moved or restored the directory yourself, start the job again; otherwise a user"
+                " who can write to its parent directory has replaced it: restore the job's own"
+                " directory first"
             )
     return ""
 

@@ -1,4 +1,4 @@
-"""Files that are there after a power cut, or not there at all."""
+"""Files and directories that are synced, so that they survive a power cut."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
+    """Sync a directory, so that its file names survive a power cut."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -19,7 +19,7 @@ def sync_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[int]:
-    """The descriptor of a new file, which is synced once all is written."""
+    """The descriptor of a new file, which is synced at the end of the `with` block."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         yield fd
@@ -29,16 +29,16 @@ def new_file(path: Path) -> Iterator[int]:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory, and those above it, whose names survive a power cut as well."""
+    """Create a directory and its parents, and sync them."""
     made = [part for part in (path, *path.parents) if not part.is_dir()]
     path.mkdir(parents=True, exist_ok=True)
-    for part in made or [path]:  # one that is there may be of an attempt that died before this
-        with contextlib.suppress(PermissionError):  # others' directories may be closed to reading
+    for part in made or [path]:  # an attempt that died before syncing can have created it
+        with contextlib.suppress(PermissionError):  # a parent can be unreadable for us
             sync_directory(part.parent)
 
 
 def replace_link(path: Path, target: str, work: Path) -> None:
-    """Point the symlink at `path` to `target` in one step; `work` is where it is made."""
+    """Point the symlink at `path` to `target` in one step; `work` is for a temporary link."""
     temporary = work / path.name
     temporary.unlink(missing_ok=True)
     # os.replace alone: removing the old link first would leave none if we die here.

@@ -1,11 +1,11 @@
-"""The files that forge keeps for itself, opened so that nobody else decides what they are.
+"""Opening forge's own files safely, even if other users can write to the job's directory.
 
-Others may be able to write to a job's directory, or may have prepared it: what lies there can be
-a link to another file of ours, a pipe that nobody ever writes to, or something to be executed. So
-links are not followed, only plain files are opened, and what decides what is executed is read from
-its own descriptor only where nobody else could have written it, or put it there.
+Another user can put a link to one of our files there, a pipe that blocks, or code to be executed.
+So links are not followed, only regular files are opened, and a file that decides what forge
+executes is read only if no other user could have written it or put it there; the check uses the
+open descriptor.
 
-Whatever lies in `.forge` is reached through the open directory, which a group may only read.
+Files in `.forge` are opened relative to the open directory, which a group can only read.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from forge.filesystem import claimed, durable
 from forge.filesystem.foreign import foreign_file
 
 FORGE = ".forge"
-"""Name of forge's own directory in that of a job, or of a sweep."""
+"""Name of forge's own directory in the directory of a job or sweep."""
 DIRECTORY_MODE = 0o755
 _PLAIN = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))
 _FOLDER = os.O_RDONLY | sum(getattr(os, n, 0) for n in ("O_NOFOLLOW", "O_DIRECTORY", "O_CLOEXEC"))
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
-    """The descriptor of a plain file, never one of those of stdin, stdout and stderr.
+    """Open a regular file; the descriptor is never 0, 1 or 2.
 
     Args:
-        mode: The rights of a file that it makes.
+        mode: The permissions of a file that it creates.
     Raises:
-        OSError: Also where it is a link, a pipe or anything else that is no file.
+        OSError: Also if it is a link, a pipe or another kind of file.
     """
     with _reached(path) as (folder, name):
         return _open_plain(path, name, flags, folder, mode)
 
 
 def read_plain(path: Path) -> bytes:
-    """The bytes of a plain file, whoever has written it."""
+    """The bytes of a regular file, whoever wrote it."""
     with os.fdopen(open_file(path), "rb") as file:
         return file.read()
 
 
 def open_trusted(path: Path) -> int:
-    """The descriptor of a file that is executed, or says what is, to read from.
+    """Open a file that is executed, or that decides what is executed, for reading.
 
     Raises:
-        Untrusted: Where somebody else could have written it, or put it there.
+        Untrusted: If another user could have written it or put it there.
     """
     with _reached(path, is_trusted=True) as (folder, name):
         fd = _open_plain(path, name, os.O_RDONLY, folder)
@@ -70,7 +70,7 @@ def read_trusted(path: Path) -> bytes:
 
 
 def read_if_there(path: Path) -> str:
-    """The text of such a file; empty where there is none."""
+    """The text of such a file; empty if it does not exist."""
     try:
         return read_trusted(path).decode(errors="replace")
     except FileNotFoundError:
@@ -78,7 +78,7 @@ def read_if_there(path: Path) -> str:
 
 
 def append(path: Path, lines: str) -> None:
-    """Add lines durably; what a crash tore before them stays a line of its own."""
+    """Append lines and sync; a line that a crash tore before stays separate."""
     with os.fdopen(open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "wb") as file:
         file.write(b"\n" + lines.encode())
         file.flush()
@@ -112,16 +112,16 @@ def write_atomically(path: Path, text: str | bytes, *, is_synced: bool = False) 
 
 
 def write_all(fd: int, content: bytes) -> None:
-    """Write all of it: the system may take a part at a time."""
+    """Write all bytes, in as many writes as the system needs."""
     left = memoryview(content)
     while left:
         left = left[os.write(fd, left) :]
 
 
 def make_directory(path: Path) -> None:
-    """A directory of forge's own, `.forge` or one in it; and those above it.
+    """Create `.forge`, or a directory in it, and its parents.
 
-    Whatever the umask: a group that could write there could exchange what is executed.
+    The permissions ignore the umask: a group that could write there could replace executed files.
     """
     _check_claimed(path)
     own = [one for one in (path, path.parent) if FORGE in (one.name, one.parent.name)]
@@ -135,10 +135,10 @@ def make_directory(path: Path) -> None:
 
 
 def make_trusted_directory(path: Path) -> None:
-    """The same, for what is executed.
+    """Like `make_directory`, for files that are executed.
 
     Raises:
-        Untrusted: Where somebody else can write there, or made it.
+        Untrusted: If another user can write there, or created it.
     """
     make_directory(path)
     with _reached(path / "any", is_trusted=True):
@@ -147,10 +147,10 @@ def make_trusted_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def _reached(path: Path, *, is_trusted: bool = False) -> Iterator[tuple[int | None, str]]:
-    """(the open directory, the name in it) of a file in `.forge`; elsewhere (None, its path).
+    """(open directory, name in it) of a file in `.forge`; for other files (None, path).
 
     Raises:
-        Untrusted: Where somebody else can write to a directory of forge's own, if that is asked.
+        Untrusted: With `is_trusted`, if another user can write to one of forge's directories.
     """
     names = path.parts
     if FORGE not in names[-3:-1] or os.open not in os.supports_dir_fd:
@@ -197,13 +197,13 @@ def _open_plain(path: Path, name: str, flags: int, folder: int | None, mode: int
     except OSError as error:
         problem = error.strerror
         if error.errno == errno.ELOOP:
-            problem = "is a link, and links are not followed here: remove it"
+            problem = "is a link, and forge does not follow links here: remove it"
         if error.errno == errno.ENXIO:
             problem = "is a pipe or a socket, not a file: remove it"
         raise OSError(error.errno, problem, str(path)) from error
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, "is not a plain file: remove it", str(path))
+            raise OSError(errno.EINVAL, "is not a regular file: remove it", str(path))
     except BaseException:
         os.close(fd)
         raise
@@ -216,17 +216,16 @@ def _check(fd: int, path: Path, folder: Path) -> None:
         return
     own = next((one for one in (path, *path.parents) if one.name == FORGE), path)
     raise Untrusted(
-        f"{path} {problem}, and forge executes what is stored there: anyone who can write it could"
-        " run any code as you. Expected: owned by you or root, and writable by nobody else; your"
-        f" group may read it. If you trust what is there: `chmod -R go-w {own}`, after `chown -R`"
-        " where it is not yours. Otherwise choose a directory of your own"
-        " (`hydra.run.dir`, `hydra.sweep.dir`)."
+        f"{path} {problem}. forge executes its content, so anyone who can write it could run code"
+        " as you. Expected: owned by you or root, and writable only by the owner. If you trust the"
+        f" content: `chmod -R go-w {own}`, after `chown -R` if it is not yours. Otherwise choose a"
+        " directory of your own (`hydra.run.dir`, `hydra.sweep.dir`)."
     )
 
 
 @contextlib.contextmanager
 def exit_on_error() -> Iterator[None]:
-    """In a process of a job: end it, with the message, where it cannot go by what it was given."""
+    """End a process of a job with the error's message and exit code."""
     try:
         yield
     except (ConfigError, Untrusted) as error:
@@ -235,13 +234,13 @@ def exit_on_error() -> Iterator[None]:
 
 
 def reserve_standard() -> None:
-    """Let no file have the descriptor of a stdin, stdout or stderr that is closed.
+    """Open /dev/null for stdin, stdout and stderr if they are closed.
 
-    What is printed would be written into it. They get /dev/null instead.
+    Otherwise another file would get such a descriptor, and printed text would go into it.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError as error:
-            if error.errno == errno.EBADF:  # the lowest that is free, so it gets this number
+            if error.errno == errno.EBADF:  # `open` returns the lowest free number: this one
                 os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003 - positional there

@@ -1,7 +1,6 @@
-"""Who other than this user could have written a file: another owner, or somebody with the right to.
+"""Whether another user could have written a file: as its owner, or by its permissions.
 
-The rule for whatever is executed: `forge/filesystem/files.py` refuses such files. See
-docs/decisions/0012-trust.md.
+`forge/filesystem/files.py` refuses to execute such files. See docs/decisions/0012-trust.md.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from pathlib import Path
 
 _ACL = "system.posix_acl_access"
 _given_to: dict[tuple[int, int], int] = {}
-"""The owner of a new file of ours, by our user ID and the device."""
+"""(our user id, device) -> the owner of a new file of ours."""
 
 
 def foreign(path: Path) -> str | None:
-    """Who other than us and root could have written `path`, in words; None: nobody.
+    """Which user other than us and root could have written `path`, in words; None if no other.
 
-    Of a link, what it points to is asked as well.
+    For a link, both the link and its target are checked.
     """
     if not hasattr(os, "geteuid"):
         return None
     try:
         link, status = os.lstat(path), os.stat(path)
     except OSError:
-        return None  # gone, or a link to nothing: whoever opens it says so
+        return None  # missing, or a broken link: opening it will raise
     if stat.S_ISLNK(link.st_mode) and not is_ours(link.st_uid, path.parent):
         return _belongs(link)
     folder = path if stat.S_ISDIR(status.st_mode) else path.parent
@@ -35,16 +34,16 @@ def foreign(path: Path) -> str | None:
 
 
 def foreign_file(fd: int, folder: Path) -> str | None:
-    """The same of what is open, so that nobody can exchange it after the question.
+    """Like `foreign`, for an open file, which cannot be replaced after the check.
 
     Args:
-        folder: Where it lies; where it is a directory, itself.
+        folder: The file's directory; for a directory, the directory itself.
     """
     return _foreign(os.fstat(fd), fd, folder) if hasattr(os, "geteuid") else None
 
 
 def _foreign(status: os.stat_result, target: Path | int, folder: Path) -> str | None:
-    """A directory with the sticky bit lets others add, but not replace: what they add is theirs."""
+    """See `foreign`. In a sticky directory others can add their own files, but not replace ours."""
     if not is_ours(status.st_uid, folder):
         return _belongs(status)
     mode = stat.S_IMODE(status.st_mode)
@@ -53,7 +52,7 @@ def _foreign(status: os.stat_result, target: Path | int, folder: Path) -> str | 
     owner = f"it belongs to {_user(status.st_uid)}, mode {mode:04o}"
     if mode & stat.S_IWOTH:
         return f"can be written by everybody ({owner})"
-    if not mode & stat.S_IWGRP:  # the mask of its ACL, if it has one: nobody it names can write
+    if not mode & stat.S_IWGRP:  # this is also the mask of its ACL, so the ACL grants no writing
         return None
     if _has_acl(target):
         return f"can be written by users or groups that its ACL names ({owner})"
@@ -70,8 +69,8 @@ def _belongs(status: os.stat_result) -> str:
 def is_ours(uid: int, folder: Path) -> bool:
     """Whether a file of this owner in `folder` is ours or root's.
 
-    Some network disks give every file to one user, whoever writes it: a file made there shows
-    which, once for each disk.
+    Some network file systems map all files to one user: forge creates a file there to see which
+    user, once for each file system.
     """
     euid = os.geteuid()
     if uid in (euid, 0):
@@ -80,7 +79,7 @@ def is_ours(uid: int, folder: Path) -> bool:
         disk = euid, os.stat(folder).st_dev
         if disk not in _given_to:
             _given_to[disk] = _owner_of_new_file(folder)
-    except OSError:  # nothing can be made there: another folder of the disk may show it
+    except OSError:  # not writable: another folder of the file system can show it later
         return False
     return uid == _given_to[disk]
 
@@ -99,7 +98,7 @@ def _owner_of_new_file(folder: Path) -> int:
 def _has_acl(target: Path | int) -> bool:
     try:
         return bool(os.getxattr(target, _ACL))
-    except (OSError, AttributeError):  # none, or a system without them
+    except (OSError, AttributeError):  # no ACL, or a system without ACLs
         return False
 
 
@@ -122,7 +121,7 @@ def _group(gid: int) -> str:
 
 
 def _is_private(gid: int, uid: int) -> bool:
-    """Whether a group is the user's own, as many systems make one for each user."""
+    """Whether it is the user's private group, which many systems create for each user."""
     import grp
     import pwd
 

@@ -1,4 +1,4 @@
-"""Locks on open files, that end with the processes that have them open (`flock`)."""
+"""Locks on open files (`flock`), released when all processes that have the file open end."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.
 
 
 def take_lock(fd: int, *, is_shared: bool = False) -> bool:
-    """Take the lock of an open file, without waiting; processes forked later hold it as well.
+    """Lock an open file without waiting; processes forked later share the lock.
 
-    A network disk without a lock manager has none to take; there, the token in the checkpoints'
-    directory still keeps two jobs apart.
+    On a network file system without locks this succeeds without locking; there the fencing token
+    in the checkpoint directory still keeps two jobs apart.
 
     Returns:
-        False where another process holds it.
+        False if another process has locked the file.
     """
     import fcntl  # not at the top: Windows has none
 
@@ -32,7 +32,7 @@ def take_lock(fd: int, *, is_shared: bool = False) -> bool:
 
 
 def release_lock(fd: int) -> None:
-    """Close the file; a process that was forked meanwhile holds the lock no more, either."""
+    """Unlock and close the file, also for processes forked since, which share the lock."""
     import fcntl
 
     try:
@@ -43,7 +43,7 @@ def release_lock(fd: int) -> None:
 
 
 def is_in_place(fd: int, path: Path) -> bool:
-    """Whether the file that is open is still the one that others would find."""
+    """Whether the open file is still the one at `path`."""
     try:
         return os.path.samestat(os.fstat(fd), os.lstat(path))
     except OSError:

@@ -1,1 +1,1 @@
-"""Who the ranks of a job are, and what they agree on before any of them acts."""
+"""The ranks of a job, and how they agree on an action before any of them acts."""

@@ -1,4 +1,4 @@
-"""What ranks find out by a collective while they train.
+"""The collectives that forge runs during training.
 
 Flags are int32[n], reduced by MAX or MIN.
 """
@@ -18,12 +18,12 @@ from forge.process.progress import Section
 
 
 def any_rank(*, flag: bool, device: torch.device | None = None) -> bool:
-    """Whether `flag` is set on any rank, so that none steps alone."""
+    """Whether `flag` is set on any rank; all ranks get the same answer."""
     return bool(largest_of_ranks([flag], device)[0])
 
 
 def largest_of_ranks(values: list[int], device: torch.device | None = None) -> list[int]:
-    """The largest of each that any rank has; a collective where there are several."""
+    """The elementwise maximum over all ranks; a collective if there are several ranks."""
     if place()[1] == 1:
         return values
     agreed = torch.tensor(values, dtype=torch.int32, device=_meeting_device(device))
@@ -33,11 +33,11 @@ def largest_of_ranks(values: list[int], device: torch.device | None = None) -> l
 
 
 def finite_on_all_ranks(value: torch.Tensor) -> Callable[[], bool]:
-    """Begin to find out whether a number is finite on every rank.
+    """Start an asynchronous all-reduce: is a number finite on every rank?
 
     Returns:
-        What waits for the answer: the only host synchronisation. Until then the ranks' collective
-        is under way beside what this one does; where there is one rank there is none.
+        A function that waits for the answer, the only host synchronisation. The collective runs
+        in the background until then; with a single rank there is no collective.
     """
     if place()[1] == 1:
         return lambda: math.isfinite(value.item())
@@ -59,15 +59,16 @@ def _waiting_for(work: Any) -> contextlib.AbstractContextManager[None]:
 
 
 def place() -> tuple[int, int]:
-    """This rank, and how many there are."""
+    """(this rank, number of ranks)."""
     is_alone = not (dist.is_available() and dist.is_initialized())
     return (0, 1) if is_alone else (dist.get_rank(), dist.get_world_size())
 
 
 def _meeting_device(device: torch.device | None) -> torch.device:
-    """Where the ranks' collectives take a value from that lies on `device`.
+    """The device on which to reduce a value that is on `device`.
 
-    There, if the device has a backend of its own (`cpu:gloo,cuda:nccl`): the host need not wait.
+    The same device if it has its own backend (`cpu:gloo,cuda:nccl`), so that the host need not
+    wait for a copy.
     """
     backend_of = backends()
     on_host = backend_of.get("cpu")
@@ -77,5 +78,5 @@ def _meeting_device(device: torch.device | None) -> torch.device:
 
 
 def backends() -> dict[str, str]:
-    """Type of device -> the backend that the default group has for it."""
+    """Type of device -> its backend in the default process group."""
     return dict(one.split(":") for one in str(dist.get_backend_config()).split(","))

@@ -1,6 +1,6 @@
-"""`forge.distributed.init()`: torch.distributed, whoever has started the ranks.
+"""`forge.distributed.init()`: initialise torch.distributed, however the ranks were started.
 
-world = forge.distributed.init()      # a Slurm step, submitit, torchrun, forge's launchers
+world = forge.distributed.init()      # srun, submitit, torchrun, forge's launchers
 model = DistributedDataParallel(build().to(world.device))
 """
 
@@ -25,38 +25,38 @@ _pending_s: list[float] = []
 
 @dataclass(frozen=True)
 class World:
-    """This process among the ranks of its job."""
+    """This process's rank, the number of ranks, and its device."""
 
     rank: int
-    """Its number, from 0."""
+    """The global rank, from 0."""
     size: int
-    """How many ranks there are."""
+    """The number of ranks."""
     local_rank: int
-    """Its number among those on this node."""
+    """The rank among those on this node."""
     device: torch.device
-    """Its GPU, which is the current device; the CPU where there is none."""
+    """This rank's GPU, which is set as the current device; the CPU if there is no GPU."""
 
 
 def init(
     backend: str | None = None, *, timeout_s: float = 600.0, first_timeout_s: float = 1800.0
 ) -> World:
-    """Initialise torch.distributed for this rank; a process that is alone is the only rank.
+    """Initialise torch.distributed for this rank; a single process becomes the only rank.
 
-    Which rank this is and where they meet is read from the environment: torchrun's variables,
-    which forge's launchers and submitit's `TorchDistributedEnvironment` set as well, or those of a
-    Slurm step. RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set
-    afterwards, for whatever else reads them. Called again, it says the same.
+    Rank and rendezvous address are read from the environment: from torchrun's variables (which
+    forge's launchers and submitit's `TorchDistributedEnvironment` also set), or from those of a
+    Slurm step. Afterwards RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
+    MASTER_PORT are set for other libraries. A second call returns the same.
 
     Args:
-        backend: As in `torch.distributed.init_process_group`; None: `cpu:gloo,cuda:nccl` where
+        backend: As in `torch.distributed.init_process_group`; None: `cpu:gloo,cuda:nccl` if
             there is a GPU, else `gloo`.
-        timeout_s: Seconds that a collective may take.
-        first_timeout_s: The same until the first step of a `forge.Run` is done: compilers, data
-            and checkpoints take their time. The ranks have to meet within it, too.
+        timeout_s: Timeout of collectives, in seconds.
+        first_timeout_s: Timeout of the rendezvous, and of collectives until the first step of a
+            `forge.Run` is done, since compiling, loading data and resuming can take long.
     Raises:
-        ConfigError: Where the environment contradicts itself or lacks a part, and where there is
-            no GPU for this rank.
-        Exit: With code 70, where the ranks do not meet: the job is started again.
+        ConfigError: If the environment is inconsistent or incomplete, or if there is no GPU for
+            this rank.
+        Exit: With code 70 if the rendezvous fails; a launcher then restarts the job.
     """
     found = world.of(os.environ)
     device = _device(found)
@@ -79,22 +79,22 @@ def _meet(found: world.World, backend: str, timeout_s: float) -> None:
     except (dist.DistNetworkError, dist.DistStoreError) as error:
         first = str(error).partition("\n")[0]
         lost = RankLost(
-            f"Rank {found.rank} of {found.size} has not met the others at"
-            f" {found.address}:{found.port}: {first}"
+            f"Rank {found.rank} of {found.size}: the rendezvous at {found.address}:{found.port}"
+            f" failed: {first}"
         )
         messages.say(str(lost))
         raise Exit(lost.exit_code, str(lost), lost.reason) from error
 
 
 def _device(found: world.World) -> torch.device:
-    """Its own among those that it sees; one that sees a single GPU has been given that."""
+    """The GPU of this local rank; if only one GPU is visible, that one."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         return torch.device("cpu")
     if found.local_rank >= count > 1:
         problem = (
-            f"this is rank {found.local_rank} of {found.local_size} on this node, which shows"
-            f" {count} GPUs: start at most one rank for each, or give each its own."
+            f"this is local rank {found.local_rank} of {found.local_size}, but this process sees"
+            f" only {count} GPUs: start at most one rank per GPU, or assign one GPU to each task."
         )
         raise ConfigError([problem], "The job")
     device = torch.device("cuda", found.local_rank if count > 1 else 0)
@@ -103,6 +103,6 @@ def _device(found: world.World) -> torch.device:
 
 
 def first_step_is_done() -> None:
-    """From now on a collective may take no longer than `init` was told."""
+    """Set the timeout of collectives to the `timeout_s` of `init`."""
     while _pending_s:
         of_torch.set_timeout(_pending_s.pop())

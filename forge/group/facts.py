@@ -1,9 +1,9 @@
-"""What one process learns by itself, and what all of them know.
+"""Requests of a single rank, and the consensus of all ranks on them.
 
-A fact is local: a signal that came to this rank, its clock, `run.save()` in its process. Nobody
-acts on a fact. It is proposed, and once every rank knows it, it is part of `Agreed`, the same value
-on every rank at the same step. Nothing that was agreed on is taken back: whether it was acted on
-follows from the step, never from who has read it first.
+A request starts on one rank: a signal it received, its clock, a call of `run.save()`. No rank acts
+on a request directly. The rank proposes it to all others, and once every rank has it, it is part of
+`Agreed`, which has the same value on every rank at the same step. A request that was agreed on is
+never withdrawn: whether it was acted on follows from the step alone.
 """
 
 from __future__ import annotations
@@ -17,55 +17,55 @@ from forge.errors import Reason
 
 @dataclass(frozen=True)
 class StopAsked:
-    """The process is to save and leave: a signal, the time limit, or a health check."""
+    """Request to save and exit: a signal, the time limit, or a failed health check."""
 
     code: int
-    """The exit code, one for all ranks."""
+    """The exit code of all ranks."""
     reason: Reason
     signal: str | None = None
-    """`SIGTERM`; None where no signal came."""
+    """The signal, such as `SIGTERM`; None if there was none."""
     boundary: int | None = None
-    """Where the rank holds a boundary, and could stop at that: which one."""
+    """The boundary of which the rank has a pending snapshot, so that it can stop there."""
     text: str = ""
-    """Why, for people, where the reason does not say all."""
+    """Details for people, if the reason is not enough."""
 
 
 @dataclass(frozen=True)
 class SaveAsked:
-    """A checkpoint is wanted: by `run.save`, a signal or the clock."""
+    """Request for a checkpoint: by `run.save`, a signal or the clock."""
 
     step: int
-    """Of that many steps done, or of more."""
+    """Save after this step, or a later one."""
     is_periodic: bool = False
-    """Whether by the clock."""
+    """Whether the clock requested it."""
     rollbacks: int = 0
-    """How many there had been: what is asked for after one counts more than what was before."""
+    """Number of rollbacks before: a request after a rollback overrides earlier ones."""
     is_pinned: bool = False
     """Whether to keep the checkpoint permanently."""
 
 
 @dataclass(frozen=True)
 class FinishAsked:
-    """`run.finish` was called: the loop ends."""
+    """Request to end the loop: `run.finish` was called."""
 
     loop: int
-    """Which call of `run.steps`, from 0: a loop that follows has an end of its own."""
+    """Number of the `run.steps` call, from 0: it does not end later loops."""
     step: int
-    """Once so many steps are done."""
+    """End after this step."""
     text: str
-    """Why, in the user's words."""
+    """The reason that the user passed."""
     rollbacks: int = 0
-    """How many there had been: one more undoes the step that asked for it."""
+    """Number of rollbacks before: another rollback undoes the step that requested the end."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """This process cannot go on: its checkpoints cannot be written, or its results are in doubt."""
+    """This rank cannot continue: it cannot write checkpoints, or its results are unreliable."""
 
     code: int
     text: str
     reason: Reason | None = None
-    """Where it is not the one that belongs to the code."""
+    """The reason, if it is not the usual one for the code."""
 
 
 Fact = StopAsked | SaveAsked | FinishAsked | Failed
@@ -73,10 +73,10 @@ Fact = StopAsked | SaveAsked | FinishAsked | Failed
 
 @dataclass(frozen=True)
 class Agreed:
-    """What every rank knows.
+    """The requests that all ranks have.
 
-    Of each kind the first counts, of saves that of the latest step, of ends the latest loop's; of
-    both those after the last rollback.
+    The first request of each kind counts; but of saves the one with the latest step, and of
+    finishes the one of the latest loop, each since the last rollback.
     """
 
     failed: Failed | None = None
@@ -85,7 +85,7 @@ class Agreed:
     save: SaveAsked | None = None
 
     def including(self, fact: Fact) -> Agreed:
-        """The same with one more fact."""
+        """Add a request."""
         match fact:
             case Failed():
                 return replace(self, failed=self.failed or fact)
@@ -95,7 +95,7 @@ class Agreed:
             case StopAsked():
                 return replace(self, stop=self.stop or fact)
             case SaveAsked():
-                # At one step: by the clock it may be left out, by a call it may not.
+                # Prefer explicit calls at the same step: a periodic save can be skipped.
                 saves = (self.save or fact, fact)
                 last = max(
                     saves, key=lambda s: (s.rollbacks, s.step, not s.is_periodic, s.is_pinned)
@@ -107,7 +107,7 @@ _KINDS: dict[str, Any] = {one.__name__: one for one in (StopAsked, SaveAsked, Fi
 
 
 def to_text(fact: Fact) -> str:
-    """A fact as one rank tells it to the others; equal ones have equal texts."""
+    """Encode a request for the other ranks; equal requests have equal texts."""
     values = vars(fact)
     if isinstance(fact, (StopAsked, Failed)):
         values = values | {"reason": fact.reason and fact.reason.name}
@@ -115,7 +115,7 @@ def to_text(fact: Fact) -> str:
 
 
 def from_text(text: str) -> Fact:
-    """What `to_text` was given."""
+    """Decode the result of `to_text`."""
     values = json.loads(text)
     kind = _KINDS[values.pop("kind")]
     if values.get("reason"):

@@ -1,4 +1,4 @@
-"""The ranks of a job, as its session sees them."""
+"""The interface by which an attempt coordinates with the other ranks of its job."""
 
 from __future__ import annotations
 
@@ -10,74 +10,75 @@ from forge.group.facts import Agreed, Fact, StopAsked
 
 
 class Group(Protocol):
-    """All ranks, and this one among them.
+    """Coordinates this rank with all others.
 
-    Agreement is no collective and no barrier: a thread or a signal may bring a fact at any time,
-    and no rank may wait for another that stands in a collective.
+    Agreeing is neither a collective nor a barrier: a thread or a signal can make a request at any
+    time, and a rank must not wait for another one that is blocked in a collective.
     """
 
     @property
     def rank(self) -> int:
-        """This process's number, from 0."""
+        """This process's rank, from 0."""
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
 
     def propose(self, fact: Fact) -> None:
-        """Let all ranks know. From any thread, or a signal handler; never blocks."""
+        """Send a request to all ranks. From any thread or signal handler; never blocks."""
 
     def agreed(self, boundary: int) -> Agreed:
-        """What all ranks know at a boundary; the same on each of them.
+        """The requests that all ranks have at a step boundary; the same on each rank.
 
-        Main thread, at each boundary: costs a comparison, and waits only while a round is open.
+        Call it in the main thread at each boundary: it costs a comparison, and waits only while
+        the ranks are agreeing on a request.
 
         Args:
-            boundary: How many the run has come to before it, rolled back or not.
+            boundary: Number of boundaries passed before this one, including those rolled back.
         Raises:
-            RankLost: Where another rank does not answer.
+            RankLost: If another rank does not answer.
         """
 
     def hold(self, boundary: int) -> None:
-        """This rank stays at a boundary that it could stop at, until `let_go`; all do, or will."""
+        """Stay at a boundary where the run can stop, until `let_go`; all ranks have to call it."""
 
     def held_stop(self) -> StopAsked | None:
-        """The stop that all ranks know of while they hold: each may act on it at once."""
+        """The stop that all ranks have received while held, so that each can act immediately."""
 
     def let_go(self) -> StopAsked | None:
-        """Go on, unless all are to stop where they hold.
+        """Continue, unless all ranks have to stop at the boundary where they hold.
 
         Raises:
-            RankLost: Where another rank does not answer.
+            RankLost: If another rank does not answer.
         """
 
     def gather(
         self, key: str, value: bytes, timeout_s: float, unless: Callable[[], object] | None = None
     ) -> list[bytes]:
-        """What each rank has given under this key, by rank; a key serves once.
+        """All-gather through the store: each rank's value, by rank. Use a key only once.
 
-        At the start, at a commit and around functions of `run.every`; in any thread. Nothing where
-        `unless` comes true first.
+        Used at the start, at commits and around functions of `run.every`, in any thread. Returns
+        an empty list if `unless` becomes true first.
 
         Raises:
-            RankLost: Where a rank has not given anything in time.
+            RankLost: If a rank does not send its value in time.
         """
 
     def forget(self, key: str) -> None:
-        """Give up what this rank has given under a key that every rank has gathered."""
+        """Delete this rank's value under a key that every rank has gathered."""
 
     def lost(self, timeout_s: float) -> str:
-        """Why the ranks can no longer agree, once they cannot; empty where that does not come."""
+        """Wait until the ranks can no longer agree, and return why; empty after the timeout."""
 
     def when_lost(self, act: Callable[[], None]) -> None:
-        """Call it once they cannot, from any thread: the main thread may stand in a collective."""
+        """Call `act` in any thread once that happens: the main thread can be in a collective."""
 
     def close(self, timeout_s: float) -> None:
-        """Leave the group, all ranks together where they come in time."""
+        """Leave the group, together with the other ranks if they arrive in time."""
 
 
 class Solo:
-    """The only rank: what it knows, all know."""
+    """A process that is the only rank: its own requests count immediately."""
 
     rank = 0
     size = 1
@@ -87,7 +88,7 @@ class Solo:
         self._agreed = Agreed()
 
     def propose(self, fact: Fact) -> None:
-        """See `Group.propose`; `SimpleQueue.put` may interrupt itself, a lock may not."""
+        """See `Group.propose`; `SimpleQueue.put` is reentrant, unlike a lock."""
         self._proposed.put(fact)
 
     def agreed(self, boundary: int) -> Agreed:
@@ -100,7 +101,7 @@ class Solo:
         """See `Group.hold`."""
 
     def held_stop(self) -> StopAsked | None:
-        """See `Group.held_stop`; who is alone need not ask."""
+        """See `Group.held_stop`; a single rank stops at `agreed`."""
         return None
 
     def let_go(self) -> StopAsked | None:

@@ -1,11 +1,12 @@
-"""How the ranks find rank 0's store: by the one in which torch has them meet, open to everybody.
+"""How the ranks find forge's store on rank 0: through torch's rendezvous store.
 
-    rank 0       draws a secret, and publishes whose job this is and where the secret lies
-    each other   compares that with its own job, reads the secret, and says which machine it is on
-    rank 0       listens, on 127.0.0.1 where all are on its machine, and publishes where
+    rank 0       creates a secret, and publishes which job this is and the path of the secret
+    each other   compares the job with its own, reads the secret, and publishes its machine
+    rank 0       listens (on 127.0.0.1 if all ranks are on its machine) and publishes address, ports
 
-Whoever reaches torch's store can read all of this, and overwrite it. What is not sealed with the
-secret is not acted on: where it is garbage, or another job's, the attempt fails and is restarted.
+Any process that reaches torch's store can read and overwrite these entries. Entries that are not
+authenticated with the secret are not used: if one is garbage or another job's, the attempt fails
+and is restarted.
 """
 
 from __future__ import annotations
@@ -29,35 +30,35 @@ from forge.process import sections
 from forge.process.progress import Section
 
 _PAUSE_S = 0.05
-"""Seconds at most between two looks; the first ones follow at once."""
+"""Longest pause in seconds between two polls; the first polls are faster."""
 _PAUSE_SHARE = 0.1
 
 _REFUSED = b"refused"
-"""Instead of its machine: this rank has another job, or does not see what rank 0 has written."""
+"""Published instead of the machine: this rank belongs to another job or cannot read the secret."""
 
 _made = itertools.count()
-"""How often this process has been one of several ranks: as often as the others have."""
+"""Number of introductions in this process; the same on all ranks."""
 
 
 class Found(NamedTuple):
-    """Where the ranks agree."""
+    """How to reach forge's store on rank 0."""
 
     secret: Secret
     address: str
-    """Of rank 0, as it is reached from here."""
+    """Address of rank 0 as seen from this rank."""
     ports: list[int]
-    """What rank 0's `listen` has returned."""
+    """The ports that rank 0's `listen` returned."""
 
 
 class Introduction:
-    """One of all ranks, which are introduced once.
+    """Introduces all ranks to each other, once.
 
     Args:
-        rank: This process's number.
-        size: How many there are.
-        timeout_s: Seconds that they may come after each other.
-        folder: Where rank 0, which alone calls it, leaves the secret: the job's `.forge`. None:
-            there is no secret, since nothing is acted on.
+        rank: This process's rank.
+        size: The number of ranks.
+        timeout_s: Timeout in seconds for all ranks to arrive.
+        folder: Called on rank 0; returns the folder for the secret, the job's `.forge`. None:
+            there is no secret, since the ranks do not act on each other's messages.
     """
 
     def __init__(
@@ -69,14 +70,14 @@ class Introduction:
         self._key = f"forge/ranks/{next(_made)}"
 
     def make(self, listen: Callable[[Secret, bool], list[int]]) -> Found:
-        """Find rank 0, or be it.
+        """Find rank 0; on rank 0, wait for the others.
 
         Args:
             listen: Called on rank 0, with whether all are on its machine; returns the ports.
         Raises:
-            RankLost: Where a rank does not come, or somebody else has written.
-            ForgeError: What `folder` raises, on rank 0.
-            OSError: Where rank 0 cannot write the secret.
+            RankLost: If a rank does not arrive, or another process wrote to the store.
+            ForgeError: From `folder`, on rank 0.
+            OSError: If rank 0 cannot write the secret.
         """
         with sections.current().inside(Section.collective):
             return self._be_first(listen) if self._rank == 0 else self._find()
@@ -88,7 +89,7 @@ class Introduction:
                 folder = self._folder()
                 own = secret.draw(folder)
         except BaseException:
-            self._meeting.set(self._key, "{}")  # the others need not wait
+            self._meeting.set(self._key, "{}")  # tells the others not to wait
             raise
         try:
             told = [os.getpid(), socket.gethostname(), str(folder or ""), own.attempt]
@@ -100,8 +101,8 @@ class Introduction:
                 message = self._meeting.get(key)
                 if message == _REFUSED:
                     raise RankLost(
-                        f"Rank {rank} of {self._size} does not join this job in {folder}: its own"
-                        " output says why"
+                        f"Rank {rank} of {self._size} refused to join this job in {folder}: see the"
+                        f" output of rank {rank} for the reason"
                     )
                 machines.add(own.unseal(key, message).decode())
         finally:
@@ -132,30 +133,33 @@ class Introduction:
         return f"{self._key}/place"
 
     def _told(self, text: bytes) -> tuple[str, str]:
-        """What rank 0 has published, if it is of this job: the folder, and the attempt."""
+        """Parse the entry of rank 0, check that it is of this job; (folder, attempt)."""
         try:
             told = json.loads(text)
             if told == {}:
-                raise RankLost("Rank 0 has not entered this forge.Run: its own output says why")
+                raise RankLost(
+                    "Rank 0 failed before it entered this forge.Run: see the output of rank 0 for"
+                    " the reason"
+                )
             pid, host, folder, attempt = map(str, told["at"])
             theirs = {str(name): str(value) for name, value in told["job"].items()}
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise RankLost(
-                f"{self._key!r} in the store in which the ranks have met is not what rank 0 writes:"
-                " somebody else has"
+                f"The entry {self._key!r} in the rendezvous store was not written by rank 0:"
+                " another process has overwritten it"
             ) from error
         for name, value in whose().items():
             if theirs.get(name, value) != value:
                 raise RankLost(
-                    f"This rank, {self._rank} of {self._size}, has met the rank 0 of another job:"
-                    f" {name} is {theirs[name]!r} there and {value!r} here. That is process {pid!r}"
-                    f" on {host!r}, in {folder!r}. Two jobs have met at one address (MASTER_ADDR,"
-                    " MASTER_PORT): give each a port of its own"
+                    f"This rank, {self._rank} of {self._size}, has connected to rank 0 of another"
+                    f" job: {name} is {theirs[name]!r} there and {value!r} here. The other rank 0"
+                    f" is process {pid!r} on {host!r}, in {folder!r}. Two jobs use the same address"
+                    " (MASTER_ADDR, MASTER_PORT): give each job its own port"
                 )
         return folder, attempt
 
     def _wait(self, keys: list[str]) -> None:
-        """Until all of them are there; torch warns of each wait that ends without an answer."""
+        """Poll until all keys exist: torch's own wait logs a warning whenever it times out."""
         began = time.monotonic()
         while not self._meeting.check(keys):
             waited_s = time.monotonic() - began
@@ -166,14 +170,14 @@ class Introduction:
     def _missing(self, keys: list[str]) -> str:
         gone = [key.rpartition("/")[2] for key in keys if not self._meeting.check([key])]
         return (
-            f"Rank {'0' if self._rank else ', '.join(gone)} of {self._size} has not come to this"
-            f" forge.Run within {self._timeout_s:g} s, and this is rank {self._rank}: every rank"
-            " has to enter it."
+            f"Timed out after {self._timeout_s:g} s: rank {self._rank} waited for rank"
+            f" {'0' if self._rank else ', '.join(gone)} of {self._size} to enter this forge.Run."
+            " Every rank has to enter it."
         )
 
 
 def whose() -> dict[str, str]:
-    """What is the same for all ranks of a job, and another for other jobs, as far as is known."""
+    """Facts that are equal on all ranks of a job, and differ between jobs, as far as known."""
     token = os.environ.get("FORGE_JOB_TOKEN")
     found = {
         "user id": str(os.geteuid()),

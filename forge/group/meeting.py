@@ -1,4 +1,4 @@
-"""Ranks that meet by themselves, outside a training: those that do not come are named."""
+"""Initialise torch.distributed outside training, with an error that names the missing ranks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _LOOK_S = 0.05
 
 
 def meet(world: World, timeout_s: float, collectives_s: float, *, is_hosted: bool) -> None:
-    """Make all ranks those of `torch.distributed`, on gloo.
+    """Initialise `torch.distributed` with gloo.
 
     Args:
         world: This rank.
-        timeout_s: Seconds that the others may take to come.
-        collectives_s: Seconds that a collective may take then.
-        is_hosted: Whether the store is there already, as below torchrun.
+        timeout_s: Timeout of the rendezvous, in seconds.
+        collectives_s: Timeout of collectives, in seconds.
+        is_hosted: Whether the store exists already, as under torchrun.
     Raises:
-        RankLost: Where a rank does not come, or rank 0, which hosts the store, is not reached.
+        RankLost: If a rank does not arrive, or rank 0, which hosts the store, is unreachable.
     """
     place = f"{world.address}:{world.port}"
     is_local = world.local_size == world.size and not is_hosted
@@ -40,8 +40,8 @@ def meet(world: World, timeout_s: float, collectives_s: float, *, is_hosted: boo
             if time.monotonic() >= deadline:
                 gone = [str(rank) for rank, key in enumerate(keys) if not meeting.check([key])]
                 raise RankLost(
-                    f"rank {', '.join(gone[:16])} of {world.size} has not come to {place} within"
-                    f" {timeout_s:g} s"
+                    f"timed out after {timeout_s:g} s waiting for rank {', '.join(gone[:16])} of"
+                    f" {world.size} at {place}"
                 )
             time.sleep(_LOOK_S)
         dist.init_process_group(
@@ -54,5 +54,5 @@ def meet(world: World, timeout_s: float, collectives_s: float, *, is_hosted: boo
     except (OSError, dist.DistNetworkError, dist.DistStoreError) as error:
         first = str(error).partition("\n")[0]
         raise RankLost(
-            f"rank {world.rank} of {world.size} has not met the others at {place}: {first}"
+            f"rank {world.rank} of {world.size}: the rendezvous at {place} failed: {first}"
         ) from error

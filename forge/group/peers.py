@@ -1,11 +1,11 @@
-"""Whether the other ranks live: each holds a connection to rank 0, and the kernel closes it.
+"""Liveness of ranks: each rank keeps a TCP connection to rank 0, which closes when it dies.
 
-    rank r    connects to rank 0, says once who it is, and then nothing until it leaves
-    rank 0    sees the end of a connection, and tells the others whose it was
+    rank r    connects to rank 0 and authenticates once, then sends nothing until it leaves
+    rank 0    sees when a connection closes, and tells the other ranks which rank is gone
 
-A process that ends, however it ends, closes its connections; one that is stopped, or busy for half
-an hour, does not. While all live nothing is sent; for a machine that is gone the kernels ask each
-other. A thread sleeps until there is something to read.
+When a process ends for any reason, the kernel closes its connections; a process that is suspended
+or busy for half an hour keeps them. While all ranks live nothing is sent; TCP keepalive detects a
+lost machine. A thread sleeps until there is data to read.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from forge.errors import RankLost
 from forge.group.store import LOOPBACK
 
 _HELLO = struct.Struct("!32sI")
-"""The code of this rank, and who it is: others may find the port, too."""
+"""Authentication code and rank: other processes can connect to the port, too."""
 
 _NUMBER = struct.Struct("!I")
 
 _GOODBYE = 2**32 - 1
-"""Instead of the rank that is gone: whoever sends this leaves with all others."""
+"""Sent instead of a lost rank: all ranks are leaving together."""
 
 _IDLE_S, _INTERVAL_S, _NUM_PROBES = 60, 10, 6
-"""When a kernel asks whether the other machine is there, and how often until it is not."""
+"""TCP keepalive: idle time, interval, and number of probes until the machine counts as lost."""
 
 _JOIN_S = 5.0
-"""Seconds for the thread to end, which has nothing more to wait for."""
+"""Timeout in seconds for the thread to end after the connections are closed."""
 
 
 class Peers:
     """The connections of one rank, until `close`.
 
     Args:
-        size: How many ranks there are.
-        code: What a rank says to be admitted, which nobody else can know.
-        on_lost: Called once for each rank that is gone, with its number, in the thread.
+        size: The number of ranks.
+        code: Maps a rank to its secret authentication code.
+        on_lost: Called in the thread with the number of each rank that is gone, once per rank.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class Peers:
         _all.add(self)
 
     def listen(self, *, is_local: bool) -> int:
-        """Be rank 0: the others may come at any time.
+        """On rank 0: accept connections from the other ranks.
 
         Args:
-            is_local: Whether they come to 127.0.0.1.
+            is_local: Whether to listen on 127.0.0.1 only.
         Returns:
             The port.
         """
@@ -82,17 +82,19 @@ class Peers:
         return port
 
     def join(self, rank: int, address: str, port: int, timeout_s: float) -> None:
-        """Be another rank.
+        """On other ranks: connect to rank 0.
 
         Raises:
-            RankLost: Where rank 0 cannot be reached.
+            RankLost: If rank 0 cannot be reached.
         """
         try:
             connection = socket.create_connection((address, port), timeout_s)
             connection.settimeout(None)
             connection.sendall(_HELLO.pack(self._code(rank), rank))
         except OSError as error:
-            raise RankLost(f"Rank 0 is gone: {address} port {port}: {error}") from error
+            raise RankLost(
+                f"Rank 0 is gone: cannot connect to {address} port {port}: {error}"
+            ) from error
         self._keep(0, connection)
         self._thread.start()
 
@@ -116,7 +118,7 @@ class Peers:
                 key.data()
 
     def _admit(self) -> None:
-        """A rank comes, or somebody who has found the port."""
+        """Accept a connection, which can also be from an unrelated process."""
         assert self._listener is not None
         try:
             connection, _ = self._listener.accept()
@@ -146,10 +148,10 @@ class Peers:
             self._listener = None
 
     def _hear(self, rank: int, connection: socket.socket) -> None:
-        """That rank leaves, is gone, or says which other is."""
+        """Handle data from a rank: it leaves, is gone, or reports another rank as gone."""
         try:
             found = connection.recv(_NUMBER.size, socket.MSG_WAITALL)
-        except OSError:  # reset, or its machine does not answer
+        except OSError:  # connection reset, or keepalive failed
             found = b""
         number = _NUMBER.unpack(found)[0] if len(found) == _NUMBER.size else rank
         if number in (rank, _GOODBYE):
@@ -160,21 +162,21 @@ class Peers:
                 self._tell(number)
 
     def _tell(self, number: int) -> None:
-        """Say it to all others that are connected."""
+        """Send a number to all connected ranks except that one."""
         for rank, connection in list(self._connections.items()):
             if rank != number:
                 with contextlib.suppress(OSError):
                     connection.sendall(_NUMBER.pack(number))
 
     def say_goodbye(self) -> None:
-        """All leave: from here on no rank that is gone is lost."""
+        """Tell the others that all ranks leave: closed connections are normal from now on."""
         self._tell(_GOODBYE)
 
     def leave(self, linger_s: float) -> None:
-        """Leave without the others, who see it.
+        """Leave alone; the other ranks see this rank as gone.
 
         Args:
-            linger_s: Seconds to wait until they have left as well.
+            linger_s: Seconds to wait for the others to leave as well.
         """
         for one in self._sockets():
             with contextlib.suppress(OSError):
@@ -183,10 +185,10 @@ class Peers:
             self._thread.join(linger_s)
 
     def close(self) -> None:
-        """Give up the connections; one that was not left before is seen as a rank that is gone."""
+        """Close the connections; without a goodbye, the others see this rank as gone."""
         for one in self._sockets():
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)  # wakes the thread, which is done then
+                one.shutdown(socket.SHUT_RDWR)  # wakes the thread, which then ends
         self._thread.join(_JOIN_S)
         self.forget()
 
@@ -195,7 +197,7 @@ class Peers:
         return own + list(self._connections.values())
 
     def forget(self) -> None:
-        """Close them; in a child, too, that was forked: it would hold them open."""
+        """Close the sockets; forked children do it, too, since they would keep them open."""
         for one in self._sockets():
             one.close()
         self._selector.close()

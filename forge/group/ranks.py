@@ -1,18 +1,18 @@
-"""Many ranks as one: they agree by published limits, beside training and without a collective.
+"""How several ranks agree on requests: through a store, in the background, without a collective.
 
-    rank i       proposes a fact: round/<n> in a store that rank 0 hosts
-    each rank r  a thread, woken by that: limit/<n>/<r> = the boundary before which r does not wait
-                 once all limits are there, the fact counts from the largest of them on;
-                 a stop counts at once where all ranks hold the same boundary
-    main of r    at boundary k: below its limit it goes on; else it waits for its own thread;
-                 with a fact of its own it waits at the next one, until all limits are there
+    rank i       proposes a request: round/<n> in a store that rank 0 hosts
+    each rank r  its thread wakes up and publishes limit/<n>/<r>: the first boundary that r will not
+                 pass before the decision. Once all limits are published, the request counts from
+                 the largest limit on; a stop counts immediately if all ranks hold the same boundary
+    main of r    at boundary k: below its limit it continues, else it waits for its own thread;
+                 after its own proposal it waits at the next boundary until all limits are published
 
-No rank is asked to act at a boundary that it has passed: after it has published a limit, it passes
-no boundary from there on before the decision, which is never below the limit of any. All read the
-same numbers. It ends, because a main thread waits only for threads, which answer while their main
-thread stands in a collective, and because a rank that is gone is seen (`peers.py`). In a quiet step
-nothing is sent: the threads sleep in the store. Each message is sealed (`secret.py`), since the
-store asks nobody who they are.
+So no rank has to act at a boundary that it has already passed: a rank does not pass its published
+limit before the decision, and the decision is never below any limit. All ranks compute it from the
+same numbers. There is no deadlock: main threads wait only for these threads, which answer even
+while their main thread is in a collective, and a dead rank is noticed (`peers.py`). A step without
+a request sends nothing: the threads sleep in the store. Messages are authenticated (`secret.py`),
+since the store is open to any process.
 """
 
 from __future__ import annotations
@@ -43,48 +43,48 @@ from forge.process import sections
 from forge.process.progress import Section
 
 START_S = 300.0
-"""Seconds that the ranks of a job may come after each other to its start."""
+"""Timeout in seconds for all ranks of a job to arrive at its start."""
 
 ANSWER_S = 120.0
-"""Seconds that a rank may take to answer a proposal: its thread does nothing else."""
+"""Timeout in seconds for a rank to answer a proposal: its thread does nothing else."""
 
 MARGIN = 1
-"""Boundaries that a rank may pass while a round is open: it saves waiting, no more."""
+"""Boundaries that a rank can pass while the ranks are agreeing, so that it waits less."""
 
 _CONNECT_S = 30.0
-"""Seconds to reach the store of rank 0."""
+"""Timeout in seconds to connect to the store of rank 0."""
 
 _END = "end"
-"""Instead of a fact: there is none any more."""
+"""Sent instead of a request: the threads end."""
 
 _LINGER_S = 3.0
 """Seconds that rank 0, which hosts the store, waits for others that leave for the same reason."""
 
 _PAUSE_S = 0.05
-"""Seconds at most until whoever gathers looks again."""
+"""Longest pause in seconds between two polls of a gather."""
 
 _PAUSE_SHARE = 0.1
-"""Of the time that it has waited: an exchange takes as much longer at most."""
+"""Pause as a share of the time waited so far: polling makes an exchange at most 10 % longer."""
 
 _STORE_S = 10**9
-"""Seconds that a thread sleeps in the store: until there is a proposal, or the store is gone."""
+"""Timeout of a thread that waits in the store: in effect none."""
 
 
 class Ranks:
     """The ranks of an initialised `torch.distributed`, until `close`.
 
-    Collective: all ranks make one at the same time.
+    All ranks have to create it at the same time.
 
     Args:
-        folder: Called on rank 0; where it leaves the secret of the ranks, the job's `.forge`. None:
-            what they give each other is only printed, and may be anybody's.
+        folder: Called on rank 0; returns the folder for the ranks' secret, the job's `.forge`.
+            None: messages are only printed, and need no authentication.
     """
 
     def __init__(self, folder: Callable[[], Path] | None = None) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._changed = threading.Condition()
         self._lost = ""
-        """Why they can no longer agree."""
+        """Why the ranks can no longer agree; empty as long as they can."""
         self._when_lost: Callable[[], object] = bool
         self._is_closed = False
         self._server: Any = None
@@ -92,25 +92,25 @@ class Ranks:
             found = Introduction(self.rank, self.size, START_S, folder).make(self._listen)
             self._secret, self._address = found.secret, (found.address, found.ports[0])
             self._here = threading.local()
-            self._connection()  # now: one to a store that is gone would be tried for long
+            self._connection()  # connect now: if the store dies later, connecting takes long
         self._begun = -1
-        """The boundary that was passed last."""
+        """The last boundary that was passed."""
         self._held = -1
-        """The boundary that this rank holds."""
+        """The boundary that this rank holds, or -1."""
         self._held_stop: StopAsked | None = None
-        """The stop of which all learned while they held one."""
+        """A stop that all ranks received while holding the same boundary."""
         self._limit = math.inf
-        """From there on a boundary waits for the round that is open."""
+        """Boundaries from this one on wait until the ranks have agreed."""
         self._own: dict[str, int] = {}
-        """Facts of this rank that are not agreed on yet, and which boundary waits for that."""
+        """Pending request of this rank -> the boundary that waits for its agreement."""
         self._rounds: collections.deque[tuple[int, Fact]] = collections.deque()
-        """Facts that do not count yet, and from which boundary on; it never falls."""
+        """(boundary from which it counts, request) for agreed requests; boundaries never fall."""
         self._agreed = Agreed()
         self._seen: set[str] = set()
         self._clock: SaveAsked | None = None
-        """The save by the clock that was proposed, until it counts."""
+        """The periodic save that was proposed, until it counts."""
         self._to_propose: queue.SimpleQueue[str] = queue.SimpleQueue()
-        # Connected now: a name server may take seconds over an address, and a signal waits then.
+        # Connect now: a slow name server would otherwise delay the reaction to a signal.
         send, answer = (self._send, self._client()), (self._answer, self._client())
         self._threads = [
             threading.Thread(target=self._guarded, args=send, name="forge-propose", daemon=True),
@@ -123,18 +123,18 @@ class Ranks:
             self._peers.join(self.rank, found.address, found.ports[1], _CONNECT_S)
 
     def _listen(self, secret: Secret, is_local: bool) -> list[int]:  # noqa: FBT001 - a callback
-        """Host the store, and wait for the others; the ports of both."""
+        """Host the store and the liveness monitor; returns the ports of both."""
         self._server = store.host(is_local=is_local)
         self._peers = Peers(self.size, secret.code_of, self._lose)
         return [self._server.port, self._peers.listen(is_local=is_local)]
 
     def _client(self) -> Connection:
-        """A connection of its own: whoever waits in the store holds his."""
+        """A new connection: a thread that waits in the store blocks its connection."""
         timeout_s = _LINGER_S if self._lost else _CONNECT_S
         return Connection(store.connect(*self._address, timeout_s), self._secret, self._distrust)
 
     def _connection(self) -> Connection:
-        """That of this thread."""
+        """The connection of this thread."""
         if not hasattr(self._here, "client"):
             self._here.client = self._client()
         found: Connection = self._here.client
@@ -158,7 +158,7 @@ class Ranks:
                 with sections.current().inside(Section.collective):
                     self._changed.wait_for(lambda: self._is_free(boundary) or self._lost, ANSWER_S)
             if self._lost or not self._is_free(boundary):
-                raise RankLost(self._lost or f"A rank has not answered within {ANSWER_S:g} s")
+                raise RankLost(self._lost or f"Timed out after {ANSWER_S:g} s waiting for a rank")
             self._begun = boundary
             while self._rounds and self._rounds[0][0] <= boundary:
                 _, fact = self._rounds.popleft()
@@ -168,7 +168,7 @@ class Ranks:
             return self._agreed
 
     def _is_free(self, boundary: int) -> bool:
-        """Whether neither the round that is open nor a fact of this rank has it wait."""
+        """Whether no agreement in progress and no request of this rank blocks the boundary."""
         return boundary < min((self._limit, *self._own.values()))
 
     def hold(self, boundary: int) -> None:
@@ -183,12 +183,12 @@ class Ranks:
     def let_go(self) -> StopAsked | None:
         """See `Group.let_go`."""
         with self._changed:
-            # What this rank has published, it keeps to.
+            # Wait for the decision: this rank must respect its published limit.
             with sections.current().inside(Section.collective):
                 self._changed.wait_for(lambda: self._limit == math.inf or self._lost, ANSWER_S)
             self._held = -1
             if self._held_stop is None and (self._lost or self._limit != math.inf):
-                raise RankLost(self._lost or f"A rank has not answered within {ANSWER_S:g} s")
+                raise RankLost(self._lost or f"Timed out after {ANSWER_S:g} s waiting for a rank")
             return self._held_stop
 
     def _guarded(self, run: Callable[[Connection], None], client: Connection) -> None:
@@ -196,13 +196,13 @@ class Ranks:
             run(client)
         except Exception as error:  # noqa: BLE001 - the main thread raises it
             text = str(error).partition("\n")[0]  # torch adds its C++ stack
-            self._cannot_agree(f"The ranks can no longer agree: {text}")
+            self._cannot_agree(f"The ranks can no longer coordinate: {text}")
 
     def _lose(self, rank: int) -> None:
         self._cannot_agree(f"Rank {rank} of {self.size} is gone")
 
     def _distrust(self, text: str) -> None:
-        """Somebody else writes into the store; said now, since the main thread may hang."""
+        """Log a forged message now, since the main thread can be blocked in a collective."""
         if not self._lost:
             messages.say(text, logging.ERROR)
         self._cannot_agree(text)
@@ -238,7 +238,7 @@ class Ranks:
                 return
 
     def _is_news(self, fact: Fact) -> bool:
-        """Whether it is no save by the clock: rank 0 asks for those, one at a time."""
+        """Whether to propose it: only rank 0 proposes periodic saves, one at a time."""
         if isinstance(fact, SaveAsked) and fact.is_periodic:
             if self.rank != 0 or self._clock is not None:
                 return False
@@ -279,7 +279,7 @@ class Ranks:
         """See `Group.gather`."""
         began = time.monotonic()
         keys = [f"given/{key}/{rank}" for rank in range(self.size)]
-        if unless is not None and unless():  # the others may be gone by then
+        if unless is not None and unless():  # the other ranks can be gone already
             return []
         with self._failing(key):
             client = self._give(key, value)
@@ -298,19 +298,19 @@ class Ranks:
         timeout_s: float,
         unless: Callable[[], object] | None,
     ) -> bool:
-        """Wait for them, unless `unless` comes true first."""
-        while not client.check(keys):  # torch warns of each wait that ends without an answer
+        """Wait for all values, unless `unless` becomes true first."""
+        while not client.check(keys):  # polled: torch's wait logs a warning when it times out
             if unless is not None and unless():
                 return False
             waited_s = time.monotonic() - began
             time.sleep(min(max(0.001, _PAUSE_SHARE * waited_s), _PAUSE_S))
-            if self._lost and not client.check(keys):  # it may have left with all others
-                raise RankLost(f"{self._lost}, before {key} of all ranks")
+            if self._lost and not client.check(keys):  # a rank that sent its value can leave
+                raise RankLost(f'{self._lost}, while this rank waited at the barrier "{key}"')
             if self._is_closed or waited_s >= timeout_s:
                 missing = [rank for rank, one in enumerate(keys) if not client.check([one])]
                 raise RankLost(
-                    f"Rank {', '.join(map(str, missing))} of {self.size} has not come to"
-                    f" {key} within {timeout_s:g} s"
+                    f"Timed out after {timeout_s:g} s waiting for rank"
+                    f' {", ".join(map(str, missing))} of {self.size} at the barrier "{key}"'
                 )
         return True
 
@@ -330,7 +330,9 @@ class Ranks:
             yield
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             text = str(error).partition("\n")[0]
-            raise RankLost(f"Rank 0 is gone, before {key} of all ranks: {text}") from error
+            raise RankLost(
+                f'Rank 0 is gone, while this rank waited at the barrier "{key}": {text}'
+            ) from error
 
     def close(self, timeout_s: float) -> None:
         """See `Group.close`; rank 0, which hosts the store, leaves last."""

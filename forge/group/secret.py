@@ -1,10 +1,10 @@
-"""The secret of one attempt's ranks, which tells their messages from those of anybody else.
+"""The secret with which the ranks of an attempt authenticate their messages.
 
-Whoever reaches the port of rank 0's store can read it and write to it: the store asks nobody who
-they are, and lists its keys. So each message carries a code (an HMAC) over the attempt, the key it
-is stored under and its content. Only who knows the secret can compute the code, and a message is no
-other one's, and no other attempt's. The secret is in a file of the job's `.forge` that its owner
-alone can read, from before the ranks meet until all of them have read it.
+The store on rank 0 has no access control: any process that reaches its port can read and write it.
+So each message has an HMAC over the attempt, the message's key in the store and its content. Only
+processes that know the secret can compute it, and a message cannot be replayed under another key or
+in another attempt. The secret is a file in the job's `.forge` that only its owner can read; rank 0
+writes it before the rendezvous and removes it once all ranks have read it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ _ATTEMPT = re.compile(r"[0-9a-f]{32}")
 _NUM_BYTES = 32
 _CODE_BYTES = 32
 _SHARED_S = 60.0
-"""Seconds until a file of rank 0's is seen on the other nodes: file systems of the network cache
-what a directory holds."""
+"""Timeout in seconds until other nodes see rank 0's file: network file systems cache listings."""
 _LOOK_S = 0.05
 _STALE_S = 3600.0
-"""From this age on a file is of an attempt that was killed: no start takes so long."""
+"""A file of this age in seconds is left from a killed attempt: no start takes so long."""
 
 
 class Secret:
-    """What the ranks of one attempt know, and nobody else.
+    """The secret of one attempt's ranks.
 
     Args:
-        attempt: Its name, which may be known.
-        key: Empty where nothing is acted on, as in `forge doctor`.
+        attempt: The attempt's name, which is not secret.
+        key: Empty if messages are not acted on, as in `forge doctor`.
     """
 
     def __init__(self, attempt: str = "", key: bytes = b"") -> None:
@@ -47,39 +46,39 @@ class Secret:
         self._key = key
 
     def code(self, slot: str, content: bytes = b"") -> bytes:
-        """What a rank adds to a message under this key of the store."""
+        """The HMAC of a message under this key of the store."""
         head = f"{self.attempt} {len(slot)} {slot} ".encode()
         return hmac.digest(self._key, head + content, "sha256")
 
     def code_of(self, rank: int) -> bytes:
-        """What a rank says as it connects to rank 0."""
+        """The code with which a rank connects to rank 0."""
         return self.code(f"rank/{rank}")
 
     def seal(self, slot: str, content: bytes) -> bytes:
-        """The message."""
+        """A message: HMAC and content."""
         return self.code(slot, content) + content
 
     def unseal(self, slot: str, message: bytes) -> bytes:
-        """The content of a message.
+        """Verify a message and return its content.
 
         Raises:
-            RankLost: If no rank of this attempt has written it.
+            RankLost: If it was not written by a rank of this attempt.
         """
         code, content = message[:_CODE_BYTES], message[_CODE_BYTES:]
         if not hmac.compare_digest(code, self.code(slot, content)):
             raise RankLost(
-                f"Someone other than the ranks of this job wrote {slot!r} into the store in which"
-                " they agree: another user of this machine, or of its network, has reached its"
-                " port. It is not acted on, and the ranks can no longer agree"
+                f"The entry {slot!r} in the store of this job's ranks was not written by one of"
+                " them: another process on this machine or network has connected to the store's"
+                " port. forge ignores the entry and ends this attempt"
             )
         return content
 
 
 def draw(folder: Path) -> Secret:
-    """A new one, in a file in `folder`, which is the job's `.forge`.
+    """Create a secret and write it to `folder`, the job's `.forge`.
 
     Raises:
-        OSError: Where it cannot be written.
+        OSError: If it cannot be written.
     """
     found = Secret(secrets.token_hex(16), secrets.token_bytes(_NUM_BYTES))
     make_directory(folder)
@@ -89,8 +88,8 @@ def draw(folder: Path) -> Secret:
         write_all(fd, found._key)
         if os.fstat(fd).st_mode & 0o044:
             messages.warn(
-                f"{folder}: the file system keeps no permissions. Others can read the secret of"
-                " this job's ranks there, and could end the job"
+                f"{folder}: the file system does not support file permissions. Other users can"
+                " read the secret of this job's ranks there, and with it they could end the job"
             )
     except BaseException:
         remove(folder, found)
@@ -101,14 +100,17 @@ def draw(folder: Path) -> Secret:
 
 
 def read(folder: Path, attempt: str) -> Secret:
-    """The one that rank 0 has drawn.
+    """Read the secret that rank 0 has written.
 
     Raises:
-        RankLost: If its file is not there in time, or if somebody else could have written it.
+        RankLost: If the file does not appear in time, or another user could have written it.
     """
     path = _path(folder, attempt)
     if folder.name != FORGE or not _ATTEMPT.fullmatch(attempt):
-        raise RankLost(f"Rank 0 would not write the secret of the ranks to {str(path)!r}")
+        raise RankLost(
+            f"The path of the ranks' secret is {str(path)!r}, which is not in a job's {FORGE}"
+            " folder: another process has written to the rendezvous store"
+        )
     deadline = time.monotonic() + _SHARED_S
     while True:
         try:
@@ -124,22 +126,22 @@ def read(folder: Path, attempt: str) -> Secret:
             raise RankLost(
                 f"{path}, which rank 0 has written, could not be read here within"
                 f" {_SHARED_S:g} s: {problem}. The job's directory has to be on a file system that"
-                " every node of the job has mounted"
+                " is shared by all nodes of the job"
             )
         time.sleep(_LOOK_S)
 
 
 def remove(folder: Path, own: Secret) -> None:
-    """Remove the file: every rank has read it, or will not."""
-    with contextlib.suppress(OSError):  # the next claim does
+    """Remove the file: every rank has read it, or the start has failed."""
+    with contextlib.suppress(OSError):  # `clear` removes it later
         _path(folder, own.attempt).unlink()
 
 
 def clear(folder: Path) -> None:
-    """Remove the files of attempts that were killed as they began.
+    """Remove the files of attempts that were killed during their start.
 
     Raises:
-        OSError: Where one cannot be removed.
+        OSError: If one cannot be removed.
     """
     for path in folder.glob(f"{_PREFIX}*"):
         with contextlib.suppress(FileNotFoundError):

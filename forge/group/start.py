@@ -1,4 +1,4 @@
-"""Which group this process belongs to: itself alone, or the ranks of torch.distributed."""
+"""Create the group of a Run: a single process, or the ranks of torch.distributed."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from forge.process import world
 
 
 def group(folder: Callable[[], Path]) -> Group:
-    """The group of a Run that is being entered; with many ranks all of them enter at once.
+    """The group of a Run that is being entered; several ranks have to enter it together.
 
     Args:
-        folder: Called on rank 0 of many; the job's `.forge`, where it leaves their secret.
+        folder: Called on rank 0 of several; returns the job's `.forge`, for the ranks' secret.
     Raises:
-        ConfigError: Where this process is one of many, and they do not know each other yet.
-        RankLost: Where another rank does not come.
-        OSError: Where the secret cannot be written.
+        ConfigError: If there are several ranks, but torch.distributed is not initialised.
+        RankLost: If another rank does not arrive.
+        OSError: If the secret cannot be written.
     """
     check_met("before forge.Run is entered, on every rank", "This Run")
     return Ranks(folder) if place()[1] > 1 else Solo()
 
 
 def place() -> tuple[int, int]:
-    """The rank of this process and their number, as torch.distributed says; else it is alone."""
+    """(rank, number of ranks) from torch.distributed; (0, 1) if it is not initialised."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
 
 
 def check_met(when: str, what: str) -> None:
-    """That this process knows the others, where its environment says that there are some.
+    """Check that torch.distributed is initialised if the environment names several ranks.
 
     Args:
-        when: To call `forge.distributed.init`.
-        what: Needs to know.
+        when: For the error: when to call `forge.distributed.init`.
+        what: For the error: what needs the other ranks.
     Raises:
-        ConfigError: Where it does not.
+        ConfigError: If it is not initialised.
     """
     if dist.is_available() and dist.is_initialized():
         return
     found = world.of(os.environ)
     if found.size > 1:
         problem = (
-            f"this process is rank {found.rank} of {found.size}, and torch.distributed is not"
-            f" initialised: call forge.distributed.init() {when}. Where each of them is a training"
-            " of its own, in a directory of its own, set FORGE_RANKS=1."
+            f"this process is rank {found.rank} of {found.size}, but torch.distributed is not"
+            f" initialised: call forge.distributed.init() {when}. If the processes are independent"
+            " trainings, each in its own directory, set FORGE_RANKS=1."
         )
         raise ConfigError([problem], what)

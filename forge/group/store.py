@@ -1,6 +1,6 @@
-"""The store in which the ranks of an attempt agree: rank 0 hosts it, and only its ranks are heard.
+"""The TCPStore by which the ranks of an attempt coordinate; rank 0 hosts it.
 
-All ranks on one machine reach it at 127.0.0.1, and nobody from elsewhere does.
+Messages are authenticated. If all ranks are on one machine, it listens on 127.0.0.1 only.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from forge.group.secret import Secret
 LOOPBACK = "127.0.0.1"
 
 _BACKLOG = 1024
-"""Connections that wait to be accepted: of all ranks at once."""
+"""Backlog of connections, since all ranks connect at the same time."""
 
 
 def host(*, is_local: bool, port: int = 0) -> Any:
-    """A store that this process hosts, until it is dropped.
+    """Host a store in this process, until the returned object is deleted.
 
     Args:
-        is_local: Whether to listen on 127.0.0.1 alone.
-        port: 0: any.
+        is_local: Whether to listen on 127.0.0.1 only.
+        port: The port; 0: any free port.
     """
     options: dict[str, Any] = {"is_master": True, "wait_for_workers": False}
     if not is_local:
         return _store(LOOPBACK, port, **options)
-    # torch by itself would listen on all addresses, whatever name it is given.
+    # By default torch listens on all addresses, whatever host name it gets.
     listener = socket.create_server((LOOPBACK, port), backlog=_BACKLOG)
     port, options["master_listen_fd"] = listener.getsockname()[1], listener.detach()
     try:
-        return _store(LOOPBACK, port, **options)  # which closes the descriptor
-    except NotImplementedError:  # by libuv it can since 2.8
+        return _store(LOOPBACK, port, **options)  # this closes the descriptor
+    except NotImplementedError:  # with libuv only since torch 2.8
         return _store(LOOPBACK, port, **options, use_libuv=False)
 
 
 def connect(address: str, port: int, timeout_s: float) -> Any:
-    """A connection to a store that another process, or this one, hosts."""
+    """Connect to a store that this or another process hosts."""
     timeout = timedelta(seconds=timeout_s)
     return _store(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
 def machine() -> str:
-    """Names what has an address 127.0.0.1 of its own: this machine, or a container on it."""
+    """Identifies this network namespace, which has its own 127.0.0.1: a machine or container."""
     found = [socket.gethostname()]
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/net"):
         try:
@@ -61,14 +61,14 @@ def machine() -> str:
 
 
 class Connection:
-    """A connection whose messages the secret seals, by the names of torch's own methods.
+    """A connection to the store that authenticates messages; methods are named as torch's.
 
-    Those that read raise RankLost where somebody else has written.
+    Methods that read raise RankLost if a message was not written by a rank of this attempt.
 
     Args:
-        client: Of the store.
-        secret: Of the ranks.
-        on_forged: Called before that, with what is wrong.
+        client: The client of the store.
+        secret: The ranks' secret.
+        on_forged: Called before RankLost is raised, with its message.
     """
 
     def __init__(self, client: Any, secret: Secret, on_forged: Callable[[str], None]) -> None:
@@ -81,11 +81,11 @@ class Connection:
         self.delete_key = client.delete_key
 
     def set(self, key: str, content: bytes) -> None:
-        """Write; what was there before is gone."""
+        """Write, replacing an earlier value."""
         self._client.set(key, self._secret.seal(key, content))
 
     def get(self, key: str) -> bytes:
-        """Read, once somebody has written."""
+        """Wait until the key exists, and read it."""
         return self._unsealed(key, self._client.get(key))
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
@@ -94,7 +94,7 @@ class Connection:
         return [self._unsealed(key, one) for key, one in zip(keys, messages, strict=True)]
 
     def compare_set(self, key: str, expected: str, content: bytes) -> bytes:
-        """Write where nobody has written yet (`expected` is empty); what is there now."""
+        """Write if the key does not exist (`expected` is empty); return its value now."""
         found = self._client.compare_set(key, expected, self._secret.seal(key, content))
         return self._unsealed(key, found)
 
@@ -107,5 +107,5 @@ class Connection:
 
 
 def _store(*args: Any, **options: Any) -> Any:
-    """A TCPStore; torch may be built without."""
+    """A TCPStore, accessed by name since torch can be built without it."""
     return vars(dist)["TCPStore"](*args, **options)

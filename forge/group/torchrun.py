@@ -1,6 +1,6 @@
-"""torchrun above this rank: what it does not pass on, and when it ends its workers.
+"""If torchrun started this rank: which signals it forwards, and when it kills its workers.
 
-Source: torch.distributed.elastic (multiprocessing/api.py, agent/server/api.py), and trying it.
+Source: torch.distributed.elastic (multiprocessing/api.py, agent/server/api.py), and experiments.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _PATIENCE_S = "30"
 
 
 def is_above(environment: Mapping[str, str]) -> bool:
-    """Whether torchrun has started this process."""
+    """Whether torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in environment
 
 
 def advice(environment: Mapping[str, str], signals: Iterable[str], stop_s: float) -> str:
-    """What to start torchrun with, so that the policy holds; empty where it does.
+    """Options that torchrun needs for this policy; empty if it has them.
 
     Args:
-        environment: This process's.
-        signals: Those that the policy acts on, without `SIG`.
-        stop_s: Seconds that a stop may take.
+        environment: This process's environment.
+        signals: The signals in the policy, without `SIG`.
+        stop_s: The longest duration of a stop, in seconds.
     """
     passed_on = environment.get("TORCHELASTIC_SIGNALS_TO_HANDLE", _PASSED_ON).split(",")
     deaf = [one for one in (f"SIG{name}" for name in signals) if one not in passed_on]
@@ -35,12 +35,12 @@ def advice(environment: Mapping[str, str], signals: Iterable[str], stop_s: float
     if deaf:
         every = ",".join(dict.fromkeys([*passed_on, *deaf]))
         found.append(
-            f"it dies of {', '.join(deaf)} instead of passing them on: start it with"
+            f"it does not forward {', '.join(deaf)} to the ranks, but dies from them: start it with"
             f" --signals-to-handle={every}"
         )
     if patience_s < stop_s:
         found.append(
-            f"it kills its workers {patience_s:g} s after a signal, and a stop may take"
+            f"it kills its workers {patience_s:g} s after a signal, but a stop can take"
             f" {stop_s:g} s: set TORCH_ELASTIC_SHUTDOWN_TIMEOUT={stop_s:.0f} before it starts, or"
             " lower `resilience.shutdown.timeout_s`"
         )
@@ -48,7 +48,7 @@ def advice(environment: Mapping[str, str], signals: Iterable[str], stop_s: float
 
 
 def stop_with_agent() -> None:
-    """When torchrun's agent dies nobody else ends its workers: they stop as on a SIGTERM."""
+    """Get a SIGTERM when torchrun's agent dies: no other process would end its workers."""
     agent = os.getppid()
     processes.die_with_parent(signal.SIGTERM)
     if os.getppid() != agent:

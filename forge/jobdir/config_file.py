@@ -1,7 +1,7 @@
-"""A config as a file: every value comes back as it was, and damage is noticed.
+"""A config as a file: all values are read back exactly, and damage is detected.
 
-The first line holds the checksum of all that follows, which is YAML. What YAML has no word for has
-a tag: `!enum module:name`, and `!path`.
+The first line contains the checksum of the rest, which is YAML. Values that YAML cannot represent
+have a tag: `!enum module:name`, and `!path`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _HEAD = "# Written by forge, not to be edited. sha256 of all that follows: "
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
     def ignore_aliases(self, data: Any) -> bool:
-        return True  # the same enum twice is no reference
+        return True  # write a repeated enum twice instead of as a YAML alias
 
     def text(self, data: str) -> yaml.Node:
-        """Quoted, where some reader of YAML could take it for something else."""
+        """Quote a string if a YAML parser could read it as another type."""
         is_plain = data.isprintable() and (data[:1].isalpha() or data[:1] in ("/", "_"))
         style = None if is_plain else "'" if data.isprintable() else '"'
         return self.represent_scalar("tag:yaml.org,2002:str", data, style)
 
     def enum(self, data: Enum) -> yaml.Node:
-        # A job of a sweep imports its script under the second name.
+        # A job of a sweep imports its script as `__mp_main__`.
         module = type(data).__module__.replace("__mp_main__", "__main__")
         return self.represent_scalar("!enum", f"{module}:{type(data).__qualname__}.{data.name}")
 
@@ -52,12 +52,12 @@ _Dumper.add_multi_representer(PurePath, _Dumper.path)
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     def enum(self, node: yaml.ScalarNode) -> Enum:
         module, _, qualname = str(node.value).partition(":")
-        found: Any = sys.modules.get(module)  # never imported: the config at hand has it, or none
+        found: Any = sys.modules.get(module)  # never import: the script must have imported it
         for name in qualname.split("."):
             found = getattr(found, name, None)
         if not isinstance(found, Enum):
             raise yaml.constructor.ConstructorError(
-                problem=f"the code has no {qualname} in {module}, and the job was started with it"
+                problem=f"the job was started with {qualname}, which {module} no longer has"
             )
         return found
 
@@ -79,23 +79,23 @@ def write(path: Path, content: Any) -> None:
 
 
 def read(path: Path, *, is_executed: bool = True) -> Any:
-    """What was written.
+    """Read a config that `write` has written.
 
     Args:
         path: The file.
-        is_executed: Whether anything is started by it, as a config's `_target_` is.
+        is_executed: Whether its content can be executed, like a config's `_target_`.
     Raises:
-        Untrusted: Where it is, and somebody else could have written it.
-        DamagedConfig: Where the file has another content than that, or the code lacks an enum.
+        Untrusted: If `is_executed`, and another user could have written the file.
+        DamagedConfig: If the file is damaged or was edited, or the code lacks an enum.
     """
     whole = read_trusted(path) if is_executed else read_plain(path)
     head, _, data = whole.partition(b"\n")
     expected = head.removeprefix(_HEAD.encode()).decode(errors="replace")
     if expected != _sum(data):
         raise DamagedConfig(
-            f"{path} is damaged, or was edited: its first line gives the sha256"
-            f" {expected[:80]!r}, found {_sum(data)!r}. Restore the file, or start in a new"
-            " directory."
+            f"{path} is damaged or was edited: its first line expects the sha256"
+            f" {expected[:80]!r}, but the content has {_sum(data)!r}. Restore the file, or start in"
+            " a new directory."
         )
     try:
         return yaml.load(data, Loader=_Loader)

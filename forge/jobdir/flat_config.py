@@ -1,4 +1,4 @@
-"""A config as dotted keys and values that JSON can store: Hydra's, or `config=` of forge.Run."""
+"""Flatten Hydra's config, or `config=` of forge.Run, to dotted keys with JSON values."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from typing import Any
 from forge.errors import ConfigError
 
 LEFT_OUT = ("hydra", "resilience", "local_rank")
-"""Top-level keys that say where a job runs and how, and not what it computes."""
+"""Top-level keys that do not affect what a job computes, only where and how it runs."""
 
 
 def flat(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The config by dotted keys.
+    """Flatten a config to dotted keys.
 
     Args:
         config: A tree of mappings, Namespaces, dataclasses, lists and plain values.
     Returns:
-        (all values, keys of those that JSON cannot store: only their type is in the values).
+        (key -> value, keys of values that JSON cannot store, which are replaced by their type).
     """
     odd: list[str] = []
     return dict(_flat({k: v for k, v in config.items() if k not in LEFT_OUT}, "", odd)), odd
 
 
 def given(config: Any) -> tuple[dict[str, Any], list[str]]:
-    """`config=` of forge.Run by dotted keys.
+    """Flatten `config=` of forge.Run to dotted keys.
 
     Returns:
-        (values, keys of what is left out).
+        (key -> value, keys that are left out since JSON cannot store their values).
     Raises:
-        ConfigError: For anything but a Namespace, a dataclass or a mapping.
+        ConfigError: Unless it is a Namespace, a dataclass or a mapping.
     """
     items = _items(config)
     if items is None:
         raise ConfigError(
             [
                 f"`config=` is of type {type(config).__qualname__}: expected an argparse.Namespace,"
-                " a dataclass, or a mapping of the settings that make this job another job."
+                " a dataclass or a mapping, with the settings that distinguish jobs."
             ],
             "This Run",
         )
@@ -63,7 +63,7 @@ def _flat(value: Any, prefix: str, odd: list[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _items(value: Any) -> dict[Any, Any] | None:
-    """What a container of named values holds; None if it is none."""
+    """The items of a container of named values; None for other values."""
     if isinstance(value, argparse.Namespace):
         return vars(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -73,7 +73,7 @@ def _items(value: Any) -> dict[Any, Any] | None:
 
 
 def _unresolved(value: Any) -> Any:
-    """A config of OmegaConf's as plain containers: interpolations are compared as text."""
+    """Convert an OmegaConf config to plain containers; interpolations stay as text."""
     if "omegaconf" in sys.modules:
         from omegaconf import OmegaConf
 
@@ -83,7 +83,7 @@ def _unresolved(value: Any) -> Any:
 
 
 def _storable(value: Any, odd: list[Any]) -> Any:
-    """As JSON has it; what JSON has not is appended to `odd`."""
+    """Convert a value for JSON; values that JSON cannot store are appended to `odd`."""
     items = _items(value)
     if items is not None:
         return {str(key): _storable(one, odd) for key, one in items.items()}
@@ -97,4 +97,4 @@ def _storable(value: Any, odd: list[Any]) -> Any:
     if isinstance(value, Path | bytes):
         return str(value)
     odd.append(value)
-    return f"<{type(value).__qualname__}>"  # its text may hold an address
+    return f"<{type(value).__qualname__}>"  # not its repr, which can contain an address

@@ -1,12 +1,12 @@
-"""Which job this is: the program, the Run's name, and the user's config as it was written.
+"""The identity of a job: the program, the Run's name, and the user's config as written.
 
-<job dir>/.forge/start.yaml  holds it for whoever trains there, under `written`
-<job dir>/.forge/asked/      the config that `resilience.resume=changed` asks for, until taken
+<job dir>/.forge/start.yaml  the job's config, under `written`
+<job dir>/.forge/asked/      the new config of `resilience.resume=changed`, until it is accepted
 
-Two starts are the same job where all three agree, wherever their output and their code lie. Of the
-config `hydra` and `resilience` do not count, and interpolations (`${now:…}`, `${base.lr}`) are
-compared as they stand in the file: what they refer to is compared where it stands. The config is
-`config=` of forge.Run if given, else Hydra's; without either the arguments of the command count.
+Two starts are the same job if all three are equal, wherever output and code are. The config's
+`hydra` and `resilience` do not count, and interpolations (`${now:…}`, `${base.lr}`) are compared as
+text, since the keys they refer to are compared as well. The config is `config=` of forge.Run, else
+Hydra's; without either, the command's arguments are compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from forge.jobdir import flat_config, words
 from forge.jobdir.job_files import RESUME, forge_dir
 
 CONFIG, START = "config.yaml", "start.yaml"
-"""The files of a job's config; `forge/hydra_app/frozen.py` says what they hold."""
+"""The files of a job's config; `forge/hydra_app/frozen.py` describes their content."""
 _RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT", "FORGE_RESTART_COUNT")
 _SHOWN, _WIDTH = 20, 80
 _MISSING = object()
@@ -33,25 +33,25 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class Identity:
-    """What makes a job the same job."""
+    """Two starts with equal identities are the same job."""
 
     program: str
     name: str
-    """The Run's."""
+    """The Run's name."""
     config: dict[str, Any] | None
-    """Dotted key -> value; None where it is not known."""
+    """Dotted key -> value; None if it is not known."""
     words: list[str] | None = None
-    """The arguments of the command, where the config is not known; None: neither are they."""
+    """The command's arguments if the config is not known; None if they are not known either."""
 
     @property
     def is_known(self) -> bool:
-        """Whether more is known than the names of program and Run."""
+        """Whether the config or the arguments are known, and not only program and name."""
         return self.config is not None or self.words is not None
 
 
 @dataclass(frozen=True)
 class Change:
-    """A value that was another one before."""
+    """A config value that has changed."""
 
     key: str
     before: Any
@@ -63,7 +63,7 @@ class Change:
 
     @property
     def shown(self) -> tuple[str, str]:
-        """Both values as short texts that differ."""
+        """Both values, shortened to an excerpt where they differ."""
         texts = [_text_for_people(one) for one in (self.before, self.now)]
         pairs = enumerate(zip(*texts, strict=False))
         same = next((place for place, (one, other) in pairs if one != other), 0)
@@ -73,10 +73,10 @@ class Change:
 
 
 def current(job_dir: Path, name: str, config: dict[str, Any] | None = None) -> Identity:
-    """Of the Run with this name in the job that lies in `job_dir`.
+    """The identity of the Run with this name in the job in `job_dir`.
 
     Args:
-        config: What `config=` of forge.Run holds, by dotted keys; None: it was not given.
+        config: `config=` of forge.Run by dotted keys; None if it was not passed.
     """
     for folder in (asked(job_dir), forge_dir(job_dir)):
         config = _read(folder) if config is None else config
@@ -84,12 +84,12 @@ def current(job_dir: Path, name: str, config: dict[str, Any] | None = None) -> I
 
 
 def is_change_wanted() -> bool:
-    """Whether the environment says that this start takes the job on with what has changed.
+    """Whether the environment allows this start to resume the job with a changed config.
 
-    A restart by whoever restarts this process, with the same environment, takes nothing on.
+    An automatic restart, which has the same environment, does not count.
 
     Raises:
-        ConfigError: For another value of the variable than `same` and `changed`.
+        ConfigError: If the variable is neither `same` nor `changed`.
     """
     value = os.environ.get(RESUME) or "same"
     if value not in ("same", "changed"):
@@ -98,18 +98,18 @@ def is_change_wanted() -> bool:
 
 
 def _program() -> str:
-    """The script's name, without its place; of `python -m package` the package's."""
+    """The script's name without its directory; for `python -m package` the package's name."""
     path = Path(sys.argv[0] or "python")
     name = path.parent.name if path.name == "__main__.py" else path.name
     return name.removesuffix(".py")
 
 
 def differences(before: Identity, now: Identity) -> list[Change]:
-    """Everything in which they differ, sorted by key."""
+    """All differences between two identities; config keys are sorted."""
     pairs = [("(program)", before.program, now.program), ("(name=)", before.name, now.name)]
     found = [Change(*pair) for pair in pairs if pair[1] != pair[2]]
     if not before.is_known:
-        return found  # there is nothing to compare with
+        return found  # there is no earlier config to compare with
     if before.config is not None and now.config is not None:
         return found + changes(before.config, now.config)
     if before.words is not None and now.words is not None:
@@ -127,7 +127,7 @@ def _changed_words(before: list[str], now: list[str]) -> list[Change]:
     if before == now:
         return []
     found = changes(words.by_option(before), words.by_option(now))
-    # The same options in another order, or written in another way.
+    # If the options are equal, they are in another order or written in another way.
     return found or [Change("(arguments)", shlex.join(before), shlex.join(now))]
 
 
@@ -141,7 +141,7 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[Change]:
 
 
 def listed(found: list[Change], indent: int = 2) -> str:
-    """One line each, indented."""
+    """The changes as indented lines."""
     more = len(found) - _SHOWN
     lines = [*map(str, found[:_SHOWN]), *([f"… and {more} more"] if more > 0 else [])]
     return "".join(f"\n{' ' * indent}- {line}" for line in lines)
@@ -159,12 +159,12 @@ def _excerpt(text: str, start: int) -> str:
 
 
 def _text(value: Any) -> str:
-    """Equal for equal values only: 1, 1.0 and true are three, and NaN is itself."""
+    """Equal only for equal values: 1, 1.0 and true differ, and NaN equals NaN."""
     return "" if value is _MISSING else json.dumps(value, sort_keys=True)
 
 
 def as_written(cfg: Any) -> dict[str, Any]:
-    """The user's part of a composed config that is not resolved yet, by dotted keys."""
+    """The user's part of a composed config, unresolved, by dotted keys."""
     from omegaconf import OmegaConf
 
     tree = OmegaConf.to_container(cfg, resolve=False)
@@ -176,7 +176,7 @@ def as_written(cfg: Any) -> dict[str, Any]:
 
 
 def asked(job_dir: Path) -> Path:
-    """Where a config lies that is asked for, with the same files as the job's own."""
+    """The folder of a requested new config, with the same files as the job's current one."""
     return forge_dir(job_dir) / "asked"
 
 
@@ -191,18 +191,18 @@ def _read(folder: Path) -> dict[str, Any] | None:
 
 
 def stored(job_dir: Path) -> dict[str, Any] | None:
-    """What was written when the job was first started; None where that is not known."""
+    """The config as written at the job's first start; None if it is not known."""
     return _read(forge_dir(job_dir))
 
 
 def forget_asked(job_dir: Path) -> None:
-    """The job keeps the config that it has."""
+    """Discard a requested config: the job keeps its current one."""
     shutil.rmtree(asked(job_dir), ignore_errors=True)
 
 
 def take_asked(job_dir: Path) -> None:
-    """The config that was asked for, if any was, becomes the job's."""
-    # In this order: a config beside the identity of another is refused by the next start.
+    """Replace the job's config by the requested one, if there is one."""
+    # In this order: if a kill leaves the new config with the old identity, the next start refuses.
     for name in (CONFIG, START):
         path = asked(job_dir) / name
         if path.exists():

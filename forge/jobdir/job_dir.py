@@ -1,13 +1,13 @@
 """A job's own directory: its frozen config, fingerprint of the code, and how to resume it.
 
     <job dir>/.forge/config.yaml     the config the job was first started with
-    <job dir>/.forge/start.yaml      its program, and the overrides it was given
-    <job dir>/.forge/code.json       sha256 of each source file the job had imported
-    <job dir>/.forge/threads.json    how many threads torch used at the first start, and who said so
-    <job dir>/.forge/resume.sh       its last line resumes the job, wherever the directory lies now
+    <job dir>/.forge/start.yaml      its program and overrides
+    <job dir>/.forge/code.json       sha256 of each source file that the job imported
+    <job dir>/.forge/threads.json    torch's number of threads at the first start, and its source
+    <job dir>/.forge/resume.sh       resumes the job, also if the directory was moved
 
-Under Hydra the job's directory is Hydra's output directory, else the checkpoint directory, unless
-whoever started this process has placed it elsewhere.
+Under Hydra the job's directory is Hydra's output directory, else the checkpoint directory; a
+launcher can choose another one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _placed: list[tuple[Path, str]] = []
 
 
 def place(directory: Path, command: str) -> None:
-    """From now on this process's job lies in `directory`, and is resumed by `command`."""
+    """Set the directory of this process's job, and the command that resumes it."""
     _placed[:] = [(directory.absolute(), command)]
     spawned.hand_on(Inherited(directory.absolute(), command, Path.cwd()))
 
@@ -56,11 +56,11 @@ def current(checkpoint_dir: str, name: str | None = None) -> tuple[Path, Path]:
     """(job directory, checkpoint directory of the Run of this name); both absolute.
 
     Raises:
-        ConfigError: Where this process cannot tell which job of a sweep it belongs to.
+        ConfigError: If this process does not know which job of a sweep it belongs to.
     """
     hydra, job_of_parent = hydra_config(), spawned.inherited()
     rehearsal = os.environ.get(REHEARSAL)
-    if rehearsal is not None:  # also what has a place of its own lies in there
+    if rehearsal is not None:  # even an absolute checkpoint directory is placed below it
         job, checkpoint_dir = Path(rehearsal), checkpoint_dir.lstrip(os.sep)
     elif _placed:
         job = _placed[0][0]
@@ -71,10 +71,10 @@ def current(checkpoint_dir: str, name: str | None = None) -> tuple[Path, Path]:
     elif TOKEN in os.environ and not Path(checkpoint_dir).is_absolute():
         raise ConfigError(
             [
-                "a job of a sweep has started this program, which has no Hydra config and is no"
-                " child that the job's own script started by multiprocessing. So it cannot tell"
+                "this program was started by a job of a sweep, but it has no Hydra config and was"
+                " not started by the job's script with multiprocessing. So forge does not know"
                 f" which job it belongs to, and `checkpoint.dir={checkpoint_dir}` would be the same"
-                " directory for all of them. Give it an absolute `checkpoint.dir`."
+                " directory for all jobs. Set an absolute `checkpoint.dir`."
             ],
             "This Run",
         )
@@ -85,7 +85,7 @@ def current(checkpoint_dir: str, name: str | None = None) -> tuple[Path, Path]:
 
 
 def checkpoint_dir(job_dir: Path) -> Path | None:
-    """Where the job that lies in `job_dir` keeps its checkpoints; None where nothing says so."""
+    """The checkpoint directory of the job in `job_dir`; None if its config does not name one."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -94,7 +94,7 @@ def checkpoint_dir(job_dir: Path) -> Path | None:
     try:
         tree = config_file.read(forge_dir(job_dir) / "config.yaml", is_executed=False)
         section = tree["resilience"]["checkpoint"]
-        # Hydra, whose words these are, does not run here.
+        # Resolve this by hand, since Hydra does not run here.
         section["dir"] = section["dir"].replace("${hydra:runtime.output_dir}", str(job_dir))
         found = OmegaConf.select(OmegaConf.create(tree), "resilience.checkpoint.dir")
         return Path(job_dir, found)
@@ -103,7 +103,7 @@ def checkpoint_dir(job_dir: Path) -> Path | None:
 
 
 def started_in() -> Path:
-    """The directory in which the command was given: what its relative paths are relative to."""
+    """The directory in which the command was started; its relative paths refer to it."""
     hydra, job_of_parent = hydra_config(), spawned.inherited()
     if hydra is None and job_of_parent is not None:
         return job_of_parent.started_in
@@ -111,9 +111,9 @@ def started_in() -> Path:
 
 
 def init_problem(checkpoint: CheckpointConfig, job: Path, started_in: Path) -> str | None:
-    """Why the job in this directory could not begin as `checkpoint.init_from` says, or None.
+    """Why the job in this directory cannot start from `checkpoint.init_from`, or None.
 
-    A job that has checkpoints of its own resumes from those, whatever has become of that file.
+    A job that has checkpoints resumes from them, even if that file no longer exists.
     """
     if checkpoint.init_from is None:
         return None
@@ -121,8 +121,9 @@ def init_problem(checkpoint: CheckpointConfig, job: Path, started_in: Path) -> s
     if source.exists() or any(own.glob("step_*")) or any(own.glob("*/step_*")):  # of a named Run
         return None
     return (
-        f"`resilience.checkpoint.init_from={checkpoint.init_from}`: there is nothing at {source}. A"
-        f" relative path begins where the command is started. Correct it, or set it to null."
+        f"`resilience.checkpoint.init_from={checkpoint.init_from}`: {source} does not exist. A"
+        f" relative path is relative to the directory in which the command is started. Correct the"
+        " path, or set it to null."
     )
 
 
@@ -144,7 +145,7 @@ def resume_command(job_dir: Path) -> str:
 
 
 def taking_command(job_dir: Path) -> str | None:
-    """One shell line that takes on what has changed; None if a job of submitit's has no such."""
+    """One shell line that resumes with a changed config; None for a job of plain submitit."""
     command = resume_command(job_dir)
     there = _there(command)
     if not there:
@@ -153,23 +154,23 @@ def taking_command(job_dir: Path) -> str | None:
 
 
 def _there(command: str) -> str:
-    """How a command begins that was made by `_line`; empty for another (`scontrol requeue 7`)."""
+    """The `cd … && ` of a command made by `_line`; empty for others (`scontrol requeue 7`)."""
     found = re.match(f"cd {_WORD} && ", command)
     return found[0] if found else ""
 
 
 def is_supervised() -> bool:
-    """Whether somebody else starts this job again: one of forge's launchers, or submitit."""
+    """Whether a launcher of forge, or submitit, restarts this job."""
     return bool(_placed) or TOKEN in os.environ
 
 
 def sweep_command(sweep_dir: Path) -> str:
     """One shell line that resumes this sweep, from any directory."""
     program, arguments = _command_line()
-    renewed = ("hydra.sweep.dir=", "hydra.launcher.wait=")  # whoever resumes wants to see the end
+    renewed = ("hydra.sweep.dir=", "hydra.launcher.wait=")  # a resumed sweep waits for its jobs
     kept = [one for one in arguments if not one.lstrip("+~").startswith(renewed)]
     kept = [one for one in kept if not _is_for_once(one)]
-    # Beside the other overrides: argparse takes no two groups of them with an option between.
+    # Next to the other overrides: argparse does not accept an option between overrides.
     kept.insert(_first_override(kept), f"hydra.sweep.dir={hydra_quoted(str(sweep_dir))}")
     return _line([*program, *kept])
 
@@ -179,8 +180,8 @@ def _line(words: list[str]) -> str:
 
 
 def shell_word(word: str) -> str:
-    """The word for a line of any POSIX shell, without what a terminal would obey."""
-    if word.isprintable() or word.endswith("\n"):  # which `$(…)` would drop
+    """Quote a word for any POSIX shell; control characters are escaped."""
+    if word.isprintable() or word.endswith("\n"):  # `$(…)` would drop a final newline
         return shlex.quote(word)
     spelled = "".join(
         c if c.isprintable() and c not in "-!'\"\\" else _octal(c) for c in word.replace("%", "%%")
@@ -193,29 +194,29 @@ def _octal(letter: str) -> str:
 
 
 _WORD = r"""(?:'[^']*'|"[^"]*"|[^\s'"])+"""
-"""One of `shell_word`."""
+"""Matches a result of `shell_word`."""
 
 
 def _start_dir() -> str:
-    """Where this process was started, wherever the script has gone since (`os.chdir`)."""
+    """The directory in which this process was started, even after an `os.chdir`."""
     script = sys.argv[0].removeprefix("./")
     path = getattr(sys.modules["__main__"], "__file__", None) or ""
     if script and not os.path.isabs(script) and path.endswith(os.sep + script):
-        return path.removesuffix(script).rstrip(os.sep) or os.sep  # Python has made it absolute
+        return path.removesuffix(script).rstrip(os.sep) or os.sep  # Python made `__file__` absolute
     return START_DIR
 
 
 def _command_line() -> tuple[list[str], list[str]]:
-    """How this process was started: the program (`python -u train.py`), and its arguments."""
+    """(the program of this process, like `python -u train.py`; its arguments)."""
     arguments = sys.argv[1:]
     original = list(sys.orig_argv)
     count = len(arguments)
     is_spawned = spawned.parent() is not None and "-c" in original
     if is_spawned or (count and original[-count:] != arguments):
-        return [sys.executable, sys.argv[0]], arguments  # sys.argv is not that of this process
+        return [sys.executable, sys.argv[0]], arguments  # the script has replaced sys.argv
     program = original[: len(original) - count]
     if os.sep not in program[0]:
-        program[0] = sys.executable or program[0]  # `python` may be another one elsewhere
+        program[0] = sys.executable or program[0]  # a later shell can find another `python`
     return program, arguments
 
 
@@ -249,7 +250,7 @@ def _hydra_arguments(hydra: Any, job_dir: Path, arguments: list[str]) -> list[st
             kept.append(argument)
             if not has_value:
                 kept.extend([value for value in [next(rest, None)] if value is not None])
-    # What places a job (its directory, sweep and launcher) is replaced by its directory alone.
+    # Drop overrides of the directory, sweep and launcher: `hydra.run.dir` replaces them.
     for override in as_typed(hydra.overrides.hydra):
         if not override.lstrip("+~").startswith(_PLACING):
             kept.append(override)
@@ -258,12 +259,12 @@ def _hydra_arguments(hydra: Any, job_dir: Path, arguments: list[str]) -> list[st
 
 
 def _is_for_once(override: str) -> bool:
-    """What has changed was taken on by then; what changes later is not what was meant."""
+    """Whether it is `resilience.resume=`, which must not apply to later changes as well."""
     return override.lstrip("+").startswith("resilience.resume=")
 
 
 def as_typed(overrides: Any) -> list[str]:
-    """Overrides as they were typed: iterating the config would resolve their interpolations."""
+    """Overrides as they were typed: iterating the config would resolve interpolations."""
     from omegaconf import OmegaConf
 
     typed: Any = OmegaConf.to_container(overrides, resolve=False)
@@ -271,14 +272,14 @@ def as_typed(overrides: Any) -> list[str]:
 
 
 def hydra_quoted(value: str, mark: str = "") -> str:
-    """A value that Hydra's override grammar reads back as it is.
+    """Quote a value for Hydra's override grammar.
 
-    `mark`: the quotation mark to put around it; empty: one where it needs any.
+    `mark`: the quotation mark to use; empty: quote only if necessary.
     """
     if not mark and all((c.isascii() and c.isalnum()) or c in "/-_.+:@%?*" for c in value):
         return value
     mark = mark or "'"
-    # A backslash counts only before a quote, an interpolation, or the end.
+    # A backslash is special only before a quote, an interpolation, or the end.
     pattern = rf"(\\*)({mark}|$)"
     value = re.sub(pattern, lambda m: 2 * m[1] + (f"\\{mark}" if m[2] else ""), value)
     value = re.sub(r"(\\*)\$\{", lambda m: 2 * m[1] + r"\${", value)
@@ -287,15 +288,15 @@ def hydra_quoted(value: str, mark: str = "") -> str:
 
 _QUOTING = r"""quoted=$(printf %s "$here" | sed -e "s/\\(\\\\*\\)'/\\1\\1\\\\'/g" \
   -e "s/\\(\\\\*\\)\$/\\1\\1/" -e "s/\\(\\\\*\\)\${/\\1\\1\\\\\${/g")"""
-"""`hydra_quoted` in a shell's words."""
+"""`hydra_quoted` as a shell command."""
 
 
 def write_resume_script(job_dir: Path, command: str) -> None:
-    """Leave the command where people and programs find it.
+    """Write `.forge/resume.sh`, for people and programs.
 
-    It resumes what lies where the script lies: a directory that was moved, or a copy, by itself.
-    A job that says by itself where it lies cannot be given another place, and is refused elsewhere.
-    The script becomes the program: a signal to its process reaches training, and not a shell.
+    It resumes the job in the script's own directory, so that a moved or copied directory works. If
+    the program sets its directory itself, the script refuses to run in another place. The script
+    `exec`s the program, so that signals reach training and not a shell.
     """
     head = _there(command)
     command = f"{head}exec {command.removeprefix(head)}"
@@ -308,8 +309,8 @@ def write_resume_script(job_dir: Path, command: str) -> None:
         there = shlex.quote(os.path.realpath(job_dir))
         check = f"""there={there}
 [ "$here" = "$there" ] || {{
-  echo "forge: this run started in $there and is now in $here, but its program sets the path." >&2
-  echo "Move it back, or start the program there with this as its directory." >&2
+  echo "forge: this run was started in $there, but its directory is now $here." >&2
+  echo "Move it back, or start the program with $here as its directory." >&2
   exit {int(ExitCode.BAD_CONFIG)}
 }}"""
     path = forge_dir(job_dir) / "resume.sh"
@@ -333,19 +334,19 @@ _BY_ENVIRONMENT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def first_threads(job_dir: Path) -> int | None:
-    """The number of torch's threads when the job was first started; None: nobody knows."""
+    """torch's number of threads at the job's first start; None if it was not recorded."""
     number = (read_json(forge_dir(job_dir) / _THREADS) or {}).get("torch")
     return number if isinstance(number, int) else None
 
 
 def note_threads(job_dir: Path, number: int) -> None:
-    """Remember the number of torch's threads, and what this environment says of it."""
+    """Record torch's number of threads, and the environment variables that set it."""
     made = {name: os.environ[name] for name in _BY_ENVIRONMENT if name in os.environ}
     write_json(forge_dir(job_dir) / _THREADS, {"torch": number, "environment": made})
 
 
 def _thread_variables(job_dir: Path) -> dict[str, str]:
-    """What the environment said of threads at the first start, which may be this one."""
+    """The environment variables for threads at the first start, which can be this start."""
     noted = (read_json(forge_dir(job_dir) / _THREADS) or {}).get("environment")
     if isinstance(noted, dict):
         return {name: str(noted[name]) for name in _BY_ENVIRONMENT if name in noted}
@@ -356,7 +357,7 @@ def _thread_variables(job_dir: Path) -> dict[str, str]:
 
 
 def code_fingerprint() -> dict[str, str]:
-    """sha256 of every imported source file that is the user's own, by absolute path."""
+    """Absolute path -> sha256 of every imported source file that is not installed."""
     roots = {sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
     ours = Path(__file__).parents[1]
     roots |= {*site.getsitepackages(), site.getusersitepackages(), str(ours)}
@@ -372,14 +373,14 @@ def code_fingerprint() -> dict[str, str]:
             try:
                 found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
             except OSError:
-                continue  # removed since it was imported: there is nothing left to compare
+                continue  # removed since it was imported
     return found
 
 
 def changed_code(job_dir: Path, now: dict[str, str] | None = None) -> list[str]:
-    """Files that differ from those the job was first started with; the first start notes them.
+    """Source files that have changed since the job's first start, which records them.
 
-    `now`: the code's fingerprint, where the caller has it for many jobs.
+    `now`: the code's fingerprint, if the caller has computed it for many jobs.
     """
     path = forge_dir(job_dir) / CODE
     now = code_fingerprint() if now is None else now
@@ -393,5 +394,5 @@ def changed_code(job_dir: Path, now: dict[str, str] | None = None) -> list[str]:
 
 
 def forget_code(job_dir: Path) -> None:
-    """Let the next start be the first."""
+    """Let the next start record the code again."""
     (forge_dir(job_dir) / CODE).unlink(missing_ok=True)

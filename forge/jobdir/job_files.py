@@ -1,19 +1,19 @@
-"""The small files in a job's own directory, by name; written so that nobody reads half of one.
+"""The small files in a job's directory, by name; each is replaced in one step.
 
-<job dir>/output.log            what the job's processes print, over all attempts
-<job dir>/.forge/plan.json      how to start it; `plan.py` writes and reads it
+<job dir>/output.log            output of the job's processes, over all attempts
+<job dir>/.forge/plan.json      how to start the job; written and read by `plan.py`
 <job dir>/.forge/task.pkl       the config and the function, frozen at submission
-<job dir>/.forge/state.json     where it stands, and what it has used of its budgets
-<job dir>/.forge/code.json      the code it was first started with; `job_dir.py` compares it
-<job dir>/.forge/lock           held while a process of the job may live
-<job dir>/.forge/report.json     how the supervisor saw the last attempt end
-<job dir>/.forge/verdict.json   why the training process says it ended
-<job dir>/.forge/result.pkl     what main returned, or raised
-<job dir>/.forge/sick.json      which node failed a health check; `sick.py` writes and reads it
-<job dir>/.forge/hang/          reports and query while a rank makes no progress; `hang_files.py`
-<job dir>/hangs/<n>/            the stacks of all ranks of a hang, and which of them is behind
+<job dir>/.forge/state.json     the job's state, and how much of its budgets is used
+<job dir>/.forge/code.json      the code of the first start; compared by `job_dir.py`
+<job dir>/.forge/lock           locked while processes of the job can be alive
+<job dir>/.forge/report.json    how the last attempt ended, from its supervisor
+<job dir>/.forge/verdict.json   why the last attempt ended, from the training process
+<job dir>/.forge/result.pkl     the return value or exception of main
+<job dir>/.forge/sick.json      the node that failed a health check; see `sick.py`
+<job dir>/.forge/hang/          during a suspected hang: reports and a query; see `hang_files.py`
+<job dir>/hangs/<n>/            the stacks of all ranks in a hang, and the rank that is behind
 
-Where a job has several tasks, report, verdict, result, sick.json and output are there for each:
+If a job has several tasks, each has its own report, verdict, result, sick.json and output:
 `report.json.1` is rank 1's.
 """
 
@@ -42,65 +42,65 @@ RESULT = "result.pkl"
 CODE = "code.json"
 
 ENDED = ("failed", "stopped", "terminated")
-"""States of a job that has ended before its end."""
+"""States of a job that has ended without finishing."""
 TOKEN = "FORGE_JOB_TOKEN"
 """Environment variable that marks every process of a job that one of forge's launchers started."""
 SAVE_WITHIN = "FORGE_SAVE_WITHIN_S"
-"""Environment variable of a task: its first save is due then, since the last attempt had none."""
+"""Environment variable of a task: save after so many seconds, since the last attempt did not."""
 RANKS = "FORGE_RANKS"
-"""Environment variable of a task: how many there are."""
+"""Environment variable of a task: the number of ranks."""
 RESUME = "FORGE_RESUME"
-"""Environment variable of the user's: `changed` is `resilience.resume=changed` for one claim."""
+"""Environment variable set by users: `changed` acts as `resilience.resume=changed` once."""
 REHEARSAL = "FORGE_REHEARSAL"
-"""Environment variable of a script that is rehearsed: where its job lies."""
+"""Environment variable of a script under `forge rehearse`: the job's directory."""
 RANK = "FORGE_RANK"
-"""Environment variable of a task among several: its number."""
+"""Environment variable of a task, if there are several: its rank."""
 JOB_DIR = "FORGE_JOB_DIR"
 """Environment variable of a task: the job's directory."""
 PROGRESS = "FORGE_PROGRESS"
-"""Environment variable of a task: the page of memory in which it says what it is doing, and behind
-which its stacks are written when it hangs."""
+"""Environment variable of a task: descriptors of its heartbeat page in shared memory, after which
+its stacks are written if it hangs."""
 ATTEMPT = "FORGE_ATTEMPT"
 """Environment variable of a task: the number of this attempt, from 1; for a rule's recovery
-command that of the attempt before it."""
+command the number of the previous attempt."""
 RETURN_CODE = "FORGE_RETURN_CODE"
-"""Environment variable of a rule's recovery command: the exit code that the rule names."""
+"""Environment variable of a rule's recovery command: the exit code that matched the rule."""
 RECOVERS = "FORGE_RECOVERS"
 """Environment variable of a supervisor: the number of the rule whose recovery command it runs."""
 
 
 def suffix(rank: int | None = None) -> str:
-    """The end of the names of a rank's own files (report, verdict, result, ledger); none for 0.
+    """The suffix of a rank's own files (report, verdict, result, ledger); empty for rank 0.
 
     Args:
-        rank: Whose; None: this process's.
+        rank: The rank; None: this process's.
     """
     number = int(os.environ.get(RANK) or 0) if rank is None else rank
     return f".{number}" if number else ""
 
 
 def output_of(job_dir: Path, rank: int | None = None) -> int:
-    """A descriptor that appends to what a rank prints.
+    """Open the output file of a rank for appending.
 
     Raises:
-        OSError: Where it cannot be opened.
+        OSError: If it cannot be opened.
     """
     path = Path(job_dir) / f"{OUTPUT}{suffix(rank)}"
     return open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 
 def forge_dir(job_dir: Path | str) -> Path:
-    """Where forge keeps what it knows of a job."""
+    """The `.forge` directory of a job."""
     return Path(job_dir) / FORGE
 
 
 def job_ledger(job_dir: Path) -> Path:
-    """Where a job's wrapper accounts for its attempts; there since the first of them."""
+    """The ledger of a job's wrapper, which exists from the first attempt on."""
     return forge_dir(job_dir) / "ledger" / "job.jsonl"
 
 
 def is_busy(job_dir: Path) -> bool:
-    """Whether a process holds the lock of a job's directory."""
+    """Whether a process has the job's directory locked."""
     try:
         fd = open_file(forge_dir(job_dir) / LOCK, os.O_RDWR)
     except FileNotFoundError:
@@ -112,7 +112,7 @@ def is_busy(job_dir: Path) -> bool:
 
 
 def saved_step(checkpoint_dir: Path) -> int:
-    """Steps done in the newest checkpoint; -1 without one."""
+    """The step of the newest checkpoint; -1 if there is none."""
     try:
         newest = next(iter(step_dirs(checkpoint_dir)), None)
     except OSError:
@@ -127,10 +127,10 @@ def write_json(path: Path, content: dict[str, Any], *, is_synced: bool = False) 
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The content of a file of JSON; None where there is none, or none that makes sense.
+    """The object in a JSON file; None if it is missing or invalid.
 
     Raises:
-        Untrusted: Where somebody else could have written it.
+        Untrusted: If another user could have written it.
     """
     try:
         content = json.loads(read_trusted(path))

@@ -1,11 +1,11 @@
-"""What happened to a job, kept so that a kill at any moment loses at most the last line.
+"""The ledger: a log of a job's events that loses at most the last line if the job is killed.
 
-Each attempt appends JSON lines to a file of its own, `<job dir>/.forge/ledger/attempt_<k>.jsonl`;
-`read` merges them into what an undisturbed run would have recorded. A job may have several Runs,
-one after the other: the first line of each file says whose it is, by its checkpoint directory.
-Beside them a file mapped into memory, 32 bytes a Run, holds the step that is under way: it survives
-SIGKILL and costs nothing. Each rank has its own: those of rank 1 are `ledger.1` and `progress.1`.
-Whoever has no rank, such as the job's wrapper, reads those of rank 0.
+Each attempt appends JSON lines to its own file, `<job dir>/.forge/ledger/attempt_<k>.jsonl`; `read`
+merges them into the log of an uninterrupted run. A job can have several Runs, one after the other:
+the first line of each file names the Run, by its checkpoint directory. In addition a memory-mapped
+file has the current step, in 32 bytes per Run: it survives SIGKILL and costs nothing. Each rank has
+its own files: those of rank 1 are `ledger.1` and `progress.1`. Processes without a rank, such as
+the job's wrapper, read those of rank 0.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _ATTEMPT_FILE = re.compile(r"attempt_(\d+)\.jsonl")
 
 
 class Ledger:
-    """The writer of one attempt."""
+    """Writes the ledger of one attempt."""
 
     def __init__(self, job_dir: Path, checkpoint_dir: Path | None = None) -> None:
-        """Open a new attempt's file below `job_dir`; its number is one above the last.
+        """Open the file of a new attempt in `job_dir`; its number is one above the last.
 
-        `checkpoint_dir` is the Run's own; without one it is the only Run of the job.
+        `checkpoint_dir` is the Run's own; None if it is the only Run of the job.
         """
         self.previous_step: int | None = None
-        """The step that this Run's attempt before this one had begun last."""
+        """The last step that the previous attempt of this Run began."""
         folder = _folder(job_dir)
         make_directory(folder)
         self._run = _run_in(checkpoint_dir or job_dir, job_dir)
@@ -54,24 +54,24 @@ class Ledger:
             try:
                 self._fd = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL)
                 break
-            except FileExistsError:  # another attempt took the number just now
+            except FileExistsError:  # another process took the number just now
                 number += 1
         self.attempt = number
         self._unwritten = b""
-        # A save beside training writes here as well; and submitit's signal handler, in this thread.
+        # Background saves also write here, and submitit's signal handler, in this same thread.
         self._lock = threading.RLock()
         self._map_progress(job_dir)
         self.write("run", checkpoints=self._run, pid=os.getpid(), owner=spawned.owner())
 
     def write(self, kind: str, **values: Any) -> None:
-        """Append one event; torn only if the machine dies in the middle of it."""
+        """Append one event; only a crash of the machine can tear it."""
         self.write_all(kind, [values])
 
     def write_all(self, kind: str, events: Iterable[Mapping[str, Any]]) -> None:
-        """Append some events of one kind, at once."""
+        """Append several events of one kind in one write."""
         head = {"t": round(time.time(), 3), "kind": kind}
         lines = "".join(f"{json.dumps({**head, **values})}\n" for values in events)
-        with self._lock, contextlib.suppress(OSError):  # kept for the next; `sync` is what tells
+        with self._lock, contextlib.suppress(OSError):  # the next call retries; `sync` raises
             self._unwritten += lines.encode()
             self._flush()
 
@@ -80,7 +80,7 @@ class Ledger:
             self._unwritten = self._unwritten[os.write(self._fd, self._unwritten) :]
 
     def progress(self, step: int, planned: int | None = None) -> None:
-        """Note which step begins now, and how many there are to be."""
+        """Record the step that begins now, and the planned number of steps."""
         values = (_MAGIC, self.attempt, step, time.time(), planned or 0)
         _PROGRESS.pack_into(self._progress, self._offset, *values)
 
@@ -88,7 +88,7 @@ class Ledger:
         """Make everything written so far survive a power cut.
 
         Raises:
-            OSError: Where the disk does not take it; nothing is lost, the next call tries again.
+            OSError: From the disk; no event is lost, the next call tries again.
         """
         with self._lock:
             self._flush()
@@ -97,11 +97,11 @@ class Ledger:
     def close(self) -> None:
         """Close the files."""
         os.close(self._fd)
-        self._fd = -1  # the number may be another file's soon
+        self._fd = -1  # the system can reuse the number for another file
         self._progress.close()
 
     def _map_progress(self, job_dir: Path) -> None:
-        """Map the file, and find this Run's record in it, or room for one."""
+        """Map the file, and find or add this Run's record."""
         fd = open_file(_progress_file(job_dir), os.O_RDWR | os.O_CREAT)
         try:
             content = os.pread(fd, os.fstat(fd).st_size, 0)
@@ -113,7 +113,7 @@ class Ledger:
             if index < len(records) and (previous := records[index]) is not None:
                 self.previous_step = previous.step
             size = max(len(records), index + 1) * _PROGRESS.size
-            # Written, not only made longer: a full disk is an error here, but SIGBUS in a mapping.
+            # Write zeros, not only ftruncate: a full disk raises here instead of a SIGBUS later.
             os.pwrite(fd, content[:size].ljust(size, b"\0"), 0)
             os.ftruncate(fd, size)
             self._progress = mmap.mmap(fd, size)
@@ -122,7 +122,7 @@ class Ledger:
 
 
 def _run_in(checkpoint_dir: Path, job_dir: Path) -> str:
-    """Relative where it can be, for a job's directory that is moved or mounted elsewhere."""
+    """The checkpoint directory, relative if possible, since a job's directory can be moved."""
     is_below = checkpoint_dir.is_relative_to(job_dir)
     return str(checkpoint_dir.relative_to(job_dir) if is_below else checkpoint_dir)
 
@@ -140,11 +140,11 @@ class Progress(NamedTuple):
     began: float
     """Unix time at which it began."""
     planned: int | None
-    """Steps that there are to be."""
+    """The planned number of steps."""
 
 
 def _records(content: bytes) -> list[Progress | None]:
-    """One a Run; None for what is none."""
+    """One record per Run; None for an invalid one."""
     whole = content[: len(content) // _PROGRESS.size * _PROGRESS.size]
     return [
         Progress(attempt, step, began, planned or None) if magic == _MAGIC else None
@@ -153,12 +153,12 @@ def _records(content: bytes) -> list[Progress | None]:
 
 
 def read_progress(job_dir: Path | str) -> Progress | None:
-    """How far a job is; as cheap as reading a small file.
+    """The progress of a job; as cheap as reading a small file.
 
     Args:
         job_dir: The job's output directory.
     Returns:
-        The step that was last started, in any of its Runs, or None before the first.
+        The step that was started last, in any of its Runs, or None before the first step.
     """
     try:
         raw = read_plain(_progress_file(job_dir))
@@ -169,12 +169,12 @@ def read_progress(job_dir: Path | str) -> Progress | None:
 
 
 def saved_steps(job_dir: Path, checkpoint_dir: str) -> int:
-    """How far the job has come: steps in the newest checkpoints of all its Runs; -1 without one.
+    """Steps in the newest checkpoints of all Runs of a job, summed; -1 without a checkpoint.
 
-    The ledger knows where the Runs have their checkpoints, the checkpoints how far each has come.
+    The ledger names the checkpoint directories of the Runs.
 
     Args:
-        checkpoint_dir: Where the policy has them; for a Run that no ledger tells of.
+        checkpoint_dir: The directory in the policy, for a Run that no ledger names.
     """
     told = [one.checkpoints for one in _shares(job_dir)]
     directories = {os.path.normpath(job_dir / one) for one in (checkpoint_dir, *told)}
@@ -182,7 +182,7 @@ def saved_steps(job_dir: Path, checkpoint_dir: str) -> int:
 
 
 def has_stepped(job_dir: Path, since: float) -> bool:
-    """Whether a Run that began after that time (Unix) has done a step, and could have saved it."""
+    """Whether a Run that began after that Unix time has done a step, which it could have saved."""
     progress = read_progress(job_dir)
     if progress is None or progress.began <= since:
         return False
@@ -191,7 +191,7 @@ def has_stepped(job_dir: Path, since: float) -> bool:
 
 
 def has_finished(job_dir: Path, checkpoint_dir: Path) -> bool:
-    """Whether this process, or one of the same owner, has finished the training that lies there."""
+    """Whether this process, or one with the same owner, has finished the training in there."""
     run, owner = _run_in(checkpoint_dir, job_dir), spawned.owner()
     own = [one for one in _shares(job_dir) if (one.checkpoints, one.owner) == (run, owner)]
     is_ended = any(
@@ -201,7 +201,7 @@ def has_finished(job_dir: Path, checkpoint_dir: Path) -> bool:
 
 
 def trainers(job_dir: Path) -> set[int]:
-    """This process and its children, as far as they have entered a Run; some may be gone."""
+    """Pids of this process and its children that entered a Run; some can have ended."""
     owner = spawned.owner()
     return {one.pid for one in _shares(job_dir) if one.owner == owner}
 
@@ -212,10 +212,10 @@ def last_attempt(job_dir: Path) -> int:
 
 
 def lost_run(job_dir: Path, after: int) -> str | None:
-    """The checkpoints of a Run, in an attempt after that number, whose process ended inside it.
+    """The checkpoint directory of a Run, later than attempt `after`, whose process died in it.
 
-    Of children of main's alone: the end of main's own process is seen by whoever started it. Only
-    the last attempt of a Run counts, since main may have started another child for it.
+    Only children of main's process count: main's own end is seen by its parent. Only the last
+    attempt of a Run counts, since main can have started another child for it.
     """
     last = {one.checkpoints: one for one in _shares(job_dir) if one.number > after}
     for place, one in last.items():
@@ -227,24 +227,24 @@ def lost_run(job_dir: Path, after: int) -> str | None:
 
 
 class _Share(NamedTuple):
-    """Whose attempt it is."""
+    """Which Run and process an attempt belongs to."""
 
     number: int
     checkpoints: str = "."
-    """What tells the Runs of a job apart."""
+    """The Run's checkpoint directory, which identifies the Run."""
     pid: int = 0
     owner: str = ""
     """See `spawned.owner`."""
 
 
 def _shares(job_dir: Path | str) -> list[_Share]:
-    """One an attempt, in order."""
+    """One for each attempt, in order."""
     folder = _folder(job_dir)
     return [_share(job_dir, one) for one in sorted(_numbers(folder))] if folder.is_dir() else []
 
 
 def _share(job_dir: Path | str, number: int) -> _Share:
-    """By the first line; where that is lost, as the job's only Run."""
+    """Read it from the first line; if that is lost, assume the job's only Run."""
     try:
         with os.fdopen(open_file(_attempt_file(job_dir, number)), errors="replace") as file:
             event = _parse(file.readline())
@@ -268,62 +268,62 @@ def _attempt_file(job_dir: Path | str, number: int) -> Path:
 
 
 def _events(job_dir: Path | str, number: int) -> list[dict[str, Any]]:
-    """Of one attempt; lines that a crash tore are left out."""
+    """The events of one attempt; lines that a crash tore are skipped."""
     text = read_plain(_attempt_file(job_dir, number)).decode(errors="replace")
     return [event for event in map(_parse, text.split("\n")) if event]
 
 
 @dataclass
 class Attempt:
-    """One process's share of a Run."""
+    """The events of one process in a Run."""
 
     number: int
     events: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def start_step(self) -> int:
-        """Steps done when this attempt began; 0 where it died before it knew."""
+        """Steps done when this attempt began; 0 if it died before it resumed."""
         starts = [event for event in self.events if event["kind"] == "start"]
         return int(starts[0]["step"]) if starts else 0
 
 
 @dataclass
 class History:
-    """A whole job, over all its attempts."""
+    """The history of a job, over all its attempts."""
 
     attempts: list[Attempt]
     runs: dict[str, dict[int, dict[str, float]]]
-    """Checkpoint directory of each Run, as seen from the job's -> its metrics."""
+    """Checkpoint directory of each Run, relative to the job's directory -> its metrics."""
 
     @property
     def metrics(self) -> dict[int, dict[str, float]]:
-        """step -> name -> value: what an undisturbed Run would have logged.
+        """step -> name -> value, as an uninterrupted Run would have logged them.
 
         Raises:
-            ForgeError: Where the job has several Runs; ask `runs`.
+            ForgeError: If the job has several Runs; use `runs`.
         """
         if len(self.runs) > 1:
             raise ForgeError(
-                f"This job has several Runs: {', '.join(self.runs)}. Take the metrics of one:"
+                f"This job has several Runs: {', '.join(self.runs)}. Choose the metrics of one Run:"
                 f" `.runs[{next(iter(self.runs))!r}]`"
             )
         return next(iter(self.runs.values()), {})
 
 
 def read(job_dir: Path | str) -> History:
-    """Merge the ledgers of a job; lines that a crash tore are left out.
+    """Merge the ledgers of a job; lines that a crash tore are skipped.
 
     Args:
         job_dir: The job's output directory.
     Returns:
-        Its attempts, and the metrics of its Runs.
+        The job's attempts, and the metrics of its Runs.
     """
     history = History([], {})
     for share in _shares(job_dir):
         events = _events(job_dir, share.number)
         history.attempts.append(Attempt(share.number, events))
         if not events:
-            continue  # killed before it could say whose it is
+            continue  # killed before it wrote the first line
         run = history.runs.setdefault(share.checkpoints, {})
         for event in events:
             if event["kind"] in ("start", "rollback"):
@@ -343,6 +343,6 @@ def _parse(line: str) -> dict[str, Any] | None:
 
 
 def _forget_after(metrics: dict[int, dict[str, float]], step: int) -> None:
-    """Drop what was logged by steps that are done again from `step` on."""
+    """Drop the metrics of steps from `step` on, which are repeated."""
     for logged in [one for one in metrics if one >= step]:
         del metrics[logged]

@@ -1,10 +1,9 @@
-"""A job as it is started: what the launcher decides, and its wrapper, supervisor and task go by.
+"""The plan of a job: written by the launcher, read by its wrapper, supervisor and task.
 
-`<job dir>/.forge/plan.json` holds it; for a job on a cluster the bundle of its submission does
-until the wrapper takes it out. Written and read here alone. A plan of another
-version of forge is read if it has every field that this version needs, and no unknown field except
-removed keys of the policy; otherwise the error names the field. So a field whose type or meaning
-changes gets a new name.
+It is in `<job dir>/.forge/plan.json`; on a cluster the wrapper extracts it from the bundle of the
+submission. Only this module writes and reads it. A plan of another version of forge is accepted if
+it has every field that this version needs, and no unknown field except removed keys of the policy;
+otherwise the error names the field. So a field whose type or meaning changes gets a new name.
 """
 
 from __future__ import annotations
@@ -22,40 +21,40 @@ from forge.jobdir.job_files import PLAN, forge_dir, read_json, write_json
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmPlan:
-    """How the step of a job on a cluster is started."""
+    """How to start the Slurm step of a job."""
 
     ranks: int
-    """Tasks of the step."""
+    """Number of tasks of the step."""
     start: list[str]
-    """What begins the supervisor of each rank, in the container where there is one."""
+    """The command that starts the supervisor of each rank, in the container if there is one."""
     srun_args: list[str]
     kill_wait_s: float
-    """Slurm's KillWait: from its SIGTERM at the limit to its SIGKILL."""
+    """Slurm's KillWait: the time from SIGTERM at the limit to SIGKILL."""
     exclude_h: float = 24.0
-    """Hours for which a node is avoided that has failed a health check."""
+    """Hours for which to exclude a node that has failed a health check."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExecPlan:
-    """A task that knows nothing of forge: how it is stopped, and what its end means."""
+    """A command of `forge exec`: how to stop it, and what its exit code means."""
 
     is_group_signalled: bool = True
-    """Whether signals go to its process group, or to the process that was started alone."""
+    """Whether signals go to its whole process group, or only to the process itself."""
     supports_termination: bool = True
-    """Whether it is given time after a signal; else it is killed at once."""
+    """Whether it gets time to exit after a signal; else it is killed immediately."""
     is_zero_finished: bool = False
-    """Whether it has come to its end where it exits 0 after a signal."""
+    """Whether exit code 0 after a signal means that it has finished."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequeueLimits:
-    """When the job is started again, and how often."""
+    """When and how often the job is restarted."""
 
     enabled: bool = True
     why_not: str = "`resilience.requeue.enabled` is false"
-    """For people, where it is not enabled."""
+    """The reason to show if it is not enabled."""
     is_up_to_site: bool = False
-    """Whether Slurm alone decides what becomes of a job that it stops: there is no policy."""
+    """Whether only Slurm decides if a stopped job is requeued, since there is no policy."""
     max_preemptions: int | None = None
     max_timeouts: int | None = None
     max_failures: int | None = None
@@ -64,37 +63,37 @@ class RequeueLimits:
     """Whether a hang ends the job."""
     max_excluded_nodes: int | None = None
     has_other_nodes: bool = False
-    """Whether a job that finds its node unhealthy can be started on others."""
+    """Whether a job whose node is unhealthy can be started on other nodes."""
     max_no_progress: int
     rules: list[RequeueRule] = field(default_factory=list)
 
     @classmethod
     def of(cls, config: RequeueConfig, **more: Any) -> RequeueLimits:
-        """Those of a policy; `more` are fields of their own."""
+        """The limits in a policy; `more` are fields that the policy does not have."""
         shared = {one.name for one in fields(cls)} & {one.name for one in fields(config)}
         return cls(**{name: getattr(config, name) for name in shared} | more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobPlan:
-    """Everything that a job's processes need to know of it."""
+    """All settings that a job's processes need."""
 
     overrides: list[str]
     command: list[str]
-    """The task."""
+    """The command of the task."""
     exec: ExecPlan | None = None
-    """For a command of `forge exec`; None: it is the user's main that runs."""
+    """For a command of `forge exec`; None: the task runs the user's main."""
     cwd: str
     environment: dict[str, str]
-    """Added to the environment of the wrapper."""
+    """Variables added to the environment of the wrapper."""
     place: list[int]
-    """Device and inode of the job's directory, where it is there: a copy of it has others."""
+    """Device and inode of the job's directory, to detect a copy; empty if it did not exist."""
     token: str
     """Marks the processes of this job, over all its starts."""
     program: str
-    """Script, function and config name: what the overrides are overrides of."""
+    """Script, function and config name, to which the overrides apply."""
     composed: str
-    """sha256 of the config as it was composed, interpolations and all."""
+    """sha256 of the composed config, with its interpolations unresolved."""
     main: dict[str, str] | None
     """How the task imports the `__main__` of the sweep; None: it does not need it."""
     argv: list[str]
@@ -102,46 +101,46 @@ class JobPlan:
     path: list[str]
     """sys.path of the task."""
     has_whole_path: bool = True
-    """Whether `path` is all of sys.path; else what that interpreter has comes after it."""
+    """Whether `path` is the whole sys.path; else the interpreter's own entries follow."""
     checkpoint_dir: str
-    """As the policy has it: a relative one lies in the job's directory, wherever that is now."""
+    """As in the policy; a relative path is relative to the job's current directory."""
     time_limit_s: float | None
-    """Of each start."""
+    """Time limit of each start."""
     signal: str
     warning_s: float
     timeout_s: float
     actions: dict[str, str]
     requeue: RequeueLimits
     hang: str = "ignore"
-    """What a hang leads to: ignore | warn | restart | halt."""
+    """The action on a hang: ignore | warn | restart | halt."""
     written: dict[str, Any] | None = None
-    """The config as it was written, for the job's identity; None: without a policy."""
+    """The config as written, for the job's identity; None: there is no policy."""
     tasks: int = 1
-    """Ranks, where it is not on a cluster."""
+    """Number of ranks, if the job does not run on a cluster."""
     slurm: SlurmPlan | None = None
-    """None: not on a cluster."""
+    """None: the job does not run on a cluster."""
     launch: str = ""
-    """The bundle that it was taken out of; a later one has a higher name."""
+    """Name of the bundle from which it was extracted; a later bundle has a higher name."""
     version: str = __version__
-    """Of the forge that made it."""
+    """The version of forge that wrote it."""
 
     @property
     def num_ranks(self) -> int:
-        """Tasks of the job, here or on a cluster."""
+        """Number of tasks of the job, on this machine or on a cluster."""
         return self.tasks if self.slurm is None else self.slurm.ranks
 
     def to_json(self) -> dict[str, Any]:
-        """As the file has it."""
+        """The plan as a JSON object."""
         return asdict(self)
 
     def write(self, directory: Path) -> None:
-        """Put it where the job's processes look for it."""
+        """Write it to the job's directory."""
         write_json(forge_dir(directory) / PLAN, self.to_json())
 
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierPlan:
-    """What a launcher asks of the plan of an earlier start, whatever version has made it."""
+    """The fields that a launcher needs from the plan of an earlier start, of any version."""
 
     overrides: list[str] | None = None
     environment: dict[str, str] = field(default_factory=dict)
@@ -162,34 +161,36 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("token", "program", "composed", "checkpoint_dir", "launch"), str),
     "timeout_s": (int, float),
 }
-"""What JSON has for each field of an earlier plan; null and anything else is its default."""
+"""Expected JSON type of each field of an earlier plan; for another type the default is used."""
 
 
 _NEW_NAMES = {"lead_s": "warning_s"}
-"""Fields of a plan by the name that earlier versions gave them."""
+"""Name of a field in earlier versions -> its name now."""
 
 
 def read(directory: Path) -> JobPlan:
     """The plan of the job in a directory.
 
     Raises:
-        ConfigError: Where there is none, or none that this version of forge can go by.
+        ConfigError: If there is no plan, or this version of forge cannot use it.
     """
     path = forge_dir(directory) / PLAN
     content = read_json(path)
     if content is None:
-        raise ConfigError([f"{path} cannot be read: start the sweep again"], "The job's plan")
+        raise ConfigError(
+            [f"{path} is missing or cannot be read: start the sweep again"], "The job's plan"
+        )
     return from_json(content, str(path))
 
 
 def from_json(content: dict[str, Any], where: str) -> JobPlan:
-    """A plan out of what `JobPlan.to_json` has made.
+    """Decode the result of `JobPlan.to_json`.
 
     Args:
-        content: The object of JSON.
-        where: The file that it lies in, for the message.
+        content: The JSON object.
+        where: The file that contains it, for the message.
     Raises:
-        ConfigError: Where it is not what this version of forge goes by.
+        ConfigError: If this version of forge cannot use it.
     """
     try:
         slurm, requeue, command = content.get("slurm"), content["requeue"], content.get("exec")
@@ -207,15 +208,15 @@ def from_json(content: dict[str, Any], where: str) -> JobPlan:
         made_by = f"forge {version}" if version else "an earlier version of forge"
         raise ConfigError(
             [
-                f"{where}: {error}. It was written by {made_by}, and this is forge {__version__}:"
-                " start the sweep again with this one, or go back to the other."
+                f"{where}: {error}. It was written by {made_by}, but this is forge {__version__}:"
+                " start the sweep again with this version, or install the other version."
             ],
             "The job's plan",
         ) from error
 
 
 def read_earlier(directory: Path) -> EarlierPlan:
-    """What is known of an earlier start; what is damaged, or was not there yet, is the default."""
+    """The plan of an earlier start; missing or damaged fields have their default."""
     content = read_json(forge_dir(directory) / PLAN) or {}
     known: dict[str, Any] = {k: v for k, v in content.items() if isinstance(v, _KINDS.get(k, ()))}
     return EarlierPlan(**known)

@@ -1,9 +1,9 @@
-"""Which node of a job failed a health check: what the rank that saw it says before it leaves.
+"""The node of a job that failed a health check: written by the rank that saw it, before it exits.
 
 <job dir>/.forge/sick.json   of rank 0; `sick.json.1` is rank 1's
 
-All ranks leave with the same exit code, and their nodes are healthy but for one. Standard library
-only: the job's wrapper reads it, in the batch script.
+All ranks exit with the same code, but only one node is sick. This module needs only the standard
+library, since the job's wrapper in the batch script reads the file.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ class Sick:
     """A failed check."""
 
     node: str
-    """As Slurm knows it; empty where the rank leaves, and its node is not to blame."""
+    """Slurm's name of the node; empty if the rank exits but its node is healthy."""
     check: str
-    """Name of the check; empty where nobody says."""
+    """Name of the check; empty if it is not known."""
     text: str
-    """What was found, for people."""
+    """The finding, for people."""
     action: str
-    """What the policy makes of it: `refuse`, `exclude_node` or `halt`."""
+    """The action in the policy: `refuse`, `exclude_node` or `halt`."""
 
     @property
     def reason(self) -> Reason:
-        """Why the job ends, by this: what was halted is not started again."""
+        """Why the job ends; a job that was halted is not restarted."""
         return Reason.halted if self.action == "halt" else Reason.unhealthy
 
 
 def write(job_dir: Path, found: Sick) -> None:
-    """Say that this rank leaves since a check failed, as a rule on its node."""
+    """Record that this rank exits since a health check failed, usually on its node."""
     path = forge_dir(job_dir) / f"{FILE}{suffix()}"
-    # Where the disk is full the wrapper goes by the exit codes: of the rank that left first.
+    # If the disk is full, the wrapper uses the exit code of the rank that exited first.
     with contextlib.suppress(OSError):
         make_directory(path.parent)
         write_json(path, asdict(found))
 
 
 def read(job_dir: Path, rank: int) -> Sick | None:
-    """What a rank of the last attempt says; None: nothing, or nothing that makes sense.
+    """The record of a rank in the last attempt; None if it is missing or invalid.
 
     Raises:
-        Untrusted: Where somebody else could have written it.
+        Untrusted: If another user could have written it.
     """
     content = read_json(forge_dir(job_dir) / f"{FILE}{suffix(rank)}")
     if content is None or content.keys() != Sick.__annotations__.keys():
@@ -60,6 +60,6 @@ def read(job_dir: Path, rank: int) -> Sick | None:
 
 
 def read_all(job_dir: Path, ranks: int) -> dict[int, Sick]:
-    """What each of so many ranks says, by rank; raises as `read`."""
+    """Rank -> its record, for all ranks that have one; raises as `read`."""
     found = ((rank, read(job_dir, rank)) for rank in range(ranks))
     return {rank: one for rank, one in found if one is not None}

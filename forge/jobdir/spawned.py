@@ -1,8 +1,8 @@
-"""A job whose main trains in another process: `multiprocessing`, `torch.multiprocessing.spawn`.
+"""Training in a child process of main: `multiprocessing`, `torch.multiprocessing.spawn`.
 
-Such a child knows nothing of Hydra. What it has to know of its job goes to it by the environment,
-which every other program that main starts inherits as well. So it counts only for
-a child of multiprocessing's that runs the same program and has no Hydra config of its own.
+Such a child has no Hydra config. It gets its job through an environment variable, which all other
+programs that main starts inherit as well. So the variable only counts in a multiprocessing child
+that runs the same program and has no Hydra config of its own.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 VARIABLE = "FORGE_JOB"
-"""Environment variable of what a job's main starts: which job that is, as JSON."""
+"""Environment variable of processes that a job's main starts: the job, as JSON."""
 _HERE = uuid.uuid4().hex
 
 
 class Inherited(NamedTuple):
-    """What a child knows of its job."""
+    """The job of a child process."""
 
     directory: Path
     command: str
     """The shell line that resumes the job."""
     started_in: Path
-    """What relative paths of the job's command are relative to."""
+    """The directory to which relative paths in the job's command refer."""
 
 
 def parent() -> Any | None:
-    """The process that started this one by multiprocessing, as that has it; else None."""
+    """multiprocessing's object for the parent of this process; None if there is none."""
     module = sys.modules.get("multiprocessing.process")
     return module.parent_process() if module is not None else None
 
 
 def once_parent_is_gone(act: Callable[[], None]) -> None:
-    """In a child of multiprocessing's, call `act` in another thread when its parent has ended."""
+    """In a multiprocessing child, call `act` in another thread when the parent has ended."""
     above = parent()
     if above is None:
         return
@@ -52,18 +52,18 @@ def once_parent_is_gone(act: Callable[[], None]) -> None:
 
 
 def owner() -> str:
-    """Names this process, or the parent of a child of multiprocessing's; no other has that name."""
+    """A unique name of this process or, in a multiprocessing child, of its parent."""
     above = parent()
     pid = os.getpid() if above is None else above.pid
     try:
         began = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
-    except OSError:  # not Linux: then it is known in this process alone
+    except OSError:  # not Linux: then the name is only unique within this process
         began = _HERE
     return f"{socket.gethostname()} {pid} {began}"
 
 
 def hand_on(job: Inherited | None) -> None:
-    """Let children that are started from now on know their job; None: there is none."""
+    """Pass the job to children started from now on; None: they get no job."""
     os.environ.pop(VARIABLE, None)
     if job is not None:
         content = {name: str(value) for name, value in job._asdict().items()}
@@ -71,7 +71,7 @@ def hand_on(job: Inherited | None) -> None:
 
 
 def inherited() -> Inherited | None:
-    """The job that this process is a part of, as a child of its main; None where it is none."""
+    """The job of this process if it is a multiprocessing child of the job's main, else None."""
     if parent() is None or VARIABLE not in os.environ:
         return None
     content = json.loads(os.environ[VARIABLE])
@@ -81,5 +81,5 @@ def inherited() -> Inherited | None:
 
 
 def _program() -> str:
-    """The script that runs here, by which multiprocessing's children know it, too."""
+    """The path of the running script; the same in multiprocessing children."""
     return os.path.normpath(getattr(sys.modules["__main__"], "__file__", None) or "")

@@ -1,10 +1,10 @@
-"""Where this process was started, wherever the script goes later; `import forge` records it."""
+"""The directory in which this process was started; `import forge` records it before a chdir."""
 
 import contextlib
 import os
 
 START_DIR = os.sep
-"""What relative paths of the command line are relative to."""
+"""The directory to which relative paths on the command line refer."""
 
 with contextlib.suppress(FileNotFoundError):  # the directory was removed
     START_DIR = os.getcwd()

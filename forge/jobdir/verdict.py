@@ -1,7 +1,7 @@
-"""The verdict: why the training process ended, for whoever started it.
+"""The verdict: a file in which the training process records why it ended.
 
-A file, because an exit code does not survive every launcher, and none tells a crash from a kill.
-No file means that the process did not get to say: a forced exit, a crash, a SIGKILL.
+Some launchers lose the exit code, and an exit code cannot distinguish a crash from a kill. If there
+is no file, the process could not write one: a forced exit, a crash, or SIGKILL.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from forge.jobdir.job_files import VERDICT, forge_dir, read_json, suffix, write_
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a process says of its own end."""
+    """Why a process ended, in its own words."""
 
     reason: Reason
     text: str
-    """The same for people; it may say more."""
+    """The reason for people, with details."""
     exit_code: int
     step: int | None = None
-    """Steps done; None where it is main that ended, and no Run."""
+    """Steps done; None if main ended outside a Run."""
     checkpoints: str = ""
-    """Directory of the Run's checkpoints."""
+    """The Run's checkpoint directory."""
     pid: int = field(default_factory=os.getpid)
     owner: str = field(default_factory=spawned.owner)
     """See `spawned.owner`."""
@@ -38,9 +38,9 @@ class Verdict:
 
 
 def write(job_dir: Path, verdict: Verdict) -> None:
-    """Leave the verdict of this process; a full disk is logged and keeps nobody from leaving.
+    """Write the verdict of this process; a full disk is logged and does not delay the exit.
 
-    Of a Run: where another process of the attempt has failed, that verdict stands.
+    If another process of the attempt has failed, its verdict stays.
     """
     if verdict.checkpoints and of_child(job_dir) != 0:
         return
@@ -48,13 +48,13 @@ def write(job_dir: Path, verdict: Verdict) -> None:
     try:
         write_json(_path(job_dir), content)
     except OSError as error:
-        messages.warn(f"The verdict ({verdict.text}) could not be written: {error}")
+        messages.warn(f"Could not write why this process ends ({verdict.text}): {error}")
 
 
 def read(job_dir: Path, rank: int | None = None) -> Verdict | None:
-    """The verdict of a rank (None: of this process's); None where there is none.
+    """The verdict of a rank (None: this process's rank), or None.
 
-    One of another version of forge's, or one that somebody has edited, is none.
+    A verdict of another version of forge, or one that was edited, does not count.
     """
     found: dict[str, Any] | None = read_json(_path(job_dir, rank))
     if found is None or found.get("reason") not in Reason.__members__:
@@ -66,16 +66,16 @@ def read(job_dir: Path, rank: int | None = None) -> Verdict | None:
 
 
 def of_child(job_dir: Path) -> int:
-    """The exit code that a child of this process, or a sibling, left in this attempt; else 0."""
+    """The exit code in the verdict of a child or sibling in this attempt, or 0."""
     found = read(job_dir)
     is_other = found is not None and found.pid != os.getpid() and found.owner == spawned.owner()
     return found.exit_code if found is not None and is_other else 0
 
 
 def clear(job_dir: Path, checkpoint_dir: Path, before: float) -> None:
-    """Remove the verdict of an earlier attempt, which is older than that unix time.
+    """Remove the verdict of an earlier attempt, which is older than the Unix time `before`.
 
-    That of another Run of this attempt stays: one that failed in a process of its own.
+    The verdict of another Run of this attempt, which failed in another process, stays.
     """
     found = read(job_dir)
     if found is not None and found.checkpoints != str(checkpoint_dir) and of_child(job_dir) != 0:

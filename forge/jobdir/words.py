@@ -1,4 +1,4 @@
-"""The arguments of the command: they identify a job that has no config.
+"""The command's arguments, which identify a job that has no config.
 
 Under Hydra without a preset these are the overrides of the job.
 """
@@ -19,7 +19,7 @@ def of_program() -> list[str] | None:
     """`sys.argv[1:]` without the local rank.
 
     Returns:
-        None where they are not the user's: in a notebook, an interactive Python, a submitit task.
+        None if they are not the user's: in a notebook, an interactive Python, a submitit task.
     """
     main = sys.modules["__main__"]
     if getattr(getattr(main, "__spec__", None), "name", "") == of_submitit.SUBMIT_MODULE:
@@ -34,7 +34,7 @@ def of_program() -> list[str] | None:
 
 
 def _without_local_rank(words: list[str]) -> list[str]:
-    """torchrun's predecessor gives each rank its own."""
+    """Drop `--local-rank`, which `torch.distributed.launch` passes to each rank."""
     kept: list[str] = []
     is_value = False
     for word in words:
@@ -46,7 +46,7 @@ def _without_local_rank(words: list[str]) -> list[str]:
 
 
 def by_option(words: list[str]) -> dict[str, object]:
-    """The words as `--option` -> value, to show what differs: `--seed: 0 before, 7 now`."""
+    """The arguments as `--option` -> value, to show differences: `--seed: 0 before, 7 now`."""
     found: dict[str, list[str]] = {}
     option = ""
     number = 0

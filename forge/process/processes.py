@@ -171,7 +171,7 @@ def reap() -> dict[int, int]:
     """Collect every child that has ended: pid -> wait status.
 
     Raises:
-        ChildProcessError: Where there are no children at all.
+        ChildProcessError: If there are no children at all.
     """
     found: dict[int, int] = {}
     while True:

@@ -50,7 +50,7 @@ def of(environment: Mapping[str, str]) -> World:
     variables of a Slurm step, unless FORGE_RANKS=1 says that its tasks have nothing in common.
 
     Raises:
-        ConfigError: Where it contradicts itself, or lacks a part.
+        ConfigError: If it contradicts itself, or lacks a part.
     """
     given = _given(environment)
     is_alone = environment.get("FORGE_RANKS") == "1"  # perhaps in one task of srun's

@@ -119,7 +119,7 @@ def test_a_whole_checkpoint_under_another_name_is_damage(store, commit):
     one.with_name("step_8").symlink_to(one.name)
     assert store.newest().manifest.step == 1
     assert len(store.passed_over) == 2
-    assert all("its manifest is that of step 1" in reason for reason in store.passed_over)
+    assert all("its manifest is for step 1" in reason for reason in store.passed_over)
 
 
 GOOD = {"size": 1, "chunks": [1]}
@@ -193,7 +193,9 @@ def test_bytes_that_are_no_tensor_file_are_damage_even_unverified(open_store, co
             assert torch.equal(found.pop("weights"), state_of(1)["weights"])
             assert found == {"step": 1, "names": ["a", "b"]}
     misnamed = "a value tagged '!tensor' cannot be read: KeyError('weights')"
-    assert {text for text in told if not text.startswith(f"{TENSORS}: is not in")} == {misnamed}
+    assert {text for text in told if not text.startswith(f"{TENSORS}: is not a valid")} == {
+        misnamed
+    }
     assert 280 < len(told) < 300
 
 

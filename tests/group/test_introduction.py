@@ -71,7 +71,7 @@ def test_a_place_that_rank_0_has_not_named_is_not_gone_to(first, meeting, folder
     """Who names another one would be rank 0 for all others."""
     forged = json.dumps(["machine", "192.0.2.1", 1, 2])
     meeting.set(PLACE, Secret("a", b"guessed").seal(PLACE, forged.encode()))
-    with pytest.raises(RankLost, match="Someone other than the ranks of this job wrote"):
+    with pytest.raises(RankLost, match="was not written by one of them"):
         second(folder)
 
 
@@ -92,7 +92,7 @@ def test_only_the_name_of_a_secret_is_opened(attempt, meeting, tmp_path):
     """Some other file of the user's has a content that others know."""
     at = ["1", "host", str(tmp_path / ".forge"), attempt]
     meeting.set(ENTRY, json.dumps({"job": {}, "at": at}))
-    with pytest.raises(RankLost, match="Rank 0 would not write"):
+    with pytest.raises(RankLost, match=r"which is not in a job's \.forge folder"):
         second(tmp_path)
 
 
@@ -102,7 +102,7 @@ def test_only_the_name_of_a_secret_is_opened(attempt, meeting, tmp_path):
 def test_garbage_in_the_place_of_an_entry_is_an_end_that_is_restarted(entry, meeting, tmp_path):
     """Anybody can write it."""
     meeting.set(ENTRY, entry)
-    with pytest.raises(RankLost, match="is not what rank 0 writes"):
+    with pytest.raises(RankLost, match="was not written by rank 0"):
         second(tmp_path)
 
 
@@ -110,7 +110,7 @@ def test_garbage_in_the_name_of_another_rank_ends_rank_0(first, meeting):
     """It would wait for that rank, or take its word."""
     meeting.set(f"{ENTRY}/1", "garbage")
     until(lambda: first, "rank 0")
-    assert "Someone other than the ranks of this job wrote" in str(first[0])
+    assert "was not written by one of them" in str(first[0])
 
 
 def test_a_directory_that_a_rank_does_not_see_is_named_on_both_sides(
@@ -120,10 +120,10 @@ def test_a_directory_that_a_rank_does_not_see_is_named_on_both_sides(
     monkeypatch.setattr(secret, "_SHARED_S", 0.0)
     (file,) = folder.iterdir()
     file.rename(folder.parent / "elsewhere")
-    with pytest.raises(RankLost, match="file system that every node of the job has mounted"):
+    with pytest.raises(RankLost, match="file system that is shared by all nodes of the job"):
         second(folder)
     until(lambda: first, "rank 0")
-    assert f"Rank 1 of 2 does not join this job in {folder}" in str(first[0])
+    assert f"Rank 1 of 2 refused to join this job in {folder}" in str(first[0])
 
 
 def test_a_rank_0_that_cannot_write_its_secret_does_not_let_the_others_wait(meeting, tmp_path):
@@ -131,7 +131,7 @@ def test_a_rank_0_that_cannot_write_its_secret_does_not_let_the_others_wait(meet
     (tmp_path / "job").touch()
     with pytest.raises(OSError, match=r"Not a directory|exists"):
         Introduction(0, 2, LIMIT_S, lambda: tmp_path / "job" / ".forge").make(lambda *_: [])
-    with pytest.raises(RankLost, match="its own output says why"):
+    with pytest.raises(RankLost, match="see the output of rank 0"):
         second(tmp_path)
 
 

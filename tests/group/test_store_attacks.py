@@ -45,7 +45,7 @@ def test_what_no_rank_has_written_ends_the_attempt_and_is_not_acted_on(name, job
     first = job.processes[0].wait(60)
     os.kill(pids(job)[1], signal.SIGCONT)
     assert [first, job.processes[1].wait(60)] == [70, 70], job.output
-    assert "Someone other than the ranks of this job wrote" in job.output
+    assert "was not written by one of them" in job.output
     job.run_to_end()
     assert [one.events[-1]["kind"] for one in job.history.attempts][-1] == "finish"
     assert job.history.attempts[-1].events[-1]["step"] == 8
@@ -66,4 +66,4 @@ def test_ranks_of_two_jobs_that_meet_by_accident_do_not_train_together(tmp_path)
     (tmp_path / "go").touch()
     processes = job.start([{"FORGE_JOB_TOKEN": "one"}, {"FORGE_JOB_TOKEN": "other"}])
     assert [one.wait(60) for one in processes] == [70, 70], job.output
-    assert "has met the rank 0 of another job" in job.output
+    assert "has connected to rank 0 of another job" in job.output

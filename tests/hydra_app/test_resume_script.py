@@ -90,7 +90,7 @@ def test_a_script_that_goes_elsewhere_is_resumed_from_where_it_was_started(tmp_p
     shutil.copytree(job, tmp_path / "copy", symlinks=True)
     refused = resume(tmp_path / "copy")
     assert refused.returncode == 78, refused.stdout
-    assert f"started in {job} and is now in {tmp_path}/copy" in refused.stdout
+    assert f"started in {job}, but its directory is now {tmp_path}/copy" in refused.stdout
 
 
 def test_another_number_of_threads_is_put_right_and_named(tmp_path):

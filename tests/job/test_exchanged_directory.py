@@ -47,8 +47,8 @@ def test_an_attempt_does_not_begin_where_a_link_leads_to(private, tmp_path):
     assert found.returncode == 78, found.stderr
     assert list(private.iterdir()) == []
     said = (tmp_path / "job.aside" / "output.log").read_text()
-    assert f"{job} is another directory than the one this job has claimed" in said
-    assert f"leads to {private}" in said
+    assert f"{job} was replaced by another directory while this job was running" in said
+    assert f"a link to {private}" in said
 
 
 def test_an_attempt_does_not_write_into_the_files_of_another_job(private, tmp_path):

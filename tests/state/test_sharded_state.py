@@ -86,11 +86,12 @@ dist.destroy_process_group()
 """
 
 FOUND = [
-    "weights[0]: a DTensor placed as Partial (only",
-    "tiles: a DTensor placed as _StridedShard (only",
+    "weights[0]: a DTensor with the placement Partial (supported",
+    "tiles: a DTensor with the placement _StridedShard (supported",
     "turned: a DTensor whose local tensor is not contiguous cannot be saved yet",
     "odd: a tensor of the subclass Odd cannot be saved yet",
-    "uneven: a DTensor whose local shape, [4, 2], is not that of a chunk cannot be saved yet",
+    "uneven: a DTensor whose local shape, [4, 2], does not match its placements cannot be saved"
+    " yet",
     "accepted",
     "whole, part of this rank",
     "run.state.best[0]: a DTensor has to be in an object that is given to forge.Run",

@@ -354,9 +354,9 @@ ATTACKS += [
     Attack("a list of submitted jobs", list_of_submissions, resubmit, NOT_YOURS),
     Attack("output.log is a link, wrapper", link(OUTPUT), start, LINK, submit),
     Attack("output.log is a link, launcher", link(OUTPUT), queue_job, LINK, submit),
-    Attack("output.log is a pipe", pipe(OUTPUT), start, "is a pipe|not a plain file", submit),
+    Attack("output.log is a pipe", pipe(OUTPUT), start, "is a pipe|not a regular file", submit),
     Attack("progress is a link", link(".forge/progress"), begin_ledger, LINK),
-    Attack("progress is a pipe", pipe(".forge/progress"), begin_ledger, "not a plain file"),
+    Attack("progress is a pipe", pipe(".forge/progress"), begin_ledger, "not a regular file"),
     Attack("the ledger is a link", link(".forge/ledger", "other"), begin_ledger, LINK),
     Attack(".forge is a link", link(".forge", "other"), write_state, LINK),
     Attack("the verdict's .forge is a link", link(".forge", "other"), write_verdict, LINK),
@@ -365,7 +365,7 @@ ATTACKS += [
     Attack("links where stacks are dumped", links("stacks_{}.txt"), dump_stacks, LINK),
     Attack("the checkpoints' lock is a link", link("checkpoints/.lock"), open_store, LINK),
     Attack(
-        "the fencing token is a pipe", pipe("checkpoints/.fence.json"), open_store, "plain file"
+        "the fencing token is a pipe", pipe("checkpoints/.fence.json"), open_store, "regular file"
     ),
     Attack("the work directory is a link", link_for_work, save, LINK),
     Attack("a pin is a link", link("checkpoints/pinned_step_5", "new.txt"), pin, "^$"),

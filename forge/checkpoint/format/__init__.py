@@ -1,1 +1,1 @@
-"""What a checkpoint is made of: its names, its manifest, and how state becomes bytes."""
+"""The format of a checkpoint: its file names, its manifest, and how state becomes bytes."""

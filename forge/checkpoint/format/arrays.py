@@ -1,6 +1,6 @@
-"""NumPy's scalars and arrays as a description for JSON and their bytes, and back.
+"""NumPy scalars and arrays to a JSON description and bytes, and back.
 
-NumPy is used only where the program has imported it already, or a checkpoint holds its values.
+NumPy is imported only if the program has imported it already or a checkpoint has NumPy values.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import sys
 from typing import Any
 
 _KINDS = "biufcmMSU"
-"""Kinds of dtype that are plain bytes: numbers, times, texts of a fixed length."""
+"""Kinds of dtype that are plain bytes: numbers, times, strings of fixed length."""
 
 
 def describe(value: Any) -> tuple[str, list[Any], bytes] | None:
-    """(tag, description, content) of a scalar or an array; None for what is not exact."""
+    """(tag, description, content) of a scalar or an array; None if it cannot be saved exactly."""
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(value, numpy.generic | numpy.ndarray):
         return None
@@ -38,7 +38,7 @@ def scalar(description: list[Any], content: bytes) -> Any:
     (described,) = description
     dtype = numpy.dtype(described)
     if not dtype.itemsize:
-        return dtype.type()  # an empty text
+        return dtype.type()  # an empty string
     return numpy.frombuffer(content, dtype=dtype).copy()[0]
 
 

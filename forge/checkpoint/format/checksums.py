@@ -1,4 +1,4 @@
-"""CRC-32 of a file in chunks, so that threads can share the work of writing and of checking."""
+"""CRC-32 of a file in chunks, so that threads can share the writing and the verifying."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def _fastest() -> Callable[..., int]:
-    """ISA-L's CRC-32 or, on a processor that `isal` has no wheel for, zlib's: the same numbers."""
+    """ISA-L's CRC-32, or zlib's if there is no `isal` wheel for the processor: same results."""
     try:
         found: Callable[..., int] = importlib.import_module("isal.isal_zlib").crc32
     except (ImportError, AttributeError):
@@ -18,19 +18,19 @@ def _fastest() -> Callable[..., int]:
 
 
 crc32 = _fastest()
-"""CRC-32 of bytes, continued from another one. ISA-L does 13 GB/s where a plain zlib does 1.5."""
+"""CRC-32 of bytes, continued from an earlier value. ISA-L does 13 GB/s, plain zlib 1.5."""
 
 CHUNK = 16 << 20
-"""Bytes per chunk, and per write: writes of 1 MiB take 2.7 times as long."""
+"""Bytes per chunk and per write: with writes of 1 MiB, saving takes 2.7 times as long."""
 
 
 def num_chunks(size: int) -> int:
-    """Chunks of a file of `size` bytes."""
+    """Number of chunks of a file of `size` bytes."""
     return -(-size // CHUNK)
 
 
 def entry_of(content: bytes) -> dict[str, Any]:
-    """What the manifest says of a file with this content."""
+    """The manifest's entry for a file with this content."""
     view = memoryview(content)
     chunks = [crc32(view[at : at + CHUNK]) for at in range(0, len(view), CHUNK)]
     return {"size": len(view), "chunks": chunks}

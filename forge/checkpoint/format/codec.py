@@ -1,12 +1,13 @@
-"""State as JSON and tensors, exactly, and back, executing nothing.
+"""Encode a state as JSON and tensors, exactly, and decode it without executing anything.
 
-Whatever `state_dict()` returns is walked as a tree. Plain values go into JSON; what JSON would
-change (tuples, integer keys, NaN) is tagged by a key that begins with `!`. Tensors become
-references into one flat dictionary. What cannot be kept exactly is refused by its path.
+The result of `state_dict()` is walked as a tree. Plain values are written as JSON; values that
+JSON would change (tuples, integer keys, NaN) are tagged by a key that begins with `!`. Tensors
+become references into one flat dictionary. A value that cannot be saved exactly is an error with
+its path.
 
-Of a tensor its bits, dtype, shape, layout and device come back, and its strides where they fill
-memory without gaps. The very same memory under the same shape is one tensor again; parts and other
-views of it come back as tensors of their own, and a Parameter as the tensor that it holds.
+A tensor keeps its bits, dtype, shape, layout and device, and its strides if the elements fill
+memory without gaps. Two tensors with the same memory and shape are one tensor again after
+decoding; slices and other views become separate tensors, and a Parameter becomes a plain tensor.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from forge.compat import of_torch
 from forge.errors import CheckpointError, DamagedCheckpoint
 
 MAX_DEPTH = 100
-"""Containers within containers; Python's own limit would be met at another depth by each caller."""
+"""Nested containers at most; Python's recursion limit would depend on the caller's stack depth."""
 
 _NAN = struct.pack("<d", math.nan)
 
 
 class Encoder:
-    """Encodes trees; `tensors` collects every tensor, shared ones once."""
+    """Encodes trees; `tensors` collects all tensors, each shared one only once."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self.sharded: list[str] = []
-        """Paths of what other ranks hold parts of."""
+        """Paths of sharded tensors."""
         self.parts: set[str] = set()
-        """Tensors that are such parts, and that no other rank has a copy of."""
+        """Names of shards of which no other rank has a replica."""
         self._names: dict[tuple[Any, ...], str] = {}
         self._depth = 0
 
@@ -49,12 +50,12 @@ class Encoder:
         """JSON for `value`.
 
         Raises:
-            CheckpointError: Naming the leaf that cannot be kept.
+            CheckpointError: Names the leaf that cannot be saved.
         """
         kind = type(value)
         if value is None or kind in (bool, str):
             return value
-        if kind is int:  # Python converts no more than 4300 digits, and those slowly
+        if kind is int:  # Python converts at most 4300 decimal digits, and slowly
             return value if value.bit_length() <= 256 else {"!int": hex(value)}
         if kind is float:
             return value if math.isfinite(value) else {"!float": _odd_float(value)}
@@ -64,16 +65,16 @@ class Encoder:
             return self._tensor(value, path)
         if self._depth == MAX_DEPTH:
             raise CheckpointError(
-                f"{path[:60]}…: is nested below more than {MAX_DEPTH} containers, or in one that"
-                " contains itself, which cannot be saved"
+                f"{path[:60]}…: cannot be saved, since it is nested in more than {MAX_DEPTH}"
+                " containers, or a container contains itself"
             )
         self._depth += 1
         try:
             return self._container(value, kind, path)
         except RecursionError:
             raise CheckpointError(
-                f"{path[:60]}: no room is left on Python's stack to save it. Call this from less"
-                " deep, or raise sys.setrecursionlimit."
+                f"{path[:60]}: cannot be saved, since Python's recursion limit was reached. Save"
+                " from fewer nested calls, or raise the limit with sys.setrecursionlimit."
             ) from None
         finally:
             self._depth -= 1
@@ -91,8 +92,8 @@ class Encoder:
             extra = getattr(value, "__dict__", {}).keys() - {of_torch.LAYER_VERSIONS}
             if extra:
                 raise CheckpointError(
-                    f"{path}: a {kind.__name__} with attributes of its own ({', '.join(extra)})"
-                    " cannot be saved exactly"
+                    f"{path}: a {kind.__name__} with extra attributes ({', '.join(extra)}) cannot"
+                    " be saved exactly"
                 )
             encoded: dict[str, Any] = {f"!{kind.__name__}": self._pairs(value, path)}
             versions = of_torch.layer_versions(value)
@@ -114,9 +115,9 @@ class Encoder:
         if described is None:
             raise CheckpointError(
                 f"{path}: a {kind.__module__}.{kind.__qualname__} cannot be saved exactly."
-                " Checkpoints hold tensors, arrays, numbers, strings, bytes and plain containers"
-                " of them: let state_dict() return those (of an enum its name, of a namedtuple a"
-                " dict)."
+                " A checkpoint can contain tensors, arrays, numbers, strings, bytes and plain"
+                " containers of them: let state_dict() return those (for an enum its name, for a"
+                " namedtuple a dict)."
             )
         tag, description, content = described
         if tag == "!numpy_scalar":
@@ -138,7 +139,7 @@ class Encoder:
         ]
 
     def _key(self, key: Any, path: str) -> Any:
-        if isinstance(key, torch.Tensor):  # found by what it is, not by what it holds
+        if isinstance(key, torch.Tensor):  # tensors hash by identity, not by value
             raise CheckpointError(f"{path}<key>: a tensor as a key cannot be saved")
         return self.encode(key, f"{path}<key>")
 
@@ -170,9 +171,9 @@ class Encoder:
             references = {k: self._tensor(part, _join(path, k)) for k, part in parts.items()}
             return {"!sparse": described, "parts": references}
         shape, stride, device = tensor.shape, tensor.stride(), tensor.device
-        # Conjugates and negatives: the same memory, but not the same values.
+        # Conjugate and negative views have the same memory, but not the same values.
         views = (tensor.is_conj(), tensor.is_neg())
-        # The memory of a shard, given as a tensor of its own as well, is two leaves.
+        # A shard, and its local tensor registered separately, are two leaves.
         same = (tensor.data_ptr(), tensor.dtype, shape, stride, views, device, shard)
         name = self._names.get(same) if tensor.numel() else None
         if name is None:
@@ -187,14 +188,14 @@ class Encoder:
         return encoded
 
     def _new_name(self, path: str) -> str:
-        name = path.encode(errors="replace").decode() or "tensor"  # others read it as UTF-8
-        while name in self.tensors or name == "__metadata__":  # safetensors' own
+        name = path.encode(errors="replace").decode() or "tensor"  # safetensors needs UTF-8
+        while name in self.tensors or name == "__metadata__":  # reserved by safetensors
             name += "'"
         return name
 
 
 def _odd_float(value: float) -> str:
-    """Of NaNs all bits count: there are many."""
+    """A float that JSON lacks, as a string; all bits of a NaN, since there are many NaNs."""
     raw = struct.pack("<d", value)
     return raw.hex() if math.isnan(value) and raw != _NAN else repr(value)
 
@@ -214,7 +215,7 @@ def _join(path: str, key: Any) -> str:
 
 
 def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a tensor that was made with this shape."""
+    """The strides of a contiguous tensor of this shape."""
     strides, expected = [], 1
     for size in reversed(shape):
         strides.append(expected)
@@ -224,7 +225,7 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _is_reordered(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether the elements fill their memory, but not in the order of a tensor newly made."""
+    """Whether the elements fill their memory, but not in the order of a contiguous tensor."""
     return stride != _row_major(shape) and _is_dense(shape, stride)
 
 
@@ -240,15 +241,15 @@ def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 
 def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The tree that `Encoder.encode` was given.
+    """The tree that was passed to `Encoder.encode`.
 
     Raises:
-        DamagedCheckpoint: Where `value` is nothing that an encoder writes.
+        DamagedCheckpoint: If an encoder cannot have written `value`.
     """
     try:
         return _decode(value, tensors if isinstance(tensors, Outline) else dict(tensors))
     except RecursionError:
-        raise DamagedCheckpoint("its values are nested too deep to be read here") from None
+        raise DamagedCheckpoint("its values are nested too deeply to be read here") from None
 
 
 def _decode(value: Any, tensors: _Tensors) -> Any:
@@ -276,7 +277,7 @@ _WRONG = (
     *(LookupError, ValueError, TypeError, AttributeError, ArithmeticError),
     *(RuntimeError, AssertionError, MemoryError),
 )
-"""What comes of a value that no encoder writes."""
+"""Exceptions that decoding a malformed value can raise."""
 
 
 def _decode_tensor(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
@@ -284,14 +285,14 @@ def _decode_tensor(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
     tensor = tensors[name]
     stride = tuple(value.get("stride", ()))
     if stride and not (all(type(s) is int for s in stride) and _is_dense(tensor.shape, stride)):
-        # It could ask for any amount of memory.
+        # Such strides could allocate any amount of memory.
         raise DamagedCheckpoint(f"strides {stride} of a tensor of shape {list(tensor.shape)}")
     if isinstance(tensors, Outline):
         tensor = tensors.note(name, value)
     else:
         if stride and tensor.stride() != stride and not shards.is_sharded(tensor):
             tensor = tensor_encoding.in_order(tensor, stride)
-        tensors[name] = tensor  # so that what was tied is tied again
+        tensors[name] = tensor  # so that tied tensors are tied again
     return tensor
 
 

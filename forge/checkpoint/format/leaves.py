@@ -1,4 +1,4 @@
-"""The leaves of a state: by path, for people; and in what two states differ."""
+"""The leaves of a state with readable paths, and the differences between two states."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from forge.checkpoint.format import tensor_encoding
 from forge.checkpoint.format.codec import Encoder
 
 _FEW = 8
-"""Plain values that a list shows one by one."""
+"""A list of up to this many plain values is shown value by value."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One value that is no container, or many plain ones in a row."""
+    """A value that is not a container, or a long list of plain values."""
 
     path: str
     value: Any
@@ -32,7 +32,7 @@ class Leaf:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of a tensor's or an array's content; 0 for all else."""
+        """Bytes of a tensor or an array; 0 for other values."""
         if tensor_encoding.is_lazy(self.value):
             return 0
         if isinstance(self.value, torch.Tensor):
@@ -42,7 +42,7 @@ class Leaf:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[Leaf]:
-    """Every leaf below `value`, in its order."""
+    """Every leaf in `value`, in order."""
     parts = _parts_of(value)
     for part, one in (parts or {}).values():
         yield from leaves(one, path + part if path else part.removeprefix("."))
@@ -51,9 +51,9 @@ def leaves(value: Any, path: str = "") -> Iterator[Leaf]:
 
 
 def _parts_of(value: Any) -> dict[Any, tuple[str, Any]] | None:
-    """What a container holds: by what is the same in another one, its path and the value.
+    """The items of a container: comparable key -> (path, value).
 
-    None for what is none, and for a row of plain values.
+    None if the value is not a container, or is a long list of plain values.
     """
     if isinstance(value, Mapping):
         return {json.dumps(Encoder().encode(key)): (f".{key}", one) for key, one in value.items()}
@@ -67,7 +67,7 @@ def _is_row(value: Any) -> bool:
 
 
 def _identity(value: Any) -> Any:
-    """Equal for two values exactly if they would be saved as the same: 1 is not True."""
+    """Equal for two values exactly if both are saved as the same bytes: 1 is not True."""
     encoder = Encoder()
     text = json.dumps(encoder.encode(value))
     return text, [bytes(one.numpy()) for one in encoder.tensors.values()]
@@ -98,7 +98,7 @@ def _short(one: torch.dtype | torch.layout) -> str:
 
 
 def differences(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """(path, what differs) of each leaf that is not the same in both, bit by bit."""
+    """(path, what differs) for each leaf that is not bitwise the same in both."""
     left, right = _parts_of(a), _parts_of(b)
     if left is None or right is None or not (left or right):
         difference = _difference(a, b)
@@ -122,7 +122,7 @@ def _difference(a: Any, b: Any) -> str:
     kinds = _kind(a), _kind(b)
     if is_tensor and kinds[0] == kinds[1]:
         return _value_difference(a, b)
-    if not is_tensor and _identity(a) == _identity(b):  # first: equal sets may not look the same
+    if not is_tensor and _identity(a) == _identity(b):  # first: equal sets can print differently
         return ""
     return f"{kinds[0]} → {kinds[1]}" if kinds[0] != kinds[1] else "values differ"
 
@@ -137,7 +137,7 @@ def _value_difference(a: torch.Tensor, b: torch.Tensor) -> str:
     if a.layout is not torch.strided:
         return "values differ"
     x, y = (one.to(torch.complex128 if one.is_complex() else torch.float64) for one in (a, b))
-    # By 64 bits of a float two large integers can seem the same.
+    # As float64, two different large integers can be equal.
     is_equal = x == y if a.is_floating_point() or a.is_complex() else a == b
     is_equal |= x.isnan() & y.isnan()
     count = int((~is_equal).sum())

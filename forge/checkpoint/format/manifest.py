@@ -1,7 +1,7 @@
-"""The manifest: the last file of a checkpoint, and what makes it one.
+"""The manifest: the last file that a save writes.
 
-It names every other file with its size and the CRC-32 of each chunk of it, and carries a CRC-32 of
-itself, so that a directory is a checkpoint exactly if its manifest reads and its files match.
+It lists every other file with its size and the CRC-32 of each chunk, and has a CRC-32 of itself.
+A directory is a checkpoint if and only if its manifest is valid and its files match it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from forge.filesystem.files import open_file
 NAME = "manifest.json"
 FORMAT = 2
 MAX_BYTES = 64 << 20
-"""Bytes of a manifest that are read, and written: parsing takes many times as much memory."""
+"""Size limit of a manifest: parsing takes many times as much memory."""
 _MAX_TIME = 1e11
-"""Seconds since 1970, or before: what is later is no time."""
+"""Limit of a Unix time in seconds, before or after 1970; larger values are damage."""
 Logged = Mapping[str, tuple[int, float]]
-"""Name -> the step at which it was last logged, and the value."""
+"""Metric -> the step at which it was last logged, and the value."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint consists of and where it comes from."""
+    """A checkpoint's files, and who wrote it when."""
 
     step: int
     """Steps done."""
@@ -44,27 +44,27 @@ class Manifest:
     files: dict[str, dict[str, Any]]
     """Name -> {"size": bytes, "chunks": CRC-32 of `chunk_bytes` each}."""
     is_complete: bool = False
-    """Whether training had ended."""
+    """Whether training had finished."""
     chunk_bytes: int = CHUNK
     world_size: int = 1
     job: str = ""
-    """The id that `job.json` beside it explains."""
+    """The job's id, from the `job.json` in the checkpoint directory."""
     created: float = 0.0
     """Unix time in seconds."""
     versions: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, float | str] = field(default_factory=dict)
-    """Name -> what was logged last; a text for NaN and infinities, which JSON does not have."""
+    """Metric -> its last value; a string for NaN and infinities, which JSON does not have."""
     logged_at: dict[str, int] = field(default_factory=dict)
-    """Name -> the step in which it was."""
+    """Metric -> the step at which it was last logged."""
     format: int = FORMAT
 
     def to_bytes(self) -> bytes:
-        """Encode it.
+        """Encode the manifest.
 
         Returns:
             The content of the file, its own checksum included.
         Raises:
-            CheckpointError: Where it is larger than what would be read again.
+            CheckpointError: If it is larger than `read` accepts.
         """
         content = asdict(self)
         raw = json.dumps(
@@ -72,15 +72,15 @@ class Manifest:
         ).encode()
         if len(raw) > MAX_BYTES:
             raise CheckpointError(
-                f"{NAME} would have {len(raw)} bytes, and at most {MAX_BYTES} are read again:"
-                f" {len(self.metrics)} names were given to run.log. Log fewer: values under names"
-                " that are always the same, and those of single samples elsewhere."
+                f"{NAME} would have {len(raw)} bytes, above the limit of {MAX_BYTES}:"
+                f" {len(self.metrics)} different names were passed to run.log. Log fewer names:"
+                " the same ones at each step, and values of single samples elsewhere."
             )
         return raw
 
 
 def metrics_of(logged: Logged) -> dict[str, Any]:
-    """The fields of a manifest that say what was logged."""
+    """The fields of a manifest for the logged metrics."""
     finite = {n: value if math.isfinite(value) else str(value) for n, (_, value) in logged.items()}
     return {"metrics": finite, "logged_at": {name: step for name, (step, _) in logged.items()}}
 
@@ -92,11 +92,11 @@ def _checksum(content: dict[str, Any]) -> int:
 def read(directory: Path) -> Manifest:
     """The manifest of a checkpoint.
 
-    Its checksum is made alike in all formats: only one that matches says which format it has.
+    All formats have the same checksum, so that it is verified before the format is read.
 
     Raises:
-        DamagedCheckpoint: Saying what is wrong with it.
-        NewerFormat: For one that only a newer version of forge can read.
+        DamagedCheckpoint: Says what is wrong.
+        NewerFormat: If only a newer version of forge can read it.
     """
     path = directory / NAME
     try:
@@ -115,17 +115,19 @@ def read(directory: Path) -> Manifest:
             raise DamagedCheckpoint(f"{NAME} does not match its own checksum")
         if type(content["format"]) is int and content["format"] > FORMAT:
             raise NewerFormat(
-                f"{directory} has format {content['format']}, and forge {__version__} reads formats"
-                f" up to {FORMAT}. Nothing was changed. Install the forge that has written it (or a"
-                " newer one), or move that checkpoint away to go on from an older one."
+                f"{directory} has format {content['format']}, but forge {__version__} only reads"
+                f" formats up to {FORMAT}. Nothing was changed. Install the version of forge that"
+                " wrote it (or a newer one), or move that checkpoint away to resume from an older"
+                " one."
             )
         if content["format"] != FORMAT:
             raise DamagedCheckpoint(
-                f"{NAME} has format {content['format']}, this forge reads format {FORMAT}"
+                f"{NAME} has format {content['format']}; this version of forge reads format"
+                f" {FORMAT}"
             )
         manifest = Manifest(**content)
         for key, example in asdict(Manifest(step=0, attempt=0, files={})).items():
-            if type(getattr(manifest, key)) is not type(example):  # a step of 1.0 or True is none
+            if type(getattr(manifest, key)) is not type(example):  # a step must not be 1.0 or True
                 raise DamagedCheckpoint(f"{NAME} has {getattr(manifest, key)!r:.100} as `{key}`")
         numbers = [[e["size"], *e["chunks"]] for e in manifest.files.values()]
         values, steps = manifest.metrics.values(), manifest.logged_at.values()
@@ -134,10 +136,10 @@ def read(directory: Path) -> Manifest:
     for name in manifest.files:
         if not _FILE_NAME.fullmatch(name) or name == NAME:
             raise DamagedCheckpoint(f"{NAME} names a file outside the checkpoint: {name!r}")
-    if len(manifest.files) != 2 * manifest.world_size:  # before their names are made
+    if len(manifest.files) != 2 * manifest.world_size:  # before making a name for each rank
         raise DamagedCheckpoint(
-            f"{NAME} names {len(manifest.files)} files for {manifest.world_size} ranks, which"
-            " have two each"
+            f"{NAME} names {len(manifest.files)} files for {manifest.world_size} ranks; expected"
+            " two files per rank"
         )
     if not abs(manifest.created) < _MAX_TIME:
         raise DamagedCheckpoint(f"{NAME} has {manifest.created} as `created`")
@@ -157,14 +159,14 @@ def _is_finite(value: Any) -> bool:
 
 
 def check_sizes(directory: Path, manifest: Manifest) -> None:
-    """Raise DamagedCheckpoint unless every file is there with its size."""
+    """Raise DamagedCheckpoint unless every file exists with its size."""
     for name, expected in manifest.files.items():
         try:
             status = os.lstat(directory / name)
         except OSError as error:
             raise DamagedCheckpoint(f"{name} is missing: {error.strerror}") from error
         if not stat.S_ISREG(status.st_mode):
-            raise DamagedCheckpoint(f"{name} is not a plain file")
+            raise DamagedCheckpoint(f"{name} is not a regular file")
         if status.st_size != expected["size"]:
             raise DamagedCheckpoint(
                 f"{name}: expected {expected['size']} bytes, found {status.st_size}"

@@ -1,17 +1,17 @@
-"""The names in a checkpoint directory, beside `step_<N>` (`forge/filesystem/steps.py`)."""
+"""File names in a checkpoint directory, other than `step_<N>` (`forge/filesystem/steps.py`)."""
 
 LATEST = "latest"
-"""A relative symlink to the newest."""
+"""A relative symlink to the newest checkpoint."""
 
 FINAL = "final_"
-"""Before `step_<N>`: the state of a finished training, if it differs from that of step N.
+"""`final_step_<N>` has the state at the end of main, if it differs from the state after step N.
 
-Nothing resumes from it: the work after the last loop has made it from `step_<N>`.
+No job resumes from it: the script's code after the last loop computed it from `step_<N>`.
 """
 
 
 def files_of(rank: int) -> tuple[str, str]:
-    """The files of one rank in a checkpoint, beside its manifest: state, tensors."""
+    """The files of one rank in a checkpoint (state, tensors); the manifest is for all ranks."""
     return f"state_rank{rank:05d}.json", f"tensors_rank{rank:05d}.safetensors"
 
 

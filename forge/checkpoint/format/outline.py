@@ -1,4 +1,4 @@
-"""What a state looks like before any of its tensors is read: their dtypes, shapes and uses."""
+"""The outline of a state before its tensors are read: their dtypes, shapes and uses."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from forge.checkpoint.format.shards import Shard
 from forge.errors import DamagedCheckpoint
 
 UNKNOWN = object()
-"""In an outline: a leaf that is not known without data."""
+"""In an outline: a leaf that cannot be decoded without its data."""
 
 _CPU = torch.device("cpu")
 
 
 def is_here(device: torch.device) -> bool:
-    """Whether tensors and generators can be made on it."""
+    """Whether this process can create tensors and generators on the device."""
     module = getattr(torch, device.type, None)
     if device.type == "cpu" or module is None or not getattr(module, "is_available", bool)():
         return device.type == "cpu"
@@ -29,13 +29,13 @@ def _device_of(value: dict[str, Any]) -> torch.device:
     if "device" not in value:
         return _CPU
     device = torch.device(value["device"])
-    return device if is_here(device) else _CPU  # whoever loads it moves it to its parameters
+    return device if is_here(device) else _CPU  # loading moves it to the parameter's device
 
 
 class Outline(dict[str, torch.Tensor]):
-    """Tensors without data: with them, `decode` tells what a state looks like.
+    """Tensors without data: pass it to `decode` to get a state's outline.
 
-    What takes data to decode becomes `UNKNOWN`.
+    A leaf that needs data to be decoded becomes `UNKNOWN`.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -43,18 +43,18 @@ class Outline(dict[str, torch.Tensor]):
         self.uses: collections.Counter[str] = collections.Counter()
         """How often the state refers to each tensor."""
         self.strides: dict[str, list[int]] = {}
-        """Those of tensors whose elements are not in the usual order."""
+        """Strides of tensors whose elements are not in the usual order."""
         self.devices: dict[str, torch.device] = {}
         self.shards: dict[str, Shard] = {}
-        """Of what is part of a larger tensor, which part."""
+        """Name of a sharded tensor -> which part of the whole it is."""
         self.names: dict[int, str] = {}
-        """By the `id` of a leaf, the name of what belongs there."""
+        """`id` of a leaf -> the name of its tensor."""
         self._leaves: dict[str, torch.Tensor] = {}
 
     def note(self, name: str, value: dict[str, Any], shard: Shard | None = None) -> torch.Tensor:
-        """A reference to the tensor `name` was decoded; returns a leaf for it.
+        """Record a reference to the tensor `name`; returns a leaf for it.
 
-        That of a shard has the shape of the whole.
+        The leaf of a shard has the shape of the whole tensor.
         """
         self.uses[name] += 1
         self.devices[name] = _device_of(value)
@@ -62,7 +62,9 @@ class Outline(dict[str, torch.Tensor]):
             self.strides[name] = value["stride"]
         if shard is not None:
             if tuple(self[name].shape) != shard.box.shape or shard != self.shards.get(name, shard):
-                raise DamagedCheckpoint(f"{name} is not the part {shard} that it is said to be")
+                raise DamagedCheckpoint(
+                    f"{name}: expected {shard}, found a tensor of shape {list(self[name].shape)}"
+                )
             self.shards[name] = shard
         if name not in self._leaves:
             leaf = self[name]

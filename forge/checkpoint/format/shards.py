@@ -1,7 +1,7 @@
-"""Sharded tensors: which box of the whole a rank holds, and how boxes lie in each other.
+"""Sharded tensors: which box of the whole tensor a rank has, and how boxes overlap.
 
-A shard is saved as any tensor, and beside its name stands which part of what it is. So it can be
-read to where it came from, or in pieces to whatever box of the whole another rank has.
+A shard is saved like any tensor, together with its position in the whole. So it can be read back
+as it was, or in pieces into whatever box another rank has after the sharding has changed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Box:
 
     @property
     def numel(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     def common(self, other: Box) -> Box | None:
-        """What lies in both; None where nothing does."""
+        """The overlap of two boxes, or None."""
         ends = [
             (max(a, b), min(a + m, b + n))
             for a, m, b, n in zip(self.offset, self.shape, other.offset, other.shape, strict=True)
@@ -46,19 +46,19 @@ class Box:
         return Box(tuple(a for a, _ in ends), tuple(b - a for a, b in ends))
 
     def seen_from(self, other: Box) -> Box:
-        """The same, where `other` begins at 0."""
+        """The same box, with its offset relative to `other`."""
         offset = tuple(a - b for a, b in zip(self.offset, other.offset, strict=True))
         return Box(offset, self.shape)
 
     def slices(self) -> tuple[slice, ...]:
-        """To index a tensor with."""
+        """Slices that index a tensor."""
         pairs = zip(self.offset, self.shape, strict=True)
         return tuple(slice(begin, begin + count) for begin, count in pairs)
 
     def begin_in(self, shape: Sequence[int]) -> int | None:
-        """Its first element in the memory of a contiguous tensor of that shape.
+        """Index of the box's first element in the memory of a contiguous tensor of that shape.
 
-        None where its elements do not follow each other there.
+        None if the box is not contiguous there.
         """
         cut = [i for i, size in enumerate(shape) if size != self.shape[i]]
         if cut and any(count != 1 for count in self.shape[: cut[-1]]):
@@ -71,22 +71,22 @@ class Box:
 
 @dataclass(frozen=True)
 class Shard:
-    """What one rank holds of a whole tensor."""
+    """The part of a whole tensor that one rank has."""
 
     of: tuple[int, ...]
-    """The shape of the whole."""
+    """The shape of the whole tensor."""
     box: Box
 
     def to_json(self) -> dict[str, list[int]]:
-        """For the state's JSON."""
+        """Encode it for the state's JSON."""
         return {"of": list(self.of), "at": list(self.box.offset), "shape": list(self.box.shape)}
 
     @staticmethod
     def from_json(described: dict[str, Any]) -> Shard:
-        """What `to_json` returned.
+        """Decode the result of `to_json`.
 
         Raises:
-            ValueError: Where that is no part of a tensor.
+            ValueError: If the box is not inside the tensor.
         """
         of, at, shape = (tuple(described[key]) for key in ("of", "at", "shape"))
         is_inside = len(of) == len(at) == len(shape) and all(
@@ -94,24 +94,24 @@ class Shard:
             for n, a, b in zip(of, at, shape, strict=True)
         )
         if not is_inside:
-            raise ValueError(f"{shape} at {at} is no part of {of}")
+            raise ValueError(f"a box of shape {shape} at {at} is not inside a tensor of {of}")
         return Shard(of, Box(at, shape))
 
 
 @dataclass(frozen=True)
 class Like:
-    """In the place of a live tensor that is not there yet: it is to be sharded as this one."""
+    """Stands in for a live tensor that does not exist yet: shard it like this one."""
 
     tensor: torch.Tensor
 
 
 def is_sharded(value: Any) -> bool:
-    """Whether it is a DTensor; without importing what no program without ranks needs."""
+    """Whether it is a DTensor; does not import torch.distributed if the program has not."""
     return isinstance(value, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
 
 
 def local(value: Any) -> Any:
-    """The tensor of a DTensor that this rank holds, its very memory; anything else as it is."""
+    """The local tensor of a DTensor, sharing its memory; any other value as it is."""
     if not is_sharded(value):
         return value
     with torch.no_grad():
@@ -119,7 +119,7 @@ def local(value: Any) -> Any:
 
 
 def is_unique(tensor: Any) -> bool:
-    """Whether no two ranks hold the same part of a DTensor."""
+    """Whether no two ranks have the same part of a DTensor."""
     return not any(one.is_replicate() for one in tensor.placements)
 
 
@@ -133,18 +133,21 @@ def problem(tensor: Any) -> str | None:
     odd = [one for one in tensor.placements if type(one) not in (Sharded, Replicate)]
     if odd:
         return (
-            f"a DTensor placed as {type(odd[0]).__name__} (only Shard and Replicate are; FSDP2 over"
-            " tensor parallelism is not)"
+            f"a DTensor with the placement {type(odd[0]).__name__} (supported are Shard and"
+            " Replicate; FSDP2 over tensor parallelism is not)"
         )
     if not local(tensor).is_contiguous():
         return "a DTensor whose local tensor is not contiguous"
     if _shard_of(tensor) is None:
-        return f"a DTensor whose local shape, {list(local(tensor).shape)}, is not that of a chunk"
+        return (
+            f"a DTensor whose local shape, {list(local(tensor).shape)}, does not match its"
+            " placements"
+        )
     return None
 
 
 def shard_of(tensor: Any) -> Shard:
-    """What this rank holds of a DTensor."""
+    """This rank's part of a DTensor."""
     shard = _shard_of(tensor)
     assert shard is not None, "refused by `problem`"
     return shard
@@ -154,7 +157,7 @@ def _shard_of(tensor: Any) -> Shard | None:
     whole, shape = tuple(tensor.shape), tuple(local(tensor).shape)
     mesh = tensor.device_mesh
     place = mesh.get_coordinate()
-    if place is None:  # a rank that is not in its mesh has nothing
+    if place is None:  # a rank outside the device mesh has no part
         return Shard(whole, Box((0,) * len(whole), (0,) * len(whole)))
     return _shard_at(whole, shape, mesh, tensor.placements, tuple(place))
 
@@ -163,19 +166,19 @@ def _shard_of(tensor: Any) -> Shard | None:
 def _shard_at(
     whole: tuple[int, ...], shape: tuple[int, ...], mesh: Any, placements: Any, place: Any
 ) -> Shard | None:
-    """At each save this would take longer than all else of a tensor."""
+    """Cached: at each save this would take longer than the rest of the work for a tensor."""
     offset = of_torch.shard_offset(whole, shape, mesh, placements)
     return Shard(whole, Box(offset, shape)) if offset is not None else None
 
 
 def part_of(whole: torch.Tensor, like: Any) -> torch.Tensor:
-    """This rank's part of a plain tensor that every rank has, sharded as another one."""
+    """Shard a plain tensor that every rank has, like the DTensor `like`."""
     part = whole[shard_of(like).box.slices()].to(like.device, copy=True)
     return wrapped(part.contiguous(), like)
 
 
 def wrapped(part: torch.Tensor, like: Any) -> torch.Tensor:
-    """A DTensor of this rank's part, sharded as another one."""
+    """A DTensor from this rank's part, sharded like `like`."""
     from torch.distributed.tensor import DTensor
 
     made: torch.Tensor = DTensor.from_local(

@@ -1,4 +1,4 @@
-"""The state of a rank without its tensors, as JSON, and how large it may be."""
+"""The state of a rank without its tensors, as JSON, and its size limit."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from forge.checkpoint.format.manifest import Manifest
 from forge.errors import CheckpointError, DamagedCheckpoint
 
 MAX_STATE_BYTES = 1 << 30
-"""Bytes of JSON that are read, and written: parsing takes many times as much memory."""
+"""Size limit of the JSON: parsing takes many times as much memory."""
 
 
 def state_text(tree: Any) -> bytes:
-    """The JSON of an encoded state; CheckpointError if a resume would refuse its size."""
+    """The JSON of an encoded state; CheckpointError if it is larger than a resume accepts."""
     text = json.dumps(tree).encode()
     if len(text) > MAX_STATE_BYTES:
         raise CheckpointError(
-            f"The state without its tensors is {len(text)} bytes of JSON; at most"
-            f" {MAX_STATE_BYTES} are kept. Let state_dict() return large lists as tensors."
+            f"The state without its tensors is {len(text)} bytes of JSON; the limit is"
+            f" {MAX_STATE_BYTES}. Let state_dict() return large lists as tensors."
         )
     return text
 
 
 def check_state_size(described: Manifest, name: str) -> None:
-    """Raise DamagedCheckpoint if the JSON in the file `name` is too large to be parsed."""
+    """Raise DamagedCheckpoint if the JSON in the file `name` is above the limit."""
     size = described.files[name]["size"]
     if size > MAX_STATE_BYTES:
         raise DamagedCheckpoint(

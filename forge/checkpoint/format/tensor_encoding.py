@@ -1,4 +1,4 @@
-"""Which tensors can be kept exactly, and what a sparse one is made of."""
+"""Which tensors can be saved exactly, and the parts of a sparse tensor."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from forge.checkpoint.format.tensorfile import WRITTEN
 from forge.compat import of_torch
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-"""Others, subclasses, have behaviour that their data does not tell."""
+"""Other subclasses have behaviour that is not in their data."""
 
 LAZY = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
-"""What a lazy module has before it is called for the first time: no shape, and no data."""
+"""Tensors of a lazy module before its first call: without shape and data."""
 
 
 def is_lazy(value: object) -> bool:
-    """Whether it is a tensor that a lazy module has not made yet."""
+    """Whether it is a tensor that a lazy module has not initialized yet."""
     return type(value) in LAZY
 
 
 def problem(tensor: torch.Tensor) -> str | None:
-    """What a tensor is that cannot be kept exactly, or None."""
+    """Describes a tensor that cannot be saved exactly; None if it can."""
     if type(tensor) in PLAIN_TYPES and _is_usual(tensor):
-        return None  # nearly all of them, and asked at every save
+        return None  # a fast path for nearly all tensors: every save calls this
     if type(tensor) not in PLAIN_TYPES:
         return f"a tensor of the subclass {type(tensor).__qualname__}"
     if tensor.is_nested:
@@ -49,26 +49,26 @@ def _is_usual(tensor: torch.Tensor) -> bool:
 
 
 def in_order(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """A copy whose elements lie in memory as these strides say."""
+    """A copy with these strides."""
     shape, dtype, device = tensor.shape, tensor.dtype, tensor.device
     return torch.empty_strided(shape, tuple(stride), dtype=dtype, device=device).copy_(tensor)
 
 
 def sparse_parts(tensor: torch.Tensor) -> tuple[list[Any], dict[str, torch.Tensor]]:
-    """What makes up a sparse tensor: (size, whether coalesced), and its parts by name."""
+    """A sparse tensor as [size, whether coalesced], and its parts by name."""
     parts = dict(zip(("indices", "values"), of_torch.coo_parts(tensor), strict=True))
     return [list(tensor.shape), tensor.is_coalesced()], parts
 
 
 def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """What has memory of its own: the tensor, or the parts of a sparse one, its values last."""
+    """The strided tensors with the data: the tensor itself, or a sparse one's parts."""
     if tensor.layout is torch.strided:
         return [tensor]
     return list(sparse_parts(tensor.detach())[1].values())
 
 
 def are_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two strided tensors of one shape, dtype and device hold the same, NaNs included."""
+    """Whether two strided tensors of the same shape, dtype and device are bitwise equal."""
     if not a.numel():
         return True
     raw = [one.contiguous().reshape(-1).view(torch.uint8) for one in (a, b)]
@@ -76,7 +76,7 @@ def are_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def sparse(described: list[Any], parts: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The sparse tensor of these parts, its indices checked to lie within its size."""
+    """The sparse tensor made of these parts; raises if an index is out of range."""
     size, is_coalesced = described
     return torch.sparse_coo_tensor(
         parts["indices"],

@@ -2,8 +2,8 @@
 
     8 bytes: length of the header | the header, JSON | the tensors' bytes, without gaps
 
-`safetensors.torch.load_file` reads it. Dtypes that the format lacks (complex128) are kept as
-their real parts, noted in the header's metadata. Source: the safetensors format specification.
+`safetensors.torch.load_file` reads it. complex128, which the format lacks, is stored as pairs of
+float64 and listed in the header's metadata. Source: the safetensors format specification.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from forge.filesystem import durable
 from forge.filesystem.files import write_all
 
 MAX_HEADER = 100_000_000
-"""Bytes of JSON that the specification allows in front of the tensors."""
+"""Size limit of the header in the specification."""
 
 DTYPES = {
     "F64": torch.float64,
@@ -41,28 +41,28 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""The format's names."""
+"""The format's names of dtypes."""
 
 WRITTEN = {*DTYPES.values(), torch.complex128}
-"""What can be written."""
+"""Dtypes that can be saved."""
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Layout:
-    """Where the tensors of one file lie.
+    """The positions of the tensors in one file.
 
     Args:
-        tensors: By name, of dtypes in `WRITTEN`; what they are, not their values, makes the layout.
-        notes: More of the header's metadata; whoever does not know a key passes over it.
+        tensors: By name, of dtypes in `WRITTEN`; the layout depends on dtypes and shapes only.
+        notes: Extra metadata for the header; readers ignore unknown keys.
     Raises:
-        CheckpointError: Where their names and shapes are more than would be read again.
+        CheckpointError: If names and shapes exceed the size limit of the header.
     """
 
     def __init__(
         self, tensors: dict[str, torch.Tensor], notes: Mapping[str, str] | None = None
     ) -> None:
-        # Widest first: every tensor then begins at a multiple of its item size.
+        # Widest dtype first, so that every tensor begins at a multiple of its item size.
         names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
         header: dict[str, Any] = {}
         complex128: list[str] = []
@@ -86,11 +86,11 @@ class Layout:
         text += b" " * (-(8 + len(text)) % 64)  # complex128 needs 16, other libraries like 64
         if len(text) > MAX_HEADER:
             raise CheckpointError(
-                f"The names and shapes of {len(tensors)} tensors are {len(text)} bytes of JSON; at"
-                f" most {MAX_HEADER} are read again. Let state_dict() return fewer, larger tensors."
+                f"The names and shapes of {len(tensors)} tensors are {len(text)} bytes of JSON; the"
+                f" limit is {MAX_HEADER}. Let state_dict() return fewer, larger tensors."
             )
         self.head = len(text).to_bytes(8, "little") + text
-        """What stands before the tensors."""
+        """The bytes before the tensors: header length and header."""
         begin = len(self.head)
         self.places = {name: (begin + a, begin + b) for name, (a, b) in places.items()}
         """Name -> begin and end in the file, in the order of the file."""
@@ -99,7 +99,7 @@ class Layout:
 
 
 def write_small(path: Path, content: bytes) -> dict[str, Any]:
-    """Write a new file and sync it; return what the manifest says of it."""
+    """Write a new file and sync it; return its entry for the manifest."""
     with durable.new_file(path) as fd:
         write_all(fd, content)
     return entry_of(content)

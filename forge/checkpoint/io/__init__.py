@@ -1,1 +1,1 @@
-"""Memory for copies, and a file that several threads write and checksum."""
+"""Host memory for copies, and files that several threads write and checksum."""

@@ -1,8 +1,8 @@
-"""Memory for copies of the state: taken once, touched once, used for every save.
+"""A host buffer for copies of the state: allocated and touched once, reused by every save.
 
-A page that is written for the first time costs three to four times a copy into one that was: hence
-one arena per run. Children that training forks do not get it (`MADV_DONTFORK`): DataLoader workers
-would pay for every page that a save writes meanwhile.
+The first write to a page takes three to four times as long as later ones: hence one buffer per
+run. Forked children do not inherit it (`MADV_DONTFORK`): otherwise each page that a save writes
+would be copied for the DataLoader workers.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import torch
 from forge import messages
 
 PAGE = 4096
-"""What O_DIRECT asks of addresses, sizes and places in a file."""
+"""O_DIRECT needs addresses, sizes and file offsets that are multiples of this."""
 
 _HUGE = 2 << 20
 
 
 class Arena:
-    """`size` bytes at the start of a page, in memory of this process alone.
+    """`size` bytes of page-aligned private memory.
 
     Raises:
-        MemoryError: Where there is not so much.
+        MemoryError: If there is not enough memory.
     """
 
     def __init__(self, size: int, *, is_pinned: bool = False) -> None:
@@ -39,21 +39,21 @@ class Arena:
         self.bytes = whole[begin : begin + size]
         """uint8, shape [size]."""
         self.memory = memoryview(mapping)[begin : begin + size]
-        """The same, for reading and writing files."""
+        """The same memory, for reading and writing files."""
         self.bytes.zero_()
         self._unpin = _pin(self.bytes) if is_pinned and size else None
 
     def close(self) -> None:
-        """Unpin the memory; it goes back once no view of it is left."""
+        """Unpin the memory; it is freed once no view of it is left."""
         if self._unpin is not None:
             self._unpin()
 
 
 def fresh_memory(size: int) -> mmap.mmap:
-    """Bytes that nothing else has, in huge pages where there are such: small ones cost more.
+    """Newly mapped private memory, in huge pages if the kernel has them, which is faster.
 
     Raises:
-        MemoryError: Where there are not so many.
+        MemoryError: If there is not enough memory.
     """
     try:
         mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -64,16 +64,16 @@ def fresh_memory(size: int) -> mmap.mmap:
 
 
 def in_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
-    """Ask for huge pages for a tensor that nobody has written to; returns the tensor.
+    """Request huge pages for a tensor that was never written to; returns the tensor.
 
-    Without, the first write to each small page takes longer than reading a file to it. A mapping
-    of our own would not do: its storage cannot be resized.
+    Without them, the first write to each small page takes longer than reading the file into it.
+    A tensor over a mapping of our own would not work: its storage cannot be resized.
     """
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     begin = -(-tensor.data_ptr() // PAGE) * PAGE
     end = (tensor.data_ptr() + tensor.nbytes) // PAGE * PAGE
     if advice is not None and tensor.device.type == "cpu" and end - begin >= _HUGE:
-        # It fails if the kernel has no huge pages: slower, and no worse.
+        # This fails if the kernel has no huge pages, which only makes loading slower.
         ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), advice)
     return tensor
 
@@ -82,19 +82,19 @@ def _advise(mapping: mmap.mmap, name: str) -> None:
     advice = getattr(mmap, name, None)
     if advice is None:
         return
-    with suppress(OSError):  # a kernel built without huge pages, say: slower, and no worse
+    with suppress(OSError):  # for example a kernel without huge pages, which is only slower
         mapping.madvise(advice)
 
 
 def _pin(memory: torch.Tensor) -> Callable[[], object] | None:
-    """Let CUDA copy into this memory by itself; without, copies go through a small buffer."""
+    """Pin the memory, so that CUDA copies into it directly instead of through a small buffer."""
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = memory.data_ptr()
     code = int(runtime.cudaHostRegister(address, memory.numel(), 0))
     if code:
         messages.warn(
-            f"{memory.numel()} bytes of memory could not be pinned for saves (CUDA error {code};"
-            " see `ulimit -l`): copying the state takes longer."
+            f"Could not pin {memory.numel()} bytes of host memory for saves (CUDA error {code};"
+            " check `ulimit -l`): copying the state from the GPU takes longer."
         )
         return None
     return weakref.finalize(memory, runtime.cudaHostUnregister, address)

@@ -1,4 +1,4 @@
-"""Bytes copied from one tensor to another, by threads of our own."""
+"""Copying bytes between tensors, in threads other than torch's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def num_threads() -> int:
-    """Threads that read or copy: one for each of our cores, but no more than a disk can feed."""
+    """Number of threads that read or copy: one per available core, at most 4 (disk bandwidth)."""
     if hasattr(os, "sched_getaffinity"):
         return min(4, len(os.sched_getaffinity(0)))
     return min(4, os.cpu_count() or 1)
@@ -21,14 +21,14 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def bytes_of(tensor: torch.Tensor, begin: int, count: int) -> memoryview:
-    """Bytes of a tensor of uint8 on the CPU, for reading a file to; the tensor outlives them."""
+    """Bytes of a uint8 tensor on the CPU, to read a file into; keep the tensor alive meanwhile."""
     return memoryview((ctypes.c_char * count).from_address(tensor.data_ptr() + begin)).cast("B")
 
 
 def copy_bytes(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy between contiguous tensors of uint8, of which one may be on another device."""
+    """Copy between contiguous uint8 tensors; one of them can be on another device."""
     if target.device.type == source.device.type == "cpu":
-        # Not copy_: each thread that calls it gets threads of OpenMP of its own.
+        # Not copy_: it would start OpenMP threads for each thread that calls it.
         ctypes.memmove(target.data_ptr(), source.data_ptr(), len(source))
     else:
         target.copy_(source)

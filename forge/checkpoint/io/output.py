@@ -1,8 +1,8 @@
-"""A file that two threads write and checksum, past the page cache where the file system lets them.
+"""Two threads write and checksum a file, bypassing the page cache if the file system allows it.
 
-O_DIRECT spares a copy of every byte and does not push out of memory what training reads. It asks
-for whole pages: the last, broken one is written without it. tmpfs and some network disks refuse it,
-some only when it is used.
+O_DIRECT avoids a copy of every byte and does not evict the training data from the page cache. It
+needs whole pages: the last, partial page is written without it. tmpfs and some network file
+systems refuse O_DIRECT, some of them only at the first write.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from forge.process import sections
 from forge.process.progress import Section
 
 NUM_THREADS = 2
-"""Checksums of one chunk are made while another is written."""
+"""One thread computes the checksum of a chunk while the other writes."""
 
 Reader = Callable[[int], memoryview]
-"""Number of a chunk -> its bytes, at the start of a page; good until the same thread asks again."""
+"""Number of a chunk -> its bytes, page-aligned; valid until the thread's next call."""
 
 
 def write_file(path: Path, size: int, readers: list[Reader]) -> dict[str, Any]:
     """Write a new file of `size` bytes, one thread for each reader, and sync it.
 
     Returns:
-        What the manifest says of the file.
+        The file's entry for the manifest.
     Raises:
         OSError: From the disk.
     """
@@ -54,7 +54,7 @@ class _Output:
         self._failures: list[BaseException] = []
 
     def write(self, readers: list[Reader]) -> None:
-        """All chunks, then what is left of the last one."""
+        """Write all chunks, then the last partial page."""
         helpers = [
             threading.Thread(target=self._work, args=(reader,), name="forge-write", daemon=True)
             for reader in readers[1 : len(self.checksums)]
@@ -87,16 +87,16 @@ class _Output:
 
     def _put(self, piece: memoryview, position: int) -> None:
         while piece:
-            was_direct = self._is_direct  # the other thread may find out meanwhile
+            was_direct = self._is_direct  # the other thread can change it meanwhile
             try:
                 count = os.pwrite(self._fd, piece, position)
             except OSError as error:
                 if error.errno != errno.EINVAL or not was_direct:
                     raise
-                self._set_direct(is_direct=False)  # refused where it is used
+                self._set_direct(is_direct=False)  # refused at the first write
                 continue
             if was_direct and count % PAGE:
-                count -= count % PAGE  # a disk about to be full: the next call says so
+                count -= count % PAGE  # the disk is nearly full: the next write raises
                 if not count:
                     self._set_direct(is_direct=False)
             piece, position = piece[count:], position + count
@@ -113,5 +113,5 @@ class _Output:
         except OSError:
             if not is_direct:
                 raise
-            return  # refused by the file system: through the page cache, then
+            return  # refused by the file system: use the page cache
         self._is_direct = is_direct

@@ -1,1 +1,1 @@
-"""Reading a checkpoint: verified, and into live tensors where there are such."""
+"""Reading a checkpoint: verify it, then read into the live tensors if there are any."""

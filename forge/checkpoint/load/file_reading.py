@@ -1,7 +1,7 @@
-"""One file of a checkpoint, read: checked as it is read, and put where its bytes belong.
+"""Reading one file of a checkpoint into tensors, with its checksums verified while reading.
 
-Threads share the chunks: reading, CRC-32 and copying release the interpreter's lock. Nothing is
-mapped: a mapped file that shrinks kills the process.
+Threads share the chunks: reading, CRC-32 and copying release the GIL. Files are not mapped with
+mmap: if a mapped file shrinks, the process is killed.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ from forge.process import sections
 from forge.process.progress import Section
 
 _STEP = 1 << 20
-"""Bytes read at once: they are still in the cache for the checksum and the copy."""
+"""Bytes per read: few enough to be in the CPU's cache still for the checksum and the copy."""
 
 _DIRECT = 64 << 10
-"""Bytes of one tensor that are read straight into it; fewer go through a buffer, with others."""
+"""From this many bytes on, a tensor is read directly; smaller ones are copied from a buffer."""
 
 _LINE = 64
 """Bytes of a cache line."""
 
 _AHEAD = 2
-"""Chunks that the system is asked to read before they are needed, for each thread."""
+"""Chunks of read-ahead for each thread."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where the bytes from `begin` of a file go: uint8, shape [bytes], on any device."""
+    """Memory for the bytes of a file from `begin` on: uint8, shape [bytes], on any device."""
 
     begin: int
     memory: torch.Tensor
 
     @property
     def end(self) -> int:
-        """Where they end in the file."""
+        """The offset in the file after the last byte."""
         return self.begin + len(self.memory)
 
 
 class CheckedFile:
-    """A plain file, open, of the size that the manifest says.
+    """An open regular file of the size that the manifest names.
 
     Args:
-        entry: What the manifest says of it.
-        is_checked: Whether bytes are compared with its checksums.
+        entry: The file's entry in the manifest.
+        is_checked: Whether to verify its checksums.
     Raises:
-        DamagedCheckpoint: Where it is missing, is no plain file or has another size.
+        DamagedCheckpoint: If it is missing, is not a regular file or has another size.
     """
 
     def __init__(self, path: Path, entry: dict[str, Any], *, is_checked: bool = True) -> None:
@@ -70,24 +70,24 @@ class CheckedFile:
         except OSError as error:
             raise self._damage(f"cannot be opened: {error.strerror}") from error
         self.close = weakref.finalize(self, os.close, self._fd)
-        """Closes it, once; forgetting it does the same."""
+        """Closes the file, once; garbage collection does the same."""
         size = os.fstat(self._fd).st_size
-        if size != self.size:  # before any memory is asked for
+        if size != self.size:  # before any memory is allocated
             raise self._damage(f"expected {self.size} bytes, found {size}")
 
     def read(self, targets: Sequence[Target], *, is_whole: bool) -> None:
-        """Read to `targets`, which are in order and do not overlap.
+        """Read into `targets`, which must be sorted and not overlap.
 
         Args:
-            is_whole: Whether to check what belongs to none of them, too.
+            is_whole: Whether to verify the rest of the file, too.
         Raises:
-            DamagedCheckpoint: Where bytes are missing or have changed; what was read is undefined.
+            DamagedCheckpoint: If bytes are missing or have changed; the targets are then undefined.
         """
         filled = [target for target in targets if len(target.memory)]
         wanted = {n for one in filled for n in range(one.begin // CHUNK, num_chunks(one.end))}
         if is_whole and self._is_checked:
             wanted = set(range(len(self._checksums)))
-        # Threads copy on streams of their own: what the caller's has to do to a tensor comes first.
+        # The threads copy on other CUDA streams: wait for the caller's work on these tensors.
         for device in {one.memory.device for one in filled if one.memory.is_cuda}:
             torch.cuda.synchronize(device)
         chunks = _Chunks(self._fd, self.size, filled)
@@ -100,18 +100,18 @@ class CheckedFile:
             except EOFError as error:
                 raise self._damage(f"ends after {error} of {self.size} bytes") from error
             finally:
-                pool.shutdown(cancel_futures=True)  # once one has changed no other need be read
+                pool.shutdown(cancel_futures=True)  # after the first damaged chunk, read no more
 
     def _check(self, number: int, found: int) -> None:
         if self._checksums[number] == found or not self._is_checked:
             return
         raise self._damage(
-            f"expected CRC-32 {self._checksums[number]:08x} of the {CHUNK} bytes from"
-            f" {number * CHUNK} on, found {found:08x}: bytes have changed"
+            f"expected CRC-32 {self._checksums[number]:08x} for the {CHUNK} bytes at offset"
+            f" {number * CHUNK}, found {found:08x}: the content has changed since it was saved"
         )
 
     def head(self, count: int) -> bytes:
-        """The first bytes, not checked."""
+        """The first bytes, without verifying them."""
         found = b""
         while len(found) < count:
             piece = os.pread(self._fd, count - len(found), len(found))
@@ -132,7 +132,7 @@ class CheckedFile:
 
 
 class _Chunks:
-    """Reads chunks of a file to the targets that lie in them, in any thread."""
+    """Reads chunks of a file into the targets that overlap them; thread-safe."""
 
     def __init__(self, fd: int, size: int, targets: Sequence[Target]) -> None:
         self._fd = fd
@@ -147,7 +147,7 @@ class _Chunks:
         if hasattr(os, "posix_fadvise"):
             ahead = at + _AHEAD * num_threads() * CHUNK
             os.posix_fadvise(self._fd, ahead, CHUNK, os.POSIX_FADV_WILLNEED)
-        # Taken and given back, so that threads do not share one.
+        # Each thread takes a buffer and returns it, so that threads do not share one.
         buffer = self._spare.pop() if self._spare else bytearray(_STEP)
         checksum = 0
         while at < end:
@@ -165,7 +165,7 @@ class _Chunks:
         return number, checksum
 
     def _straight(self, begin: int, end: int) -> memoryview | None:
-        """The memory of the bytes from `begin` on, if one target on the CPU takes a good many."""
+        """Memory to read the bytes from `begin` into directly, if a CPU target takes enough."""
         index = bisect.bisect_right(self._ends, begin)
         if index == len(self._targets):
             return None
@@ -173,7 +173,7 @@ class _Chunks:
         count = min(end, target.end) - begin
         if begin < target.begin or count < _DIRECT or target.memory.device.type != "cpu":
             return None
-        # Up to the next cache line first: the kernel copies to one two to three times as fast.
+        # First up to the next cache line: the kernel copies 2-3 times as fast to aligned memory.
         shift = (target.memory.data_ptr() + begin - target.begin) % _LINE
         return bytes_of(target.memory, begin - target.begin, _LINE - shift if shift else count)
 

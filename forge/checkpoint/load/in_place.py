@@ -1,4 +1,4 @@
-"""Which live tensors a checkpoint can be read straight into."""
+"""Which live tensors a checkpoint can be read into directly, without a copy."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from forge.checkpoint.format.tensor_encoding import PLAIN_TYPES
 from forge.errors import StateMismatch
 
 Offers = Iterable[tuple[Any, "torch.Tensor | Like"]]
-"""Leaves of an outline, each with a live tensor for what belongs there, or one that it is like."""
+"""Pairs of a leaf of an outline and its live tensor, or a tensor that is sharded like it."""
 
 
 def shardings(outline: Outline, pairs: Offers) -> dict[str, torch.Tensor]:
-    """For what is to be sharded, by name, a live tensor that is sharded so.
+    """Name -> live DTensor, for each tensor that has to be sharded like that one.
 
     Raises:
-        StateMismatch: Where one tensor was saved, and several are there that do not share it.
+        StateMismatch: If one saved tensor corresponds to live tensors with different shardings.
     """
     found: dict[str, torch.Tensor] = {}
     for leaf, offered in pairs:
@@ -31,16 +31,16 @@ def shardings(outline: Outline, pairs: Offers) -> dict[str, torch.Tensor]:
             continue
         if shards.shard_of(found.setdefault(name, live)) != shards.shard_of(live):
             raise StateMismatch(
-                f"{name}: was one tensor when it was saved, and is sharded in two ways here. Tie"
-                " the parameters before fully_shard, as they were then"
+                f"{name}: was one (tied) tensor when it was saved, but is sharded in two different"
+                " ways here. Tie the parameters before fully_shard, as when it was saved"
             )
     return found
 
 
 def targets(outline: Outline, pairs: Offers) -> dict[str, torch.Tensor]:
-    """The live tensors that can be read into, by the names of what belongs there.
+    """Name -> live tensor, for each saved tensor that can be read into it directly.
 
-    Not where something else in the state refers to the same data, and would see it change.
+    Left out if another part of the state refers to the same data, which would change with it.
     """
     offers: dict[str, list[torch.Tensor]] = {}
     for leaf, live in pairs:
@@ -77,7 +77,7 @@ def _has_memory(live: torch.Tensor) -> bool:
 
 
 def _shared(offers: dict[str, list[torch.Tensor]]) -> set[str]:
-    """Names whose live tensors share a storage with those of others: there, the order matters."""
+    """Names whose live tensors share storage with other names': the order of reading matters."""
     names_in: dict[tuple[torch.device, int], set[str]] = {}
     for name, lives in offers.items():
         for live in filter(_has_memory, map(shards.local, lives)):

@@ -1,4 +1,4 @@
-"""Checkpoints looked at from outside: found, verified, read; nothing is claimed or written."""
+"""`forge.load`: find, verify and read a checkpoint without claiming or writing anything."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from forge.jobdir import job_dir
 from forge.jobdir.job_files import forge_dir
 
 _TRIES = 5
-"""A running job removes old checkpoints while one is looking."""
+"""Attempts to find a checkpoint: a running job can remove old ones in the meantime."""
 
 
 def load(path: str | os.PathLike[str], *, verify: str = "full") -> Checkpoint:
-    """Read a checkpoint to look at it: `forge.load("outputs/…").state`.
+    """Read a checkpoint to inspect it: `forge.load("outputs/…").state`.
 
-    Nothing is claimed or written, so that it works beside a running job and on a read-only
-    directory; nothing is executed or imported, so that it can be anybody's.
+    It writes nothing and takes no claim, so it works while the job is running and on a read-only
+    directory. It executes and imports nothing from the checkpoint, so untrusted files are safe.
 
     Args:
-        path: A step directory; or a checkpoint directory or a job's directory, of which the
-            newest checkpoint that verifies is taken, as a resume would. Of a finished job it is
-            the state at the exit of its `with` block, also if a start begins with an earlier one.
+        path: A step directory; or a checkpoint directory or a job's directory, from which the
+            newest checkpoint that verifies is read, as a resume does. For a finished job, the
+            state at the end of its `with` block, even if a resume uses an earlier one.
         verify: `full` (checksums), `size` or `none`.
     Returns:
-        With `path`, `manifest` and `state`: `state["live"]["states"]` has the objects given to
-        `forge.Run`, by name.
+        A Checkpoint with `path`, `manifest` and `state`: `state["live"]["states"]` has the
+        objects passed to `forge.Run`, by name.
     Raises:
-        CheckpointError: Where there is no checkpoint.
-        DamagedCheckpoint: Saying which file is wrong, what was expected and what was found.
+        CheckpointError: If there is no checkpoint.
+        DamagedCheckpoint: Names the damaged file, what was expected and what was found.
         ValueError: For another value of `verify`.
     """
     if verify not in Verify.__members__:
@@ -50,7 +50,7 @@ def load(path: str | os.PathLike[str], *, verify: str = "full") -> Checkpoint:
     try:
         if not where.exists():
             gone = f" It is a link to {os.readlink(path)}." if path.is_symlink() else ""
-            raise CheckpointError(f"{path}: there is nothing here.{gone} {_EXPECTED}")
+            raise CheckpointError(f"{path}: does not exist.{gone} {_EXPECTED}")
         if not where.is_dir():
             raise CheckpointError(f"{path}: is a file. {_EXPECTED}")
         if step_of(where) is not None or os.path.lexists(where / manifest.NAME):
@@ -85,7 +85,7 @@ def _newest(directory: Path, read: Callable[[Path], Checkpoint]) -> Checkpoint:
                 passed_over |= damaged
         if found is not None:
             for error in passed_over.values():
-                messages.warn(f"Passed over {error}")
+                messages.warn(f"Skipped a checkpoint: {error}")
             return found
         if step_dirs(directory) == candidates:
             break
@@ -94,7 +94,7 @@ def _newest(directory: Path, read: Callable[[Path], Checkpoint]) -> Checkpoint:
 
 
 def _checkpoint_dir(where: Path) -> Path:
-    """The directory of checkpoints that `where` is, or that the job there has."""
+    """The checkpoint directory: `where` itself, or that of the job in `where`."""
     configured = job_dir.checkpoint_dir(where)
     below = _directories(where)
     own = [configured] if configured else []
@@ -104,7 +104,9 @@ def _checkpoint_dir(where: Path) -> Path:
             return found[0]
         if found:
             names = ", ".join(os.path.relpath(path, where) for path in found)
-            raise CheckpointError(f"{where}: has several directories of checkpoints: {names}")
+            raise CheckpointError(
+                f"{where}: has several directories of checkpoints. Name one of them: {names}"
+            )
     if forge_dir(where).is_dir():
         raise CheckpointError(f"{where}: this job has not saved a checkpoint yet")
     jobs = [path.name for path in below if forge_dir(path).is_dir()]
@@ -119,5 +121,5 @@ def _directories(path: Path) -> list[Path]:
 
 
 def _has_steps(path: Path) -> bool:
-    """Two looks: one can miss both what is renamed to its place and what is removed meanwhile."""
+    """List twice: one listing can miss the new checkpoint and the one removed meanwhile."""
     return path.is_dir() and bool(step_dirs(path) or step_dirs(path))

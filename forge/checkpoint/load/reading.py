@@ -1,12 +1,12 @@
-"""A checkpoint, read and verified; into live tensors where there are such.
+"""Read and verify a checkpoint, then read it into live tensors if there are any.
 
-The steps of `read`, of which none changes anything that is live:
+The steps of `read`, which does not change any live object:
 
     manifest, sizes, state as JSON     verified, decoded with tensors that have no data
     `place`                            compares that with the live objects, offers their tensors
-    tensors                            verified; those without an offer are read into fresh memory
+    tensors                            all verified; those without a live tensor are loaded
 
-`Checkpoint.fill` then reads the others to where they were offered a place.
+`Checkpoint.fill` then reads the others into the live tensors.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from forge.errors import CheckpointError, DamagedCheckpoint
 from forge.filesystem.steps import step_of
 
 Place = Callable[[dict[str, Any]], Offers | None]
-"""Takes a state whose tensors have no data; gives pairs of such a tensor and a live one for it.
+"""Takes a state whose tensors have no data; returns pairs of such a tensor and a live one for it.
 
-None says that the state has to stay as it was read, because it will be loaded more than once.
+It returns None if the state must not share memory with live tensors, since it is loaded again.
 """
 
 
@@ -48,18 +48,18 @@ class Checkpoint:
     path: Path
     manifest: Manifest
     state: dict[str, Any]
-    """With live tensors where `place` offered them: they have their values after `fill`."""
+    """Contains the live tensors that `place` offered; these have their values after `fill`."""
     _owned: frozenset[int] = field(default=frozenset(), compare=False, repr=False)
     _tensors: Sources | None = field(default=None, compare=False, repr=False)
     _pending: dict[str, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def differing(self, *prefixes: str) -> list[str]:
-        """Names of tensors that another rank than 0 had otherwise, shards left out.
+        """Names of unsharded tensors that had other values on another rank than on rank 0.
 
-        To be asked before `fill`; none where the files that nobody reads are damaged.
+        Call it before `fill`; empty if files that this rank does not read are damaged.
 
         Args:
-            prefixes: With one of which they begin.
+            prefixes: Return only names that begin with one of these.
         Returns:
             The names, each once.
         """
@@ -69,13 +69,13 @@ class Checkpoint:
         return []
 
     def fill(self) -> frozenset[int]:
-        """Read what belongs into live tensors, once.
+        """Read the tensors that `place` offered, once.
 
         Returns:
-            The `id` of tensors in `state` which whoever loads it may keep: nothing else refers to
-            them.
+            The `id` of each tensor in `state` that `load_state_dict` can keep without a copy,
+            since nothing else refers to it.
         Raises:
-            CheckpointError: Where that failed half-way.
+            CheckpointError: If reading failed, so that live tensors are half-loaded.
         """
         if not self._pending:
             return self._owned
@@ -84,9 +84,9 @@ class Checkpoint:
             self._tensors.read(self._pending, is_whole=False)
         except DamagedCheckpoint as error:
             raise CheckpointError(
-                f"{self.path}: could be verified, but not be read again: {error}. The live objects"
-                " now hold a part of it, so that training cannot continue with them. Start the job"
-                " again."
+                f"{self.path}: was verified, but reading it into the model and optimizer failed:"
+                f" {error}. They are now only partly loaded, so training cannot continue. Start"
+                " the job again."
             ) from error
         finally:
             self._pending.clear()
@@ -97,7 +97,7 @@ class Checkpoint:
 def first_good(
     candidates: Iterable[Path], read_one: Callable[[Path], Checkpoint]
 ) -> tuple[Checkpoint | None, dict[Path, DamagedCheckpoint]]:
-    """The first that verifies, if one does; and what is wrong with those before it."""
+    """The first checkpoint that verifies, or None; and the errors of those before it."""
     passed_over: dict[Path, DamagedCheckpoint] = {}
     for path in candidates:
         try:
@@ -118,23 +118,23 @@ def read(
 ) -> Checkpoint:
     """Read one rank's part of the checkpoint in the directory `path`.
 
-    Where another number of ranks has saved it, each gets what rank 0 had, and of what was sharded
-    the part that it is to hold now.
+    If the number of ranks has changed, each rank gets the state of rank 0, and of sharded tensors
+    the part that it has now.
 
     Args:
         path: The directory.
-        place: Offers live tensors, which `Checkpoint.fill` will overwrite; whatever it raises
-            comes out of here, unless the checkpoint turns out to be damaged.
-        verify: What is checked; its manifest and layout always are.
-        rank: Whose part.
-        size: Ranks that there are to be; None: as many as saved it.
-        personal: Keys of the state that remain each rank's own where it was there already.
+        place: Offers live tensors, which `Checkpoint.fill` overwrites. Its exceptions are raised
+            here, unless the checkpoint turns out to be damaged.
+        verify: What to verify; the manifest and the layout always are.
+        rank: The rank whose part is read.
+        size: The number of ranks now; None: as many as saved the checkpoint.
+        personal: Keys of the state that each rank that existed before keeps for itself.
     Raises:
-        DamagedCheckpoint: Saying which file is wrong, what was expected and what was found.
+        DamagedCheckpoint: Names the damaged file, what was expected and what was found.
     """
     described = manifest.read(path)
-    if step_of(path) not in (None, described.step):  # None: a copy of another name
-        raise DamagedCheckpoint(f"its manifest is that of step {described.step}")
+    if step_of(path) not in (None, described.step):  # None: a copy under another name
+        raise DamagedCheckpoint(f"its manifest is for step {described.step}")
     if verify is not Verify.none:
         manifest.check_sizes(path, described)
     _check_ranks(described)
@@ -159,7 +159,7 @@ def _read(
     rank: int,
     personal: Collection[str] | None,
 ) -> Checkpoint:
-    """See `read`; `personal` is None where as many ranks have saved it."""
+    """See `read`; `personal` is None if the number of ranks has not changed."""
     is_resized = personal is not None
     base = 0 if is_resized else rank
     tree = files.tree(base)
@@ -181,11 +181,11 @@ def _read(
             wanted = shards.shard_of(sharded[name]).box if name in sharded else whole
             outline[name] = sources.want(name, wanted, shard)
     except CheckpointError:
-        files.verify()  # damage, if there is any, is what explains the rest
+        files.verify()  # if the files are damaged, that is the cause of the error
         raise
     placed = targets(outline, offers)
     devices = {**outline.devices, **{name: one.device for name, one in sharded.items()}}
-    if is_resized:  # rank 0's device is not this one's
+    if is_resized:  # the state is rank 0's, with rank 0's device index
         devices = {name: torch.device(one.type) for name, one in devices.items()}
     values = _fresh(outline, placed, devices)
     sources.read(values, is_whole=True)
@@ -202,22 +202,22 @@ def _read(
 def _fresh(
     outline: Outline, placed: Container[str], devices: Mapping[str, torch.device]
 ) -> dict[str, torch.Tensor]:
-    """Memory for the tensors that are not placed."""
+    """Empty tensors for those without a live tensor."""
     try:
         return {
             name: in_huge_pages(torch.empty_like(tensor, device=devices.get(name, "cpu")))
             for name, tensor in outline.items()
             if name not in placed and name in outline.uses
         }
-    except RuntimeError as error:  # or a header that asks for what nobody has
-        raise DamagedCheckpoint(f"there is no memory to read it: {error}") from error
+    except RuntimeError as error:  # too little memory, or a damaged header asks for too much
+        raise DamagedCheckpoint(f"there is not enough memory to read it: {error}") from error
 
 
 def _check_ranks(described: Manifest) -> None:
-    """Refuse what is not the files of each rank."""
+    """Raise DamagedCheckpoint unless the manifest names the files of each rank and no others."""
     names = {name for rank in range(described.world_size) for name in files_of(rank)}
     if described.files.keys() != names:
         raise DamagedCheckpoint(
-            f"expected the files {', '.join(sorted(names)[:4])} in its manifest, found"
+            f"expected its manifest to name the files {', '.join(sorted(names)[:4])}, found"
             f" {', '.join(sorted(described.files)[:4])}"
         )

@@ -1,9 +1,8 @@
-"""Where the values of a state's tensors lie: in one rank's files, or in parts in those of many.
+"""Where to read each tensor from: one rank's file, or pieces of several ranks' files.
 
-Each rank's file has what it alone has; what that lacks is what rank 0 has under the same name. A
-shard that another rank holds now, or a larger or smaller part of the whole, is put together from
-the shards of all ranks that it overlaps with. Only those files are opened, and each that is opened
-is verified.
+A rank's file has the tensors that differ from rank 0's; all others are read from rank 0's file,
+under the same name. If the sharding has changed, a shard is assembled from all saved shards that
+it overlaps. Only the needed files are opened, and every opened file is verified.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from forge.errors import DamagedCheckpoint
 
 
 class RankFiles:
-    """The files of all ranks of a checkpoint, each opened once it is asked for.
+    """The files of all ranks of a checkpoint, each opened on first use.
 
     Args:
-        described: What it consists of.
-        opened: Opens one by its name.
+        described: The checkpoint's manifest.
+        opened: Opens a file by its name.
     """
 
     def __init__(self, described: Manifest, opened: Callable[[str], CheckedFile]) -> None:
@@ -41,13 +40,13 @@ class RankFiles:
         self._texts: dict[int, bytes] = {}
         self._files: list[CheckedFile] = []
         self.tensors: dict[int, TensorFile] = {}
-        """Those that were opened, by rank."""
+        """Rank -> its tensors' file, if it was opened."""
 
     def tree(self, rank: int, prefix: str = "") -> Any:
         """A rank's state as JSON.
 
         Args:
-            prefix: Stands before the names of its tensors.
+            prefix: Prepended to the names of its tensors.
         """
         name, _ = files_of(rank)
         if rank not in self._texts:
@@ -65,28 +64,28 @@ class RankFiles:
             raise DamagedCheckpoint(f"{name} cannot be read: {error}") from error
 
     def file(self, rank: int) -> TensorFile:
-        """A rank's tensors."""
+        """A rank's tensors' file."""
         if rank not in self.tensors:
             self._files.append(self._opened(files_of(rank)[1]))
             self.tensors[rank] = TensorFile(self._files[-1])
         return self.tensors[rank]
 
     def verify(self) -> None:
-        """Check all bytes of the tensors' files that are open.
+        """Verify the checksums of all open tensors' files.
 
         Raises:
-            DamagedCheckpoint: Where some have changed.
+            DamagedCheckpoint: If bytes have changed.
         """
         for one in self._files:
             one.read([], is_whole=True)
 
     def close(self) -> None:
-        """Close them."""
+        """Close all open files."""
         for one in self._files:
             one.close()
 
     def holder(self, rank: int, name: str) -> TensorFile:
-        """Where a rank's tensor of this name lies: in its own file, or in that of rank 0."""
+        """The file with a rank's tensor of this name: its own, or that of rank 0."""
         for one in (rank, 0):
             if name in self.file(one).outline:
                 return self.file(one)
@@ -94,7 +93,7 @@ class RankFiles:
 
     @functools.cached_property
     def shards(self) -> dict[str, list[tuple[int, Shard]]]:
-        """What each rank holds of each sharded tensor, by name."""
+        """Name of a sharded tensor -> (rank, its shard), for all ranks."""
         found: dict[str, list[tuple[int, Shard]]] = {}
         for rank in range(self.num_ranks):
             try:
@@ -119,22 +118,22 @@ def _shards(tree: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A box of a tensor that an entry of a file has."""
+    """A box of a tensor that is stored in one file."""
 
     file: TensorFile
     name: str
     box: Box
-    """The part of the whole tensor that this file holds."""
+    """The part of the whole tensor that is in this file."""
     common: Box
     """The part of `box` that the reader needs."""
 
 
 class Sources:
-    """The tensors of a state by name.
+    """The tensors of one rank's state, by name.
 
     Args:
-        files: Of all ranks.
-        rank: Whose names they are.
+        files: The files of all ranks.
+        rank: The rank whose tensors are read.
     """
 
     def __init__(self, files: RankFiles, rank: int) -> None:
@@ -145,7 +144,7 @@ class Sources:
         self.include(rank)
 
     def include(self, rank: int, prefix: str = "") -> None:
-        """Know a rank's tensors, by their names with `prefix` before them."""
+        """Add a rank's tensors, with `prefix` prepended to their names."""
         for one in (0, rank):
             file = self._files.file(one)
             self._entries |= {prefix + name: (file, name) for name in file.outline}
@@ -156,14 +155,14 @@ class Sources:
         return {name: file.outline[entry] for name, (file, entry) in self._entries.items()}
 
     def want(self, name: str, box: Box, shard: Shard | None) -> torch.Tensor:
-        """Let a tensor be this box of the whole.
+        """Choose which box of the whole tensor `read` reads.
 
         Args:
-            shard: What this rank's file has of it; None: all.
+            shard: The shard in this rank's file; None: the whole tensor.
         Returns:
-            The box without its data.
+            A tensor of the box's shape, without data.
         Raises:
-            DamagedCheckpoint: Where the ranks' files do not hold all of it.
+            DamagedCheckpoint: If the ranks' files do not cover the whole box.
         """
         file, entry = self._entries[name]
         outlined = file.outline[entry]
@@ -175,12 +174,14 @@ class Sources:
             pieces = list(self._pieces(name, box, shard))
         found = sum(piece.common.numel for piece in pieces)
         if found != box.numel:
-            raise DamagedCheckpoint(f"the ranks hold {found} of {box.numel} elements of {name}")
+            raise DamagedCheckpoint(
+                f"the files of all ranks have {found} of {box.numel} elements of {name}"
+            )
         self._wanted[name] = box, pieces
         return torch.empty(box.shape, dtype=outlined.dtype, device="meta")
 
     def _pieces(self, name: str, box: Box, shard: Shard | None) -> Iterator[_Piece]:
-        seen: set[Box] = set()  # replicas are taken once
+        seen: set[Box] = set()  # read only one of several replicas
         for rank, held in self._files.shards.get(name, []):
             common = held.box.common(box)
             if shard is None or held.of != shard.of or (common and common in seen):
@@ -189,16 +190,19 @@ class Sources:
                 seen.add(common)
                 file = self._files.holder(rank, name)
                 if tuple(file.outline[name].shape) != held.box.shape:
-                    raise DamagedCheckpoint(f"{file.file.name}: {name} is not of its shape")
+                    raise DamagedCheckpoint(
+                        f"{file.file.name}: expected shape {list(held.box.shape)} of {name}, found"
+                        f" {list(file.outline[name].shape)}"
+                    )
                 yield _Piece(file, name, held.box, common)
 
     def read(self, tensors: Mapping[str, torch.Tensor], *, is_whole: bool) -> None:
-        """Put the data of these names into `tensors`, contiguous ones, where they are.
+        """Read the data of these names into `tensors`, which must be contiguous.
 
         Args:
-            is_whole: Whether to check all other bytes of the files that are open, too.
+            is_whole: Whether to verify the rest of the open files, too.
         Raises:
-            DamagedCheckpoint: Where that failed; what the tensors hold is then undefined.
+            DamagedCheckpoint: If that failed; the content of `tensors` is then undefined.
         """
         parts: dict[int, list[Part]] = {}
         scattered: dict[int, list[tuple[torch.Tensor, torch.Tensor, Box]]] = {}
@@ -228,7 +232,7 @@ class Sources:
         return [_Piece(file, entry, whole, whole)]
 
     def differing(self) -> list[str]:
-        """Names of tensors that another rank than 0 has in its own file, shards left out."""
+        """Names of unsharded tensors that are in the file of another rank than 0."""
         ranks = range(1, self._files.num_ranks)
         names = dict.fromkeys(name for rank in ranks for name in self._files.file(rank).outline)
         return [name for name in names if name not in self._files.shards]

@@ -1,8 +1,7 @@
-"""The tensors of one file, read into memory of their own or into that of live tensors.
+"""Reading the tensors of one file, into new or live tensors.
 
-There are two passes, because nothing live may be overwritten by bytes whose damage shows at the
-end of the file only: the first reads and checks everything, and fills the tensors that nobody uses
-yet; the second fills the live ones.
+The file is read twice, so that a live tensor is never overwritten before the whole file is
+verified: the first pass verifies everything and fills new tensors, the second fills live ones.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _MALFORMED = (
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a tensor lies in its file."""
+    """A tensor's dtype, shape and position in its file."""
 
     name: str
     dtype: torch.dtype
@@ -43,11 +42,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes of a tensor, and where they go."""
+    """A range of a tensor's bytes, and the memory to read it into."""
 
     name: str
     begin: int
-    """The first of them."""
+    """Offset of the first byte in the tensor."""
     memory: torch.Tensor
     """uint8, shape [bytes]."""
 
@@ -56,7 +55,7 @@ class TensorFile:
     """The tensors of one file.
 
     Raises:
-        DamagedCheckpoint: Where the layout is not that of the format.
+        DamagedCheckpoint: If the file is not in safetensors layout.
     """
 
     def __init__(self, file: CheckedFile) -> None:
@@ -68,7 +67,7 @@ class TensorFile:
             """The tensors without their data."""
         except _MALFORMED as error:
             raise DamagedCheckpoint(
-                f"{file.name}: is not in safetensors layout: {error!r}"
+                f"{file.name}: is not a valid safetensors file: {error!r}"
             ) from error
 
     def _read_head(self) -> bytes:
@@ -84,21 +83,21 @@ class TensorFile:
         return torch.view_as_complex(tensor) if entry.name in self._complex128 else tensor
 
     def read(self, tensors: Mapping[str, torch.Tensor], *, is_whole: bool) -> None:
-        """Put the data of these names into `tensors`, contiguous ones, where they are.
+        """Read the data of these names into `tensors`, which must be contiguous.
 
         Args:
-            is_whole: Whether to check all other bytes of the file, too.
+            is_whole: Whether to verify the rest of the file, too.
         Raises:
-            DamagedCheckpoint: Where that failed; what the tensors hold is then undefined.
+            DamagedCheckpoint: If that failed; the content of `tensors` is then undefined.
         """
         parts = [Part(n, 0, flat(one)) for n, one in tensors.items() if n in self.entries]
         self.read_parts(parts, is_whole=is_whole)
 
     def read_parts(self, parts: Sequence[Part], *, is_whole: bool) -> None:
-        """The same of parts of tensors; several may be of one.
+        """Like `read`, for ranges of tensors; several can be of the same tensor.
 
         Raises:
-            DamagedCheckpoint: Where that failed.
+            DamagedCheckpoint: If that failed.
         """
         head = bytearray(self._head)
         begun = sorted(
@@ -106,7 +105,7 @@ class TensorFile:
             key=lambda target: (target.begin, target.end),
         )
         passes = [[Target(0, torch.frombuffer(head, dtype=torch.uint8))]]
-        for target in begun:  # what lies in the file once may be wanted in two places
+        for target in begun:  # the same bytes can be needed in two tensors: a pass for each
             free = next((one for one in passes if one[-1].end <= target.begin), None)
             if free is None:
                 passes.append([target])
@@ -115,11 +114,11 @@ class TensorFile:
         for number, targets in enumerate(passes):
             self.file.read(targets, is_whole=is_whole and not number)
         if head != self._head:
-            raise DamagedCheckpoint(f"{self.file.name}: its header has changed while it was read")
+            raise DamagedCheckpoint(f"{self.file.name}: its header changed while it was read")
 
 
 def _parse(head: bytes, size: int) -> tuple[dict[str, Entry], set[str]]:
-    """The entries in the order in which they lie in the file; which of them are complex128."""
+    """The entries, in the order of the file; and the names of those that are complex128."""
     header = json.loads(head[8:])
     complex128 = set(json.loads(header.pop("__metadata__", {}).get("complex128", "[]")))
     entries: list[Entry] = []
@@ -127,7 +126,7 @@ def _parse(head: bytes, size: int) -> tuple[dict[str, Entry], set[str]]:
         begin, end = described["data_offsets"]
         dtype, shape = DTYPES[described["dtype"]], tuple(described["shape"])
         if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
-            raise ValueError(f"{name}: a shape or offset that is not a number")
+            raise ValueError(f"{name}: a shape or offset is not a non-negative integer")
         if not begin <= end <= size - len(head):
             raise ValueError(f"{name}: offsets {begin}..{end} in {size - len(head)} bytes")
         if end - begin != math.prod(shape) * dtype.itemsize:
@@ -137,7 +136,7 @@ def _parse(head: bytes, size: int) -> tuple[dict[str, Entry], set[str]]:
         entries.append(Entry(name, dtype, shape, len(head) + begin, len(head) + end))
     entries.sort(key=lambda entry: (entry.begin, entry.end))
     end = len(head)
-    for entry in entries:  # they fill the file: nobody reads for long what says little
+    for entry in entries:  # no gaps: a small header must not make forge read a huge file
         if entry.begin != end:
             raise ValueError(f"{entry.name}: begins at {entry.begin}, not at {end}")
         end = entry.end

@@ -1,1 +1,1 @@
-"""Who may write to a checkpoint directory: one attempt at a time."""
+"""The claim on a checkpoint directory: only one attempt at a time writes to it."""

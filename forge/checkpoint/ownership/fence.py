@@ -1,8 +1,8 @@
-"""Who may write to a checkpoint directory: one live job, and of one job its newest attempt.
+"""The claim on a checkpoint directory: only one job writes to it, by its newest attempt.
 
-Two things hold that. A lock, which ends with the process, keeps a second job out. A token in the
-directory, checked before every commit, keeps out a zombie: an older attempt on a node that was cut
-off, whose lock the file system may have given away.
+A lock, released when the process ends, keeps other jobs out. A fencing token in the directory,
+checked before every commit, stops a zombie: an older attempt on a node that lost its network,
+whose lock the file system has released.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from forge.jobdir import spawned
 TOKEN_FILE = ".fence.json"
 
 _RANKS = (
-    " Where a script trains in several processes (`torch.multiprocessing.spawn` with nprocs above"
+    " If your script trains in several processes (`torch.multiprocessing.spawn` with nprocs above"
     " 1), call torch.distributed.init_process_group() in each of them before forge.Run."
 )
 _claimed_here: set[Path] = set()
-"""POSIX locks do not keep two Runs of one process apart; this does."""
+"""Directories this process has claimed: POSIX locks do not exclude two Runs of one process."""
 
 
 class Fence:
     """The right to commit to one directory."""
 
     def __init__(self, directory: Path) -> None:
-        """Claim `directory`, which exists.
+        """Claim `directory`, which must exist.
 
         Raises:
-            DirectoryInUse: Where a live job holds it.
+            DirectoryInUse: If a running job uses it.
         """
         self._directory = directory.resolve()
         self._locks = Locks(self._directory)
@@ -68,7 +68,7 @@ class Fence:
         _claimed_here.add(self._directory)
 
     def _supersedes(self, previous: dict[str, Any]) -> bool:
-        """Whether the holder is an older attempt of this very Slurm job: a zombie."""
+        """Whether the lock belongs to an older attempt of this same Slurm job: a zombie."""
         mine = self._token
         is_newer = bool(mine["job_id"]) and (
             previous.get("job_id") == mine["job_id"]
@@ -76,29 +76,30 @@ class Fence:
         )
         if is_newer:
             messages.warn(
-                f"{self._directory}: an older attempt of this job still holds the directory"
-                f" (pid {previous.get('pid')} on {previous.get('host')}); it can no longer commit."
+                f"{self._directory}: an older attempt of this job still has the directory locked"
+                f" (pid {previous.get('pid')} on {previous.get('host')}). This attempt takes over;"
+                " the older one can no longer save here."
             )
         return is_newer
 
     def _has_died(self, previous: dict[str, Any]) -> bool:
-        """Whether only a child that the holder left behind can still have its lock."""
+        """Whether the owner is dead, so that only an orphaned child can still have its lock."""
         if previous.get("host") != self._token["host"]:
             return False
         try:
             os.kill(previous["pid"], 0)
         except ProcessLookupError:
             return True
-        except (OSError, OverflowError):  # somebody else's process, or no number of one
+        except (OSError, OverflowError):  # another user's process, or not a process id
             return False
         return False
 
     def _in_use(self, holder: dict[str, Any]) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.get("claimed", 0)))
         return (
-            f"{self._directory} belongs to a running job: pid {holder.get('pid', 'unknown')} on"
-            f" {holder.get('host', 'unknown')}, since {since}. Wait for it or stop it; or choose"
-            " another `hydra.run.dir` or `resilience.checkpoint.dir`."
+            f"{self._directory} is in use by a running job: pid {holder.get('pid', 'unknown')} on"
+            f" {holder.get('host', 'unknown')}, since {since}. Wait until that job ends, or stop"
+            " it; or choose another `hydra.run.dir` or `resilience.checkpoint.dir`."
             + (_RANKS if spawned.parent() is not None else "")
         )
 
@@ -114,21 +115,24 @@ class Fence:
 
     @property
     def name(self) -> str:
-        """A name that no other claim has, on whatever host and with whatever pid."""
+        """A name that is unique to this claim, on any host."""
         token = self._token
         return f"{token['job_id']}_{token['restart_count']}_{token['token']}"
 
     def is_older_than(self, name: str) -> bool:
-        """Whether `name` is that of a later attempt of this very Slurm job."""
+        """Whether `name` is the claim of a later attempt of this same Slurm job."""
         job_id, restarts, _ = name.rsplit("_", 2) if name.count("_") > 1 else ("", "", "")
         is_same_job = bool(job_id) and job_id == self._token["job_id"]
         return is_same_job and restarts.isdecimal() and int(restarts) > self._token["restart_count"]
 
     def check(self) -> bool:
-        """Whether an older attempt, which woke up late, had claimed the directory: no more.
+        """Check the claim; take it back if an older attempt woke up late and claimed it.
+
+        Returns:
+            Whether it was taken back.
 
         Raises:
-            DirectoryInUse: Where a newer attempt has claimed it.
+            DirectoryInUse: If a newer attempt has claimed it.
         """
         if not (self._directory / TOKEN_FILE).exists():
             raise FileNotFoundError(
@@ -140,12 +144,12 @@ class Fence:
         is_taken: bool = holder.get("token") != self._token["token"]
         if is_taken and not self._supersedes(holder):
             raise DirectoryInUse(
-                f"{self._directory} was claimed by a newer attempt (pid {holder.get('pid')} on"
-                f" {holder.get('host')}): this one, pid {os.getpid()}, must no longer write."
+                f"A newer attempt of this job (pid {holder.get('pid')} on {holder.get('host')}) has"
+                f" taken over {self._directory}: this attempt, pid {os.getpid()}, stops writing."
             )
         if is_taken:
             self._write_token()
-        self._locks.take()  # what was lost; who has it now, the token tells
+        self._locks.take()  # a lock that was lost; if it fails, the token still protects
         return is_taken
 
     def _write_token(self) -> None:
@@ -155,11 +159,11 @@ class Fence:
                 write_atomically(self._directory / TOKEN_FILE, content, is_synced=True)
                 return
             except FileNotFoundError:
-                # An older attempt that cleans up takes the half-written file for a leftover.
+                # An older attempt that is cleaning up can remove the half-written file.
                 if is_last_try or not self._directory.is_dir():
                     raise
 
     def release(self) -> None:
-        """Let go of the lock; the token stays as a record."""
+        """Release the lock; the token stays as a record."""
         _claimed_here.discard(self._directory)
         self._locks.release()

@@ -1,12 +1,12 @@
-"""The lock on a directory: two, of which each holds where the other does not.
+"""The lock on a checkpoint directory: two files, each covering a case that the other does not.
 
-    `.lock`        POSIX (`fcntl.lockf`): forked children do not inherit it. It is lost as soon as
-                   this process closes any descriptor of the file, as copying the directory or
-                   hashing its files does; it is taken again at the next check.
-    `.lock.kept`   `flock`: it holds until its own descriptor is closed. Children that Python forks
-                   close theirs as they begin: one that outlives a killed parent keeps nothing.
+    `.lock`        POSIX (`fcntl.lockf`): forked children do not inherit it. It is lost when this
+                   process closes any descriptor of the file, for example after copying the
+                   directory or hashing its files; the next check takes it again.
+    `.lock.kept`   `flock`: held until its own descriptor is closed. Children that Python forks
+                   close theirs immediately: an orphaned child does not keep the lock.
 
-Two files, because NFS makes of both kinds the same one, and would refuse the second.
+There are two files because NFS maps both kinds to the same lock and would refuse the second.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _open_here: set[Locks] = set()
 
 
 class Locks:
-    """The two locks of one directory, each open from the first `take` on."""
+    """The two locks of one directory; `take` opens their files."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -34,18 +34,18 @@ class Locks:
         self._has_warned = False
 
     def take(self) -> str | None:
-        """Take both, or again what was lost; where there are no locks the token has to do.
+        """Take both locks, or take a lost one again; without locks only the token protects.
 
-        They are taken on the files that are there now: the directory may be another one, restored
-        from a copy.
+        This reopens lock files that were replaced: the directory can have been restored from a
+        copy.
 
         Returns:
-            The file that somebody else has locked; None where it is neither.
+            The file that another process has locked, or None.
         """
         import fcntl  # not at the top: Windows has none
 
         _open_here.add(self)
-        for name in (LOCK_FILE, KEPT_FILE):  # in this order: of two that begin, one gets both
+        for name in (LOCK_FILE, KEPT_FILE):  # a fixed order, so that one of two starters gets both
             path = self._directory / name
             if name in self._fds and not is_in_place(self._fds[name], path):
                 os.close(self._fds.pop(name))
@@ -64,26 +64,26 @@ class Locks:
         if not self._has_warned:
             self._has_warned = True
             messages.warn(
-                f"{self._directory}: the file system keeps no locks ({error.strerror}). Two jobs"
-                " started in this directory at the same time would not notice at once, and a"
-                " checkpoint may be removed while another process reads it: pin it before"
-                " (`forge pin`)."
+                f"{self._directory}: the file system does not support file locks"
+                f" ({error.strerror}). If two jobs start in this directory at the same time, forge"
+                " notices only at the next save; and retention can remove a checkpoint while"
+                " another process reads it: pin a checkpoint (`forge pin`) before reading it."
             )
 
     def release(self) -> None:
-        """Let go of both."""
+        """Release both locks."""
         kept = self._fds.pop(KEPT_FILE, None)
-        if kept is not None:  # what C code forked has the descriptor, too
+        if kept is not None:  # unlock explicitly: children that C code forked share the descriptor
             with contextlib.suppress(OSError):
                 release_lock(kept)
         self.close()
 
     def close(self) -> None:
-        """Close the files; whoever else has them open keeps the lock."""
+        """Close the files; another process that has them open keeps the lock."""
         _open_here.discard(self)
         while self._fds:
             _, fd = self._fds.popitem()
-            with contextlib.suppress(OSError):  # the descriptor, and the lock with it, is gone
+            with contextlib.suppress(OSError):  # the descriptor was closed, so the lock is gone
                 os.close(fd)
 
 

@@ -1,8 +1,8 @@
-"""Where an attempt writes before anything has its name, and what it takes out of the way.
+"""The work directory of an attempt: saves are staged in it, removed checkpoints moved into it.
 
-Every rename of a save or a removal leads out of the attempt's own work directory or into it. A
-newer attempt takes that directory away when it claims: from then on each of those renames fails,
-even of a zombie that checked the token an instant before. A check alone would leave that instant.
+Every rename of a save or a removal is out of the attempt's own work directory or into it. A newer
+attempt renames that directory when it claims: from then on all those renames fail, even if a
+zombie checked the token just before. Checking the token alone would leave that gap.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from forge.filesystem import durable
 
 _WORK, _LEFT = ".work_", ".left_"
 _LEFTOVERS = (".step_", f"{TOKEN_FILE}.tmp-")
-"""Of a health check, and of a claim."""
+"""Temporary files of a health check, and of a claim."""
 
 
 class Workspace:
-    """The work directory of one attempt; there is none while nothing is written."""
+    """The work directory of one attempt; it exists only while the attempt writes."""
 
     def __init__(self, directory: Path, fence: Fence, remover: Remover) -> None:
-        """Take away those of older attempts, and put back what they were about to replace."""
+        """Remove older attempts' work directories, and restore what they were replacing."""
         self._directory = directory
         self._fence = fence
         self._remover = remover
@@ -39,12 +39,12 @@ class Workspace:
             if path.name.startswith(_WORK) and path != self._path:
                 if self._fence.is_older_than(path.name.removeprefix(_WORK)):
                     raise DirectoryInUse(f"{self._directory} belongs to a newer attempt: {path}")
-                if path.is_symlink():  # nobody's work: it would be done elsewhere
+                if path.is_symlink():  # forge makes no links here, and would write elsewhere
                     self._remover.delete_now(path)
                     continue
-                # One rename: whoever writes there has all of it until then, and nothing after.
+                # One rename: after it, the old attempt cannot write there any more.
                 left = path.with_name(_LEFT + path.name.removeprefix(_WORK))
-                with contextlib.suppress(FileNotFoundError):  # its owner is leaving
+                with contextlib.suppress(FileNotFoundError):  # its owner removed it just now
                     os.rename(path, left)
                     self._remover.clear(left)
             elif path.name.startswith(_LEFT):
@@ -54,19 +54,19 @@ class Workspace:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[Path]:
-        """The directory, while this attempt may write.
+        """Create the work directory for a `with` block.
 
         Raises:
-            DirectoryInUse: Where a newer attempt has taken over, before or meanwhile.
-            FileNotFoundError: Where the checkpoint directory is away, or an empty one in its place.
+            DirectoryInUse: If a newer attempt has taken over, before or during the block.
+            FileNotFoundError: If the checkpoint directory is gone or was emptied.
         """
-        self.check()  # before mkdir: an empty directory may be a bare mount point
+        self.check()  # before mkdir: an empty directory can be a bare mount point
         try:
             self._path.mkdir(exist_ok=True)
             if self._path.is_symlink():
                 raise OSError(errno.ELOOP, "is a link: remove it", str(self._path))
             try:
-                self.check()  # after mkdir: a newer attempt that claims from now on finds it
+                self.check()  # after mkdir: a newer attempt that claims from now on removes it
             except BaseException:
                 self.close()
                 raise
@@ -76,16 +76,16 @@ class Workspace:
             raise
 
     def check(self) -> None:
-        """Raise DirectoryInUse where a newer attempt has claimed the directory."""
+        """Raise DirectoryInUse if a newer attempt has claimed the directory."""
         if self._fence.check():
             self._take_over()
 
     def put_in_place(self, temporary: Path, final: Path) -> None:
-        """Give what was written in the work directory its name, durably.
+        """Rename a staged checkpoint into place and sync the directory.
 
-        One that has the name already, damaged or not complete, is moved here until the new one is
-        durably in its place; a death in between is put right by the next attempt. After that it
-        gets another name: it must not come back when the new one is removed, in a rollback say.
+        An existing checkpoint of that name (damaged, or not complete) is kept in the work
+        directory until the new one is synced; if this process dies in between, the next attempt
+        restores it. Then it is renamed: it must not be restored after a rollback removes the new.
         """
         if not os.path.lexists(final):
             os.rename(temporary, final)
@@ -100,13 +100,13 @@ class Workspace:
             raise
         try:
             durable.sync_directory(self._directory)
-            with contextlib.suppress(OSError):  # it is in nobody's way
+            with contextlib.suppress(OSError):  # leaving the old name does no harm yet
                 aside = self._remover.give_up(aside)
                 durable.sync_directory(self._path)
         finally:
-            self._remover.delete(aside)  # which syncs the directory first, if that failed here
+            self._remover.delete(aside)  # syncs the directory first, in case that failed here
 
     def close(self) -> None:
-        """Leave nothing behind; what could not be removed is for the next attempt."""
+        """Remove the work directory; if files are left, the next attempt removes them."""
         with contextlib.suppress(OSError):
             self._path.rmdir()

@@ -1,8 +1,8 @@
-"""Checkpoints that somebody reads: held by a shared lock on the manifest, which removing respects.
+"""Readers take a shared lock on a checkpoint's manifest, so that retention does not remove it.
 
-`flock`, because the locks of `fcntl.lockf` end as soon as their process closes any descriptor of
-the same file, and reading the manifest does that. Where the file system keeps no locks everything
-does without; `ownership/locks.py` says so when the directory is claimed.
+The lock is a `flock`: a `fcntl.lockf` lock ends as soon as the process closes any descriptor of
+the file, which reading the manifest does. Without locks in the file system nothing is protected;
+`ownership/locks.py` warns about that when the directory is claimed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from forge.filesystem.files import open_file
 from forge.filesystem.locks import is_in_place, release_lock, take_lock
 
 PATIENCE_S = 1.0
-"""Seconds a reader waits for whoever is about to remove what it wants to read."""
+"""Seconds that a reader waits for the lock while retention is removing the checkpoint."""
 
 
 @contextlib.contextmanager
 def reading_lock(path: Path) -> Iterator[None]:
     """Keep the checkpoint in the directory `path` from being removed while it is read.
 
-    Where there is nothing to lock, or no way to, this does nothing: reading tells what is wrong.
+    If the manifest is missing or cannot be locked, this does nothing: reading reports the error.
     """
     fd = _lock_shared(path)
     try:
@@ -37,8 +37,8 @@ def reading_lock(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def removing_lock(path: Path) -> Iterator[bool]:
-    """Keep readers away from the checkpoint in `path`; yields False while somebody reads it."""
-    # For writing, where that may be: an exclusive lock on NFS asks for it.
+    """Lock out readers of the checkpoint in `path`; yields False while a process reads it."""
+    # Open for writing if allowed: an exclusive lock on NFS requires it.
     fd = _open(path, os.O_RDWR, os.O_RDONLY)
     try:
         yield fd is None or take_lock(fd)
@@ -61,7 +61,7 @@ def _lock_shared(path: Path) -> int | None:
 
 
 def _open(path: Path, *modes: int) -> int | None:
-    """The manifest, open; None where there is no plain file that can be opened."""
+    """Open the manifest; None if it is not a regular file that can be opened."""
     for mode in modes:
         with contextlib.suppress(OSError):
             return open_file(path / manifest.NAME, mode)

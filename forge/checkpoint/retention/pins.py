@@ -1,7 +1,7 @@
-"""Checkpoints that people pin: an empty file `pinned_step_<N>` beside `step_<N>` keeps it.
+"""Pinned checkpoints: an empty file `pinned_step_<N>` next to `step_<N>` keeps retention off it.
 
-Beside it and not inside: nothing is written into a directory that was verified, and the pin also
-holds the checkpoint that takes the place of this one. `touch` and `rm` do as well as the command.
+The pin is not inside the directory, since a verified checkpoint is never written to, and the pin
+also keeps a checkpoint that replaces this one. `touch` and `rm` work as well as `forge pin`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ PREFIX = "pinned_"
 
 
 def pin_file(path: Path) -> Path:
-    """What pins the checkpoint in `path`."""
+    """The file that pins the checkpoint in `path`."""
     return path.with_name(PREFIX + path.name)
 
 
 def is_pinned(path: Path) -> bool:
-    """Whether somebody pinned it.
+    """Whether the checkpoint in `path` is pinned.
 
     Raises:
-        OSError: Where that cannot be found out.
+        OSError: If the directory cannot be read.
     """
     try:
         os.lstat(pin_file(path))
@@ -38,33 +38,35 @@ def is_pinned(path: Path) -> bool:
 
 
 def place(path: Path) -> None:
-    """Put the pin there, whether or not the checkpoint is there already."""
-    with contextlib.suppress(FileExistsError):  # whatever has the name, a link too, is a pin
+    """Create the pin, whether or not the checkpoint exists."""
+    with contextlib.suppress(FileExistsError):  # any file of that name is a pin, also a link
         os.close(open_file(pin_file(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
     durable.sync_directory(path.parent)
 
 
 def pin(path: Path) -> Path:
-    """Pin the checkpoint that `path`, perhaps a link like `latest`, names; return its directory.
+    """Pin the checkpoint in `path`, which can be a link like `latest`; return its directory.
 
     Raises:
-        CheckpointError: Where there is none.
+        CheckpointError: If there is no checkpoint.
     """
     path = _checkpoint(path)
     place(path)
-    # Whoever removes looks for the pin after the rename: it is gone now, or safe.
+    # Retention checks for the pin after its rename: now the checkpoint is gone, or safe.
     if not path.is_dir():
         with contextlib.suppress(FileNotFoundError):
             pin_file(path).unlink()
-        raise CheckpointError(f"{path} was removed just now: the pin came too late")
+        raise CheckpointError(
+            f"{path} cannot be pinned: the running job removed the checkpoint just now"
+        )
     return path
 
 
 def unpin(path: Path) -> Path:
-    """Leave the checkpoint that `path` names to the policy again; return its directory.
+    """Remove the pin of the checkpoint in `path`; return its directory.
 
     Raises:
-        CheckpointError: Where there is no pin.
+        CheckpointError: If there is no pin.
     """
     path = path.resolve()
     try:

@@ -1,8 +1,8 @@
-"""Taking checkpoints away: renamed at once, deleted by a thread.
+"""Removing checkpoints: renamed immediately, deleted by a background thread.
 
-The rename makes it crash-safe: there is a whole checkpoint, or none, and a hidden leftover that the
-next attempt removes. Deleting 10 GB takes seconds, which neither a save nor a stop waits for. What
-cannot be deleted now (a read-only directory, NFS's `.nfs*` files, a reader) is tried again later.
+The rename makes removal crash-safe: after a crash the checkpoint is whole, or it is hidden and the
+next attempt deletes it. Deleting 10 GB takes seconds, and neither a save nor a stop waits for it.
+If deleting fails (a read-only directory, NFS's `.nfs*` files, a reader), it is retried later.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from forge.errors import DamagedCheckpoint, NewerFormat
 from forge.filesystem import durable
 
 CLOSE_WAIT_S = 5.0
-"""Seconds that a run which ends waits for what is being deleted."""
+"""Seconds that a Run waits for the deletion in progress when it ends."""
 
 _ASIDE = re.compile(r"(replaced|removed)_(.+)-\d+")
-"""What may belong back where it was, if its place is empty; what is `discarded` never does."""
+"""Hidden names that can be renamed back after a crash; `discarded_…` is never restored."""
 
 
 class Remover:
-    """Removes directories of one checkpoint directory, with one thread while there is work."""
+    """Removes checkpoints of one directory; its thread runs only while there is work."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock = threading.Lock()
         self._waiting: list[Path] = []
-        """What has a hidden name, and is to be deleted."""
+        """Paths that are hidden already and have to be deleted."""
         self._told: set[int | None] = set()
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._number = 0
 
     def aside(self, path: Path, work: Path, kind: str = "removed") -> Path:
-        """A name of its own, in the work directory, for what stands at `path`."""
+        """A unique hidden name in the work directory for the checkpoint at `path`."""
         self._number += 1
         return work / f"{kind}_{path.name}-{self._number:06d}"
 
     def take(self, path: Path, work: Path) -> bool:
-        """Take away a checkpoint that the policy does not keep, unless it is read or pinned.
+        """Remove a checkpoint that the policy does not keep, unless it is being read or pinned.
 
-        A failure is logged and left for the next pass.
+        A failure is logged, and the next save tries again.
         """
         aside = self.aside(path, work)
         is_taken = False
@@ -59,22 +59,22 @@ class Remover:
                     return False
                 os.rename(path, aside)
                 try:
-                    # `pins.pin` looks after it wrote: either it finds nothing, or we find the pin.
+                    # `pins.pin` writes, then checks: it finds no checkpoint, or we find its pin.
                     is_taken = not pins.is_pinned(path)
                 finally:
                     if not is_taken:
                         os.rename(aside, path)
         except OSError as error:
             self._log(path, error)
-        if is_taken:  # though letting go of the lock may have failed
+        if is_taken:  # even if releasing the lock failed
             self.delete(aside)
         return is_taken
 
     def discard(self, path: Path, work: Path) -> None:
-        """Take away a checkpoint that must not be found again; a pinned one gets another name.
+        """Remove a checkpoint that no job may resume from; a pinned one is renamed instead.
 
         Raises:
-            OSError: Where it is still in place.
+            OSError: If it could not be removed.
         """
         if not pins.is_pinned(path):
             aside = self.aside(path, work, "discarded")
@@ -88,33 +88,33 @@ class Remover:
         os.rename(path, kept)
         pins.pin_file(path).unlink(missing_ok=True)
         messages.warn(
-            f"{path.name} was pinned, but belongs to a time line that was rolled back: it is kept"
-            f" as {kept}, and no run resumes from it."
+            f"{path.name} is pinned, but a rollback has made it obsolete: it was renamed to {kept},"
+            " and no job resumes from it."
         )
 
     @staticmethod
     def give_up(replaced: Path) -> Path:
-        """Another name for what was replaced, under which it never comes back.
+        """Rename a replaced checkpoint so that it is never restored.
 
         Raises:
-            OSError: Where it has not got it.
+            OSError: If it could not be renamed.
         """
         aside = replaced.with_name(replaced.name.replace("replaced", "discarded", 1))
         os.rename(replaced, aside)
         return aside
 
     def delete(self, path: Path) -> None:
-        """Delete beside training what has a hidden name already."""
+        """Delete a hidden path in the background."""
         with self._lock:
             self._waiting.append(path)
         self.retry()
 
     def retry(self) -> None:
-        """Delete what waits, also what could not be deleted before."""
+        """Delete all waiting paths, also those that could not be deleted before."""
         with self._lock:
             if self._waiting and self._thread is None and not self._is_closed:
                 thread = threading.Thread(target=self._work, name="forge-remove", daemon=True)
-                # The interpreter is shutting down, or there are no threads left: a leftover.
+                # If the thread cannot start (shutdown, thread limit), the next attempt deletes.
                 with contextlib.suppress(RuntimeError):
                     thread.start()
                     self._thread = thread
@@ -133,7 +133,7 @@ class Remover:
 
     def _is_deleted(self, path: Path) -> bool:
         try:
-            # The renames first: after a power cut there must not be half a checkpoint.
+            # Sync the renames first: a power cut must not leave half a visible checkpoint.
             durable.sync_directory(self._directory)
             return _delete(path)
         except OSError as error:
@@ -143,10 +143,10 @@ class Remover:
     def _log(self, path: Path, error: OSError) -> None:
         if error.errno not in self._told:
             self._told.add(error.errno)
-            messages.warn(f"{path} could not be removed: {error}. Each save tries it again.")
+            messages.warn(f"{path} could not be removed: {error}. Each save tries again.")
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Until no deletion is under way."""
+        """Wait until no deletion is in progress."""
         with self._lock:
             thread = self._thread
         if thread is not None:
@@ -159,49 +159,49 @@ class Remover:
             self._is_closed = True
 
     def clear(self, left: Path) -> None:
-        """Remove the work directory that an attempt left; put back what it was about to replace.
+        """Remove the work directory of a dead attempt; restore what it was about to replace.
 
-        In this thread: a disk that is full needs the room before the first save.
+        This runs in the calling thread: a full disk needs the space before the first save.
 
         Raises:
-            OSError: Where the directory cannot be read.
+            OSError: If the directory cannot be read.
         """
-        for path in sorted(left.iterdir(), reverse=True):  # the last one aside comes first
+        for path in sorted(left.iterdir(), reverse=True):  # newest first
             aside = _ASIDE.fullmatch(path.name)
             try:
                 if aside and self._belongs_back(path, aside[1], aside[2]):
                     os.rename(path, self._directory / aside[2])
             except OSError as error:
                 self._log(path, error)
-                return  # it may be the last good one: for the next attempt
+                return  # it can be the last good checkpoint: leave it to the next attempt
         self.delete_now(left)
 
     def delete_now(self, path: Path) -> None:
-        """Delete in this thread; what fails is tried again at each save."""
+        """Delete in this thread; if that fails, each save tries again."""
         if not self._is_deleted(path):
             self._waiting.append(path)
 
     def _belongs_back(self, path: Path, kind: str, name: str) -> bool:
-        """Whether a kill fell between two renames, the second of which is its way back."""
+        """Whether the attempt was killed before it renamed the checkpoint back."""
         place = self._directory / name
         if os.path.lexists(place):
             return False
         if kind == "replaced":
             return True
-        try:  # pinned while it was being removed, and nothing of it is deleted yet
+        try:  # pinned while it was being removed, and still whole
             manifest.check_sizes(path, manifest.read(path))
         except NewerFormat:
-            pass  # this forge cannot say whether it is whole
+            pass  # this version of forge cannot check whether it is whole
         except DamagedCheckpoint:
             return False
         return pins.is_pinned(place)
 
 
 def _delete(path: Path) -> bool:
-    """Delete a directory, or whatever it is; False while somebody reads it.
+    """Delete a file or directory; False while a process reads the checkpoint in it.
 
     Raises:
-        OSError: The first error; what could be deleted is.
+        OSError: The first error, after deleting as much as possible.
     """
     try:
         if path.is_symlink() or not path.is_dir():
@@ -210,12 +210,12 @@ def _delete(path: Path) -> bool:
         with removing_lock(path) as is_free:
             if not is_free:
                 return False
-            # First: without its manifest nobody takes what is left for a checkpoint.
+            # The manifest first: without it, the rest does not count as a checkpoint.
             (path / manifest.NAME).unlink(missing_ok=True)
-        for inner in path.iterdir():  # in what an attempt left lie whole checkpoints
+        for inner in path.iterdir():  # the work directory of a dead attempt contains checkpoints
             if inner.is_dir() and not inner.is_symlink() and not _delete(inner):
                 return False
-        shutil.rmtree(path, ignore_errors=True)  # all that can be deleted
+        shutil.rmtree(path, ignore_errors=True)  # deletes as much as possible
         shutil.rmtree(path)
     except FileNotFoundError:
         return True

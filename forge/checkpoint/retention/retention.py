@@ -1,8 +1,8 @@
 """Which checkpoints are kept.
 
-Those that a person pinned, the newest `keep_last` of the others, multiples of `keep_every_steps`,
-the `best.keep` best by a logged metric, and what a rollback may go back to. What is no checkpoint
-as far as can be seen without reading tensors has no place among them, and is left where it is.
+Pinned checkpoints, the newest `keep_last` of the others, multiples of `keep_every_steps`, the
+`best.keep` best by a logged metric, and those that a rollback could need. A directory that does
+not look like a good checkpoint (without reading its tensors) does not count, and is not removed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from forge.errors import DamagedCheckpoint, NewerFormat
 from forge.filesystem.steps import step_of
 
 _PATIENT_SAVES = 3
-"""Saves without a value of `best.metric` after which that is logged."""
+"""Number of saves without a value of `best.metric` after which forge warns."""
 
 
 class _Value(NamedTuple):
-    """A value as it is ranked: the smallest is the best, then the first."""
+    """A value of the metric for sorting: the smallest is the best, then the earliest."""
 
     rank: float
     logged_at: int
@@ -32,23 +32,23 @@ class _Value(NamedTuple):
 
 
 class Seen:
-    """The checkpoints of a directory as far as retention looks at them; manifests are kept."""
+    """An index of a directory's checkpoints, with their manifests cached."""
 
     def __init__(self) -> None:
         self.damaged: set[str] = set()
-        """Names of those that did not verify."""
+        """Names of checkpoints that did not verify."""
         self._manifests: dict[str, tuple[os.stat_result, Manifest]] = {}
 
     def forget(self, name: str) -> None:
-        """Another checkpoint stands there now."""
+        """Drop the cached manifest: the checkpoint was replaced or removed."""
         self.damaged.discard(name)
         self._manifests.pop(name, None)
 
     def described(self, path: Path) -> Manifest | None:
-        """The manifest of the checkpoint in `path`; None where it has none of its own.
+        """The manifest of the checkpoint in `path`; None if it is damaged or of another step.
 
         Raises:
-            NewerFormat: For a checkpoint that must not be replaced.
+            NewerFormat: If a newer version of forge wrote it: it must not be replaced.
         """
         if path.name in self.damaged:
             return None
@@ -64,12 +64,12 @@ class Seen:
         return known[1] if known[1].step == step_of(path) else None
 
     def check_formats(self, paths: list[Path]) -> None:
-        """Raise NewerFormat if one of them must be neither replaced nor removed."""
+        """Raise NewerFormat if a newer forge wrote one: it must not be replaced or removed."""
         for path in paths:
             self.described(path)
 
     def good(self, path: Path) -> Manifest | None:
-        """As `described`, if all files are there, as far as their sizes tell."""
+        """The manifest of the checkpoint in `path` if all its files exist with the right size."""
         described = self.described(path)
         try:
             if described is not None:
@@ -79,15 +79,15 @@ class Seen:
         return described
 
     def has(self, path: Path, *, is_complete: bool) -> bool:
-        """Whether one is good, and that of a finished training if it has to be."""
+        """Whether the checkpoint is good and, with `is_complete`, of a finished training."""
         described = self.good(path)
         return described is not None and (described.is_complete or not is_complete)
 
     def all_good(self, found: list[Path]) -> dict[Path, Manifest]:
-        """Those that are, in the same order, by one look at each.
+        """The good checkpoints among `found`, in the same order; each is checked only once.
 
-        A second look may differ: one that a disk could not read for a moment would have no place
-        among those that are kept, and then be good enough to be removed.
+        Two checks could differ: a checkpoint that the disk could not read for a moment would not
+        be among those to keep, and then look good enough to be removed.
         """
         looks = ((path, self._good_or_none(path)) for path in found)
         return {path: described for path, described in looks if described is not None}
@@ -96,11 +96,11 @@ class Seen:
         try:
             return self.good(path)
         except NewerFormat:
-            return None  # so it is left where it is
+            return None  # neither counted nor removed
 
 
 class Retention:
-    """What `resilience.checkpoint` keeps, and what a rollback may go back to."""
+    """Which checkpoints `resilience.checkpoint` keeps, and which a rollback could need."""
 
     def __init__(
         self, config: CheckpointConfig, keep_back_steps: int | None, keep_back_every: int
@@ -113,11 +113,12 @@ class Retention:
     def kept(
         self, good: dict[Path, Manifest], pinned: set[str], first_bad_step: int | None
     ) -> set[str]:
-        """The names that stay, of the good ones, newest first, and of those that are pinned.
+        """The names of the checkpoints to keep, pinned ones included.
 
         Args:
-            pinned: Names of those that somebody pinned: they take nobody's place.
-            first_bad_step: Where a streak of bad steps began that is under way.
+            good: The good checkpoints, newest first.
+            pinned: Names of pinned checkpoints; they do not count for `keep_last`.
+            first_bad_step: The first step of the current streak of bad steps, if there is one.
         """
         kept = set(pinned)
         unpinned = (path.name for path in good if path.name not in pinned)
@@ -130,8 +131,8 @@ class Retention:
         newest = next(iter(good), None)
         if self._keep_back_steps is not None and newest is not None:
             begin = _step(newest) if first_bad_step is None else first_bad_step
-            # Only those that every run of this job has: where a rollback goes must not depend
-            # on when this one was stopped. The younger ones are old enough later.
+            # Only steps that every run of this job saves: the target of a rollback must not
+            # depend on when this run was stopped. Younger ones can become the target later.
             for path in (p for p in good if _step(p) % self._keep_back_every == 0):
                 kept.add(path.name)
                 if _step(path) <= begin - self._keep_back_steps:
@@ -139,7 +140,7 @@ class Retention:
         return kept
 
     def _best(self, good: dict[Path, Manifest], best: BestConfig, metric: str) -> set[str]:
-        """The best ones; of those that hold the same evaluation the first, and of equals too."""
+        """The best by the metric; the earliest if values or evaluations are the same."""
         values = {path: _value(described, metric, best.mode) for path, described in good.items()}
         ranked = sorted((value, path) for path, value in values.items() if value is not None)
         self._tell_if_never_logged(good, metric)
@@ -156,16 +157,16 @@ class Retention:
     def _tell_if_never_logged(self, good: dict[Path, Manifest], metric: str) -> None:
         names = {name for described in good.values() for name in described.metrics}
         if metric in names or self._num_without > _PATIENT_SAVES:
-            self._num_without = _PATIENT_SAVES + 1  # it was there, or that was logged
+            self._num_without = _PATIENT_SAVES + 1  # there was a value, or forge has warned
             return
         self._num_without += 1
         if self._num_without == _PATIENT_SAVES:
             self._num_without += 1
-            logged = f"Logged are {', '.join(sorted(names))}" if names else "Nothing is logged"
+            logged = f"Logged: {', '.join(sorted(names))}" if names else "Nothing was logged"
             messages.warn(
-                f"`resilience.checkpoint.best.metric={metric}`: no checkpoint holds a value of it,"
-                f" so none is kept as the best. {logged}; it has to be given to run.log() before"
-                " the save."
+                f"`resilience.checkpoint.best.metric={metric}`: no checkpoint has a value of this"
+                f" metric, so none is kept as the best. {logged}. Pass the metric to run.log()"
+                " before the save."
             )
 
 
@@ -178,7 +179,7 @@ def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
 
 
 def _value(described: Manifest, metric: str, mode: BestMode) -> _Value | None:
-    """None where it was not logged, or is no finite number: that is never the best."""
+    """The value for sorting; None if it was not logged or is not finite."""
     value = described.metrics.get(metric)
     if value is None or isinstance(value, str):
         return None

@@ -1,4 +1,4 @@
-"""Copies of the state for saves beside training: one arena, as large as the state, used again."""
+"""Copies of the state for background saves: one host buffer as large as the state, reused."""
 
 from __future__ import annotations
 
@@ -19,58 +19,58 @@ from forge.checkpoint.save.image import Image, Stream, room_for
 from forge.process import memory
 
 RESERVE = 256 << 20
-"""Bytes of memory that a copy must leave free."""
+"""Bytes of host memory that a copy must leave free."""
 
 
 @dataclass(eq=False)
 class Snapshot:
-    """State on its way to disk."""
+    """A state that is to be written to disk."""
 
     step: int
     tree: Any
     """The state as JSON, with references to tensors."""
     content: Image | Stream
-    """The tensors' file."""
+    """Content of the tensors' file."""
     is_complete: bool
     logged: Logged = field(default_factory=dict)
-    """What had been logged by then."""
+    """The metrics logged up to this step."""
     parts: Collection[str] = ()
-    """Tensors of which no other rank has the same: parts of a larger one."""
+    """Names of sharded tensors: each rank has a different part, so ranks do not compare them."""
     replaces: bool = True
-    """Whether it is written though a good checkpoint of its step is there."""
+    """Write it even if a good checkpoint of its step exists."""
     is_final: bool = False
-    """Whether it is what followed the last loop that has made this state."""
+    """Whether code after the last loop has changed the state (a `final_step_<N>`)."""
     is_spent: bool = False
-    """Whether the copy may be overwritten by the next one."""
+    """Whether the next snapshot can reuse the memory of this one."""
 
     @property
     def name(self) -> str:
-        """Of its directory."""
+        """Name of the checkpoint's directory."""
         return f"{FINAL if self.is_final else ''}step_{self.step}"
 
     @property
     def is_independent(self) -> bool:
-        """Whether training may change the state before this is written."""
+        """Whether it is a copy, so that training can change the state before it is written."""
         return isinstance(self.content, Image)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensors' file."""
+        """Size of the tensors' file."""
         return self.content.layout.size
 
     def digests(self) -> dict[str, str]:
-        """A digest of each tensor that ranks may have in common, by name."""
+        """Name -> digest of each tensor that can be equal on several ranks."""
         tensors = self.content.tensors().items()
         return {name: digest(tensor) for name, tensor in tensors if name not in self.parts}
 
     def without(self, names: Collection[str]) -> Stream:
-        """The tensors' file, but for these."""
+        """The tensors' file without the tensors of these names."""
         kept = {name: t for name, t in self.content.tensors().items() if name not in names}
         return Stream(Layout(kept), kept, [])
 
 
 class Copies:
-    """Makes snapshots, with a copy of the tensors or without."""
+    """Makes snapshots that copy the tensors, or only refer to them."""
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
@@ -90,7 +90,7 @@ class Copies:
         is_complete: bool,
         copy: bool,
     ) -> Snapshot:
-        """A snapshot; with `copy` independent of what training does next, if memory allows."""
+        """Make a snapshot; with `copy`, training can change the tensors (if memory allows)."""
         layout = self._layout_of(tensors)
         image = self._image_for(layout, tensors) if copy else None
         if image is None:
@@ -101,7 +101,7 @@ class Copies:
         return snapshot
 
     def close(self) -> None:
-        """Give the memory back once nothing is still written from it."""
+        """Free the memory as soon as no save reads from it."""
         if self._arena is not None:
             self._arena.close()
         self._arena = self._image = None
@@ -116,10 +116,10 @@ class Copies:
     def _image_for(self, layout: Layout, tensors: dict[str, torch.Tensor]) -> Image | None:
         last = self._last() if self._last is not None else None
         if last is not None and not last.is_spent:
-            self._arena = self._image = None  # its own copy is still to be written
+            self._arena = self._image = None  # the last copy is not written yet: it keeps them
         room = room_for(layout.size)
         if self._arena is None or self._arena.size < room:
-            self.close()  # first: both at once may be too much
+            self.close()  # before the new one: there might be no memory for both
             self._arena = self._new_arena(room, is_pinned=any(t.is_cuda for t in tensors.values()))
         if self._arena is None:
             return None
@@ -137,9 +137,10 @@ class Copies:
         if not self._is_told:
             self._is_told = True
             messages.warn(
-                f"A copy of the state needs {room / 2**30:.2f} GiB of host memory, and"
-                f" {(available or 0) / 2**30:.2f} GiB are available ({RESERVE >> 20} MiB of it have"
-                " to stay free): training waits for each save, and saves before each evaluation of"
-                " `run.every`, as long as that is so. Ask for more memory."
+                f"Too little host memory to save in the background: a copy of the state takes"
+                f" {room / 2**30:.2f} GiB, {(available or 0) / 2**30:.2f} GiB are available, and"
+                f" {RESERVE >> 20} MiB must stay free. Until there is more, training waits for each"
+                " save, and saves before each `run.every` function. Request more memory for the"
+                " job."
             )
         return None

@@ -1,4 +1,4 @@
-"""Whether two ranks have the same tensor, by 16 bytes."""
+"""A 16-byte digest by which ranks find out whether they have the same tensor."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from forge.checkpoint.io.copying import flat
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """XXH3 (128 bits) of a tensor's values, dtype and shape, on the host.
+    """XXH3 (128 bits) of a tensor's values, dtype and shape, computed on the host.
 
-    It runs at the speed of memory; a cryptographic hash would take longer than the disk.
+    It is as fast as reading memory; a cryptographic hash would be slower than the disk.
     """
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     found = xxhash.xxh3_128(f"{plain.dtype}{list(plain.shape)}".encode())

@@ -1,7 +1,7 @@
-"""What a save writes: the bytes of the tensors' file, copied at once or piece by piece.
+"""The content of the tensors' file that a save writes: copied whole, or chunk by chunk.
 
-An `Image` is the whole file in an arena: training resumes once it is filled. A `Stream` needs
-one buffer a thread: it is for saves that training waits for anyway, and for where memory is short.
+An `Image` has the whole file in host memory: training continues once the copy is done. A `Stream`
+needs one buffer per thread: for saves that training waits for, and if memory is short.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from forge.compat import of_torch
 _Tensors = dict[str, torch.Tensor]
 
 _WORTH_A_THREAD = 16 << 20
-"""Bytes to copy from which on to start one takes less time than it saves."""
+"""From this many bytes on, a thread saves more time than starting it takes."""
 
 
 def room_for(size: int) -> int:
-    """Bytes of an arena for a file of `size` bytes: whole pages."""
+    """Bytes of host memory for a file of `size` bytes: whole pages."""
     return -(-size // PAGE) * PAGE
 
 
@@ -61,10 +61,10 @@ class Image:
         self._copied: list[torch.cuda.Event] = []
 
     def fill(self, tensors: _Tensors) -> None:
-        """Copy the tensors; what is done to them after this is not in the image.
+        """Copy the tensors; later changes to them are not in the image.
 
-        On a GPU the copy runs on a stream of its own: it begins after, and later work of the
-        current stream waits for, what it has to; the host waits for nothing.
+        On a GPU the copy runs on a separate CUDA stream: it waits for the current stream, the
+        current stream's later work waits for the copy, and the host does not wait.
         """
         by_device: dict[torch.device, list[str]] = {}
         for name, tensor in tensors.items():
@@ -92,11 +92,11 @@ class Image:
                 copied = beside.record_event()
             current.wait_event(copied)
         self._copied.append(copied)
-        self._sources += sources  # their memory must not be given to others before
+        self._sources += sources  # keep their memory allocated until the copy is done
 
     @contextmanager
     def readers(self) -> Iterator[list[Reader]]:
-        """One for each thread that writes."""
+        """One reader for each thread that writes."""
         self._wait()
         yield [self._chunk] * NUM_THREADS
 
@@ -115,7 +115,7 @@ class Image:
 
 
 class Stream:
-    """The file, copied chunk by chunk from tensors that do not change meanwhile."""
+    """The file, copied chunk by chunk; the tensors must not change until it is written."""
 
     def __init__(self, layout: Layout, tensors: _Tensors, spare: list[Arena]) -> None:
         self.layout = layout
@@ -128,11 +128,11 @@ class Stream:
 
     @contextmanager
     def readers(self) -> Iterator[list[Reader]]:
-        """One for each thread that writes, with a buffer of its own."""
+        """One reader for each thread that writes, with its own buffer."""
         size = min(CHUNK, room_for(self.layout.size))
         buffers: list[Arena] = []
         while len(buffers) < NUM_THREADS:
-            try:  # taken out of the list in one step: two saves never share a buffer
+            try:  # `pop` is atomic: two saves never share a buffer
                 buffer = self._spare.pop()
             except IndexError:
                 buffer = _buffer(size)
@@ -171,7 +171,7 @@ class Stream:
         """A tensor as uint8, shape [bytes]."""
         tensor = self._tensors[name]
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-            with self._lock:  # a large one is asked for once for each of its chunks
+            with self._lock:  # each chunk of a large tensor calls this: convert it only once
                 if self._plain[0] != name:
                     plain = tensor.resolve_conj().resolve_neg().contiguous()
                     self._plain = name, plain
@@ -180,10 +180,10 @@ class Stream:
 
 
 def _copy(views: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """On the CPU, in as many threads as torch has, two at least where there are two cores.
+    """Copy on the CPU, in as many threads as torch has, and at least two if there are two cores.
 
-    One core alone cannot move as many bytes as the memory could; and torch's own threads wait for
-    each other after every tensor.
+    One core cannot use the whole memory bandwidth, and torch's own threads synchronize after
+    every tensor.
     """
     own = torch.get_num_threads()
     count = min(max(own, 2), num_threads())
@@ -197,13 +197,13 @@ def _copy(views: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
             moves += [(min(CHUNK, size - i), to + i, at + i) for i in range(0, size, CHUNK)]
         else:
             view.copy_(source)
-    moves.sort(reverse=True)  # by size: then every thread has about as many bytes
+    moves.sort(reverse=True)  # by size, so that all threads copy about as many bytes
     with ThreadPoolExecutor(count, "forge-copy") as pool:
         list(pool.map(_move_all, [moves[first::count] for first in range(count)]))
 
 
 _Move = tuple[int, int, int]
-"""How many bytes are copied to which address, and from which."""
+"""(number of bytes, destination address, source address)."""
 
 
 def _move_all(moves: list[_Move]) -> None:

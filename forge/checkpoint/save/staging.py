@@ -1,12 +1,12 @@
-"""One rank's part of a checkpoint: its files, on disk, and no checkpoint yet.
+"""One rank's files of a checkpoint, before the checkpoint is published.
 
-    claim      one process: the fence, and a work directory with a name that only it gives
-    stage      each rank: its own files, into a directory in there
-    publish    the process with the claim: the manifest of all files last, then one rename
+    claim      rank 0 claims the directory and creates a uniquely named work directory
+    stage      each rank writes its own files into a folder of the work directory
+    publish    rank 0 writes the manifest of all files last, then renames the folder
 
-All of it is done by files and values, never by a collective: a thread does it, beside training.
-Ranks without the claim know the directory by its claim's name alone. Once a newer attempt has taken
-that away, an old rank has no name under which it could write.
+No step uses a collective, so that a background thread can save while training runs.
+Other ranks know only the path of the work directory. Once a newer attempt has renamed it, that
+path does not exist, and a rank of the old attempt cannot write any more.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from forge.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank has staged."""
+    """The files that one rank has staged."""
 
     rank: int
     step: int
     files: dict[str, dict[str, Any]]
-    """As in the manifest: name -> size and checksums."""
+    """Name -> size and checksums, as in the manifest."""
 
 
 def stage(
     folder: Path, snapshot: Snapshot, rank: int = 0, shared: Collection[str] = frozenset()
 ) -> Part:
-    """Write a rank's files, each synced; their names in `folder` are for `publish` to sync.
+    """Write and sync a rank's files; `publish` syncs `folder` itself.
 
     Args:
-        shared: Names of tensors that rank 0 writes with the very same values.
+        shared: Names of tensors to leave out, since rank 0 writes the same values.
     Raises:
-        OSError: From the disk; FileNotFoundError where a newer attempt has taken over.
+        OSError: From the disk; FileNotFoundError if a newer attempt has taken over.
     """
     state, tensors = files_of(rank)
     text = state_text(snapshot.tree)
@@ -60,12 +60,12 @@ def merged(parts: Sequence[Part], step: int) -> dict[str, dict[str, Any]]:
     """The files of all ranks.
 
     Raises:
-        CheckpointError: Where the parts are not one of each rank, and all of this step.
+        CheckpointError: Unless there is one part for each rank, all of this step.
     """
     found = [(part.rank, part.step) for part in parts]
     if found != [(rank, step) for rank in range(len(parts))] or not parts:
         raise CheckpointError(
-            f"The parts of step_{step} do not belong together: expected one of each rank, found"
-            f" (rank, step) {found}"
+            f"The parts of step_{step} do not belong together: expected one part of each rank,"
+            f" found (rank, step) {found}"
         )
     return {name: entry for part in parts for name, entry in part.files.items()}

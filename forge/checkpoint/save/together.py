@@ -1,13 +1,13 @@
-"""One checkpoint of many ranks: each stages its own files, and the one with the claim publishes.
+"""Distributed save: each rank stages its own files, and rank 0 publishes the checkpoint.
 
-    begin      all have their copy: rank 0 makes the folder, and a thread of it writes its files
-    compare    meanwhile rank 0 sends a digest of each of its tensors
-    stage      each other rank writes its state, and of its tensors those that are not rank 0's
-    commit     once all have said that theirs is on disk: the manifest of all files, one rename
+    begin      all ranks have copied; rank 0 creates the folder, and its thread writes its files
+    compare    meanwhile rank 0 broadcasts a digest of each of its tensors
+    stage      each other rank writes its state, and the tensors that differ from rank 0's
+    commit     once all ranks have their files on disk: the manifest of all files, one rename
 
-Whatever is equal on all ranks is so written once, whether DDP keeps it equal or the user's code.
-Each of the four is one exchange of values in the thread that saves, never a collective: ranks may
-train meanwhile. Where one fails all do, and what was there before has not changed.
+So a tensor that is equal on all ranks is written once, whether DDP or the script keeps it equal.
+Each of the four is one exchange through the store in the thread that saves, never a collective:
+ranks can train meanwhile. If one rank fails, all do, and existing checkpoints are unchanged.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from forge.errors import DamagedCheckpoint, Exit, ExitCode, ForgeError, RankFail
 from forge.group.group import Group
 
 EXCHANGE_S = 1800.0
-"""Seconds that a rank may take to write its files; an end of the run ends the waiting, too."""
+"""Timeout in seconds for a rank to write its files; if the run ends, the wait ends as well."""
 
 START = "the start of a save"
-"""The first exchange: a rank that has nothing to save raises in it."""
+"""The first exchange: a rank that has nothing to save raises here."""
 
 _DAMAGE, _AGAIN, _END = 1, 2, 3
-"""What follows an error: an older checkpoint, another try, the end of the job."""
+"""Weights of errors: an older checkpoint is read, the save is retried, the job ends."""
 
 
 class Exchange:
-    """Values of all ranks, one exchange after the other, in the same order on each of them.
+    """All-gathers values through the store; each rank must make the same calls in the same order.
 
     Args:
-        name: What tells it from another exchange of the same ranks, in another thread perhaps.
+        name: Unique among the exchanges of these ranks: another thread can have its own.
     """
 
     def __init__(self, ranks: Group, name: str, timeout_s: float = EXCHANGE_S) -> None:
@@ -56,11 +56,11 @@ class Exchange:
         unless: Callable[[], object] | None = None,
         within_s: float | None = None,
     ) -> list[Any]:
-        """What `make` returns on each rank, as JSON, by rank; nothing once `unless` is true.
+        """All-gather the JSON result of `make`, in order of rank; empty once `unless` is true.
 
         Raises:
-            OSError: Where it raised that, here or on another rank.
-            ForgeError: The same; where ranks raise different errors, what ends a job comes first.
+            OSError: If `make` raised one, here or on another rank.
+            ForgeError: Likewise; if ranks raise different errors, one that ends the job wins.
         """
         if self.ranks.size == 1:
             return [make()]
@@ -69,13 +69,13 @@ class Exchange:
         error: BaseException | None = None
         try:
             value = {"value": make()}
-        except (Exception, Exit) as raised:  # noqa: BLE001 - raised again once all know
+        except (Exception, Exit) as raised:  # noqa: BLE001 - raised again once all ranks know
             error, value = raised, _described(raised)
         key = f"{what} ({self._name} {self._count})"
         texts = self.ranks.gather(key, json.dumps(value).encode(), limit_s, unless)
         if not texts:
             return []
-        if self._previous:  # all have gathered that one, or they would not be here
+        if self._previous:  # all ranks have read it, or they would not be in this exchange
             self.ranks.forget(self._previous)
         self._previous = key
         found = [json.loads(text) for text in texts]
@@ -87,12 +87,12 @@ class Exchange:
         return [one["value"] for one in found]
 
     def first(self, what: str, make: Callable[[], Any]) -> Any:
-        """What it returns on rank 0, which alone calls it."""
+        """Call `make` on rank 0 and broadcast its result."""
         return self.give(what, make if self.ranks.rank == 0 else lambda: None)[0]
 
 
 def _described(error: BaseException) -> dict[str, Any]:
-    """With the weight of its kind: all ranks go on by the heaviest, so that they do the same."""
+    """An error as JSON; all ranks act on the error of the highest weight, so they do the same."""
     if isinstance(error, OSError):
         return {"error": str(error), "errno": error.errno or errno.EIO, "weight": _AGAIN}
     if isinstance(error, DamagedCheckpoint):
@@ -119,21 +119,21 @@ def save(
     check: Callable[[], None],
     publish: Callable[[Path, list[Part]], None],
 ) -> bool:
-    """Save what all ranks have of one boundary.
+    """Save the snapshots that all ranks took at the same step boundary.
 
     Args:
-        begin: Called on each rank; on rank 0 it makes the folder, in which `publish` finds the
-            files of all ranks, or returns None where there is nothing to save.
-        check: Called on rank 0; raises where a newer attempt has taken the folder away.
-        publish: Called on rank 0, once all files are there.
+        begin: Called on each rank; on rank 0 it creates the folder for the files of all ranks,
+            or returns None if there is nothing to save.
+        check: Called on rank 0; raises if a newer attempt has taken the folder away.
+        publish: Called on rank 0, once all files are on disk.
     Returns:
         Whether there was anything to save.
     Raises:
         OSError: From the disk of any rank.
-        ForgeError: Of any rank.
+        ForgeError: From any rank.
     """
     rank, is_shared = exchange.ranks.rank, exchange.ranks.size > 1
-    # Before what would take cores from ranks that copy.
+    # Wait until all ranks have copied: writing would take cores from them.
     made = exchange.give(START, begin)[0]
     if made is None:
         return False
@@ -161,14 +161,14 @@ def save(
         known = exchange.give("the digests of a save", compared)[0]
         parts = [Part(*one) for one in exchange.give("the files of a save", staged)]
     finally:
-        if writing.running():  # into a folder that is about to be removed
+        if writing.running():  # the caller removes the folder next
             wait([writing])
     exchange.first("the commit of a save", lambda: publish(folder, parts))
     return True
 
 
 def _fill(future: Future[Part], make: Callable[[], Part], *, is_beside: bool) -> None:
-    """With what `make` returns or raises, in a thread of its own or here."""
+    """Set the future to what `make` returns or raises, in a new thread or in this one."""
 
     def work() -> None:
         try:

@@ -264,7 +264,7 @@ def test_what_is_nested_as_deep_as_allowed_comes_back(kind, round_trip):
 def test_what_is_nested_deeper_is_refused_at_the_start(kind, depth):
     """Not by a RecursionError, at a depth that depends on who calls."""
     with pytest.raises(
-        CheckpointError, match=r"^deep.{1,70}: is nested below more than 100 containers"
+        CheckpointError, match=r"^deep.{1,70}: cannot be saved, since it is nested in more than 100"
     ):
         Store.check_savable({"deep": nested(depth, kind)})
 
@@ -285,4 +285,4 @@ def test_a_stack_that_is_almost_full_is_an_error_that_says_so():
     thread = threading.Thread(target=deep, args=(sys.getrecursionlimit() - 100,))
     thread.start()
     thread.join()
-    assert "no room is left on Python's stack" in raised[0]
+    assert "since Python's recursion limit was reached" in raised[0]

@@ -112,7 +112,7 @@ def test_a_newest_that_is_damaged_is_passed_over_and_told(trained, caplog):
     """As a resume would."""
     flip(trained / "step_10" / TENSORS)
     assert forge.load(trained).manifest.step == 2
-    assert re.search(r"Passed over .*step_10: tensors.*CRC-32", caplog.text)
+    assert re.search(r"Skipped a checkpoint: .*step_10: tensors.*CRC-32", caplog.text)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def several_jobs(folder):
 
 
 NOTHING = {
-    "missing": (lambda f: f / "no", "there is nothing here"),
+    "missing": (lambda f: f / "no", "does not exist"),
     "dangling": (lambda f: (os.symlink("gone", f / "l"), f / "l")[1], "is a link to gone"),
     "file": (lambda f: ((f / "x").write_text(""), f / "x")[1], "is a file"),
     "empty": (lambda f: f, "has no checkpoint. Expected a checkpoint"),
@@ -174,7 +174,7 @@ NOTHING = {
     "sweep": (lambda f: (several_jobs(f), f)[1], "has several jobs. Name one of them: 0, 1"),
     "several": (
         lambda f: ([(f / n / "step_1").mkdir(parents=True) for n in "ab"], f)[1],
-        "has several directories of checkpoints: a, b",
+        "has several directories of checkpoints. Name one of them: a, b",
     ),
 }
 

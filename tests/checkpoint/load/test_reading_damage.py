@@ -57,7 +57,7 @@ def test_a_misfit_changes_nothing_and_damage_is_no_misfit(small_chunks, store):
     raw = path.read_bytes()
     path.write_bytes(raw.replace(b"[40, 30]", b"[30, 40]", 1))
     assert path.read_bytes() != raw
-    with pytest.raises(CheckpointError, match=r"step_1: tensors_.* bytes have changed"):
+    with pytest.raises(CheckpointError, match=r"step_1: tensors_.* the content has changed"):
         newest(store, pair(2))
 
 
@@ -119,7 +119,7 @@ def test_a_header_that_changes_between_two_looks_is_damage(store, monkeypatch):
         return found[:-1] + b"\n" if is_header and found.endswith(b" ") else found
 
     monkeypatch.setattr(os, "pread", other_first)
-    with pytest.raises(CheckpointError, match="its header has changed"):
+    with pytest.raises(CheckpointError, match="its header changed"):
         newest(store, live)
 
 
@@ -163,7 +163,7 @@ def test_a_failure_while_live_tensors_are_filled_says_that_they_are_lost(
             raise OSError(5, "Input/output error")
 
         monkeypatch.setattr(os, "preadv", fail)
-    with pytest.raises(CheckpointError, match="training cannot continue with them") as error:
+    with pytest.raises(CheckpointError, match="training cannot continue") as error:
         found.fill()
     assert error.value.exit_code == ExitCode.IO_ERROR
     assert not isinstance(error.value, DamagedCheckpoint), "no older one may be taken now"

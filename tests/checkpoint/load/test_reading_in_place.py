@@ -380,7 +380,7 @@ def test_gaps_between_pieces_are_checksummed_as_well(small_chunks, tmp_path):
     changed = bytearray(path.read_bytes())
     changed[50] ^= 1
     path.write_bytes(changed)
-    with pytest.raises(DamagedCheckpoint, match="of the 4096 bytes from 0 on"):
+    with pytest.raises(DamagedCheckpoint, match="for the 4096 bytes at offset 0,"):
         file.read(pieces, is_whole=True)
     file.close()
 

@@ -153,7 +153,7 @@ def test_who_copies_its_own_checkpoints_keeps_others_out(store, commit, tmp_path
     assert not has_posix_lock(store.directory)
     second = [sys.executable, "-c", HOLDER, store.directory]
     done = subprocess.run(second, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    assert f"belongs to a running job: pid {os.getpid()}" in done.stderr
+    assert f"is in use by a running job: pid {os.getpid()}" in done.stderr
     commit(store, 2)
     assert has_posix_lock(store.directory)
 
@@ -188,7 +188,7 @@ def test_who_was_superseded_commits_nothing(store, commit):
     commit(store, 1)
     token = json.loads((store.directory / TOKEN_FILE).read_text())
     (store.directory / TOKEN_FILE).write_text(json.dumps(token | {"token": "newer", "pid": 1}))
-    with pytest.raises(DirectoryInUse, match=r"claimed by a newer attempt \(pid 1 "):
+    with pytest.raises(DirectoryInUse, match=r"newer attempt of this job \(pid 1 "):
         commit(store, 2)
     assert store.newest().manifest.step == 1
     assert not list(store.directory.glob(".step_*"))
@@ -230,7 +230,7 @@ def test_a_second_job_ends_with_73_and_disturbs_nothing(tmp_path):
     first.wait_for_step(process, 2)
     second = ForkedJob(tmp_path / "job", steps=10_000)
     assert second.run() == 73, second.output
-    assert "belongs to a running job" in second.output
+    assert "is in use by a running job" in second.output
     process.signal(signal.SIGTERM)
     assert process.wait() == 143
     assert [a.number for a in first.history.attempts] == [1]

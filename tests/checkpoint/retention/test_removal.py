@@ -186,7 +186,7 @@ def test_without_locks_everything_goes_on_and_is_told_once(
         store.read(commit(store, step))
         store.retain()
     assert names(store) == ["step_3"]
-    assert len([text for text in caplog.messages if "keeps no locks" in text]) == 1
+    assert len([text for text in caplog.messages if "does not support file locks" in text]) == 1
 
 
 @pytest.mark.parametrize("kind", [os.mkfifo, os.mkdir, lambda path: None], ids=["FIFO", "dir", ""])

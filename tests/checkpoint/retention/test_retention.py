@@ -95,7 +95,7 @@ def test_a_metric_that_nobody_logs_is_told_once(open_store, commit, caplog):
     assert steps(store) == [5, 6]
     told = [text for text in caplog.messages if "best.metric=vall" in text]
     assert len(told) == 1
-    assert "Logged are loss, val;" in told[0]
+    assert "Logged: loss, val." in told[0]
 
 
 def test_a_metric_that_is_logged_later_is_not_told(open_store, commit, caplog):
@@ -204,7 +204,7 @@ def test_a_pin_that_comes_too_late_is_an_error(store, commit, monkeypatch):
         place(path)
 
     monkeypatch.setattr(pins, "place", late)
-    with pytest.raises(pins.CheckpointError, match="the pin came too late"):
+    with pytest.raises(pins.CheckpointError, match="removed the checkpoint just now"):
         pins.pin(path)
     assert not pins.is_pinned(path)
 
@@ -259,4 +259,4 @@ def test_a_rollback_keeps_a_pinned_one_under_another_name(store, commit, caplog)
         "pinned_step_1",
         "pinned_step_2",
     ]
-    assert "no run resumes from it" in caplog.text
+    assert "no job resumes from it" in caplog.text

@@ -319,7 +319,7 @@ def test_short_memory_makes_a_save_wait_and_says_so_once(store, monkeypatch, cap
         assert not snapshot.is_independent
         store.commit(snapshot)
     assert store.newest().manifest.step == 2
-    [told] = [r.message for r in caplog.records if "A copy of the state" in r.message]
+    [told] = [r.message for r in caplog.records if "Too little host memory" in r.message]
     assert "0.25 GiB are available" in told
     monkeypatch.setattr(copies.memory, "free_bytes", lambda: copies.RESERVE + (2 << 20))
     assert store.snapshot(3, state, is_complete=False, copy=True).is_independent

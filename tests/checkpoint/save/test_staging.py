@@ -53,7 +53,7 @@ def test_parts_that_do_not_belong_together_are_no_checkpoint(opened, parts):
     """A rank that is missing, or that has staged another step, would be noticed at a resume."""
     store, folder, final = opened
     given = [Part(rank, step, {}) for rank, step in parts]
-    with pytest.raises(CheckpointError, match="expected one of each rank"):
+    with pytest.raises(CheckpointError, match="expected one part of each rank"):
         store.publish(folder, final, given, snapshot_of(store, 0.0))
     assert not final.exists()
 

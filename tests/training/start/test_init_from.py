@@ -226,7 +226,7 @@ def test_what_torch_cannot_read_is_an_error_of_ours(content, is_trusted, tmp_pat
 
 def test_what_is_not_there_is_a_problem_of_the_config(tmp_path):
     """Exit code 78, as for every key that cannot work."""
-    with pytest.raises(ConfigError, match=r"init_from=.*there is nothing at"):
+    with pytest.raises(ConfigError, match=r"init_from=.*does not exist"):
         init_from.load(config(tmp_path / "no"), StateRegistry(objects(1)))
 
 
@@ -271,7 +271,7 @@ def test_a_job_begins_with_another_s_weights_and_then_goes_on_with_its_own(tmp_p
     assert begin == ("begins", "2", end[2])
     assert "Training starts from" not in said
     _, said = train(tmp_path, 4, "third", "first", 1, code=78)
-    assert f"there is nothing at {tmp_path / 'first'}" in said
+    assert f"{tmp_path / 'first'} does not exist" in said
 
 
 APP = """
