@@ -1,4 +1,4 @@
 """Private parts of other libraries; a contract test for each says what to do if it disappears.
 
-One module a library, which imports it where a function needs it: to import a module costs nothing.
+One module per library. Each function imports its library itself, so importing the module is cheap.
 """

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def set_singletons(state: dict[str, Any]) -> None:
-    """As `Singleton.set_state`, without importing every plugin that is installed.
+    """Like `Singleton.set_state`, but without importing all installed plugins.
 
-    That takes 15 ms a job, and more with large sweepers; who needs a plugin looks for it then.
+    Importing them takes 15 ms per job, and more with large sweepers; they are found when needed.
 
     If it goes: `Singleton.set_state(state)`.
     """
@@ -24,7 +24,7 @@ def set_singletons(state: dict[str, Any]) -> None:
 
 
 def outcome(result: JobReturn) -> Any:
-    """What a job returned or raised; `return_value` raises and prints what was raised.
+    """The return value or exception of a job; `return_value` would print and raise the exception.
 
     If it goes: read `return_value` within try, with stderr redirected.
     """

@@ -6,16 +6,16 @@ from typing import Any
 
 
 def value_of(node: Any) -> Any:
-    """What a node holds, unresolved: of a container its dict or list of nodes, or a special text.
+    """A node's unresolved value; for a container its dict or list of nodes, or a special string.
 
-    If it goes: `OmegaConf.to_container(parent, resolve=False)[key]`, which is slower; to put keys
-    in order (`forge/hydra_app/frozen.py`) it has to be the container's own dict.
+    If it goes: `OmegaConf.to_container(parent, resolve=False)[key]`, which is slower; to sort keys
+    (`forge/hydra_app/frozen.py`) it has to be the container's own dict.
     """
     return node._value()
 
 
 def child_of(node: Any, key: Any) -> Any:
-    """The node at a key of a container, though it be null, missing or an interpolation; or None.
+    """The node at a key of a container, even if null, missing or an interpolation; or None.
 
     If it goes: see what `OmegaConf.is_interpolation(cfg, key)` calls to find the node.
     """
@@ -23,7 +23,7 @@ def child_of(node: Any, key: Any) -> Any:
 
 
 def declared_type(node: Any) -> Any:
-    """The type that the schema gives to the place of this node; Any where there is none.
+    """The declared type of this node in the schema; Any if there is none.
 
     If it goes: read the annotations of the dataclass, `typing.get_type_hints(cls)`.
     """
@@ -31,7 +31,7 @@ def declared_type(node: Any) -> Any:
 
 
 def element_type(container: Any) -> Any:
-    """The type that the schema gives to the elements of a container; None: it is no container.
+    """The declared type of a container's elements; None if it is not a container.
 
     If it goes: read the annotations of the dataclass, `typing.get_type_hints(cls)`.
     """
@@ -41,7 +41,7 @@ def element_type(container: Any) -> Any:
 def full_key(node: Any) -> str:
     """The dotted key of a node, from the root.
 
-    If it goes: pass the key along on the way down; it is for messages alone.
+    If it goes: pass the key along while descending; it is only used in messages.
     """
     return str(node._get_full_key(None))
 
@@ -65,7 +65,7 @@ def resolver_names(text: str) -> set[str]:
 
 
 def resolvers() -> dict[str, Any]:
-    """Every resolver that is registered, by name.
+    """Name -> registered resolver.
 
     If it goes: `Singleton.get_state()["omegaconf_resolvers"]` of Hydra has copies of them.
     """
@@ -75,9 +75,9 @@ def resolvers() -> dict[str, Any]:
 
 
 def set_resolvers(found: dict[str, Any]) -> None:
-    """Make these all the resolvers that there are.
+    """Replace all registered resolvers by these.
 
-    If it goes: `OmegaConf.clear_resolvers()`, then register each anew.
+    If it goes: `OmegaConf.clear_resolvers()`, then register each again.
     """
     from omegaconf.basecontainer import BaseContainer
 

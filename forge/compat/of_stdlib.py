@@ -17,10 +17,10 @@ def interpreter_flags() -> list[str]:
 
 
 def resource_tracker_pid() -> int | None:
-    """The process that removes leaked semaphores of multiprocessing; None where there is none.
+    """The pid of the process that removes leaked semaphores of multiprocessing, or None.
 
-    If it goes: see where `multiprocessing.resource_tracker` keeps its process. Until then return
-    None: a stop ends the tracker as well, which then warns of leaked semaphores.
+    If it goes: see where `multiprocessing.resource_tracker` stores its pid. Until then return
+    None: a stop then ends the tracker as well, which warns of leaked semaphores.
     """
     module = sys.modules.get("multiprocessing.resource_tracker")
     tracker = getattr(module, "_resource_tracker", None)

@@ -8,19 +8,19 @@ if TYPE_CHECKING:
     import submitit
 
 SUBMIT_MODULE = "submitit.core._submit"
-"""What `python -m` starts for a job in the folder that is its argument."""
+"""The module that `python -m` runs for a submitit job; its argument is the job's folder."""
 
 
 def sbatch_text(executor: submitit.SlurmExecutor, command: str) -> str:
-    """The batch script that submitit would submit, with its header, for a command.
+    """The batch script that submitit would submit for a command, with its header.
 
-    If it goes: see what `SlurmExecutor` writes its script with (`_make_sbatch_string` today).
+    If it goes: see how `SlurmExecutor` writes its script (today with `_make_sbatch_string`).
     """
     return str(executor._make_submission_file_text(command, ""))
 
 
 def slurm_parameters(executor: submitit.SlurmExecutor, generic: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of any executor (`mem_gb`, `name`, …) in the words of Slurm's.
+    """Convert generic executor parameters (`mem_gb`, `name`, …) to those of the Slurm executor.
 
     If it goes: see how `AutoExecutor.update_parameters` converts them.
     """

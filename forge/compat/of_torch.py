@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 LAYER_VERSIONS = "_metadata"
 """The attribute of a module's state_dict with the versions of its layers' formats."""
 EXTRA_STATE = "_extra_state"
-"""The last part of the key under which a state_dict has what `get_extra_state` returned."""
+"""Last part of the key of `get_extra_state`'s result in a state_dict."""
 SCHEDULES = "_schedulers"
-"""The key under which a combined schedule's state_dict has those of the schedules it is made of."""
+"""Key of the inner schedules in the state_dict of a SequentialLR or ChainedScheduler."""
 
 
 def foreach_copy(
     targets: list[torch.Tensor], sources: list[torch.Tensor], *, non_blocking: bool = False
 ) -> None:
-    """Copy each source into its target: on a GPU in a few kernels, however many tensors there are.
+    """Copy each source into its target; on a GPU a few kernels copy all tensors.
 
     If it goes: `target.copy_(source, non_blocking=non_blocking)` in a loop, which is slower.
     """
@@ -32,64 +32,64 @@ def foreach_copy(
 def coo_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Indices and values of a sparse COO tensor, coalesced or not.
 
-    If it goes: refuse a tensor that is not coalesced by its path; of others take `indices()`
-    and `values()`.
+    If it goes: reject tensors that are not coalesced, naming their path; for the others use
+    `indices()` and `values()`.
     """
     return tensor._indices(), tensor._values()
 
 
 def layer_versions(state_dict: Any) -> Mapping[str, Any] | None:
-    """The versions of the layers' formats, by which torch converts an old state; None: unknown.
+    """The versions of the layers' formats, which torch uses to convert an old state; or None.
 
-    If it goes: see whether `Module.state_dict` carries the versions elsewhere (its source says
-    `local_metadata`), and read them there.
+    If it goes: find where `Module.state_dict` stores the versions now (`local_metadata` in its
+    source), and read them there.
     """
     return getattr(state_dict, LAYER_VERSIONS, None)
 
 
 def set_layer_versions(state_dict: Any, versions: Mapping[str, Any]) -> None:
-    """Give a state_dict the versions that `layer_versions` returned.
+    """Set the versions of a state_dict to those that `layer_versions` returned.
 
-    If it goes: as for `layer_versions`; without them BatchNorm warns, or resets a counter.
+    If it goes: as for `layer_versions`; without versions BatchNorm warns, or resets a counter.
     """
     setattr(state_dict, LAYER_VERSIONS, versions)
 
 
 def non_persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The buffers of this module alone that were registered with `persistent=False`.
+    """This module's buffers (not its children's) registered with `persistent=False`.
 
-    If it goes: those of `named_buffers(recurse=False)` that `state_dict()` lacks; that runs the
-    user's hooks.
+    If it goes: use `named_buffers(recurse=False)` without the keys of `state_dict()`, which runs
+    the user's hooks.
     """
     own = module.named_buffers(recurse=False, remove_duplicate=False)
     return {name: one for name, one in own if name in module._non_persistent_buffers_set}
 
 
 def persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
-    """The buffers of this module alone that its state_dict has, and those that are None.
+    """This module's persistent buffers (not its children's), including those that are None.
 
-    If it goes: those of `named_buffers(recurse=False)` that `state_dict()` has. A buffer that is
-    None until the first call is then refused when it is made.
+    If it goes: use the `named_buffers(recurse=False)` that are in `state_dict()`. A buffer that is
+    None until the first call is then rejected once it has a value.
     """
     left_out = module._non_persistent_buffers_set
     return {name: one for name, one in module._buffers.items() if name not in left_out}
 
 
 def loader_of(module: torch.nn.Module | type[torch.nn.Module]) -> Any:
-    """The method that loads this module's own part of a state_dict, which layers may override.
+    """The method that loads this module's own part of a state_dict; layers can override it.
 
-    If it goes: find what `Module.load_state_dict` calls for each module now. Until then let
+    If it goes: find out what `Module.load_state_dict` calls for each module now. Until then let
     `own_ways` of `forge/state/module_state.py` return ("",): nothing is checked before loading.
     """
     return module._load_from_state_dict
 
 
 def has_load_hooks(module: torch.nn.Module) -> bool:
-    """Whether hooks run as this module's own part of a state_dict is loaded.
+    """Whether hooks run when this module's own part of a state_dict is loaded.
 
-    Those of FSDP2 do not count: with them each rank has its shards again, and nothing changes.
+    FSDP2's hooks do not count: they only restore each rank's shards.
 
-    If it goes: see where `register_load_state_dict_pre_hook` keeps them now. Until then return
+    If it goes: see where `register_load_state_dict_pre_hook` stores hooks now. Until then return
     True: nothing is checked before loading, and FSDP2 modules cannot be loaded.
     """
     before, after = module._load_state_dict_pre_hooks, module._load_state_dict_post_hooks
@@ -100,27 +100,27 @@ def has_load_hooks(module: torch.nn.Module) -> bool:
 
 
 def schedules_within(schedule: Any) -> list[Any] | None:
-    """What a SequentialLR or ChainedScheduler is made of; None for other schedules.
+    """The inner schedules of a SequentialLR or ChainedScheduler; None for other schedules.
 
-    If it goes: see what the two call that list now, and the key of their state_dict (SCHEDULES).
+    If it goes: find the new names of that list and of the state_dict's key (SCHEDULES).
     """
     inner = getattr(schedule, SCHEDULES, None)
     return inner if isinstance(inner, list) else None
 
 
 def num_yielded(iterator: Any) -> int | None:
-    """Batches that an iterator of a DataLoader has yielded; None where it is of something else.
+    """Batches that a DataLoader's iterator has yielded; None for other iterators.
 
-    If it goes: `forge rehearse` no longer names an iterator that a loop keeps to itself; let it
-    count the batches instead.
+    If it goes: `forge rehearse` no longer names an iterator that the script keeps in a variable;
+    let it count the batches instead.
     """
     return getattr(iterator, "_num_yielded", None)
 
 
 def version(value: Any) -> int | None:
-    """How often the values of a tensor were changed; None for all else, and if nothing counts it.
+    """How often a tensor was changed in place; None for other values and inference tensors.
 
-    If it goes: compare a copy of small tensors, as `TransientBuffers` does.
+    If it goes: compare small tensors with a copy, as `TransientBuffers` does.
     """
     import torch
 
@@ -130,7 +130,7 @@ def version(value: Any) -> int | None:
 
 
 def set_timeout(timeout_s: float) -> None:
-    """How long a collective of the default group may take, from now on.
+    """Set the timeout of collectives in the default process group.
 
     If it goes: `forge.distributed.init` keeps its `first_timeout_s`; see what torch's own trainers
     call after their first step.
@@ -143,10 +143,10 @@ def set_timeout(timeout_s: float) -> None:
 
 
 def makes_own_iterator(loader: torch.utils.data.DataLoader[Any]) -> bool:
-    """Whether a DataLoader's subclass makes its iterator in its own way.
+    """Whether a DataLoader's subclass overrides how its iterator is created.
 
-    If it goes: see what `DataLoader.__iter__` calls now. Until then return whether the loader is of
-    a subclass at all: its place is then not taken up by another number of ranks.
+    If it goes: see what `DataLoader.__iter__` calls now. Until then return whether the loader is a
+    subclass at all: its position then cannot be resumed with another number of ranks.
     """
     from torch.utils.data import DataLoader
 
@@ -154,10 +154,9 @@ def makes_own_iterator(loader: torch.utils.data.DataLoader[Any]) -> bool:
 
 
 def default_store() -> Any:
-    """The store in which the ranks of the default process group have met.
+    """The rendezvous store of the default process group.
 
-    If it goes: `dist.broadcast_object_list` says the same, and waits half an hour for a rank that
-    does not come.
+    If it goes: use `dist.broadcast_object_list`, which waits half an hour for a missing rank.
     """
     from torch.distributed import distributed_c10d
 
@@ -165,12 +164,12 @@ def default_store() -> Any:
 
 
 def bucket_order(ddp: torch.nn.parallel.DistributedDataParallel) -> list[int]:
-    """The numbers of a DDP module's parameters, in the order of the buckets it has made anew.
+    """Indices of a DDP module's parameters in the order of its rebuilt buckets.
 
-    None of them before its first backward, and where it never makes any (unused parameters are
-    looked for). Collective: what the next forward would do first is done now.
+    Empty before the first backward, and with `find_unused_parameters=True`, which never rebuilds
+    them. This is a collective: it rebuilds the buckets, as the next forward would.
 
-    If it goes: without it a resume with more than two ranks may differ in the last bits. See what
+    If it goes: without it a resume with more than two ranks can differ in the last bits. See what
     `DistributedDataParallel.forward` does before the module is called.
     """
     ddp.reducer._rebuild_buckets()
@@ -184,7 +183,7 @@ def bucket_order(ddp: torch.nn.parallel.DistributedDataParallel) -> list[int]:
 def rebuild_buckets(
     ddp: torch.nn.parallel.DistributedDataParallel, order: list[torch.nn.Parameter]
 ) -> None:
-    """Let a DDP module make its buckets by this order; leaves gradients of zeros.
+    """Make a DDP module rebuild its buckets in this order; leaves gradients of zeros.
 
     If it goes: as for `bucket_order`.
     """
@@ -194,7 +193,7 @@ def rebuild_buckets(
     ddp.reducer.prepare_for_backward([])
     for parameter in order:
         parameter.grad = None
-        with torch.enable_grad():  # a gradient that is given makes torch import all of sympy
+        with torch.enable_grad():  # an explicit gradient would make torch import sympy
             zero = (parameter * torch.zeros_like(parameter)).real.sum()
         zero.backward()  # type: ignore[no-untyped-call]
     ddp.reducer._rebuild_buckets()
@@ -203,16 +202,16 @@ def rebuild_buckets(
 def shard_offset(
     whole: tuple[int, ...], part: tuple[int, ...], mesh: Any, placements: Any
 ) -> tuple[int, ...] | None:
-    """Where in a whole tensor the part of this rank begins; None where it is no usual chunk.
+    """Offset of this rank's part in the whole tensor; None if the part is not a usual chunk.
 
     Args:
-        whole: Its shape.
+        whole: The shape of the whole tensor.
         part: The shape of this rank's part.
-        mesh: A DeviceMesh that this rank is in.
+        mesh: A DeviceMesh that contains this rank.
         placements: `Shard` and `Replicate`, one for each dimension of the mesh.
 
-    If it goes: compute it from `placements` and `device_mesh.get_coordinate()`; chunks are those
-    of `torch.chunk`, along one mesh dimension after the other.
+    If it goes: compute it from `placements` and `device_mesh.get_coordinate()`, by `torch.chunk`
+    along one mesh dimension after the other.
     """
     from torch.distributed.tensor import _utils
 
@@ -221,10 +220,10 @@ def shard_offset(
 
 
 def unreduced_gradients(module: torch.nn.Module) -> bool:
-    """Whether FSDP2 holds gradients that no rank has summed up yet, where no state shows them.
+    """Whether FSDP2 has accumulated gradients that are not reduced yet and not in any state.
 
-    If it goes: see where `set_requires_gradient_sync(False)` lets it keep them. Until then return
-    False: a stop between such a backward and the next loses them.
+    If it goes: see where they are stored with `set_requires_gradient_sync(False)`. Until then
+    return False: a stop between such a backward and the next loses them.
     """
     state = getattr(module, "_get_fsdp_state", lambda: None)()
     return any(
@@ -236,9 +235,9 @@ def unreduced_gradients(module: torch.nn.Module) -> bool:
 
 
 def note_found_inf(scaler: Any, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Let a GradScaler take what it has unscaled for bad: it skips these steps, and falls.
+    """Make a GradScaler treat the gradients as infinite: it skips these steps and lowers its scale.
 
-    If it goes: leave out `scaler.step`, and after `update` set the scale by `load_state_dict`.
+    If it goes: omit `scaler.step`, and after `update` set the scale with `load_state_dict`.
     """
     for optimizer in optimizers:
         for found_inf in scaler._found_inf_per_device(optimizer).values():
@@ -248,17 +247,17 @@ def note_found_inf(scaler: Any, optimizers: Iterable[torch.optim.Optimizer]) -> 
 def on_compilation(
     begins: Callable[..., object], ends: Callable[..., object]
 ) -> Callable[[], None] | None:
-    """Call these around each compilation, from the thread that compiles.
+    """Call these at the begin and end of each compilation, in the thread that compiles.
 
     Returns:
-        What ends it; None where torch's compiler is not loaded, which takes seconds: nothing is
-        compiled before it is.
+        A function that unregisters them; None if torch's compiler is not loaded: then nothing has
+        been compiled, and loading it would take seconds.
 
-    If it goes: return None. A compilation then counts as a part of its step, and one that takes
-    longer than `sections.MIN_S`, and is not among the first steps, is taken for a hang.
+    If it goes: return None. A compilation then counts as part of its step; if it takes longer than
+    `sections.MIN_S`, outside the first steps, it counts as a hang.
     """
     callbacks = sys.modules.get("torch._dynamo.callback")
-    handler = getattr(callbacks, "callback_handler", None)  # it may be loading, in another thread
+    handler = getattr(callbacks, "callback_handler", None)  # None while another thread loads it
     if handler is None:
         return None
     handler.register_start_callback(begins)
@@ -266,7 +265,7 @@ def on_compilation(
 
     def stop() -> None:
         for found, one in ((handler.start_callbacks, begins), (handler.end_callbacks, ends)):
-            if one in found:  # `torch._dynamo.reset` may have cleared them
+            if one in found:  # `torch._dynamo.reset` clears the list
                 found.remove(one)
 
     return stop

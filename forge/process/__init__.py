@@ -1,1 +1,1 @@
-"""The processes below this one, what it is doing itself, and how much time is left."""
+"""The descendants of this process, what it is doing itself, and how much time is left."""

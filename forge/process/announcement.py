@@ -1,8 +1,8 @@
-"""The signal that announces the time limit, if it comes early and no loop runs yet.
+"""The signal that announces the time limit, if it arrives early, during the start-up.
 
-Slurm sends it up to a minute before its time. A loop then trains on (see `time_limit`), and a
-start-up (imports, the model, entering a Run) goes on as well: else the attempt would leave without
-having trained. The signal is put off, and sent again when it is due.
+Slurm can send it up to a minute early. A training loop then continues (see `time_limit`), and so
+does the start-up (imports, building the model, entering a Run): otherwise the attempt would exit
+without training. The signal is ignored, and sent again when it is due.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Announcement:
     Args:
         name: The signal, without `SIG`.
         due_s: Seconds before the end of the task at which it is due.
-        folder: Where a wrapper writes down that the end was moved.
-        environment: Holds the end.
+        folder: The folder in which a wrapper writes a changed end time.
+        environment: The environment with the end time.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Announcement:
         self._is_put_off = False
 
     def put_off(self, number: int) -> bool:
-        """Whether a signal that arrives now is the announcement, and early: it comes again."""
+        """Whether this signal is an early announcement; if so, it is sent again when it is due."""
         if number != self._number or not time_limit.is_early(self._early_s()):
             return False
         if not self._is_put_off:
@@ -52,7 +52,7 @@ class Announcement:
         return True
 
     def _early_s(self) -> float:
-        """Seconds until it is due; 0.0 if no wrapper has said when the task ends."""
+        """Seconds until it is due; 0.0 if no wrapper has set the end time."""
         end = time_limit.end_time_from_env(self._environment)
         if end is None or time_limit.END_TIME not in self._environment:
             return 0.0
@@ -60,7 +60,7 @@ class Announcement:
         return time_limit.moved_left_s(self._moved, end - now, now) - self._due_s
 
     def _send_again(self) -> None:
-        while (early_s := self._early_s()) > 0:  # the end may be moved meanwhile
+        while (early_s := self._early_s()) > 0:  # the end time can change meanwhile
             time.sleep(early_s)
         self._is_put_off = False
         os.kill(os.getpid(), self._number)

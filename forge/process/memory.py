@@ -1,8 +1,8 @@
-"""What this process's own cgroups say of memory: who was killed for it, and what is free.
+"""Memory figures of this process's cgroups: out-of-memory kills, and free memory.
 
-A process that was killed for memory ends as any other that gets a SIGKILL. Only the kernel knows,
-and tells it to those who may read its log; the cgroup counts for everybody, but whose process it
-was it does not say. Where there is no such count (no cgroup but the root, not Linux), nobody knows.
+A process killed for lack of memory looks like any process that got a SIGKILL. The kernel log names
+it, but needs privileges; the cgroup counts such kills, but does not name the process. Without such
+a count (only the root cgroup, or not Linux) the cause is unknown.
 Source: the kernel's cgroup-v2 (`memory.events`, `.max`, `.current`, `.stat`), cgroup-v1/memory
 (`memory.oom_control`, `.limit_in_bytes`, `.usage_in_bytes`, `.stat`) and proc(5) (`MemAvailable`).
 """
@@ -14,11 +14,11 @@ from pathlib import Path
 
 _MEMINFO, _OWN, _ROOT = "/proc/meminfo", "/proc/self/cgroup", "/sys/fs/cgroup"
 _NO_LIMIT = 2**60
-"""A limit of cgroup-v1 that is none: the largest number of pages, in bytes."""
+"""cgroup-v1 shows "no limit" as a limit of at least this: the largest number of pages, in bytes."""
 
 
 def _available_bytes(meminfo: str) -> int | None:
-    """What the node could still give to processes, without swapping; None where nobody says."""
+    """Memory that the node has available without swapping; None if unknown."""
     try:
         lines = Path(meminfo).read_text().splitlines()
         pairs = dict(line.split(":", 1) for line in lines)
@@ -28,7 +28,7 @@ def _available_bytes(meminfo: str) -> int | None:
 
 
 def _folders(own: str, root: str) -> Iterator[tuple[Path, bool]]:
-    """(its folder, whether of version 1) of each of them that may account for memory."""
+    """(folder, whether cgroup-v1) for each cgroup of this process that can account for memory."""
     try:
         lines = Path(own).read_text().splitlines()
     except OSError:
@@ -47,11 +47,11 @@ def _folders(own: str, root: str) -> Iterator[tuple[Path, bool]]:
 
 
 def _free(folder: Path, *, is_v1: bool) -> int | None:
-    """Bytes until a limit is reached; files' cached pages go before anything is killed."""
+    """Bytes until the limit; cached file pages count as free, since the kernel drops them first."""
     limit, usage = ("limit_in_bytes", "usage_in_bytes") if is_v1 else ("max", "current")
     cached = "total_inactive_file" if is_v1 else "inactive_file"
     try:
-        most = int((folder / f"memory.{limit}").read_text())  # `max` is no number: no limit
+        most = int((folder / f"memory.{limit}").read_text())  # "max" (no limit) is a ValueError
         used = int((folder / f"memory.{usage}").read_text())
         lines = (folder / "memory.stat").read_text().splitlines()
         stat = {name: int(value) for name, value in map(str.split, lines)}
@@ -63,14 +63,14 @@ def _free(folder: Path, *, is_v1: bool) -> int | None:
 
 
 def free_bytes(meminfo: str = _MEMINFO, own: str = _OWN, root: str = _ROOT) -> int | None:
-    """What this process may still take: the least that the node and its cgroups leave.
+    """Memory that this process can still use: the minimum over the node and its cgroups.
 
-    Slurm makes a cgroup for a job, and one for a step. None where nobody says.
+    Slurm creates a cgroup for each job and each step. None if nothing is known.
 
     Args:
-        meminfo: Says what the node has.
-        own: Says which cgroups this process is in.
-        root: Where they are mounted.
+        meminfo: The file with the node's memory.
+        own: The file with this process's cgroups.
+        root: The mount point of the cgroups.
     """
     limits = (_free(folder, is_v1=is_v1) for folder, is_v1 in _folders(own, root))
     free = (_available_bytes(meminfo), *limits)
@@ -78,15 +78,15 @@ def free_bytes(meminfo: str = _MEMINFO, own: str = _OWN, root: str = _ROOT) -> i
 
 
 def oom_kills(own: str = _OWN, root: str = _ROOT) -> int | None:
-    """Processes of this cgroup that the kernel has killed for memory; None where nobody counts.
+    """Number of out-of-memory kills in this process's cgroup; None if it is not counted.
 
     Args:
-        own: Says which cgroups this process is in.
-        root: Where they are mounted.
+        own: The file with this process's cgroups.
+        root: The mount point of the cgroups.
     """
     for folder, is_v1 in _folders(own, root):
         count = _count(folder / ("memory.oom_control" if is_v1 else "memory.events"))
-        if count is not None or not is_v1:  # those above it count what others have, too
+        if count is not None or not is_v1:  # parent cgroups also count other processes
             return count
     return None
 

@@ -1,7 +1,7 @@
-"""The processes that descend from this one, and how they are ended.
+"""Finding and ending the descendants of this process.
 
-Processes are found by their parent and ended by pidfd where the kernel has it, so that a number
-that was given to somebody else's process meanwhile is never hit. Source: pidfd_open(2), proc(5).
+Processes are found by their parent and signalled by pidfd if the kernel has it, so that a reused
+pid is never hit. Source: pidfd_open(2), proc(5).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _SET_PDEATHSIG = 1
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends. Linux; elsewhere nothing."""
+    """Become the parent of every descendant whose own parent ends. Only on Linux."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(number: int | None = None) -> None:
-    """Have the kernel signal this process when its parent ends. Linux; elsewhere nothing.
+    """Have the kernel signal this process when its parent ends. Only on Linux.
 
     Args:
         number: The signal; None: SIGKILL.
@@ -47,19 +47,19 @@ def _prctl(option: int, value: int) -> None:
 
 
 def variable(pid: int, name: str) -> str | None:
-    """A variable of the environment that a process was started with; None where unset. Linux."""
+    """A variable in a process's initial environment; None if unset. Only on Linux."""
     try:
         environment = Path("/proc", str(pid), "environ").read_bytes()
     except OSError:
-        return None  # it ended, or is somebody else's
+        return None  # the process ended, or belongs to another user
     _, is_set, rest = (b"\0" + environment).partition(f"\0{name}=".encode())
     return rest.partition(b"\0")[0].decode(errors="replace") if is_set else None
 
 
 def marked(name: str, value: str) -> list[int]:
-    """Every live process but this one that was started with `name=value`. Linux.
+    """Every other live process that was started with `name=value`. Only on Linux.
 
-    It finds what has left the family: a daemon, or the orphans of a parent that was killed.
+    This also finds processes that are no longer descendants: daemons, and orphans.
     """
     entries = os.listdir("/proc") if sys.platform.startswith("linux") else ()
     pids = [int(entry) for entry in entries if entry.isdigit() and int(entry) != os.getpid()]
@@ -67,7 +67,7 @@ def marked(name: str, value: str) -> list[int]:
 
 
 def _parents() -> dict[int, int]:
-    """pid -> parent's pid, of every live process (zombies left out)."""
+    """pid -> parent's pid, for every live process that is not a zombie."""
     found: dict[int, int] = {}
     if sys.platform.startswith("linux"):
         for entry in os.listdir("/proc"):
@@ -75,7 +75,7 @@ def _parents() -> dict[int, int]:
                 try:
                     stat = Path("/proc", entry, "stat").read_text(errors="replace")
                 except OSError:
-                    continue  # it ended while we looked
+                    continue  # it ended meanwhile
                 state, parent = stat.rpartition(")")[2].split()[:2]
                 if state not in "ZX":
                     found[int(entry)] = int(parent)
@@ -91,7 +91,7 @@ def _parents() -> dict[int, int]:
 
 
 def descendants(root: int | None = None) -> list[int]:
-    """Every live process below `root` (this process by default), parents before children."""
+    """Every live descendant of `root` (default: this process), parents before children."""
     parents = _parents()
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():
@@ -102,12 +102,12 @@ def descendants(root: int | None = None) -> list[int]:
         for child in children.get(frontier.pop(), ()):
             found.append(child)
             frontier.append(child)
-    spared = of_stdlib.resource_tracker_pid()  # ends with us; until then it removes semaphores
+    spared = of_stdlib.resource_tracker_pid()  # it ends after us, and removes our semaphores
     return [pid for pid in found if pid != spared]
 
 
 def send(pid: int, signum: int) -> bool:
-    """Signal one process; False where it is gone or not ours."""
+    """Signal one process; False if it has ended or is not ours."""
     handle = open_pidfd(pid)
     try:
         if handle is not None:
@@ -123,15 +123,15 @@ def send(pid: int, signum: int) -> bool:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends; None where there are none."""
+    """A descriptor that becomes readable when the process ends; None if not supported."""
     try:
         return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
-    except OSError:  # it is gone, or the kernel is older than 5.3
+    except OSError:  # the process has ended, or the kernel is older than 5.3
         return None
 
 
 def listen(numbers: Iterable[int]) -> int:
-    """Take signals in through a descriptor, which can be polled, instead of by being interrupted.
+    """Receive signals through a descriptor that can be polled, instead of by interruption.
 
     Returns:
         The descriptor; `drain` reads it.
@@ -147,7 +147,7 @@ def listen(numbers: Iterable[int]) -> int:
 
 
 def drain(reader: int) -> bytes:
-    """The numbers of the signals that have come in since the last call."""
+    """The numbers of the signals received since the last call."""
     try:
         return os.read(reader, 512)
     except BlockingIOError:
@@ -155,10 +155,10 @@ def drain(reader: int) -> bytes:
 
 
 def fork() -> int:
-    """As os.fork, but the child begins with every signal blocked.
+    """Like os.fork, but the child starts with all signals blocked.
 
-    Until it has handlers of its own it has its parent's, and would tell the parent, through the
-    descriptor of `listen`, of signals that are not the parent's.
+    Until it sets its own handlers it has its parent's, and would report its signals to the parent
+    through the descriptor of `listen`.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = os.fork()
@@ -187,7 +187,7 @@ def reap() -> dict[int, int]:
 
 
 def status(pid: int) -> dict[str, str]:
-    """The fields of /proc/<pid>/status; empty where there are none."""
+    """The fields of /proc/<pid>/status; empty if the file does not exist."""
     try:
         text = Path("/proc", str(pid), "status").read_text(errors="replace")
     except OSError:
@@ -197,23 +197,23 @@ def status(pid: int) -> dict[str, str]:
 
 
 def is_suspended(pid: int) -> bool:
-    """Whether the process is stopped, or runs under a debugger. Linux; elsewhere False."""
+    """Whether the process is stopped, or runs under a debugger. False if not on Linux."""
     found = status(pid)
     return found.get("State", "")[:1] in ("T", "t") or found.get("TracerPid", "0") != "0"
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Whether the process has a handler for the signal. Linux; elsewhere False."""
+    """Whether the process has a handler for the signal. False if not on Linux."""
     return bool(int(status(pid).get("SigCgt", "0"), 16) >> (signum - 1) & 1)
 
 
 def is_resource_tracker(pid: int) -> bool:
-    """Whether it is multiprocessing's helper that removes shared memory once its owner is gone."""
+    """Whether it is multiprocessing's helper that removes leaked shared memory."""
     return "multiprocessing.resource_tracker" in command(pid)
 
 
 def command(pid: int) -> str:
-    """What the process was started with; empty where it is gone."""
+    """The command line of a process; empty if it has ended."""
     try:
         parts = Path("/proc", str(pid), "cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -222,7 +222,7 @@ def command(pid: int) -> str:
 
 
 def wait_gone(pids: list[int], timeout_s: float) -> list[int]:
-    """Wait until the processes ended; return those that did not within `timeout_s` seconds."""
+    """Wait until the processes end; return those still alive after `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     left = [pid for pid in pids if _is_alive(pid)]
     while left and time.monotonic() < deadline:
@@ -238,12 +238,12 @@ def _is_alive(pid: int) -> bool:
 
 
 def end_descendants(job: str | None, save_s: float) -> None:
-    """End every descendant: SIGTERM, and SIGKILL where that has not ended them in a second.
+    """End every descendant: SIGTERM, and SIGKILL if it is alive a second later.
 
     Args:
-        job: The mark of the job that they belong to; None: they belong to none.
-        save_s: Seconds for those with the mark of another job: a sweep that main has started in
-            this one, whose jobs save first.
+        job: The token of this job; None if there is none.
+        save_s: Seconds for descendants with the token of another job to save: jobs of a sweep that
+            main has started inside this one.
     """
     first = descendants()
     for pid in first:
@@ -254,12 +254,12 @@ def end_descendants(job: str | None, save_s: float) -> None:
 
 
 def kill_descendants() -> None:
-    """SIGKILL every descendant, those that are born meanwhile too."""
-    for _ in range(20):  # a pool that restarts its workers is outrun, a fork bomb is not
+    """SIGKILL every descendant, including those that are started meanwhile."""
+    for _ in range(20):  # enough for a pool that restarts its workers, not for a fork bomb
         left = descendants()
         if not left:
             return
-        # A tracker of multiprocessing removes what the others shared, once they are gone.
+        # Last the resource trackers, which remove the shared memory of the others.
         trackers = [pid for pid in left if is_resource_tracker(pid)]
         others = [pid for pid in left if pid not in trackers]
         for pid in others or trackers:

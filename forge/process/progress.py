@@ -1,16 +1,16 @@
-"""A page of memory in which a task says what it is doing, and its supervisor reads it.
+"""The heartbeat page: shared memory in which a task records what it is doing for its supervisor.
 
-    supervisor   page = Page.create(); starts the task with page.environ; page.read() now and then
+    supervisor   page = Page.create(); starts the task with page.environ; polls page.read()
     task         marks = Marks.open(os.environ); marks.enter(Section.save, step, limit_s), …
 
-One record: the section, the step, a count that grows with each mark, and after how many seconds
-without a change the task is taken to hang. The task writes no times: the supervisor counts those in
-which the record stays the same, since it knows when the task was stopped or traced.
+The page has one record: the section, the step, a count that grows with each heartbeat, and the
+number of seconds without a heartbeat after which the task counts as hanging. The supervisor
+measures that time, since it knows when the task was suspended or traced.
 
-It lies in memory that both map. A mark is a few stores, which neither wait nor fail: a file could
-block the training on a network disk, or end it by SIGBUS once it is cut short. The page is filled
-when it is made, and sealed against being cut; behind it `stacks.py` has the task write what its
-threads stand in. Linux; elsewhere nothing is marked.
+A heartbeat is a few stores to shared memory, which can neither block nor fail: a file on a network
+disk could block training, and a truncated mapped file would raise SIGBUS. The page is written when
+it is created, and sealed against truncation; `stacks.py` has the task append its stacks to the same
+memory. Only on Linux; elsewhere there are no heartbeats.
 """
 
 from __future__ import annotations
@@ -28,57 +28,57 @@ from forge.jobdir.job_files import PROGRESS
 
 _SIZE = mmap.PAGESIZE
 _SEQUENCE, _PID, _SECTION, _STEP, _COUNT, _LIMIT = range(6)
-"""What the words of 8 bytes are; the sequence number is odd while the others are written."""
+"""Indices of the 8-byte words; the sequence number is odd while the others are being written."""
 _WORDS = struct.Struct("5qd")
 _FLOCK = "hhqqi4x"
 """Linux's struct flock: type, whence, start, length, pid."""
 
 
 class Section(IntEnum):
-    """What the main thread of a task is doing."""
+    """The phase that the main thread of a task is in."""
 
     outside = 0
     """Before `forge.Run`, after it and after each of its loops: no limit."""
     start_up = 1
-    """From entering it to the end of the first boundary; grows with what is read."""
+    """From entering the Run to the end of the first boundary; each read is a heartbeat."""
     step = 2
     """From one boundary to the next."""
     save = 3
-    """Grows with what is written."""
+    """Each write is a heartbeat."""
     evaluation = 4
-    """Grows with each `run.check_stop()`."""
+    """Each `run.check_stop()` is a heartbeat."""
     collective = 5
     """forge waits for other ranks."""
     compilation = 6
-    """torch compiles, in a step."""
+    """torch compiles during a step."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a task has said last."""
+    """The last record of a task."""
 
     pid: int = 0
-    """The process that wrote it; 0: nobody has."""
+    """The process that wrote it; 0: no process has."""
     section: Section = Section.outside
     step: int = 0
     """Steps done."""
     count: int = 0
-    """Grows with each mark: a section entered or left, bytes saved, a batch evaluated."""
+    """Number of heartbeats: a section entered or left, bytes saved, a batch evaluated."""
     limit_s: float = 0.0
-    """Seconds without a change until it hangs; 0: it never does."""
+    """Seconds without a heartbeat until it counts as a hang; 0: no limit."""
 
 
 class Page:
-    """The reader's side; the page exists as long as one of the two maps it."""
+    """The supervisor's side; the page exists as long as supervisor or task map it."""
 
     def __init__(self, fd: int = -1) -> None:
-        """Map what `create` has made; `fd` is closed with it. -1: there is none."""
+        """Map the page of `create`; `close` closes `fd`. -1: there is no page."""
         self.fd = fd
         self._memory = mmap.mmap(fd, _SIZE, access=mmap.ACCESS_READ) if fd >= 0 else None
 
     @classmethod
     def create(cls) -> Page:
-        """Make one; where there can be none, one in which nobody ever writes."""
+        """Create a page; if the system does not support it, a page without heartbeats."""
         if sys.platform != "linux":
             return cls()
         import fcntl
@@ -86,30 +86,30 @@ class Page:
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         try:
             fd = os.memfd_create(f"forge-{secrets.token_hex(8)}", flags)
-            os.write(fd, bytes(_SIZE))  # all the memory that marks will ever need
+            os.write(fd, bytes(_SIZE))  # allocate the memory now, so that heartbeats cannot fail
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        except OSError:  # a kernel or a sandbox without: nothing is watched, and all else works
+        except OSError:  # not supported by the kernel or sandbox: hangs are not detected
             return cls()
         return cls(fd)
 
     @property
     def environ(self) -> dict[str, str]:
-        """Variables by which a task finds it; the task is a process of the same user."""
+        """Environment variables with which a task of the same user finds the page."""
         return {} if self._memory is None else {PROGRESS: f"/proc/{os.getpid()}/fd/{self.fd}"}
 
     def read(self) -> Record | None:
-        """What was written last; None while it is being written."""
+        """The last record; None while it is being written."""
         if self._memory is None:
             return Record()
         words = _WORDS.unpack_from(self._memory)
-        # A processor that stores in another order shows it in one of two readings.
+        # Read twice: the processor can reorder the task's stores.
         if words[_SEQUENCE] & 1 or words != _WORDS.unpack_from(self._memory):
             return None
         _, pid, section, step, count, limit_s = words
         return Record(pid, Section(section), step, count, limit_s)
 
     def is_held(self) -> bool:
-        """Whether a process marks here: not the one that was killed, or runs another program."""
+        """Whether a process has the page open for writing; False once it was killed or exec'ed."""
         import fcntl
 
         wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -117,7 +117,7 @@ class Page:
         return bool(kind != fcntl.F_UNLCK)
 
     def close(self) -> None:
-        """Forget it; a task that still marks notices nothing."""
+        """Unmap the page; a task that still writes heartbeats is not affected."""
         if self._memory is not None:
             self._memory.close()
             self._memory = None
@@ -125,10 +125,10 @@ class Page:
 
 
 class Marks:
-    """The writer's side, for one thread: one process at a time writes, and none that it forks."""
+    """The task's side, for one thread; only one process writes at a time, and no forked child."""
 
     def __init__(self, fd: int = -1) -> None:
-        """Map the page that `open` has found; -1: marks go nowhere."""
+        """Map the page that `open` has found; -1: heartbeats are dropped."""
         self._fd, self._pid = fd, os.getpid()
         self._count = 0
         self._words: memoryview | None = None
@@ -141,7 +141,7 @@ class Marks:
 
     @classmethod
     def open(cls, environ: Mapping[str, str]) -> Marks:
-        """Those of this process, if its supervisor has a page and no other process marks there."""
+        """Open the supervisor's page, if there is one and no other process writes to it."""
         path = environ.get(PROGRESS, "")
         if sys.platform != "linux" or not path:
             return cls()
@@ -149,36 +149,36 @@ class Marks:
 
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # the supervisor is gone
+        except OSError:  # the supervisor has ended
             return cls()
         try:
-            # Whatever else lies there by now (the pid may be another's) has no such seal.
+            # The pid in the path can be reused: the seal shows that this is a heartbeat page.
             if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not inherited by what is forked
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # forked children do not inherit it
                 return cls(fd)
         except OSError:
-            pass  # no such file, or another process of this task marks: it is waited for by this
+            pass  # not a heartbeat page, or another process of this task writes to it
         os.close(fd)
         return cls()
 
     @property
     def is_open(self) -> bool:
-        """Whether anybody reads them."""
+        """Whether there is a page to write to."""
         return self._words is not None
 
     def enter(self, section: Section, step: int, limit_s: float) -> None:
-        """What the main thread does from now on, and how long it may take.
+        """Record what the main thread does from now on; this is also a heartbeat.
 
         Args:
             section: What it does.
             step: Steps done.
-            limit_s: Seconds without another mark until it hangs; 0: it never does.
+            limit_s: Seconds without another heartbeat until it counts as a hang; 0: no limit.
         """
         words = self._words
         if words is None:
             return
         self._count += 1
-        sequence = words[_SEQUENCE] | 1  # odd already, where an exception came between
+        sequence = words[_SEQUENCE] | 1  # already odd if an exception interrupted a write
         words[_SEQUENCE] = sequence
         words[_PID] = self._pid
         words[_SECTION] = section
@@ -188,20 +188,20 @@ class Marks:
         words[_SEQUENCE] = sequence + 1
 
     def advance(self) -> None:
-        """It makes progress in its section; any thread may say so."""
+        """Send a heartbeat in the current section, from any thread."""
         words = self._words
         if words is not None:
             self._count += 1
-            words[_COUNT] = self._count  # one store: nothing to tear
+            words[_COUNT] = self._count  # a single store cannot be torn
 
     def close(self) -> None:
-        """Outside of all sections; another process of the task may mark from now on."""
+        """Leave all sections; another process of the task can open the page now."""
         if self._words is not None:
             self.enter(Section.outside, self._words[_STEP], 0.0)
             self._forget()
 
     def _forget(self) -> None:
-        # A thread may be in the middle of a mark: the mapping goes with its last view.
+        # Do not unmap: a thread can be writing; the mapping is freed with its last view.
         self._words = None
         _open.remove(self)
         os.close(self._fd)
@@ -211,7 +211,7 @@ _open: list[Marks] = []
 
 
 def _forked() -> None:
-    """A worker has the mapping of its parent; it is not what the parent does."""
+    """Stop heartbeats in a forked child, which would be taken for the parent's."""
     for marks in [*_open]:
         marks._forget()
 

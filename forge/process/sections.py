@@ -1,16 +1,16 @@
-"""What the main thread of a Run is doing, section by section, and how long each may take.
+"""The phases (sections) of a Run's main thread, each with a time limit for hang detection.
 
     forge.Run is entered    start_up, until the first boundary is left
-    a boundary is left      step, until the next one is
-    a loop is left          outside: what follows may take as long as it will
-    within them             save, evaluation, collective: each ends where it began
+    a boundary is left      step, until the next boundary is left
+    a loop is left          outside: code after a loop has no limit
+    within these            save, evaluation, collective; then the outer section continues
 
-Each section is marked in the task's page (`progress.py`) with its limit: `hang.timeout_s`, or a
-factor above the slowest of late. What counts is the longest time between two marks of a visit: a
-save that writes for an hour makes progress all the time. The first visits of an attempt, and those
-in which something is compiled, have `hang.start_s`, and nothing is learned from them.
+Each section is recorded in the heartbeat page (`progress.py`) with its limit: `hang.timeout_s`, or
+a multiple of the longest recent gap between two heartbeats in such a section. A save that writes
+for an hour sends heartbeats all the time. The first visits of an attempt, and those with a
+compilation, have the limit `hang.start_s` and are not used to learn limits.
 
-Below a supervisor alone; else, and with `hang.action=ignore`, nothing is marked or measured.
+Without a supervisor, or with `hang.action=ignore`, nothing is recorded or measured.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from forge.process.progress import Marks, Section
 from forge.process.time_limit import Recent
 
 NUM_FIRST_STEPS = 3
-"""Steps of an attempt that nothing is learned from: kernels are chosen, buckets made anew."""
+"""The first steps of an attempt, not used to learn limits: kernels are tuned, buckets rebuilt."""
 
 FACTOR = 5.0
-"""How many times slower than the slowest recent visit is no hang yet: the `safety_factor` of
-NVIDIA's Resiliency Extension, which learns its timeouts the same way."""
+"""The limit as a multiple of the longest recent gap: the `safety_factor` of NVIDIA's Resiliency
+Extension, which learns its timeouts in the same way."""
 
 MIN_S = 300.0
-"""The least that is learned, in seconds: half of NCCL's timeout for a collective (600 s in torch),
-so that stacks are kept before NCCL's watchdog ends the process."""
+"""The smallest learned limit, in seconds: half of NCCL's timeout for a collective (600 s in torch),
+so that stacks are written before NCCL's watchdog ends the process."""
 
 NUM_LATE = 64
-"""Visits of one kind that are of late, at least."""
+"""At least so many visits of a kind count as recent."""
 
 Listen = Callable[[Callable[..., object], Callable[..., object]], Callable[[], object] | None]
 
@@ -47,24 +47,24 @@ Listen = Callable[[Callable[..., object], Callable[..., object]], Callable[[], o
 class _Visit:
     section: Section
     kind: str
-    """Functions of `run.every`, causes of saves: each kind has its own limit."""
+    """A function of `run.every`, or the cause of a save: each kind has its own limit."""
     limit_s: float
     is_typical: bool
-    """Whether it is learned from."""
+    """Whether it is used to learn the limit."""
     longest_s: float = 0.0
-    """Between two marks."""
+    """The longest time between two heartbeats."""
 
 
 class Sections:
-    """The sections of one Run. Only the thread that makes it enters them.
+    """The sections of one Run. Only the thread that creates it enters them.
 
     Args:
-        config: Says how long they may take.
-        marks: Where they are marked.
-        step: Steps done.
-        listen: Lets two functions be called around each compilation, and returns what ends that;
-            None where that is not possible yet.
-        clock: Seconds, by a clock that nobody sets.
+        config: The time limits.
+        marks: Writes the heartbeats.
+        step: Returns the number of steps done.
+        listen: Registers two functions, called at the begin and end of each compilation; returns a
+            function that unregisters them, or None if that is not possible yet.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -81,21 +81,21 @@ class Sections:
         self._thread = threading.get_ident()
         self._first_s = max(config.start_s, config.timeout_s or MIN_S)
         self._late: dict[tuple[Section, str], Recent] = {}
-        """Of each kind that was visited, what its visits have taken."""
+        """(section, kind) -> the longest gaps of its recent visits."""
         self._num_steps = 0
         self._step = step
         self._last = clock()
         self._visits = [self._visit(Section.start_up, "")]
-        """Those that are open; the last one counts."""
+        """The open visits, outermost first; the innermost counts."""
         self._listen = listen
         self._stop_listening: Callable[[], object] | None = None
         self._mark()
 
     def begin_step(self) -> None:
-        """A boundary is left."""
+        """Enter a step, as a boundary is left."""
         if self._marks.is_open:
             if self._listen is not None and self._stop_listening is None:
-                # Torch's compiler may be loaded at any time, and is not loaded for this.
+                # Try at each step: the script can load torch's compiler at any time.
                 self._stop_listening = self._listen(
                     self._compilation_begins, self._compilation_ends
                 )
@@ -103,7 +103,7 @@ class Sections:
             self._begin(Section.step)
 
     def rest(self) -> None:
-        """A loop is left: what follows may be anything, and cannot say that it makes progress."""
+        """Leave a loop: the code that follows has no limit, since it sends no heartbeats."""
         if self._marks.is_open:
             self._begin(Section.outside)
 
@@ -113,19 +113,19 @@ class Sections:
         self._mark()
 
     def begin_epoch(self) -> None:
-        """A step begins a new pass through its data, which may start workers: a kind of its own."""
+        """Mark the step as first of an epoch, which can start workers: it has its own limit."""
         if self._is_entered() and self._visits[-1].section is Section.step:
             self._visits[-1] = self._visit(Section.step, "first of an epoch")
             self._mark()
 
     @contextlib.contextmanager
     def inside(self, section: Section, kind: str = "") -> Iterator[None]:
-        """Be in a section; then in the one around it again, whose time begins anew.
+        """Enter a section for a `with` block; leaving it is a heartbeat of the outer section.
 
         Args:
-            section: Which.
-            kind: What distinguishes it from visits that take longer or shorter; a wait for other
-                ranks is distinguished by the section around it.
+            section: The section.
+            kind: Distinguishes visits with different durations; for a wait for other ranks, the
+                outer section is used.
         """
         if not self._is_entered():
             yield
@@ -146,28 +146,28 @@ class Sections:
                 self._mark()
 
     def advance(self, section: Section) -> None:
-        """Something is done in a section: bytes are written, a batch is evaluated. Any thread.
+        """Send a heartbeat: bytes were written, a batch was evaluated. From any thread.
 
-        It is no progress of what the main thread does where that is in another section.
+        It is ignored if the main thread is in another section.
         """
         if self._marks.is_open and self._visits[-1].section is section:
             self._measure()
             self._marks.advance()
 
     def _compilation_begins(self, *_: object) -> None:
-        # From any thread: backward runs in one of torch's.
+        # Called from any thread: backward runs in one of torch's threads.
         if self._marks.is_open:
             visit = self._visits[-1]
             visit.is_typical, visit.limit_s = False, max(visit.limit_s, self._first_s)
             self._marks.enter(Section.compilation, self._step(), visit.limit_s)
 
     def _compilation_ends(self, *_: object) -> None:
-        # What is left of its step is run for the first time, too.
+        # Keep the limit of the first visits: the rest of the step also runs for the first time.
         if self._marks.is_open:
             self._mark()
 
     def close(self) -> None:
-        """Outside of all sections."""
+        """Leave all sections."""
         if self._stop_listening is not None:
             self._stop_listening()
             self._stop_listening = None
@@ -186,7 +186,7 @@ class Sections:
         return _Visit(section, kind, limit_s, is_typical=True)
 
     def _close(self, visit: _Visit) -> None:
-        """It is over: learn from it."""
+        """End a visit and learn from it."""
         self._measure()
         at_first_s = self._first_s / FACTOR
         late = self._late.setdefault((visit.section, visit.kind), Recent(NUM_LATE, at_first_s))
@@ -194,7 +194,7 @@ class Sections:
             late.add(visit.longest_s)
 
     def _measure(self) -> None:
-        """The time since the last mark is one of the visit that is open."""
+        """Add the time since the last heartbeat to the innermost visit."""
         now, visit = self._clock(), self._visits[-1]
         visit.longest_s = max(visit.longest_s, now - self._last)
         self._last = now
@@ -211,16 +211,16 @@ _current = Sections(HangConfig(), Marks())
 
 
 def current() -> Sections:
-    """Those of the Run that is open in this process; without one nothing is marked."""
+    """The sections of the open Run in this process; without a Run they do nothing."""
     return _current
 
 
 @contextlib.contextmanager
 def in_section(section: Section, kind: str = "") -> Iterator[None]:
-    """Be in a section of the Run that is open; also as a decorator.
+    """Enter a section of the open Run; also works as a decorator.
 
     Args:
-        section: Which.
+        section: The section.
         kind: See `Sections.inside`.
     """
     with _current.inside(section, kind):
@@ -233,20 +233,20 @@ def begin(
     step: Callable[[], int] = int,
     listen: Listen | None = None,
 ) -> None:
-    """A Run is entered.
+    """Start the sections of a Run that is being entered.
 
     Args:
-        config: Its limits.
-        environ: Says where its supervisor's page is.
-        step: Steps done.
-        listen: To compilations; see `Sections`.
+        config: The time limits.
+        environ: The environment that names the supervisor's page.
+        step: Returns the number of steps done.
+        listen: Registers functions for compilations; see `Sections`.
     """
     global _current
     marks = Marks() if config.action is HangAction.ignore else Marks.open(environ)
     _current = Sections(config, marks, step, listen)
-    stacks.register(environ)  # main may train in a process of its own
+    stacks.register(environ)  # again, since main can train in a child process
 
 
 def end() -> None:
-    """The Run is left."""
+    """End the sections, as the Run is left."""
     _current.close()

@@ -1,13 +1,13 @@
-"""What the threads of a process stand in, without its help: it may not answer any more.
+"""Collect the stacks of a process that hangs.
 
     supervisor   starts the task with page.environ (`progress.py`); gather(page.fd, pids)
     task         register(os.environ)
 
-By a signal faulthandler writes the stack of the main thread; its handler is C, so it runs where a
-call holds the interpreter's lock, too. It writes behind the task's page of progress, in memory: a
-disk may be what the process waits for. What hangs outside Python is shown by the kernel, thread by
-thread. By another signal a process that is to be killed writes those of all its Python threads into
-its output: they are read while they run, which can crash it. Linux; elsewhere nothing is gathered.
+On a signal, faulthandler writes the stack of the main thread; its handler is in C, so it also runs
+while a C call holds the GIL. It appends to the shared memory of the heartbeat page, since the
+process can be waiting for a disk. For code outside Python, /proc shows what each thread waits for.
+On another signal, a process that is about to be killed writes the stacks of all Python threads to
+its output; reading running threads can crash it. Only on Linux.
 Source: proc(5), faulthandler.register.
 """
 
@@ -25,22 +25,22 @@ from pathlib import Path
 from forge.jobdir.job_files import PROGRESS
 from forge.process import processes
 
-# Not among those that a policy can name.
+# Real-time signals, which a policy cannot name.
 SIGNAL: int = signal.SIGRTMAX - 3 if sys.platform == "linux" else 0
 ALL_SIGNAL: int = signal.SIGRTMAX - 2 if sys.platform == "linux" else 0
 _WRITES_S = 1.0
-"""Seconds until a process has begun to write; one in the kernel's state D never does."""
+"""Timeout in seconds for a process to begin writing; in the kernel's state D it never does."""
 _ALL_S = 5.0
-"""Seconds for all processes of a task."""
+"""Timeout in seconds for all processes of a task."""
 _MOST_BYTES = 2**20
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _NOT_THE_USERS = (_OURS, "/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
 _is_registered = False
-"""In this process, or in the one that it was forked from."""
+"""Whether this process, or the one it was forked from, has registered the handlers."""
 
 
 def register(environ: Mapping[str, str]) -> None:
-    """In a task: have its stack written on a signal, where a supervisor has made a place for it.
+    """In a task: write its stack on a signal, if its supervisor has created a heartbeat page.
 
     Args:
         environ: The environment of this process.
@@ -51,20 +51,20 @@ def register(environ: Mapping[str, str]) -> None:
         return
     import faulthandler
 
-    try:  # stays open as long as the process lives: the handler writes to it
+    try:  # never closed: the handler writes to it
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-    except OSError:  # the supervisor is gone
+    except OSError:  # the supervisor has ended
         return
     faulthandler.register(SIGNAL, file=fd, all_threads=False)
     _is_registered = True
 
 
 def show_all(pids: Iterable[int], reader: int) -> None:
-    """Have processes that are to be killed write the stacks of all threads into their output.
+    """Make processes write the stacks of all threads to their output, before they are killed.
 
     Args:
-        pids: Which.
-        reader: A descriptor that can be read once one of them has ended.
+        pids: The processes.
+        reader: A descriptor that becomes readable once one of them has ended.
     """
     asked = [pid for pid in pids if ALL_SIGNAL and processes.catches(pid, ALL_SIGNAL)]
     for pid in asked:
@@ -74,13 +74,13 @@ def show_all(pids: Iterable[int], reader: int) -> None:
 
 
 def gather(fd: int, pids: Iterable[int]) -> Generator[None, None, dict[int, str]]:
-    """Have processes write their stacks, one after the other; yields while it waits for them.
+    """Make processes write their stacks, one after the other; yields while it waits.
 
     Args:
-        fd: Of the page that they write behind; -1: there is none.
-        pids: The most important first: there are seconds for all of them.
+        fd: The descriptor of the heartbeat page to which they append; -1: there is none.
+        pids: The processes, most important first, since there is a timeout for all together.
     Returns:
-        pid -> what faulthandler wrote; empty for a process that does not react.
+        pid -> faulthandler's output; empty for a process that does not react.
     """
     found: dict[int, str] = {}
     deadline = time.monotonic() + _ALL_S
@@ -96,15 +96,15 @@ def gather(fd: int, pids: Iterable[int]) -> Generator[None, None, dict[int, str]
 
 
 def settled(fd: int, begin: int, begins_s: float, ends_s: float) -> Generator[None, None, int]:
-    """Until what somebody else writes is there, and grows no more; yields while it waits.
+    """Wait until another process has written to a file and it stops growing; yields meanwhile.
 
     Args:
-        fd: What they write to.
-        begin: Where in it.
-        begins_s: Seconds until there is anything.
-        ends_s: Seconds for all of it.
+        fd: The file's descriptor.
+        begin: The file's size before.
+        begins_s: Timeout in seconds for the first byte.
+        ends_s: Timeout in seconds for all bytes.
     Returns:
-        How many bytes it is.
+        Number of bytes written.
     """
     began, found = time.monotonic(), 0
     while time.monotonic() - began < (ends_s if found else min(begins_s, ends_s)):
@@ -117,24 +117,24 @@ def settled(fd: int, begin: int, begins_s: float, ends_s: float) -> Generator[No
 
 
 def _is_open_in(pid: int, fd: int) -> bool:
-    """Whether it is ours that a process writes to: a handler of its own is not for this."""
+    """Whether a process has our page open; otherwise it uses the signal for something else."""
     folder = f"/proc/{pid}/fd"
-    try:  # by name, which no other memory has: to ask for a file's number may wait for a disk
+    try:  # compare the unique names: a stat of its files could block on a disk
         name = os.readlink(f"/proc/self/fd/{fd}")
         return any(os.readlink(f"{folder}/{one}") == name for one in os.listdir(folder))
-    except OSError:  # it is gone, or has closed one meanwhile
+    except OSError:  # the process has ended, or closed a file meanwhile
         return False
 
 
 def main_frames(text: str) -> list[str]:
-    """The stack of a process's main thread, innermost first; empty where it is not shown.
+    """The stack of a process's main thread, innermost frame first; empty if it is not shown.
 
     Args:
-        text: What faulthandler has written of it: the main thread is the last of all threads.
+        text: faulthandler's output, in which the main thread is last.
     """
     frames: list[str] = []
     for line in text.splitlines():
-        if line == "...":  # there are more threads than it shows, and the main one is the last
+        if line == "...":  # truncated, so the main thread, which is last, is missing
             return []
         if line.startswith(("Thread ", "Current thread ", "Stack (")):
             frames = []
@@ -145,20 +145,20 @@ def main_frames(text: str) -> list[str]:
 
 
 def own_frame(frames: Sequence[str]) -> str:
-    """The innermost frame of a stack that is of the user's own code, else the innermost one."""
+    """The innermost frame in the user's code, else the innermost frame."""
     own = (one for one in frames if not any(part in one for part in _NOT_THE_USERS))
     return next(own, frames[0] if frames else "")
 
 
 def in_kernel(pid: int) -> str:
-    """What each thread of a process does in the kernel, a line each; empty where it is gone."""
+    """The kernel state of each thread of a process, one line each; empty if it has ended."""
     lines = []
-    with contextlib.suppress(OSError):  # it ends while we look
+    with contextlib.suppress(OSError):  # the process ended meanwhile
         for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
             folder = Path("/proc", str(pid), "task", thread)
             name, stat, wchan = (_text(folder / file) for file in ("comm", "stat", "wchan"))
             if not stat:
-                continue  # the thread has
+                continue  # the thread has ended
             fields = stat.rpartition(")")[2].split()
             cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
             where = wchan if wchan not in ("", "0") else "-"

@@ -1,20 +1,19 @@
-"""The time limit without any signal: whether another step, and a save after it, still fit.
+"""The time limit without a signal: do another step and a save still fit?
 
-The signal that announces the limit may be misconfigured, or swallowed by the user's code. So the
-run also looks for itself, wherever it could stop: what is left until the job is killed has to hold
-the longest way from one such place to the next (a step), a save, and a margin. Where it does not,
-the run stops as the signal would have stopped it. A signal that does come is earlier, as long as
-its lead is longer than all that.
+The signal that announces the limit can be misconfigured, or caught by the user's code. So the run
+also checks by itself at each point at which a stop is possible: the time until the job is killed
+has to be enough for the longest recent interval between two such points (a step), a save, and a
+margin.
+Otherwise the run stops as it would on the signal. A signal that arrives comes first, as long as it
+is sent earlier than that.
 
-The end is a time of the wall clock, since only that is shared with whoever kills the job. It is
-read against the wall clock once, as the run is entered, and from then on the monotonic clock
-counts: a clock that is set while training must neither stop a job nor make it miss its end.
+The end time is wall-clock time, which is what Slurm and the wrapper use. It is converted to
+monotonic time once, when the run is entered: setting the clock during training must neither stop a
+job nor make it miss its end. Time in which the process is suspended counts.
 
-Time in which the process is suspended counts, for the limit as for the step that it falls into.
-
-A wrapper may learn of another end (an administrator extends the limit): it writes
-that down, and the run reads it before it stops. And it makes an early announcement superfluous:
-Slurm's comes up to a minute before its time, of which a run can make use.
+The end time can change (an administrator extends the limit): the wrapper writes the new time to a
+file, which the run reads before it stops. The end time also makes an early signal unnecessary:
+Slurm can send it up to a minute early, and the run can use that minute.
 """
 
 from __future__ import annotations
@@ -30,22 +29,22 @@ from forge.jobdir.plan import JobPlan
 END_TIME = "FORGE_END_TIME"
 """Environment variable of the job's wrapper: Unix time at which the job will be killed."""
 MOVED = "end_time"
-"""`<job dir>/.forge/end_time`: the end as it is now, where it was moved since the task began."""
+"""`<job dir>/.forge/end_time`: the new end time, if it has changed since the task began."""
 SLURM_END_TIME = "SLURM_JOB_END_TIME"
-"""The same from Slurm, where no wrapper says better. Source: sbatch(1), output environment."""
+"""Slurm's end time, used if the wrapper has set none. Source: sbatch(1), output environment."""
 
 RECENT_STEPS = 100
 RECENT_SAVES = 3
 _MARGIN_S = (0.5, 10.0)  # callbacks, children, the interpreter's own end
 _EARLY_S = (1.0, 90.0)
-"""An announcement may come so much before its time; one that is earlier is no announcement."""
+"""How early (seconds) the signal can be; a signal that comes earlier is not the announcement."""
 _FIRST_SAVE_S = 1.0
 _FIRST_SAVE_BYTES_PER_S = 200e6  # a slow network disk
 _COPIES = 3  # the weights, and the two moments that Adam keeps of each
 
 
 class Recent:
-    """The longest of the last few durations: of `num` at least, and of twice as many at most."""
+    """The longest of the recent durations: of the last `num` to 2 `num`."""
 
     def __init__(self, num: int, at_first: float = 0.0) -> None:
         self._num = num
@@ -54,9 +53,9 @@ class Recent:
         self._before = at_first
 
     def add(self, seconds: float) -> None:
-        """Another one."""
+        """Add a duration."""
         if self._count == 0:
-            self._before = 0.0  # measured is better than estimated
+            self._before = 0.0  # replace the estimate by a measurement
         elif self._count % self._num == 0:
             self._before, self._current = self._current, 0.0
         self._count += 1
@@ -64,25 +63,25 @@ class Recent:
 
     @property
     def longest(self) -> float:
-        """Seconds; before the first, what was estimated."""
+        """Seconds; before the first measurement, the estimate."""
         return max(self._before, self._current)
 
 
 def first_save_s(num_bytes: int) -> float:
-    """What a save may take, before one was measured, with so many bytes of parameters."""
+    """Estimated duration of the first save, from the size of the parameters."""
     return _FIRST_SAVE_S + _COPIES * num_bytes / _FIRST_SAVE_BYTES_PER_S
 
 
 class TimeLimit:
-    """What is left of this attempt, and what it takes to get to the next place to stop.
+    """The time left in this attempt, and the time needed to reach the next point to stop.
 
     Args:
-        environment: Holds the end time.
-        stop_s: What the policy gives to a stop; the margin is a quarter of it, 0.5 s to 10 s.
+        environment: The environment with the end time.
+        stop_s: The policy's timeout of a stop; the margin is a quarter of it, 0.5 s to 10 s.
         clock: Monotonic seconds.
         wall: Unix time.
-        folder: Where a wrapper writes down that the end was moved.
-        num_steps: Steps that may follow once a stop is due, the one under way among them.
+        folder: The folder in which a wrapper writes a changed end time.
+        num_steps: Number of steps that can follow once a stop is due, the current one included.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class TimeLimit:
         self._end = math.inf
         self._ways = Recent(RECENT_STEPS)
         self._since: float | None = None
-        """When the last place to stop was left; None before the first step."""
+        """When the run left the last point at which a stop is possible; None before any step."""
         self._is_over = False
         end = end_time_from_env(environment, messages.warn)
         if end is not None:
@@ -110,22 +109,22 @@ class TimeLimit:
             if left_s > 0:
                 self._end = clock() + left_s
             else:
-                # Whoever is alive after it was given a wrong one, and would stop after every step.
+                # It must be wrong, since the job is alive; it would stop the job after each step.
                 messages.warn(
-                    f"The job's end time is {-left_s:.0f} s in the past when the run starts: it"
-                    f" is ignored ({END_TIME}, {SLURM_END_TIME}; is the clock right?)"
+                    f"The job's end time ({END_TIME} or {SLURM_END_TIME}) was {-left_s:.0f} s"
+                    " before the run started: forge ignores it. Check this machine's clock."
                 )
 
     @property
     def left_s(self) -> float:
-        """Seconds until the job is killed; infinite where nobody said."""
+        """Seconds until the job is killed; infinite if there is no end time."""
         return self._end - self._clock()
 
     def is_near(self, save_s: float) -> bool:
-        """Whether to stop at the next occasion; once it is so it stays so.
+        """Whether to stop at the next point; once it is True it stays True.
 
         Args:
-            save_s: What a save takes.
+            save_s: The duration of a save.
         """
         needed_s = self._num_steps * self._ways.longest + save_s + self._margin_s
         if not self._is_over and self.left_s <= needed_s:
@@ -134,25 +133,25 @@ class TimeLimit:
         return self._is_over
 
     def is_too_soon(self, due_s: float) -> bool:
-        """Whether the limit's announcement, due so many seconds before the end, is early now."""
+        """Whether the announcing signal, due `due_s` before the end, would be early now."""
         return self._moved is not None and is_early(self.left_s - due_s)
 
     def leave(self) -> None:
-        """What was done since the last place to stop was no way to the next: it could be left."""
+        """Start the interval again: the code since the last point could be interrupted."""
         self._since = self._clock()
 
     def arrive(self) -> None:
-        """Here the run could stop."""
+        """Record a point at which the run can stop."""
         now = self._clock()
         if self._since is not None:
             self._ways.add(now - self._since)
             self._since = now
 
     def allows_step(self, save_s: float) -> bool:
-        """Whether another step may begin here; it begins now. The first always may.
+        """Whether there is time for another step, which begins now. The first is always allowed.
 
-        A job whose limit is shorter than one step still makes progress by a step in each attempt,
-        if it is not killed before; whether that is worth another start the wrapper decides.
+        So even a job whose limit is shorter than a step does one step in each attempt, unless it
+        is killed before; the wrapper decides whether to start it again.
         """
         is_first = self._since is None
         self._since = self._clock()
@@ -160,14 +159,14 @@ class TimeLimit:
 
 
 def is_early(early_s: float) -> bool:
-    """Whether an announcement that comes so many seconds before it is due is Slurm's, and early."""
+    """Whether a signal that arrives `early_s` before it is due is Slurm's early announcement."""
     return _EARLY_S[0] < early_s <= _EARLY_S[1]
 
 
 def end_time_from_env(
     environment: Mapping[str, str], warn: Callable[[str], None] = lambda _: None
 ) -> float | None:
-    """Unix time at which the job will be killed, by its wrapper's word or else by Slurm's."""
+    """Unix time at which the job will be killed, from its wrapper or else from Slurm."""
     for name in (END_TIME, SLURM_END_TIME):
         text = environment.get(name, "").strip()
         try:
@@ -177,37 +176,37 @@ def end_time_from_env(
         if math.isfinite(end) and end > 0:
             return end
         if text:
-            warn(f"`{name}={text}` is not a Unix time in seconds: it is ignored")
+            warn(f"`{name}={text}` is not a Unix time in seconds: forge ignores it")
     return None
 
 
 def moved_left_s(path: Path | None, left_s: float, now: float) -> float:
-    """Seconds left where the end was moved, by the file that says so; else `left_s`.
+    """Seconds left by the file with a changed end time, if it exists; else `left_s`.
 
     Args:
-        path: That file.
-        left_s: What is left as far as is known.
+        path: The file.
+        left_s: Seconds left by the original end time.
         now: Unix time.
     """
     try:
         return float(path.read_text()) - now if path is not None else left_s
     except (OSError, ValueError):
-        return left_s  # it was not moved
+        return left_s  # the end time has not changed
 
 
 def env_for_child(
     left_s: float | None, plan: JobPlan, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """What a wrapper adds to the environment of a task that it is about to start.
+    """The variables that a wrapper adds to the environment of a task before it starts.
 
-    A task that swallows the signal of the limit does not live until the limit: its supervisor takes
-    it for hanging, and kills it `shutdown.timeout_s` after that signal. So its end is then. A job
-    inside another one ends with that, if it is earlier.
+    If a task ignores the signal of the time limit, its supervisor kills it `shutdown.timeout_s`
+    after the signal, which is before the limit: that is the task's end time. A job inside another
+    one ends at the earlier of both end times.
 
     Args:
-        left_s: Seconds that the task may take; None: no limit of its own.
-        plan: The job's.
-        environment: The task's, as far as it stands.
+        left_s: Seconds until the task's time limit; None: no limit of its own.
+        plan: The job's plan.
+        environment: The task's environment so far.
     """
     if left_s is None:
         return {}

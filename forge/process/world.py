@@ -1,4 +1,4 @@
-"""Which of a job's ranks this process is, by what has started it: the environment says so."""
+"""Read this process's rank from the environment, whichever program started it."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from dataclasses import dataclass
 from forge.errors import ConfigError
 
 _PORTS = range(10_000, 30_000)
-"""Below those that Linux gives to connections."""
+"""Below Linux's ephemeral ports."""
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among the ranks of its job."""
+    """This process's rank, and the rendezvous address."""
 
     rank: int = 0
-    """Its number, from 0."""
+    """The global rank, from 0."""
     size: int = 1
-    """How many there are."""
+    """The number of ranks."""
     local_rank: int = 0
-    """Its number among those on this node."""
+    """The rank among those on this node."""
     local_size: int = 1
-    """How many there are on this node."""
+    """The number of ranks on this node."""
     address: str = ""
-    """The host of rank 0, where the ranks meet."""
+    """The host of rank 0, for the rendezvous."""
     port: int = 0
 
     def variables(self) -> dict[str, str]:
-        """The environment variables by which torch, and what builds on it, know a rank."""
+        """The environment variables from which torch and other libraries read the rank."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.size),
@@ -44,34 +44,34 @@ class World:
 
 
 def of(environment: Mapping[str, str]) -> World:
-    """The rank that this environment describes; the only one where it describes none.
+    """The rank in this environment; a single rank if it names none.
 
-    What torch reads comes first (torchrun, forge's launchers and many others set it), then the
-    variables of a Slurm step, unless FORGE_RANKS=1 says that its tasks have nothing in common.
+    torch's variables come first (set by torchrun, forge's launchers and others), then those of a
+    Slurm step, unless FORGE_RANKS=1 says that the tasks of the step are independent.
 
     Raises:
-        ConfigError: If it contradicts itself, or lacks a part.
+        ConfigError: If the variables are inconsistent or incomplete.
     """
     given = _given(environment)
-    is_alone = environment.get("FORGE_RANKS") == "1"  # perhaps in one task of srun's
+    is_alone = environment.get("FORGE_RANKS") == "1"  # also in a task of srun
     step = None if is_alone else _of_slurm(environment)
     if given is None:
         return step or World()
     is_own = "TORCHELASTIC_RUN_ID" in environment or "FORGE_RANKS" in environment
     if step is not None and not is_own and (given.rank, given.size) != (step.rank, step.size):
         problem = (
-            f"RANK={given.rank} and WORLD_SIZE={given.size} are set, and this is task {step.rank}"
-            f" of {step.size} of a Slurm step (SLURM_PROCID, SLURM_STEP_NUM_TASKS). Unset the"
-            " first two, or set them for each task."
+            f"RANK={given.rank} and WORLD_SIZE={given.size} are set, but this is task {step.rank}"
+            f" of {step.size} of a Slurm step (SLURM_PROCID, SLURM_STEP_NUM_TASKS). Unset RANK and"
+            " WORLD_SIZE, or set them to each task's values."
         )
         raise ConfigError([problem], "The environment")
     if step is not None and not given.port:
         return step
     if given.size > 1 and not given.port:
         problem = (
-            f"this is rank {given.rank} of {given.size} (RANK, WORLD_SIZE), and MASTER_ADDR and"
-            " MASTER_PORT do not say where the ranks meet. Set both, the same on every rank, or"
-            " let torchrun, srun or one of forge's launchers start them."
+            f"this is rank {given.rank} of {given.size} (RANK, WORLD_SIZE), but MASTER_ADDR and"
+            " MASTER_PORT, the address of the rendezvous, are not set. Set both to the same values"
+            " on every rank, or start the ranks with torchrun, srun or one of forge's launchers."
         )
         raise ConfigError([problem], "The environment")
     return given
@@ -88,7 +88,7 @@ def _given(environment: Mapping[str, str]) -> World | None:
     if bad or not number.get("RANK", size) < size:
         shown = ", ".join(bad) or f"RANK={values['RANK']}, WORLD_SIZE={values['WORLD_SIZE']}"
         raise ConfigError(
-            [f"{shown}: expected whole numbers, and a rank below the size"], "The environment"
+            [f"{shown}: expected integers, and RANK below WORLD_SIZE"], "The environment"
         )
     address = environment.get("MASTER_ADDR", "")
     local = int(environment.get("SLURM_LOCALID") or 0)
@@ -103,7 +103,7 @@ def _given(environment: Mapping[str, str]) -> World | None:
 
 
 def _of_slurm(environment: Mapping[str, str]) -> World | None:
-    """That of a task of srun's, where there are several."""
+    """The rank of a task of srun; None if the step has only one task."""
     size = int(environment.get("SLURM_STEP_NUM_TASKS") or 1)
     if size == 1:
         return None
@@ -121,12 +121,12 @@ def _of_slurm(environment: Mapping[str, str]) -> World | None:
 
 
 def port_of(*names: str) -> int:
-    """A port that these name: another for each start and job, and nobody has to be asked."""
+    """A port derived from these names: the same on all ranks, and different for each start."""
     return _PORTS[zlib.crc32(".".join(names).encode()) % len(_PORTS)]
 
 
 def _expanded(counts: str) -> list[int]:
-    """`2(x3),1` is 2, 2, 2, 1."""
+    """Expand Slurm's notation: `2(x3),1` is 2, 2, 2, 1."""
     found: list[int] = []
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts):
         found += [int(count)] * int(times or 1)
@@ -139,19 +139,19 @@ def largest_count(counts: str | None, default: int) -> int:
 
 
 def _first_host(environment: Mapping[str, str]) -> str:
-    """Where rank 0 runs: the first of `n[08-11,20],m1`, or where srun was called."""
+    """The host of rank 0: the first of `n[08-11,20],m1`, or the host where srun was called."""
     nodes = environment.get("SLURM_STEP_NODELIST", "")
     found = re.match(r"([^\[,]*)(?:\[(\d+)[^\]]*\]([^\[,]*))?", nodes)
     host = "".join(part or "" for part in found.groups()) if found else ""
     try:
         socket.getaddrinfo(host, None)
-    except OSError:  # a name of Slurm's own
+    except OSError:  # Slurm's NodeName is not a host name
         return environment.get("SLURM_LAUNCH_NODE_IPADDR") or host
     return host or "127.0.0.1"
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
+    """A free port of this machine."""
     for port in random.sample(_PORTS, 100):
         with socket.socket() as found:
             try:
@@ -159,4 +159,4 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
-    raise ConfigError(["no free port was found between 10000 and 30000"], "This machine")
+    raise ConfigError(["found no free port between 10000 and 30000"], "This machine")

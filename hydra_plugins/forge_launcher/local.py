@@ -1,4 +1,4 @@
-"""`hydra/launcher=local`: the shell that Hydra knows; the work is done in forge/launch."""
+"""`hydra/launcher=local`: a thin plugin; the launcher itself is in forge/launch."""
 
 from __future__ import annotations
 

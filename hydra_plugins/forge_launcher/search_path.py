@@ -1,4 +1,4 @@
-"""Lets every Hydra app choose a preset: `defaults: [resilience: default, _self_]`."""
+"""Adds forge's presets to every Hydra app: `defaults: [resilience: default, _self_]`."""
 
 import sys
 from pathlib import Path
@@ -10,14 +10,14 @@ import forge
 
 
 class ForgeSearchPath(SearchPathPlugin):
-    """Appends forge's `conf`; nothing in it is active until a config asks for it."""
+    """Appends forge's `conf` to the search path; a config has to select its presets."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Called by Hydra once per app."""
         package = Path(forge.__file__).parent
         in_repository = package.parent / "conf"
         is_repository = (package.parent / "pyproject.toml").is_file() and in_repository.is_dir()
-        # An editable install may hold a copy of conf inside the package: it would be stale.
+        # Prefer the repository's: an editable install can have a stale copy of conf.
         search_path.append("forge", str(in_repository if is_repository else package / "conf"))
         if any("resilience." in argument for argument in sys.argv[1:]):
             from forge.hydra_app import hints

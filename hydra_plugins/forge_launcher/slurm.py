@@ -1,4 +1,4 @@
-"""`hydra/launcher=slurm`: the shell that Hydra knows; the work is done in forge/launch."""
+"""`hydra/launcher=slurm`: a thin plugin; the launcher itself is in forge/launch."""
 
 from __future__ import annotations
 

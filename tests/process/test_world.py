@@ -74,10 +74,16 @@ def test_the_first_node_of_a_list_is_where_they_meet(nodes, host):
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        (STEP | {"RANK": "0", "WORLD_SIZE": "1"}, "RANK=0 and WORLD_SIZE=1 are set, and this is"),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT do not say where"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2, WORLD_SIZE=2: expected whole numbers, and a"),
-        ({"RANK": "a", "WORLD_SIZE": "2"}, "RANK='a': expected whole numbers"),
+        (STEP | {"RANK": "0", "WORLD_SIZE": "1"}, "RANK=0 and WORLD_SIZE=1 are set, but this is"),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2"},
+            "MASTER_ADDR and MASTER_PORT, the address of the rendezvous, are not",
+        ),
+        (
+            {"RANK": "2", "WORLD_SIZE": "2"},
+            "RANK=2, WORLD_SIZE=2: expected integers, and RANK below",
+        ),
+        ({"RANK": "a", "WORLD_SIZE": "2"}, "RANK='a': expected integers"),
     ],
 )
 def test_an_environment_that_contradicts_itself_is_refused(environment, said):

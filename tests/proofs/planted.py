@@ -92,7 +92,7 @@ DEFECTS = [
     Defect(
         "copies_shared",
         "checkpoint/save/copies.py",
-        "self._arena = self._image = None  # its own copy is still to be written",
+        "self._arena = self._image = None  # the last copy is not written yet: it keeps them",
         "pass",
         "a save that is still being written is overwritten by the next",
         "checkpoint/save checkpoint/test_store.py",

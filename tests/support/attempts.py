@@ -126,7 +126,7 @@ def run_task(place: Place) -> int:
 
 
 def collect(place: Place) -> object:
-    found = results._stored(place.job)
+    found = results._stored(place.job, 0)
     return found and found._return_value
 
 

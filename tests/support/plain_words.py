@@ -40,7 +40,9 @@ HABITS = {
     r"(?:^|[.;] )(?:One|Those) (?:that|who|which|of)\b": "name the noun again instead of 'one'",
     r"\bcomes? to (?:its|their|an) end\b": "say 'finishes' or 'ends'",
     r"\bat once\b(?! by)": "say 'immediately' or 'at the same time'",
-    r"(?<!there )(?<!There )\bis no [a-z]+\b": "say 'is not a …' ('there is no …' is plain)",
+    r"(?<!there )(?<!There )\bis no (?!longer\b)[a-z]+\b": (
+        "say 'is not a …' ('there is no …' and 'no longer' are plain)"
+    ),
 }
 """Expression -> reason."""
 _PATTERNS = [(re.compile(form), reason) for form, reason in HABITS.items()]

@@ -85,7 +85,7 @@ def _newest(directory: Path, read: Callable[[Path], Checkpoint]) -> Checkpoint:
                 passed_over |= damaged
         if found is not None:
             for error in passed_over.values():
-                messages.warn(f"Skipped a checkpoint: {error}")
+                messages.warn(f"Skipped {error}")
             return found
         if step_dirs(directory) == candidates:
             break

@@ -71,7 +71,7 @@ class Remover:
         return is_taken
 
     def discard(self, path: Path, work: Path) -> None:
-        """Remove a checkpoint that no job may resume from; a pinned one is renamed instead.
+        """Remove a checkpoint from which no job can resume; a pinned one is renamed instead.
 
         Raises:
             OSError: If it could not be removed.

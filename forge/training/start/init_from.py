@@ -63,7 +63,7 @@ def load(config: CheckpointConfig, live: StateRegistry) -> dict[str, Any]:
     key = f"`resilience.checkpoint.init_from={config.init_from}`"
     path = job_dir.started_in() / config.init_from
     if not path.exists():
-        raise ConfigError([f"{key}: there is nothing at {path}."])
+        raise ConfigError([f"{key}: {path} does not exist."])
     try:
         found = _read_checkpoint(path, config, live) if path.is_dir() else None
         if found is None:

@@ -112,7 +112,7 @@ class RunDirectory:
         """
         found = self.store.newest(place=_places(live))
         for reason in self.store.passed_over:
-            messages.warn(f"Passed over {reason}")
+            messages.warn(f"Skipped {reason}")
         if found is not None:
             self._newest = found.path
             resizing.adapt(found, self._ranks)
@@ -191,7 +191,7 @@ class RunDirectory:
         newest = self.store.newest
         found = newest(at_most, every, place) or newest(at_most, place=place)
         for reason in self.store.passed_over:
-            messages.warn(f"Passed over {reason}")
+            messages.warn(f"Skipped {reason}")
         if found is not None:
             resizing.adapt(found, self._ranks)
         return found

@@ -333,5 +333,5 @@ def test_a_path_that_leads_nowhere_is_refused_at_the_launch(command, app, tmp_pa
     """Not after an hour in the queue."""
     code, said = app(*command)
     assert code != 0
-    assert f"there is nothing at {tmp_path / 'weights.pt'}" in said
+    assert f"{tmp_path / 'weights.pt'} does not exist" in said
     assert "weight [" not in said
