@@ -6,6 +6,7 @@ Source: clone(2), CLONE_PARENT; proc(5), stat.
 """
 
 import atexit
+import copy
 import ctypes
 import gc
 import importlib
@@ -33,6 +34,8 @@ import torch
 import torch.utils.serialization
 import torchdata.stateful_dataloader  # noqa: F401
 import warm
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 # That of this tree: a copy with a planted defect is not the one that is installed.
 sys.path.insert(1, TREE := str(Path(__file__).parents[2]))
@@ -58,6 +61,26 @@ GET_TID_ADDRESS = 40  # prctl(2)
 SET_PDEATHSIG = 1
 SET_MM, SET_MM_ENV_END = 35, 11
 LIBC = ctypes.PyDLL(None)  # keeps the interpreter's lock, as a fork has to
+
+
+def compose_once():
+    """Hydra composes each config of a sweep, checks it, and composes it again to run it.
+
+    The second time takes half of what a launcher needs. What is composed here is copied instead.
+    """
+    composed, really = {}, ConfigLoaderImpl._load_configuration_impl
+
+    def load(self, **given):
+        name, overrides, mode = (given[one] for one in ("config_name", "overrides", "run_mode"))
+        key = (name, *overrides, mode, str(self.config_search_path), os.getcwd())
+        if key not in composed:
+            composed[key] = really(self, **given)
+        elif given["validate_sweep_overrides"]:
+            parsed = OverridesParser.create().parse_overrides(overrides)
+            self.validate_sweep_overrides_legal(parsed, mode, given["from_shell"])
+        return copy.deepcopy(composed[key])
+
+    ConfigLoaderImpl._load_configuration_impl = load
 
 
 def clone():
@@ -126,6 +149,7 @@ def main():
     if own:
         os.closerange(own.fileno() + 1, 1 << 16)
         warm.inherit(own)
+        compose_once()
     os.umask(request["umask"])
     os.chdir(request["cwd"])
     if is_wrapper(request["command"]):
