@@ -6,6 +6,7 @@ Long tests come first.
 import functools
 import gc
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -51,8 +52,9 @@ def pytest_xdist_make_scheduler(config, log):
     """`--dist loadscope`: Slurm's tests have two processes, and a cluster in each; proofs a third.
 
     They wait for Slurm more than they work, so the other processes have the cores meanwhile.
-    A file whose tests share what one fixture made has one process, too. All other tests go one by
-    one to whichever is free. Marks `xdist_group` would say it, but the groups of pytest-xdist 3.8
+    A file whose tests share what one fixture made has one process, too. So have all tests whose
+    ranks are sharded: torch's modules for that are imported once. All other tests go one by one to
+    whichever is free. Marks `xdist_group` would say it, but the groups of pytest-xdist 3.8
     are lost with pytest 9.
     """
     from xdist.scheduler import LoadScopeScheduling
@@ -65,10 +67,16 @@ def pytest_xdist_make_scheduler(config, log):
                 return (
                     folder if folder in ("tests/slurm", "tests/proofs") else "others on a cluster"
                 )
+            if SHARDED.search(text_of(config.rootpath / file)):
+                return "sharded ranks"
             return file if is_one(config.rootpath / file) else nodeid
 
     config.option.loadscopereorder = False  # the order is that of `pytest_collection_modifyitems`
     return Scheduling(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
+SHARDED = re.compile(r'fsdp2|is_sharded=True|"(shards|norms|alike)\.py"')
+"""In tests that start ranks with torch's modules for sharding; see `ranked.py`."""
 
 
 @functools.cache
