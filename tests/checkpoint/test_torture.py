@@ -29,25 +29,25 @@ def torture(part, share, directory, ways=""):
 
 def test_a_kill_at_any_call_loses_nothing_that_was_committed(tmp_path):
     """Before, after and in the middle of it; the next attempt finds all, and leaves nothing."""
-    numbers = torture("kills", 0.03, tmp_path)
+    numbers = torture("kills", 0.015, tmp_path)
     assert numbers["scenarios"] == 6
     assert numbers["calls"] > 400
-    assert numbers["survived"] == numbers["killed"] > 25
+    assert numbers["survived"] == numbers["killed"] > 20
 
 
 def test_a_power_cut_at_any_place_loses_nothing_that_was_committed(tmp_path):
     """On a disk that forgets whatever was not synced, in any order that it likes."""
-    numbers = torture("power", 0.015, tmp_path)
+    numbers = torture("power", 0.007, tmp_path)
     assert numbers["cuts"] > 10_000
-    assert numbers["survived"] == numbers["states"] > 100
+    assert numbers["survived"] == numbers["states"] > 80
 
 
 def test_a_failure_of_any_call_loses_nothing_and_the_next_try_succeeds(tmp_path):
     """Full, over quota, broken, stale, interrupted, and reads and writes that stop half-way."""
-    numbers = torture("errors", 0.012, tmp_path)
+    numbers = torture("errors", 0.006, tmp_path)
     assert numbers["points"] > 3000
-    assert numbers["survived"] == numbers["failures_made"] > 35
-    assert numbers["operations_failed"] > 25
+    assert numbers["survived"] == numbers["failures_made"] > 25
+    assert numbers["operations_failed"] > 15
 
 
 def test_a_full_disk_loses_nothing_and_room_is_all_that_it_takes(tmp_path):
@@ -75,8 +75,8 @@ def test_what_forge_has_not_written_is_refused_or_read_soon_and_in_little_memory
 
 def test_an_older_attempt_that_wakes_up_at_any_call_changes_nothing(tmp_path):
     """The check of the token alone would leave an instant between it and the rename."""
-    numbers = torture("zombies", 0.03, tmp_path)
-    assert numbers["survived"] == numbers["interleavings"] > 20
+    numbers = torture("zombies", 0.015, tmp_path)
+    assert numbers["survived"] == numbers["interleavings"] > 12
 
 
 def test_a_rank_that_is_killed_at_any_call_of_a_save_of_all_loses_nothing(tmp_path):

@@ -140,7 +140,7 @@ def test_the_budget_of_timeouts_ends_a_job(make):
     [
         "os.kill(os.getpid(), signal.SIGSEGV)",
         pytest.param("os.abort()", marks=pytest.mark.proofs),
-        "os._exit(70)",
+        pytest.param("os._exit(70)", marks=pytest.mark.proofs),
     ],
 )
 def test_a_crash_is_gone_on_with_from_the_last_checkpoint(crash, make, undisturbed):

@@ -12,8 +12,10 @@ from forge.launch import payload
 @pytest.mark.parametrize(
     ("start", "call"),
     [
-        ("import hydra", "main()"),
-        pytest.param("import hydra", "sys.exit(main())", marks=pytest.mark.proofs),
+        *(
+            pytest.param("import hydra", call, marks=pytest.mark.proofs)
+            for call in ("main()", "sys.exit(main())")
+        ),
         ("from hydra.main import main as decorate; import hydra; hydra.main = decorate", "main()"),
     ],
 )
@@ -135,7 +137,12 @@ MAIN_ONLY = """
 
 @pytest.mark.parametrize(
     "program",
-    [["train.py"], ["-m", "project"], ["inner"], ["-c", "from project.app import main; main()"]],
+    [
+        pytest.param(["train.py"], marks=pytest.mark.proofs),
+        ["-m", "project"],
+        pytest.param(["inner"], marks=pytest.mark.proofs),
+        ["-c", "from project.app import main; main()"],
+    ],
 )
 def test_other_ways_to_start(tmp_path, program):
     """A script that calls a package's main, `python -m package`, `python folder/`, `python -c`."""

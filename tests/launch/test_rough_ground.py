@@ -64,7 +64,9 @@ def test_the_command_goes_on_where_an_option_stands_last(plain):
     assert again.returncode == 1
 
 
-@pytest.mark.parametrize("stream", ["Tee(sys.stderr)", "None"])
+@pytest.mark.parametrize(
+    "stream", [pytest.param("Tee(sys.stderr)", marks=pytest.mark.proofs), "None"]
+)
 def test_any_stderr_will_do(stream, plain):
     """Labs put tees in its place; cron closes it."""
     script = plain.folder / "train.py"
@@ -274,7 +276,9 @@ def test_a_ctrl_c_that_comes_twice_to_a_wrapper_is_one(app):
     assert app.job(0).state["code"] == 130
 
 
-@pytest.mark.parametrize("number", [signal.SIGRTMIN + 3, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGRTMIN + 3, pytest.param(signal.SIGKILL, marks=pytest.mark.proofs)]
+)
 def test_a_wrapper_that_ends_is_followed_by_another(number, app, undisturbed):
     """By whatever signal, and also where no exit code is to be had (SIGCHLD was ignored)."""
     app.hold(0, 5)

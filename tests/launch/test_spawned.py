@@ -82,7 +82,7 @@ def test_each_job_of_a_sweep_trains_in_its_own_directory(make, undisturbed):
             os.kill(os.getpid(), signal.SIGUSR1)
         """
     )
-    app.finish("lr=0.1,0.2", "step_s=0")
+    app.finish("lr=0.1,0.2", "by=fork", "step_s=0")
     for number, rate in enumerate(("0.1", "0.2")):
         assert_same_job(app.job(number), undisturbed[rate])
         assert app.job(number).state["counts"]["preemptions"] == number
