@@ -1,14 +1,11 @@
 """One order of samples, however many ranks share it."""
 
 import itertools
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from forked import completed
 from number_datasets import Numbers
-from repository import ROOT
 from torch.utils.data import DataLoader, DistributedSampler
 
 from forge.data import GlobalBatchSampler
@@ -113,11 +110,10 @@ def test_what_cannot_be_shared_equally_is_refused(options, words):
         GlobalBatchSampler(range(20), 8, **options)
 
 
-def test_ranks_that_do_not_know_each_other_are_refused():
+def test_ranks_that_do_not_know_each_other_are_refused(tmp_path):
     """Each would take the whole batch, as if it were alone."""
     script = "import forge; forge.data.GlobalBatchSampler(range(8), 4)"
-    env = os.environ | {"RANK": "1", "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT)}
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    found = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
+    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    found = completed(["-c", script], tmp_path, joins_output=False, **env)
     assert found.returncode == 1
     assert "call forge.distributed.init() before the sampler is made" in found.stderr

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-import started
+import warm
 from repository import ROOT
 
 from forge.process import world
@@ -26,8 +26,8 @@ dist.destroy_process_group()
 
 def start(**variables):
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FORGE"))}
-    return started.Popen(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT],
+    return warm.Popen(
+        [sys.executable, "-c", SCRIPT],
         env=kept | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""} | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

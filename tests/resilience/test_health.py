@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from started import Popen
+from warm import Popen
 
 import forge.resilience
 from forge.resilience import NaNDetector, NaNState

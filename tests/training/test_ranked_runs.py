@@ -4,14 +4,12 @@ With three ranks a sum has more than one order, so that DDP's buckets count.
 """
 
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
+from forked import completed
 from harness import assert_same_bits
 from ranked import RankedJob
-from repository import ROOT
 
 import forge
 from forge.checkpoint.format.names import files_of
@@ -131,10 +129,7 @@ def test_another_number_of_ranks_resumes_with_the_weights_of_all(size, undisturb
 def test_ranks_that_do_not_know_each_other_are_refused(tmp_path):
     """Two of them would save into one directory, each as if it were alone."""
     script = "import forge\nwith forge.Run({'checkpoint': {'dir': 'checkpoints'}}): pass"
-    env = {"RANK": "1", "WORLD_SIZE": "2", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    found = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True
-    )
+    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    found = completed(["-c", script], tmp_path, joins_output=False, **env)
     assert found.returncode == 78
     assert "call forge.distributed.init()" in found.stderr
