@@ -2,7 +2,7 @@
 var Scorer = {
   score: ([docname, title, anchor, description, score]) => {
     if (docname.startsWith("decisions/") || docname === "changelog") return score - 100;
-    if (docname.startsWith("how-to/") || docname === "symptoms") return score + 5;
+    if (docname.startsWith("how-to/") || docname === "symptoms") return score + 12;
     return score;
   },
   objNameMatch: 11,
