@@ -76,7 +76,7 @@ class Reason(Enum):
     time_limit = "time limit"
     requested = "asked to requeue"
     signalled = "SIGTERM by hand"
-    interrupted = "Ctrl+C"
+    interrupted = "SIGINT (Ctrl+C)"
     cancelled = "stopped"
     orphaned = "its launcher was gone"
     halted = "halted by the policy"

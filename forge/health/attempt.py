@@ -119,7 +119,7 @@ class Health:
             try:
                 refusal = self._look()
             except Exception as error:  # noqa: BLE001 - a watch that fails must not end a training
-                messages.warn(f"The health checks beside training have ended: {error!r}")
+                messages.warn(f"Health checks in the background stopped with an error: {error!r}")
                 return
             if refusal is not None:
                 self._context.ranks.propose(refusal.fact)

@@ -136,7 +136,7 @@ def make(check: Check, context: Context, unless: Callable[[], bool] = lambda: Fa
         except DiskFull as error:
             answers.append(error)
         except RankLost as lost:  # it is not known why, nor whose node is to blame
-            remedy = "Look at what that rank waits for, and at the network."
+            remedy = "Find out what that rank waits for, and check the network."
             answers.append(Answer(Finding(str(lost), is_failed=True, remedy=remedy, culprits=())))
         except Exception as error:  # noqa: BLE001 - who cannot look has seen no fault of the node
             answers.append(Answer(error=f"{type(error).__name__}: {error}"))
@@ -162,7 +162,7 @@ def _late(check: Check, context: Context) -> Finding:
         is_failed=True,
         # A file system may be busy with what the training itself reads and writes.
         only_warns=context.is_beside and check.scope is Scope.node,
-        remedy="Look at what it waits for.",
+        remedy="Find out what the check waits for.",
         # Of ranks that meet any may be to blame.
         culprits=() if check.scope is Scope.ranks else None,
     )

@@ -64,7 +64,7 @@ def _run(config: CommandCheckConfig, context: Context) -> Finding:
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
     if output is None:
-        remedy = "Look at what it waits for, or raise its `timeout_s`."
+        remedy = "Find out what the command waits for, or raise its `timeout_s`."
         return Finding(f"no answer within {limit_s:g} s", is_failed=True, remedy=remedy)
     return _judged(command, code, output)
 

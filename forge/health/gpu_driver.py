@@ -105,5 +105,7 @@ def _recovery_action(gpu: Gpu) -> Finding | None:
     if action == gpu.nvml.NVML_GPU_RECOVERY_ACTION_NONE:
         return Finding("no recovery action")
     wanted = _RECOVERY.get(action, f"recovery action {action}")
-    remedy = "Do so before anything else runs on it; the kernel's log has the XID that led to it."
+    remedy = (
+        "Do this before anything else runs on the GPU; the kernel's log has the XID that led to it."
+    )
     return Finding(f"its driver asks for {wanted}", is_failed=True, remedy=remedy)

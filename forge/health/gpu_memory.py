@@ -70,7 +70,7 @@ def _held(gpu: Gpu, leaving: list[int]) -> Finding | None:
     return Finding(
         f"{mib:.0f} MiB held by others" + (f": {', '.join(named)}" if named else ""),
         is_failed=mib > _MAX_MIB,
-        remedy="End them, or have the GPU's node looked at if they do not go.",
+        remedy="Kill these processes; if they do not exit, have the node checked.",
     )
 
 

@@ -47,14 +47,16 @@ def ranks(context: Context) -> Finding | None:
             culprits=tuple(blind),
         )
     is_right = check_nccl_health(TIMEOUT_S)
-    problem = "" if is_right else f"had no right answer within {TIMEOUT_S:g} s"
+    problem = "" if is_right else f"did not get the right sum within {TIMEOUT_S:g} s"
     wrong, named = _failed(context, "the collective", problem)
     if not wrong:
-        return Finding(f"{size} ranks read the same directory, and an all-reduce came back right")
+        return Finding(
+            f"{size} ranks read the same directory, and an all-reduce returned the right sum"
+        )
     return Finding(
         f"in an all-reduce of {size} ranks {named}",
         is_failed=True,
-        remedy="Look at the network between these nodes (`NCCL_DEBUG=INFO`,"
+        remedy="Check the network between these nodes (`NCCL_DEBUG=INFO`,"
         " `TORCH_DISTRIBUTED_DEBUG`).",
         # If it came back on no rank, nobody knows which of them is to blame.
         culprits=() if len(wrong) == size else tuple(wrong),

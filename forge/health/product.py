@@ -21,5 +21,5 @@ def gpu(context: Context) -> Finding | None:
     return Finding(
         errors or f"{named} computed right",
         is_failed=bool(errors),
-        remedy="Have the GPU looked at (`nvidia-smi -q`, `dcgmi diag -r 2`).",
+        remedy="Have the GPU tested (`nvidia-smi -q`, `dcgmi diag -r 2`).",
     )

@@ -50,8 +50,8 @@ def disk(context: Context) -> Finding:
         "; ".join(problems) or f"{free / _GIB:.1f} GiB free in {place}",
         is_failed=bool(problems),
         only_warns=True,
-        remedy="Make room, keep fewer checkpoints (`resilience.checkpoint.keep_last`), or save"
-        " elsewhere (`resilience.checkpoint.dir`).",
+        remedy="Free some space, keep fewer checkpoints (`resilience.checkpoint.keep_last`), or"
+        " save elsewhere (`resilience.checkpoint.dir`).",
     )
 
 
@@ -102,5 +102,5 @@ def shm(context: Context) -> Finding | None:
     return Finding(
         f"{free_gib:.2f} GiB free in {_SHM}" + (f", less than {_MIN_SHM_GIB:g} GiB" * is_failed),
         is_failed=is_failed,
-        remedy="Give the container more (`--shm-size`, `--ipc=host`), or remove what lies there.",
+        remedy="Give the container more (`--shm-size`, `--ipc=host`), or remove files from there.",
     )

@@ -70,7 +70,7 @@ class Verdicts:
         finding, name = answer.finding, check.name
         if answer.error and name not in self._logged:
             self._logged.add(name)
-            self._log(name, f"Health check `{name}` was not made: {answer.error}")
+            self._log(name, f"Health check `{name}` could not be made: {answer.error}")
         if finding is None:
             return None
         if not finding.is_failed:

@@ -189,5 +189,6 @@ def _placed(cfg: DictConfig) -> Iterator[Path | None]:
 
 def _refuse(text: str) -> NoReturn:
     """End the process; Hydra would turn any exception of a callback into a warning."""
+    hints.composition_succeeded()  # the text says what to do: no hint for Hydra's errors follows
     messages.say(text, logging.ERROR)
     sys.exit(int(ExitCode.BAD_CONFIG))

@@ -155,7 +155,9 @@ class LocalJob(Job):
 
     def _end_the_others(self) -> None:
         """Those that have not followed the rank that failed."""
-        self._print("ranks are still there after another has failed: their stacks, then SIGKILL")
+        self._print(
+            "ranks have not exited after another rank failed: printing their stacks, then SIGKILL"
+        )
         stacks.show_all(processes.descendants(), self._reader)
         processes.kill_descendants()
 

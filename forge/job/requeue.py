@@ -30,7 +30,7 @@ class Outcome:
     asked: Reason | None = None
     """Why the job itself ended it, if it did."""
     is_held: bool = False
-    """Whether the supervisor had to kill the task, which did not react to a signal."""
+    """Whether the supervisor had to kill the task, which had not exited by its deadline."""
     is_supervisor_lost: bool = False
     """Whether the supervisor was killed, and the task with it."""
     said: Reason | None = None
@@ -127,8 +127,10 @@ class Outcome:
         return whose + self._ending()
 
     def _ending(self) -> str:
-        if self.is_held:
-            return "did not react to a signal, and was killed"
+        if self.is_held and not self.is_finished:
+            if self.said is not None and self.text:  # it had saved, or knew better
+                return f"{self.text}; it had not exited by `shutdown.timeout_s`, and was killed"
+            return "stopping took longer than `shutdown.timeout_s`, and the task was killed"
         if self.asked is None and self.is_supervisor_lost:
             return "its supervisor was killed"
         if self.is_terminated:
@@ -137,7 +139,7 @@ class Outcome:
             return self.text or f"killed by {signal_name(-self.code)}{self._of_memory()}"
         if self.asked is None and self.text and self.reason in _EXPLAINED:
             return self.text
-        if self.asked is Reason.crashed and self.text:
+        if self.asked in (Reason.crashed, Reason.preempted) and self.text:
             return self.text
         if self.reason is Reason.failed:
             return f"exit code {self.code}{self._of_memory()}"
@@ -150,7 +152,8 @@ class Outcome:
         """What the cgroup says; whose process it was it does not."""
         if not self.oom_kills:
             return ""
-        return f"; its cgroup counted {self.oom_kills} killed for memory"
+        processes = "1 process" if self.oom_kills == 1 else f"{self.oom_kills} processes"
+        return f"; the kernel killed {processes} of its cgroup for memory"
 
 
 def signal_name(number: int) -> str:
@@ -328,7 +331,7 @@ def _same_hang(outcome: Outcome, counts: Counts) -> str:
     before, counts.last_hang = counts.last_hang, [outcome.hung_at, counts.best_step]
     if before != counts.last_hang:
         return ""
-    return f"it hung at step {outcome.hung_at} before, and has saved nothing new since"
+    return f"it hung at step {outcome.hung_at} twice, and saved nothing new in between"
 
 
 def _without_progress(counts: Counts, limits: RequeueLimits) -> str:

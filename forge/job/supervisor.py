@@ -65,7 +65,7 @@ class Supervisor:
     early: Path | None = None
     """File with the names of signals that came before the supervisor could hear them."""
     is_held: bool = False
-    """Whether the task did not react, and was killed."""
+    """Whether the task had not exited by its deadline, and was killed."""
     hang_watch: HangWatch | None = None
     """None: nobody looks whether the task makes progress."""
     _is_blind: bool = False
@@ -247,10 +247,13 @@ class Supervisor:
             self._deadline = self._until_end_s() + self.margin_s
             return
         self.is_held = True
-        self._kill("no reaction to a signal")
+        self._kill(f"the task has not exited {self.timeout_s + self.margin_s:g} s after a signal")
 
     def _kill(self, why: str) -> None:
         with contextlib.suppress(OSError):  # a full disk does not keep it from its end
-            os.write(self.output, f"forge: {why}; the stacks of all threads:\n".encode())
+            os.write(
+                self.output,
+                f"forge: {why} and is killed. The stacks of all its threads:\n".encode(),
+            )
         stacks.show_all([self._task], self._reader)
         processes.kill_descendants()

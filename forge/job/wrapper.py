@@ -194,12 +194,13 @@ class Job(ABC):
         is_told = False
         while not take_lock(self._lock):
             if not is_told:
-                self._print("waiting for processes of an earlier start to save and leave")
+                self._print("waiting for processes of an earlier start to save and exit")
                 is_told = True
             if time.monotonic() > deadline:
                 self._print(
                     f"processes of an earlier start still hold {self.forge / LOCK}. Are they"
-                    " stopped, or in a debugger? Continue or end them, and start the sweep again."
+                    " suspended, or in a debugger? Continue or kill them, and start the sweep"
+                    " again."
                 )
                 sys.exit(int(ExitCode.IN_USE))
             # Nothing tells when a lock is free and listens to signals as well.

@@ -132,7 +132,7 @@ def _shared_checkpoints(
             yield (
                 f"jobs {', '.join(names[:-1])} and {names[-1]} would all save into {directory}:"
                 f" `resilience.checkpoint.dir={sharing[0][1]}`. Make it relative, so that"
-                " it lies in each job's own directory, or put what differs into it:"
+                " it lies in each job's own directory, or make it different for each job:"
                 " `${hydra:job.num}` or `${hydra:job.override_dirname}`."
             )
 
@@ -166,8 +166,8 @@ def _place_problem(job: ComposedJob, sweep: SweepDir, batch: dict[str, Place]) -
     if owner.number == job.place.number:
         return _stranger(job)
     return (
-        f"would lie in {job.directory}, which is the directory of job {owner.number}"
-        f" ({messages.escape(' '.join(owner.overrides))}). Put what differs into"
+        f"would be in {job.directory}, which is the directory of job {owner.number}"
+        f" ({messages.escape(' '.join(owner.overrides))}). Make it different for each job:"
         " `hydra.sweep.subdir`, `${hydra.job.num}` for example."
     )
 
@@ -186,8 +186,8 @@ def _way_out(job: ComposedJob, sweep: SweepDir) -> str | None:
     for place in (job.directory, *job.directory.parents):
         if place.is_symlink() and not is_ours(os.lstat(place).st_uid, place.parent):
             return (
-                f"{place} is a link of somebody else's, to {os.path.realpath(place)}. Remove it, or"
-                " choose another `hydra.sweep.dir`."
+                f"{place} is a symbolic link that belongs to another user, to"
+                f" {os.path.realpath(place)}. Remove the link, or choose another `hydra.sweep.dir`."
             )
         if place == sweep.path:
             break
@@ -200,7 +200,7 @@ def _stranger(job: ComposedJob) -> str | None:
     overrides = before.overrides
     if overrides is not None and sorted(overrides) != sorted(job.place.overrides):
         return (
-            f"would lie in {job.directory}, where a job with other overrides was started"
+            f"would be in {job.directory}, where a job with other overrides was started"
             f" ({messages.escape(' '.join(overrides))}). Choose another `hydra.sweep.dir` or"
             " `hydra.sweep.subdir`."
         )

@@ -1,10 +1,12 @@
-"""What Hydra calls: the base of both launchers, and what it hands them, as one value."""
+"""What Hydra calls: the base of both launchers, and the arguments of one batch, as one value."""
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 from hydra.core.utils import JobReturn
@@ -12,13 +14,15 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from forge import messages
+
 
 @dataclass(frozen=True)
 class Request:
     """One batch of a sweep, as Hydra asks for it."""
 
     options: dict[str, Any]
-    """The launcher's, as they were given."""
+    """The launcher's own options, not yet checked."""
     context: HydraContext
     function: TaskFunction
     """The user's main."""
@@ -29,11 +33,11 @@ class Request:
     first_number: int
     """Hydra's number of the first job."""
     taken: set[int]
-    """Numbers of the jobs that this launcher has run before; grows with each batch."""
+    """Numbers of the jobs that this launcher has run so far; grows with each batch."""
 
 
 class HydraLauncher(Launcher):
-    """Collects what Hydra says, and hands it on; abstract, so Hydra takes it for no launcher."""
+    """Collects the arguments of Hydra's calls; abstract, so that Hydra does not list it."""
 
     def __init__(self, **options: Any) -> None:
         self._options = options
@@ -46,6 +50,23 @@ class HydraLauncher(Launcher):
         self._context = hydra_context
         self._task_function = task_function
         self._config = config
+        self._hide_interrupts()
+
+    def _hide_interrupts(self) -> None:
+        """Show no traceback for Ctrl+C while Hydra composes configs: nothing is wrong then.
+
+        In the launcher Ctrl+C has a handler. Python ends the process by SIGINT all the same.
+        """
+        shown = sys.excepthook
+
+        def show(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
+            if issubclass(kind, KeyboardInterrupt):
+                when = "after a batch of jobs" if self._taken else "before any job was started"
+                messages.say(f"Ctrl+C: the sweep was stopped {when}.")
+            else:
+                shown(kind, error, at)
+
+        sys.excepthook = show
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int

@@ -1,4 +1,4 @@
-"""How a launcher begins: logging, the sweep's directory, and what is said where that fails."""
+"""How a launcher begins: logging, the sweep's directory, and the message if that fails."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from hydra.core.utils import configure_log, setup_globals
 from omegaconf import DictConfig
 
 from forge import messages
-from forge.errors import ConfigError, Exit, ForgeError
+from forge.errors import ConfigError, Exit, ExitCode, ForgeError
+from forge.hydra_app import hints
 from forge.launch.hydra_launcher import Request
 from forge.launch.sweep import SweepDir
 
 
 @contextmanager
 def exit_on_error(sweep_config: DictConfig) -> Iterator[Path]:
-    """Set Hydra up; whatever is wrong inside ends the process with a message and its code.
+    """Set Hydra up. An error or a Ctrl+C inside ends the process with a message and its exit code.
 
     Yields:
-        The sweep's directory, which need not be there.
+        The sweep's directory, which can be missing.
     """
     setup_globals()
     configure_log(sweep_config.hydra.hydra_logging, sweep_config.hydra.verbose)
@@ -32,6 +33,9 @@ def exit_on_error(sweep_config: DictConfig) -> Iterator[Path]:
         raise _refused(error) from error
     except OSError as error:
         raise _refused(_unusable(directory, error)) from error
+    except KeyboardInterrupt as error:  # while configs are composed: later, it has a handler
+        messages.say("Ctrl+C: no job was started.")
+        raise Exit(ExitCode.INTERRUPTED, "stopped before any job was started") from error
 
 
 def sweep_dir(directory: Path, request: Request) -> SweepDir:
@@ -52,5 +56,6 @@ def _unusable(directory: Path, error: Exception) -> ConfigError:
 
 
 def _refused(error: ForgeError) -> Exit:
+    hints.composition_succeeded()  # the error says what to do; a hint for Hydra's would mislead
     messages.say(str(error), logging.ERROR)
     return Exit(error.exit_code, str(error))

@@ -28,7 +28,7 @@ def fast_exit() -> None:
         except (io.UnsupportedOperation, BrokenPipeError):
             continue  # in memory; nobody reads it
         except OSError as error:
-            messages.warn(f"A file that was left open could not be written to its end: {error}")
+            messages.warn(f"The rest of an open file could not be written at exit: {error}")
         except Exception:  # noqa: BLE001 - half made, or of a class that has its own way
             continue
     gc.freeze()

@@ -143,11 +143,15 @@ class BatchJob:
         if reason is not None and why is not Why.requeued and self._wait_for_steps(reason):
             why, reason = self._ask(outcome)  # it may have been cancelled meanwhile
         if reason is None:
-            because = "it was cancelled" if why is Why.cancelled else "Slurm has not stopped it"
+            because = (
+                "it was cancelled"
+                if why is Why.cancelled
+                else "Slurm did not stop it; a signal was sent by hand"
+            )
             return self._end(outcome.code, f"is not requeued: {because}")
         decision = self._decide(outcome, reason)
         if why is Why.requeued:
-            return self._is_back(reason, "by Slurm, or by the script")
+            return self._is_back(reason, "by Slurm, by the script, or by `scontrol requeue`")
         if not decision.starts_again:
             return self._end(outcome.code, f"is not requeued: {decision.because}")
         self._write("requeued", decision.because)  # before Slurm can end this process
@@ -206,7 +210,7 @@ class BatchJob:
                     break
                 if not has_waited:
                     what = f"step{'s' * (len(others) > 1)} {', '.join(others)}"
-                    messages.say(f"Job {self._own.name} is requeued after {what}")
+                    messages.say(f"Job {self._own.name} will be requeued when {what} ended")
             has_waited = True
             time.sleep(_LOOK_S)
         return has_waited

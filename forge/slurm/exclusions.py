@@ -110,7 +110,7 @@ class Exclusions:
                 make_directory(folder)
                 write_json(folder / f"{one.node}.json", asdict(made), is_synced=True)
             except (OSError, Untrusted) as error:  # a full disk ends no job
-                self._say(f"other jobs, and later starts, do not learn that {made}: {error}")
+                self._say(f"could not tell other jobs, and later starts, that {made}: {error}")
 
     def standing(self) -> list[Exclusion]:
         """What holds now, one for each node: what this job has found first, then the newest."""
@@ -140,7 +140,7 @@ class Exclusions:
             if standing:
                 nodes = client.nodes_for(info, within_s)
         except SlurmRefused as error:
-            self._say(f"how many nodes are left is not known: {error}")
+            self._say(f"the number of remaining nodes is unknown: {error}")
         fixed = [name for name in before if name not in self.ours]
         kept, left_out = choose(standing, nodes, fixed, required, needed)
         for one in left_out:
@@ -174,7 +174,7 @@ class Exclusions:
             paths = sorted(folder.glob("[!.]*.json"))
             return [one for path in paths if (one := _read_one(path)) is not None]
         except (OSError, Untrusted) as error:  # nothing there is worth a job
-            self._say(f"excluded nodes are not read: {error}")
+            self._say(f"the list of excluded nodes cannot be read: {error}")
             return []
 
 

@@ -13,27 +13,27 @@ from dataclasses import dataclass, field
 _RELEASE = "`scontrol release {jobs}` ends that"
 _ANEW = "`scancel {jobs}`, and start the sweep again"
 _STUCK = {
-    "DependencyNeverSatisfied": "what `hydra.launcher.dependency` waits for has not ended as it"
-    f" asks. {_ANEW} without it, or with another",
+    "DependencyNeverSatisfied": "the condition in `hydra.launcher.dependency` can no longer"
+    f" come true. {_ANEW} without it, or with another",
     "JobHeldUser": f"held by hand. {_RELEASE}",
-    "JobHeldAdmin|.*requeued.held": "held by an administrator, or by Slurm itself. Ask them;"
-    f" {_RELEASE} where it was Slurm",
+    "JobHeldAdmin|.*requeued.held": "held by an administrator, or by Slurm itself. Ask an"
+    f" administrator; {_RELEASE} if it was Slurm",
     "JobHoldMaxRequeue": f"requeued too often, and held by Slurm. {_RELEASE}",
     "PartitionDown|PartitionInactive": "the partition starts no jobs until an administrator opens"
     " it. Ask them, or choose another: `scontrol update JobId=<job> Partition=<name>`"
     " (jobs: {jobs})",
     "PartitionTimeLimit|PartitionNodeLimit": "more time or nodes than the partition allows."
     f" {_ANEW} with a lower `hydra.launcher.timeout_min` or `nodes`",
-    "BadConstraints": "no node has what is asked for (`hydra.launcher.constraint`, `gres`,"
-    f" `nodelist`, `exclude`, …). {_ANEW} with other options",
+    "BadConstraints": "no node has the requested features or resources"
+    f" (`hydra.launcher.constraint`, `gres`, `nodelist`, `exclude`, …). {_ANEW} with other options",
     "NodeDown|ReqNodeNotAvail(?!.*[Rr]eserved).*": "a node that is needed is down or drained:"
     f" `sinfo -R` says why. Wait for it, or {_ANEW} with another `hydra.launcher.nodelist`",
     "ReservationDeleted|ReservationInvalid": f"the reservation is gone. {_ANEW} without it",
-    "Invalid(Account|QOS)|(Account|QOS)NotAllowed": "this account or QOS may not be used here."
+    "Invalid(Account|QOS)|(Account|QOS)NotAllowed": "you may not use this account or QOS here."
     f" {_ANEW} with another `hydra.launcher.account`, `qos` or `partition`",
     "(Assoc|QOS)(Max|Min).*(PerJob|PerNode|NotSatisfied).*|MaxMemPerLimit"
-    "|Association(Resource|Time)Limit|QOS(Resource|Time)Limit": "not within what the account or"
-    f" the QOS allows one job. {_ANEW} with other options",
+    "|Association(Resource|Time)Limit|QOS(Resource|Time)Limit": "more than the account or the QOS"
+    f" allows for one job. {_ANEW} with other options",
     "(Assoc|QOS)Grp(Wall|.*(?<!Run)Minutes).*|QOSUsageThreshold": "the budget of the account or"
     " the QOS is used up. Have it raised, or choose another:"
     " `scontrol update JobId=<job> Account=<name>` (jobs: {jobs})",

@@ -72,6 +72,8 @@ _HERE = (
     *(Reason.rank_lost, Reason.forced, Reason.failed, Reason.hung),
 )
 """Reasons to start the task again on the same nodes."""
+_BROUGHT_BACK = "requeued by Slurm: preempted without a grace time, or `scontrol requeue` by hand"
+"""The controller says the same of both."""
 
 
 class SlurmJob(Job):
@@ -160,7 +162,9 @@ class SlurmJob(Job):
         # Slurm has requeued it by itself: there was no time to say so, or nobody left to.
         self._is_ours = True
         is_told = state.get("is_ending", False)
-        return Outcome(-signal.SIGKILL, Reason.preempted if is_told else Reason.node_failed)
+        if is_told:
+            return Outcome(-signal.SIGKILL, Reason.preempted, text=_BROUGHT_BACK)
+        return Outcome(-signal.SIGKILL, Reason.node_failed)
 
     def _account(self, unseen: int) -> None:
         """Requeues by Slurm of which no wrapper has seen anything."""
@@ -247,7 +251,7 @@ class SlurmJob(Job):
         try:
             return client.show(self._job, _ASK_S).left_s
         except SlurmError as error:
-            self._print(f"{error}; the time limit is counted from now on")
+            self._print(f"{error}; the time limit is counted from this start")
             limit_s: float | None = self.plan.time_limit_s
             return limit_s
 
@@ -279,7 +283,7 @@ class SlurmJob(Job):
             if deadline == math.inf and all(reports):
                 deadline = time.monotonic() + _SRUN_S
             if time.monotonic() > deadline:
-                self._print("tasks are still there: killing them")
+                self._print("tasks have not exited in time: killing them")
                 # By a SIGTERM srun kills its step. Not by scancel, which at this moment may hit a
                 # job that Slurm has requeued. Where Slurm ends the job it kills the step itself.
                 is_last = self._is_ending or is_killed
@@ -316,7 +320,7 @@ class SlurmJob(Job):
                 if not client.signal_step(self._job, self._step, name, _ASK_S):
                     return  # not there yet
             except NoAnswer as error:
-                return self._print(f"{name} by hand has not reached the tasks yet: {error}")
+                return self._print(f"could not pass {name} on to the tasks yet: {error}")
             self._record("passed on", signal=name)
             del self._pending_signals[0]
 
@@ -343,9 +347,11 @@ class SlurmJob(Job):
         if is_open and not all(reports) and self._has_lost_node():
             asked = Reason.node_failed
         if asked is None and code == _SRUN_FAILED and not self._has_begun:
-            asked, text = Reason.crashed, "the task could not be started by srun"
+            asked, text = Reason.crashed, "srun could not start the task"
         if self._why is Why.script_killed and asked is Reason.crashed:
             text = self._why.value
+        if asked is Reason.preempted:
+            text = _BROUGHT_BACK if self._why is Why.requeued else ""
         is_lost = code < 0 and not self._has_begun
         outcome = replace(found, asked=asked, is_supervisor_lost=is_lost, text=text)
         self._exclusions.note(self._sick(outcome, reports))
@@ -416,7 +422,7 @@ class SlurmJob(Job):
             return Reason.time_limit
         was_told = self._is_by_hand and code < 0
         if was_told:
-            self._print("signalled by hand, and killed before it had saved")
+            self._print("a task was killed by a signal sent by hand, before it could save")
         is_told = code in (ExitCode.TERMINATED, signalled, 128 + signal.SIGHUP)
         if was_told or (is_told and not found.is_command):
             return Reason.signalled
@@ -444,7 +450,7 @@ class SlurmJob(Job):
         try:
             self._learn(within_s)
         except NoAnswer as error:
-            self._print(f"the controller does not say why the job is stopped: {error}")
+            self._print(f"cannot ask the controller why the job is stopped: {error}")
             self._record("why", answer=self._why.name, left_s=self._left_s(), is_answered=False)
             return False
         return True
@@ -508,7 +514,7 @@ class SlurmJob(Job):
             if pause_s:
                 client.delay(self._job, pause_s, _ASK_S)
         except SlurmError as error:
-            self._print(f"the job may come back too soon, or to this node: {error}")
+            self._print(f"the job can start again too soon, or on this node: {error}")
         return int(ExitCode.REQUEUE)
 
     # -- sick nodes ----------------------------------------------------------------------------
@@ -523,7 +529,7 @@ class SlurmJob(Job):
         if not nodes:
             return decision
         self.counts = before
-        because = f"{outcome}; given up: too few nodes are left for it without {nodes}"
+        because = f"{outcome}; given up: without {nodes} too few nodes are left for the job"
         return Decision(starts_again=False, because=because)
 
     def _choose(self) -> Choice:
@@ -566,10 +572,12 @@ class SlurmJob(Job):
                 nodes = [one.node for one in found]
                 self._record("stays", nodes=nodes, because="Slurm gives it no others")
                 what = ", ".join(map(str, found))
-                return self._print(f"runs all the same, Slurm gives it no other nodes: {what}")
+                return self._print(
+                    f"starts on nodes that failed a health check, since Slurm has no others: {what}"
+                )
             client.requeue(self._job, _ASK_S)
         except SlurmError as error:
-            return self._print(f"runs on nodes that were found sick: {error}")
+            return self._print(f"starts on nodes that failed a health check: {error}")
         left += [one.node for one in going]
         self._because = f"requeued before it began, to stay off {', '.join(map(str, going))}"
         self._print(self._because)
@@ -577,7 +585,7 @@ class SlurmJob(Job):
         try:
             self._exclude(choice)
         except SlurmError as error:
-            self._print(f"the job may come back to this node: {error}")
+            self._print(f"the job can start on this node again: {error}")
         self._write_state("starting", self._because)
         sys.exit(int(ExitCode.REQUEUE))
 
@@ -608,12 +616,14 @@ class SlurmJob(Job):
                 left_s = self._left_s()
                 if self._is_ending or (left_s is not None and left_s < _END_S):
                     raise
-                self._print(f"asking again until the time limit: {error}")
+                self._print(f"asking the controller again until the time limit: {error}")
 
     def _leave_note(self, what: str, code: int, problem: str) -> int:
         """The job could not be requeued: the launcher resubmits it, or whoever resumes."""
         because = f"{what}; could not be requeued: {problem}"
-        self._print(f"{because}; the launcher, or the sweep's command, resubmits it")
+        self._print(
+            f"{because}; the launcher resubmits the job, or the command that resumes the sweep"
+        )
         self._record("stopped", because=because)
         self._write_state(
             "stopped", because, code=code, reason=Reason.unanswered.name, unrequeued=problem

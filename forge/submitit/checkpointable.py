@@ -246,7 +246,7 @@ class _Attempt:
         if state == "running":
             decision = self._decide(Outcome(-signal.SIGKILL))
             if not decision.starts_again:
-                because = f"an earlier start ended without a verdict, as if {decision.because}"
+                because = f"an earlier start left no record of its end, as if {decision.because}"
                 return self._give_up(because, 128 + signal.SIGKILL)
         self._record.write("running")
         return None
@@ -257,7 +257,7 @@ class _Attempt:
             found = foreign(path)
             if found:
                 messages.warn(
-                    f"{path} {found}. submitit executes what lies there, as you, at each start of"
+                    f"{path} {found}. submitit executes files from there, as you, at each start of"
                     " this job: let nobody else write there (`chmod -R go-w`), or choose another"
                     " folder."
                 )
@@ -302,7 +302,7 @@ class _Attempt:
                 return stopping.leave(self._backend.restart_code, "requeued by Slurm")
         except SlurmError as problem:
             decision = Decision(
-                starts_again=False, because=f"Slurm does not say why it was stopped: {problem}"
+                starts_again=False, because=f"cannot ask Slurm why the job was stopped: {problem}"
             )
         if not is_stop and not isinstance(ending, SystemExit):
             self._record.write("failed", decision.because, outcome.code)
@@ -363,7 +363,7 @@ class _Attempt:
         following: BaseException
         if self._saved_step() < 0:
             following = self._give_up(
-                "the task did not end, and there is no checkpoint to start it again from", code
+                "the task did not exit in time, and has no checkpoint to resume from", code
             )
         else:
             following = self._what_follows(JobError("the task did not end", code))

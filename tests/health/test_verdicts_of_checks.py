@@ -130,7 +130,7 @@ def test_what_could_not_be_made_is_logged_and_does_nothing(judge, logged):
     answer = Answer(error="ValueError: no such line")
     for _ in range(2):
         assert judge.judge(DISK, CheckAction.halt, answer) is None
-    assert logged == ["Health check `disk` was not made: ValueError: no such line"]
+    assert logged == ["Health check `disk` could not be made: ValueError: no such line"]
 
 
 def blocks(language):

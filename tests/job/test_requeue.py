@@ -33,11 +33,18 @@ def rules(*pairs) -> list[RequeueRule]:
     return [RequeueRule(list(codes), most) for codes, most in pairs]
 
 
+HELD_TEXT = "stopping took longer than `shutdown.timeout_s`, and the task was killed"
+
 # outcome, its reason, what people read
 REASONS = [
     (Outcome(0), Reason.finished, "finished"),
     (Outcome(0, asked=Reason.interrupted), Reason.finished, "finished"),
-    (Outcome(0, is_held=True), Reason.finished, "did not react to a signal, and was killed"),
+    (Outcome(0, is_held=True), Reason.finished, "finished"),
+    (
+        Outcome(-9, is_held=True, said=Reason.requested, text="saved step 7"),
+        Reason.forced,
+        "saved step 7; it had not exited by `shutdown.timeout_s`, and was killed",
+    ),
     (REQUESTED, Reason.requested, "asked to requeue"),
     (LIMIT, Reason.time_limit, "time limit"),
     (Outcome(-9, asked=Reason.time_limit), Reason.time_limit, "time limit"),
@@ -47,8 +54,12 @@ REASONS = [
         Reason.requested,
         "asked to requeue",
     ),
-    (Outcome(75, asked=Reason.interrupted, said=Reason.time_limit), Reason.interrupted, "Ctrl+C"),
-    (Outcome(75, asked=Reason.interrupted), Reason.interrupted, "Ctrl+C"),
+    (
+        Outcome(75, asked=Reason.interrupted, said=Reason.time_limit),
+        Reason.interrupted,
+        "SIGINT (Ctrl+C)",
+    ),
+    (Outcome(75, asked=Reason.interrupted), Reason.interrupted, "SIGINT (Ctrl+C)"),
     (Outcome(-15, asked=Reason.cancelled), Reason.cancelled, "stopped"),
     (Outcome(143, asked=Reason.orphaned), Reason.orphaned, "its launcher was gone"),
     (Outcome(65), Reason.halted, "halted by the policy"),
@@ -58,12 +69,12 @@ REASONS = [
     (FORCED, Reason.forced, "forced exit"),
     (HUNG, Reason.hung, "rank 1 hangs"),
     (replace(HUNG, asked=Reason.cancelled), Reason.cancelled, "stopped"),
-    (HELD, Reason.forced, "did not react to a signal, and was killed"),
+    (HELD, Reason.forced, HELD_TEXT),
     (Outcome(71), Reason.disk_full, "the disk is full"),
     (Outcome(73), Reason.in_use, "another run uses its directory"),
     (Outcome(74), Reason.io_error, "checkpoints cannot be written or read"),
     (Outcome(78), Reason.bad_config, "bad configuration"),
-    (Outcome(130), Reason.interrupted, "Ctrl+C"),
+    (Outcome(130), Reason.interrupted, "SIGINT (Ctrl+C)"),
     (Outcome(143), Reason.cancelled, "stopped"),
     (Outcome(129), Reason.cancelled, "stopped"),
     (KILLED, Reason.crashed, "killed by SIGKILL"),
@@ -175,7 +186,7 @@ def test_the_same_hang_ends_the_job_unless_it_has_saved_more(step, saved, starts
     again = decide(replace(HUNG, hung_at=step), counts, limits(), saved)
     assert again.starts_again == starts_again
     if not starts_again:
-        assert "hung at step 7 before, and has saved nothing new" in again.because
+        assert "hung at step 7 twice, and saved nothing new" in again.because
 
 
 def test_a_hang_ends_the_job_where_the_policy_says_halt():

@@ -325,7 +325,7 @@ def test_a_full_disk_does_not_keep_a_task_from_being_killed(tmp_path, monkeypatc
     monkeypatch.setattr(processes, "kill_descendants", lambda: killed.append(1))
     one = Supervisor(["true"], {}, full, {}, 1.0, tmp_path / "report.json", os.getpid())
     one._task, one._reader = 2**22 + 1, -1
-    one._kill("no reaction to a signal")
+    one._kill("the task hangs")
     os.close(full)
     assert killed == [1]
 

@@ -61,7 +61,10 @@ def test_a_hang_names_its_line_and_the_restart_ends_with_the_same_bits(
     assert app.line(how) in job.output
     name = app.line(how).rpartition(" ")[2]
     assert f"in {name}" in job.stacks(0)
-    assert f"in {name}" in job.output.partition("the job hangs; the stacks of all threads:")[2]
+    assert (
+        f"in {name}"
+        in job.output.partition("the job hangs and is killed. The stacks of all its threads:")[2]
+    )
     assert "In the kernel:\n  thread " in job.stacks(0)
     assert [one["reason"] for one in job.events("end")] == ["hung", "finished"]
     counts = job.state["counts"]
@@ -125,7 +128,7 @@ def test_the_same_hang_again_ends_the_job(make):
     state = job.state
     assert (state["state"], state["code"], state["reason"]) == ("failed", 70, "hung")
     assert state["counts"]["hangs"] == 1
-    assert "it hung at step 15 before" in state["because"]
+    assert "it hung at step 15 twice" in state["because"]
     assert len(job.hangs) == 2
 
 

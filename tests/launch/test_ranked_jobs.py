@@ -146,4 +146,4 @@ def test_a_rank_that_stands_for_ever_ends_the_job_at_its_deadline(make, undistur
     assert_same_ranks(job, undisturbed)
     assert [one["reason"] for one in job.events("end")] == ["forced", "finished"]
     assert job.state["counts"]["restarts"] == 1
-    assert "the stacks of all threads" in (job.directory / "output.log.1").read_text()
+    assert "The stacks of all its threads" in (job.directory / "output.log.1").read_text()

@@ -111,7 +111,7 @@ OTHERS = {
     "forge rehearse": "\nIDENTICAL: the interrupted run ended with the same bits (2 signals sent, ",
     "forge doctor": " check",
     "forge plan": "\n#SBATCH --array=0-1",
-    "forge exec": "\n1 of 1 finished",
+    "forge exec": "1 of 1 finished",
 }
 """Other commands of the tutorial -> something that each prints."""
 

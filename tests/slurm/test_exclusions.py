@@ -177,7 +177,7 @@ def test_a_full_disk_ends_no_job_and_it_leaves_the_node_all_the_same(jobs, tmp_p
     (forge_dir(tmp_path) / "excluded").write_text("in the way")
     ended = fails(jobs[0], "n1", "exclude_node")
     assert (ended.code, ended.did) == (75, LEAVES)
-    assert "do not learn that n1" in ended.said
+    assert "could not tell other jobs, and later starts, that n1" in ended.said
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"node": "n1"}', "odd node", "odd time"])
@@ -210,7 +210,7 @@ def test_a_job_fails_rather_than_run_where_its_own_check_failed(jobs):
     """Nor is that counted as a restart."""
     ended = fails(jobs[0], "n1", "refuse", nodes={"n1": True, "n2": False})
     because = ended.state["because"]
-    assert because.endswith("given up: too few nodes are left for it without n1")
+    assert because.endswith("given up: without n1 too few nodes are left for the job")
     assert ended.state["counts"] == NO_COUNTS
     assert ended.did == []
 
@@ -218,7 +218,7 @@ def test_a_job_fails_rather_than_run_where_its_own_check_failed(jobs):
 def test_a_job_that_asks_for_this_very_node_fails(jobs):
     """`--nodelist`: Slurm would let it wait without an end."""
     ended = jobs[0].step(69, report(69)).run(replace(RUNS, required="n1"), **ON_N1)
-    assert "left for it without n1" in ended.state["because"]
+    assert "without n1 too few nodes are left" in ended.state["because"]
     assert ended.did == []
 
 
@@ -261,7 +261,7 @@ def test_a_job_does_not_begin_on_a_node_that_a_sibling_has_excluded(jobs):
     assert (ended.code, ended.did, ended.num_attempts) == (0, [], 1)
     of_the_attempt = {"no_progress": 0, "unsaved_s": 0.0}
     assert ended.state["counts"] | of_the_attempt == NO_COUNTS
-    assert "runs all the same" in ended.said
+    assert "since Slurm has no others" in ended.said
 
 
 def test_a_job_on_other_nodes_asks_nobody(jobs):
@@ -316,7 +316,7 @@ def test_a_job_that_cannot_be_requeued_tries_the_node(error, jobs):
     job, sibling = jobs
     fails(job, "n1", "exclude_node")
     ended = begin(sibling, RUNS, refuses=error)
-    assert f"runs on nodes that were found sick: {error}" in ended.said
+    assert f"starts on nodes that failed a health check: {error}" in ended.said
     assert (ended.code, ended.num_attempts) == (0, 1)
 
 

@@ -33,7 +33,7 @@ def test_without_an_answer_the_clock_decides(played):
     assert near.reason == "time_limit"
     far = played().step(75, *both(75)).run(None, RUNS, left_s=4000.0)
     assert far.reason == "requested"
-    assert "does not say why" in far.said
+    assert "cannot ask the controller why" in far.said
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,16 @@ def test_what_slurm_has_requeued_is_not_requeued_again(played):
     done = JobInfo("PENDING", "BeginTime", 1, None, left_s=-1.8e9)
     ended = played().step(75, *both(75)).run(done)
     assert (ended.code, ended.reason, ended.did) == (75, "preempted", [])
+    (because,) = [one["because"] for one in ended.events if one["kind"] == "requeue"]
+    assert because.endswith("or `scontrol requeue` by hand")  # the controller cannot tell
     asked = [one for one in ended.events if one["kind"] == "why"]
     assert [one["left_s"] for one in asked] == [None, None]
+
+
+def test_sigint_by_hand_ends_the_job_as_ctrl_c_does(played):
+    """`scancel --signal=INT`: somebody wants it to save, and to stay away."""
+    ended = played().step(130, *both(130)).run(RUNS)
+    assert (ended.code, ended.reason, ended.did) == (130, "interrupted", [])
 
 
 @pytest.mark.parametrize(
@@ -171,7 +179,7 @@ def test_a_task_that_a_signal_killed_in_its_first_instant(played, exit_code, rea
 def test_srun_that_cannot_start_the_task_is_no_failure_of_the_task(played):
     """A node that does not answer: elsewhere, later, it may work."""
     ended = played().step(1).run(RUNS)
-    assert (ended.reason, ended.text) == ("crashed", "the task could not be started by srun")
+    assert (ended.reason, ended.text) == ("crashed", "srun could not start the task")
     assert (ended.code, ended.did) == (75, REQUEUED)
 
 
@@ -298,7 +306,8 @@ def test_a_job_begins_at_once_where_slurm_has_brought_it_back(played):
 def test_a_wrapper_that_slurm_had_told_to_end_was_preempted(played):
     """No time to requeue is no lost node."""
     ended = played().left("running", restarts=0, is_ending=True).run(RUNS, restarts=1)
-    assert [one["because"] for one in ended.events if one["kind"] == "requeue"] == ["preempted"]
+    (because,) = [one["because"] for one in ended.events if one["kind"] == "requeue"]
+    assert because.startswith("requeued by Slurm: preempted without a grace time, or `scontrol")
 
 
 def test_a_wrapper_that_slurm_tells_to_end_writes_it_into_its_state(played, tmp_path):
@@ -384,7 +393,7 @@ def test_a_signal_by_hand_to_the_batch_script_does_not_end_the_job(played):
     job = played().step(137, *both(KILLED), first=ASKED_ONCE)
     ended = job.run(RUNS, True, RUNS)  # the tasks are killed before they have saved
     assert next(one for one in ended.events if one["kind"] == "end")["reason"] == "signalled"
-    assert "killed before it had saved" in ended.said
+    assert "before it could save" in ended.said
     assert (ended.code, ended.noted("requeue"), ended.num_attempts) == (0, [], 2)
 
 

@@ -162,7 +162,7 @@ class Queue:
         if content is not None:
             job.reason, job.code = reason_of(content), content["code"]
         elif not self._received and job.wrappers <= _MAX_WRAPPERS and code not in _REFUSED:
-            how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
+            how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
             self._display.say(f"job {job.number}: its wrapper {how}")
             job.wrappers += code >= 0  # a kill is chance, an end may be a habit
             self._start(job, is_continued=True)
@@ -171,7 +171,7 @@ class Queue:
             job.state, job.because, job.code = State.stopped, "stopped", code
         else:
             job.state, job.code = State.failed, code
-            job.because = f"its wrapper ended with code {code}, see {job.directory / OUTPUT}"
+            job.because = f"its wrapper exited with code {code}, see {job.directory / OUTPUT}"
         assert job.slot is not None
         self._free.append(job.slot)
         job.slot = None

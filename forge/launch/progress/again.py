@@ -31,8 +31,8 @@ def how_to_resume(jobs: Iterable[ObservedJob], command: str, in_queue: int = 0) 
     if ended:
         does.append("starts again: " + ", ".join(f"{n} {word}" for word, n in ended.items()))
     if waiting:
-        does.append(f"starts: {waiting} that had to wait")
+        does.append(f"starts: {waiting} not started yet")
     if in_queue:
-        later = "starts again what has failed or was cancelled by then"
+        later = "starts again jobs that have failed or were cancelled by then"
         does.append(f"waits for {in_queue} in the queue; {later}")
     return f"To resume ({'; '.join(does)}):\n  {command}" if does else ""

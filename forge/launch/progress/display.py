@@ -27,9 +27,9 @@ Mode = Literal["auto", "live", "plain", "none"]
 FRAME_S = 0.125
 """Least time between two drawings of the table."""
 SUMMARY_S = 600.0
-"""Between two lines on how all jobs get on, where there is no table."""
+"""Seconds between two summaries of all jobs, if there is no table."""
 PATIENCE_S = 1.0
-"""So long the last words wait for a reader."""
+"""Seconds that the last lines wait for a reader."""
 _ORDER = (
     *(State.running, State.starting, State.stopping),
     *(State.stopped, State.terminated, State.queued),
@@ -74,15 +74,22 @@ class Display:
             text = news(view, self._last.get(view.number))
             self._last[view.number] = view
             if text and (view.remark or view.hang or not self.is_live):  # else the table says it
-                self._pending.append((f"job {view.number}: {text}", STYLES[view.state]))
+                self._note(f"job {view.number}: {text}", STYLES[view.state])
         if not self.is_live and time.monotonic() - self._summed_s >= SUMMARY_S:
             self._summarize()
         self._show()
 
     def say(self, text: str, style: str = "") -> None:
         """Show a line, or several, that stay; `style` is rich's ("bold red"), markup is not."""
-        self._pending.extend((escape(line), style) for line in text.split("\n"))
+        first, *below = text.split("\n")
+        self._note(escape(first), style)
+        self._pending.extend((escape(line), style) for line in below)
         self._show()
+
+    def _note(self, line: str, style: str) -> None:
+        """A line with the time of day, unless a table with its own clock is on the screen."""
+        now = "" if self.is_live else time.strftime("%H:%M:%S ")
+        self._pending.append((f"{now}{line}", style))
 
     def close(self) -> None:
         """Leave the last state on screen and the terminal in order; may be called again."""
@@ -100,7 +107,7 @@ class Display:
 
     def _summarize(self) -> None:
         self._summed_s = time.monotonic()
-        self._pending.append((self._summary(), ""))
+        self._note(self._summary(), "")
 
     def _show(self) -> None:
         if self._is_silent:

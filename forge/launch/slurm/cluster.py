@@ -91,8 +91,9 @@ class Cluster:
         if most_s is not None and options.time_limit_s > most_s:
             return (
                 f"`timeout_min={options.timeout_min:g}`: the partition"
-                f" {fields['PartitionName']} allows {most_s / 60:g} minutes. Lower it, or choose"
-                " another partition: with restarts a job needs no more than a part of its time."
+                f" {fields['PartitionName']} allows {most_s / 60:g} minutes. Lower the"
+                " limit: a job that needs more time is requeued and continues. Or choose another"
+                " partition."
             )
         nodes = fields.get("TotalNodes", "")
         if nodes.isdecimal() and options.nodes > int(nodes):

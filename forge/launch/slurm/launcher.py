@@ -89,8 +89,8 @@ def launch(request: Request) -> list[JobReturn]:
                 _submit(calls, new, shared, submitted, cluster, command)
             except KeyboardInterrupt as error:
                 messages.say(
-                    "Ctrl+C while jobs were being submitted. Those that were submitted keep"
-                    f" running; this finds them, and submits the rest:\n  {command}"
+                    "Ctrl+C while jobs were being submitted. Submitted jobs stay in the"
+                    f" queue. This command finds them, and submits the rest:\n  {command}"
                 )
                 raise Exit(ExitCode.INTERRUPTED, "stopped while submitting") from error
             _say_where(jobs, len(new), directory)
@@ -136,8 +136,8 @@ def _check_sweeper(options: SlurmOptions, sweep_config: DictConfig) -> None:
     if not options.wait and sweeper != _BASIC:
         problem = (
             f"`hydra.launcher.wait=false`: the sweeper {sweeper.rpartition('.')[2]} chooses the"
-            " next jobs by what earlier ones return, so it has to wait. Leave it out, or use the"
-            " basic sweeper."
+            " next jobs by what earlier ones return, so that the launcher has to wait. Remove the"
+            " option, or use the basic sweeper."
         )
         raise ConfigError([problem], "The launcher's configuration")
 
@@ -155,8 +155,8 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
         queue = client.queue()
     except SlurmRefused as error:
         problem = (
-            f"this sweep has jobs on the cluster, but it does not report their state: {error}."
-            " Start it again when the cluster answers."
+            f"this sweep has jobs on the cluster, and the cluster does not report their state:"
+            f" {error}. Start the sweep again when the cluster answers."
         )
         raise ConfigError([problem], "The sweep") from error
     submitted.find_lost(queue)
@@ -252,7 +252,7 @@ def _not_submitted(
     error: SlurmRefused, script: Path, before: list[str], command: str
 ) -> ConfigError:
     ids = " ".join(before)
-    hint = f" What was submitted before it stays in the queue: {ids}." if before else ""
+    hint = f" Jobs submitted before stay in the queue: {ids}." if before else ""
     problem = (
         f"{error}. The batch script is {script}.{hint} Once sbatch takes it (there is room in the"
         f" queue, a limit was raised), this submits what is missing, and collects:\n  {command}"

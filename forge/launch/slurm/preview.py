@@ -24,7 +24,7 @@ def show(calls: list[Batch], jobs: list[ComposedJob], cluster: Cluster) -> None:
     if not calls:
         lines.append("Nothing to submit: every job is finished, or in the queue.")
     if cluster.problem:
-        lines.append(f"The cluster was not asked: {cluster.problem}")
+        lines.append(f"Not checked against the cluster, which did not answer: {cluster.problem}")
     sys.stdout.write(escape("\n".join(lines), "\n\t") + "\n")
 
 

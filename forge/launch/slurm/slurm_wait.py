@@ -95,13 +95,16 @@ class SubmittedJob(ObservedJob):
         client.cancel(self.slurm_id)
         self.state, self.reason = State.failed, Reason.unhealthy
         self.code = int(ExitCode.UNHEALTHY)
-        self.because = f"{self._num_excluded()} nodes are unhealthy, and no other is left for it"
+        self.because = (
+            f"{self._num_excluded()} nodes failed a health check, and no other node is left for the"
+            " job"
+        )
 
     def _vanished(self, queued: client.Queued | None) -> None:
         is_cancelled = queued is not None and queued.state == "CANCELLED"
         self.state = State.stopped if is_cancelled else State.failed
         self.reason, self.code = Reason.cancelled if is_cancelled else Reason.crashed, 1
-        said = "no longer knows it" if queued is None else f"says {queued.state}"
+        said = "no longer knows the job" if queued is None else f"says {queued.state}"
         if queued is not None and queued.reason not in ("None", ""):
             said += f" ({queued.reason})"
         content = self.read_state()
@@ -111,7 +114,7 @@ class SubmittedJob(ObservedJob):
         if is_cancelled:  # in the queue, where it has no wrapper
             self.because = "cancelled"
             return
-        self.because = f"Slurm {said}, and its wrapper has not said how it ended"
+        self.because = f"Slurm {said}, and the job's wrapper left no record of how the job ended"
         found = self.logs.glob(f"{self.slurm_id}_0_log.*") if self.logs is not None else ()
         logs = [str(path) for path in sorted(found)]
         if logs:
@@ -190,7 +193,8 @@ class Watcher:
             if self._refused == _PATIENCE:  # a busy controller answers sooner
                 said = str(answer).splitlines()[-1]
                 messages.warn(
-                    f"The cluster does not answer: {said}. Waiting by the files of the jobs only."
+                    f"The cluster does not answer: {said}. Until it answers, the state of the jobs"
+                    " is read from their files only."
                 )
         elif answer is not None:
             self._refused = 0

@@ -233,7 +233,7 @@ def test_a_job_that_waits_for_nodes_which_are_all_excluded_is_given_up(
     assert (job.state is State.failed) == bool(excluded)
     if excluded:
         assert (job.code, job.reason) == (69, Reason.unhealthy)
-        assert job.because == "2 nodes are unhealthy, and no other is left for it"
+        assert job.because == "2 nodes failed a health check, and no other node is left for the job"
 
 
 @pytest.fixture
