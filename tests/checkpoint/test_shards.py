@@ -159,7 +159,7 @@ def test_two_checkpoints_are_compared_by_what_they_hold_together(saved, tmp_path
     lines = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert "live.states.model.frozen.weight" not in lines
     assert lines["live.states.model.tied.weight"].endswith(" of 49")
-    done = completed(["-m", "forge", "show", "checkpoints/step_3"], directory)
+    done = completed(["-m", "forge", "show", "-v", "checkpoints/step_3"], directory)
     shown = dict(line.split()[:2] for line in done.stdout.splitlines() if " float32[" in line)
     assert shown["live.states.model.inner.weight"] == "float32[7,"
     assert shown["live.states.optimizer.state.1.exp_avg"] == "float32[7,"
