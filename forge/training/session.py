@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from forge import messages
 from forge.checkpoint.save.together import Exchange
 from forge.compat import of_torch
@@ -41,6 +43,7 @@ from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import Steps
 from forge.training.nan.nan_policy import NanPolicy, RateScale
 from forge.training.nan.update import Updater
+from forge.training.no_update import NoUpdate
 from forge.training.start import agreement, preflight, run_directory
 from forge.training.start.owner import Owner
 from forge.training.start.run_directory import RunDirectory
@@ -93,6 +96,7 @@ class Session:
         """Whether an optimizer has stepped before the first loop."""
         self._is_unguarded = False
         """Whether an optimizer has stepped in a step without the NaN policy."""
+        self._no_update = NoUpdate()
         self._scales: list[RateScale] = []
         self._pid = os.getpid()
 
@@ -271,6 +275,7 @@ class Session:
 
     def _updated(self, *_: Any) -> None:
         """An optimizer has stepped, and no loop has begun so far."""
+        self._no_update.has_stepped = True
         if not self._is_boundless:
             self._is_boundless = True
             messages.warn(
@@ -280,6 +285,7 @@ class Session:
 
     def _updated_in_loop(self, *_: Any) -> None:
         """An optimizer has stepped, by `run.update` or by a call of the script's own."""
+        self._no_update.has_stepped = True
         is_guarded = self._updater.has_updated or not self.loops.is_in_step
         if not (is_guarded or self._is_unguarded):
             self._is_unguarded = True
@@ -308,6 +314,7 @@ class Session:
     def _begin_loop(self) -> None:
         """By now everything is there that the script builds."""
         self._watch_optimizers(None if self._is_unguarded else self._updated_in_loop)
+        self._no_update.begin(self._live.optimizers)
         self._own.begin_loop()
         with preflight.exits():
             self._contents.check_own()
@@ -379,6 +386,18 @@ class Session:
         if asked is not None:
             self._leaving.stop(asked, save=None)
         directory.finish(loops.step, loops.finished_by)
+        self._warn_if_unchanged()
+
+    def _warn_if_unchanged(self) -> None:
+        """Only of a whole training: a resumed one may have nothing but an evaluation left."""
+        is_scaled = any(
+            isinstance(one, torch.amp.GradScaler) for one in self._live.objects.values()
+        )
+        if self.resumed_from is not None or self._updater.was_called or is_scaled:
+            return  # a scaler leaves out the steps that overflow
+        warning = self._no_update.warning(self.loops.step)
+        if warning and self._group.rank == 0:
+            messages.warn(warning)
 
     def _release(self, *, is_together: bool = False) -> None:
         if self in _active:

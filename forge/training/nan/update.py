@@ -32,13 +32,19 @@ class Updater:
         self._step = 0
         self.has_updated = False
         """Whether this iteration's update was decided about."""
+        self.was_called = False
+        """Whether an update was decided about in any iteration of this attempt."""
+        self._has_gradients = False
+        """Whether an update of this iteration had gradients."""
+        self._is_told = False
+        """Whether an update without gradients was logged."""
         self.note: Callable[..., None] = lambda kind, **values: None
         """Writes an event into the ledger."""
 
     def begin(self, step: int) -> None:
         """A new iteration."""
         self._step = step
-        self.has_updated = False
+        self.has_updated = self._has_gradients = False
 
     def settle(self) -> None:
         """Finish what the updates of this iteration have left open, before its state is taken."""
@@ -56,7 +62,7 @@ class Updater:
         optimizers, schedules = _several(optimizer), _several(schedule)
         if self._is_enabled:
             self._require_registered(optimizers, schedules, scaler)
-        self.has_updated = True
+        self.has_updated = self.was_called = True
         if scaler is not None and not scaler.is_enabled():
             scaler = None
         if scaler is not None:
@@ -64,6 +70,7 @@ class Updater:
             for one in optimizers:
                 scaler.unscale_(one)
         parameters = _with_gradients(optimizers)
+        self._look_for_gradients(parameters, optimizers)
         if self._is_enabled:
             checked = self._nan.check(loss, parameters, self._names, clip_norm=clip_norm)
             if scaler is not None and checked.do_ranks_differ:
@@ -124,7 +131,7 @@ class Updater:
 
     def should_step(self, loss: torch.Tensor | float) -> bool:
         """See `Run.should_step`."""
-        self.has_updated = True
+        self.has_updated = self.was_called = True
         if not self._is_enabled:
             return True
         parameters = [p for _, p in self._live.parameters() if p.grad is not None]
@@ -140,6 +147,28 @@ class Updater:
                 if is_own:
                     return True  # the scaler leaves this step out itself
         return self._judge(problem)
+
+    def _look_for_gradients(
+        self, parameters: Sequence[torch.Tensor], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> None:
+        """Warn once of an update that changes nothing, since `backward` was not called.
+
+        A frozen phase has no parameter that requires a gradient. A backward pass that reaches the
+        parameters of another optimizer only, as that of a mixture of experts, leaves gradients
+        there, or these were cleared by an update of the same step.
+        """
+        self._has_gradients = self._has_gradients or bool(parameters)
+        if self._has_gradients or self._is_told or not _is_any_trainable(optimizers):
+            return
+        if any(p.grad is not None for _, p in self._live.parameters()):
+            return
+        self._is_told = True
+        messages.warn(
+            f"Step {self._step}: run.update found no gradient in any parameter, so the update"
+            " changes nothing. Call `loss.backward()` before `run.update(loss, optimizer)`, and"
+            " clear gradients neither in between (run.update clears them itself) nor by"
+            " torch.no_grad() around the forward pass"
+        )
 
     def _require_registered(
         self, optimizers: Sequence[Any], schedules: Sequence[Any], scaler: Any
@@ -185,6 +214,11 @@ def _several(one: Any) -> list[Any]:
     if one is None:
         return []
     return list(one) if isinstance(one, list | tuple) else [one]
+
+
+def _is_any_trainable(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+    groups = [group for one in optimizers for group in one.param_groups]
+    return any(p.requires_grad for group in groups for p in group["params"])
 
 
 def _with_gradients(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tensor]:
