@@ -1,4 +1,18 @@
-"""forge: training jobs that survive their cluster.
+"""Makes a PyTorch training job survive its cluster, and end with the bits of an undisturbed run.
+
+Example::
+
+    import forge
+
+    with forge.Run(cfg.resilience, model=model, optimizer=optimizer) as run:
+        for step, batch in run.steps(1000, loader):
+            loss = loss_fn(model, batch)
+            loss.backward()
+            run.update(loss, optimizer)
+
+`forge.Run` saves at a signal, resumes from the newest good checkpoint, and skips or rolls back
+updates with NaN. Without Hydra the first argument is a dict, for example
+`{"checkpoint": {"dir": "checkpoints"}}`, or is left out. `help(forge.Run)` describes it.
 
 Names load on first use, so that `import forge` costs a few milliseconds and imports neither
 torch, nor submitit, nor Hydra.
@@ -84,7 +98,7 @@ if TYPE_CHECKING:
     from forge.training.run import Run
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> Any:
     if name in _HOME_OF:
         if name == "Run":  # a training knows no scheduler: it is handed who requeues its job
             batch_job = importlib.import_module("forge.slurm.batch_job")
@@ -93,9 +107,18 @@ def __getattr__(name: str) -> Any:
     elif name in _MODULES:
         value = importlib.import_module(_MODULES[name])
     else:
-        raise AttributeError(f"module 'forge' has no attribute {name!r}")
+        import difflib
+
+        near = difflib.get_close_matches(name.lower(), [one.lower() for one in __all__], 1)
+        meant = [one for one in __all__ if [one.lower()] == near]
+        hint = f". Did you mean forge.{meant[0]}?" if meant else ""
+        raise AttributeError(f"module 'forge' has no attribute {name!r}{hint}")
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:  # a type checker would accept any name, `forge.Runn` as well
+    __getattr__ = _load
 
 
 def __dir__() -> list[str]:

@@ -10,14 +10,16 @@ Entering claims the directory, checks the node and loads the newest good checkpo
 boundary is where a stop, a save or a rollback happens, so that what is saved is always the state
 between two steps. Leaving without an error saves what followed the last loop, and marks the job as
 finished.
+
+One module, since it is one class: what its methods do is in the modules beside this one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 
@@ -36,12 +38,22 @@ from forge.training.nan.update import Updater
 from forge.training.session import Session
 from forge.training.start import preflight
 
-_Callback = TypeVar("_Callback")
+_Batch = TypeVar("_Batch")
+_Other = TypeVar("_Other")
 _Function = TypeVar("_Function", bound=Callable[[int], object])
 
 
 class Run:
-    """One attempt at a training job.
+    """One attempt at a training job: it resumes, runs the loop, saves at a stop, and exits.
+
+    Example::
+
+        with forge.Run(cfg.resilience, model=model, optimizer=optimizer) as run:
+            for step, batch in run.steps(1000, loader):
+                loss = loss_fn(model, batch)
+                loss.backward()
+                run.update(loss, optimizer)
+                run.log(loss=loss)
 
     Args:
         policy: `cfg.resilience`, a mapping, a `forge.Policy`, or None for the defaults.
@@ -61,7 +73,7 @@ class Run:
 
     def __init__(
         self,
-        policy: Any = None,
+        policy: Policy | Mapping[str, Any] | None = None,
         /,
         *,
         name: str | None = None,
@@ -140,6 +152,24 @@ class Run:
         if self._session is not None:
             self._session.close(error)
 
+    @overload
+    def steps(self, n: int | None) -> Iterator[int]: ...
+    @overload
+    def steps(self, n: int | None, loader: Iterable[_Batch], /) -> Iterator[tuple[int, _Batch]]: ...
+    @overload
+    def steps(
+        self, n: int | None, loader: Iterable[_Batch], other: Iterable[_Other], /
+    ) -> Iterator[tuple[int, _Batch, _Other]]: ...
+    @overload
+    def steps(
+        self,
+        n: int | None,
+        loader: Iterable[Any],
+        other: Iterable[Any],
+        third: Iterable[Any],
+        /,
+        *more: Iterable[Any],
+    ) -> Iterator[Any]: ...
     def steps(self, n: int | None, *loaders: Iterable[Any]) -> Iterator[Any]:
         """Yield `(step, batch)`, or `step` without a loader, from the saved step up to `n`.
 
@@ -217,7 +247,7 @@ class Run:
             raise ForgeError("Run.epochs() needs `with forge.Run(...) as run:` around the loop")
         return self._inner.epochs(counted("epochs", n))
 
-    def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    def batches(self, loader: Iterable[_Batch]) -> Iterator[tuple[int, _Batch]]:
         """Yield `(step, batch)` for one pass through a loader, from the saved place.
 
         `step` counts over all epochs. A `break` ends the pass.
