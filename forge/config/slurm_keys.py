@@ -14,6 +14,8 @@ PER_JOB = (
     "dependency",
 )
 """In the order of the launcher's dataclass."""
+OF_LOCAL_JOBS = ("n_jobs", "tasks_per_job", "cpus_per_job", "gpus_per_job")
+"""Options that only `hydra/launcher=local` has (`LocalOptions`, held equal by a test)."""
 OF_THE_SWEEP = {
     name: f"hydra.launcher.{name}"
     for name in ("submitit_folder", "array_parallelism", "wait", "dry_run", "progress", "n_jobs")

@@ -1,12 +1,14 @@
-"""Hints for overrides of `resilience` that Hydra refuses.
+"""Hints for overrides that Hydra refuses: of `resilience`, and of forge's launchers.
 
-Hydra reports such a key before any code of ours sees the config, so the hint comes after its
-message, as the process ends. Only a command line that names `resilience` arms it.
+Hydra reports such a key before any code of forge sees the config, so the hint follows Hydra's
+message, as the process ends. Only a command line with a key of forge, or with a key that looks
+like a mistyped one (`resiliance.`, `hydra.launcher.njobs`), prepares a hint.
 """
 
 from __future__ import annotations
 
 import atexit
+import difflib
 import re
 import sys
 from collections.abc import Iterable
@@ -15,20 +17,66 @@ from forge import messages
 
 _OVERRIDE = re.compile(r"[+~]{0,2}resilience\.([\w.]+)=")
 
+_ANY = re.compile(r"[+~]{0,2}([\w/]+)([\w./]*)=")
+_LAUNCHER = "hydra.launcher"
+_SIMILAR = 0.8
+"""How much two names resemble each other if one is the other, mistyped."""
+
 _pending: list[str] = []
+_mistyped: list[str] = []
+"""Hints for keys whose first words are mistyped, or that no launcher has."""
 
 
 def arm(arguments: Iterable[str]) -> None:
-    """Prepare hints for the overrides of `resilience` in a command line."""
-    keys = [match[1] for match in map(_OVERRIDE.match, arguments) if match]
-    if keys and not _pending:
+    """Prepare hints for the overrides in a command line."""
+    words = list(arguments)
+    keys = [match[1] for match in map(_OVERRIDE.match, words) if match]
+    mistyped = [one for one in map(_mistyped_hint, words) if one]
+    if (keys or mistyped) and not (_pending or _mistyped):
         _pending.extend(keys)
+        _mistyped.extend(mistyped)
         atexit.register(_print)
+
+
+def _mistyped_hint(word: str) -> str:
+    """A sentence about an override whose first words are not quite forge's; else empty."""
+    match = _ANY.match(word)
+    if match is None:
+        return ""
+    first, rest = match[1], match[2]
+    key = first + rest
+    if first != "resilience" and _is_similar(first, "resilience"):
+        return f"`{key}`: there is no `{first}`. Did you mean `resilience{rest}`?"
+    group, _, name = key.rpartition(".")
+    if group != _LAUNCHER and _is_similar(group, _LAUNCHER):
+        return f"`{key}`: there is no `{group}`. Did you mean `{_LAUNCHER}.{name}`?"
+    if key != "hydra/launcher" and _is_similar(key, "hydra/launcher"):
+        return f"`{key}`: there is no such group. Did you mean `hydra/launcher`?"
+    return _launcher_hint(name) if group == _LAUNCHER else ""
+
+
+def _is_similar(name: str, known: str) -> bool:
+    return difflib.SequenceMatcher(None, name, known).ratio() >= _SIMILAR
+
+
+def _launcher_hint(name: str) -> str:
+    """A sentence about an option that no launcher of forge has; else empty."""
+    from forge.config import slurm_keys
+
+    known = [*slurm_keys.PER_JOB, *slurm_keys.OF_THE_SWEEP, *slurm_keys.OF_LOCAL_JOBS]
+    near = difflib.get_close_matches(name, known, 1)
+    if name in known or name.startswith("_") or not near:
+        return ""
+    return (
+        f"`{_LAUNCHER}.{name}` is not an option of forge's launchers. Did you mean"
+        f" `{_LAUNCHER}.{near[0]}`?"
+    )
 
 
 def composition_succeeded() -> None:
     """Hydra took every override: no hint is needed."""
     _pending.clear()
+    _mistyped.clear()
 
 
 def hints_for(keys: Iterable[str]) -> list[str]:
@@ -69,5 +117,6 @@ def _print() -> None:
 
     if HydraConfig.initialized():
         return  # a job began, in an app whose `resilience` is not ours
-    for hint in hints_for(_pending) if _pending else ():
+    hints = hints_for(_pending) if _pending and not _mistyped else []
+    for hint in [*_mistyped, *hints]:
         sys.stderr.write(f"forge: {messages.escape(hint)}\n")

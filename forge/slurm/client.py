@@ -335,6 +335,14 @@ _OURS = ("SIGNAL", "REQUEUE", "NO_REQUEUE", "ARRAY_INX", "OUTPUT", "ERROR", "OPE
 # -- the launcher's side ---------------------------------------------------------------------
 
 
+NO_COMMANDS = (
+    "sbatch was not found: no directory of PATH on this machine has Slurm's commands. Submit from"
+    " a login node of the cluster (there, perhaps, after `module load slurm`), or run the jobs on"
+    " this machine with `hydra/launcher=local`"
+)
+"""Why nothing can be submitted from here."""
+
+
 def submit(script: Path, *options: str, tell: Callable[[str], None] = lambda text: None) -> str:
     """Submit a batch script; the number of the job, or of the array.
 
@@ -355,6 +363,8 @@ def submit(script: Path, *options: str, tell: Callable[[str], None] = lambda tex
     command = ["sbatch", "--parsable", *options, str(script)]
     try:
         answer, said, code = _run_telling(command, kept, tell)
+    except FileNotFoundError as error:
+        raise SlurmRefused(NO_COMMANDS) from error
     except OSError as error:
         raise SlurmRefused(f"sbatch: {error}") from error
     if code != 0:

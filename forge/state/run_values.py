@@ -61,6 +61,12 @@ class Packed:
         if _counts(value):
             first, was_fixed = self._seen.setdefault(id(value), (path, is_fixed))
             if first is not path:
+                if path[: len(first)] == first:
+                    raise CheckpointError(
+                        f"{shown(first)} contains itself, as {shown(path)}. A checkpoint holds only"
+                        " values that end somewhere: remove that reference, or keep a copy without"
+                        f" it in {shown(first)}."
+                    )
                 if is_fixed or was_fixed:
                     raise CheckpointError(_refusal(shown(first), shown(path), value))
                 self.shared.append([path, first])

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from forge.jobdir.ledger import Ledger
+from forge.training import misuse
 
 _MAX_PENDING = 50
 _MAX_AGE_S = 1.0
@@ -39,7 +40,7 @@ class Metrics:
                 # A copy: what was logged must not change when the tensor is reused.
                 taken[name] = float(value.item()) if is_on_host(value) else value.detach().clone()
             elif hasattr(value, "__float__") and not isinstance(value, torch.Tensor):
-                taken[name] = float(value)
+                taken[name] = misuse.number(name, value)
             else:
                 raise TypeError(
                     f"run.log({name}=…): expected a number or a tensor of one element, found"

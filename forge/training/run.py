@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 import torch
 
@@ -28,11 +28,12 @@ from forge.errors import Exit, ForgeError
 from forge.shutdown import stopping
 from forge.state.registry import StateRegistry
 from forge.state.run_state import RunState
+from forge.training import misuse
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.loops import Loops
 from forge.training.loop.plain import PlainLoops
 from forge.training.loop.resumable_loader import ResumableLoader
-from forge.training.loop.steps import NESTED, counted
+from forge.training.loop.steps import NESTED
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.nan.update import Updater
 from forge.training.session import Session
@@ -57,6 +58,7 @@ class Run:
 
     Args:
         policy: `cfg.resilience`, a mapping, a `forge.Policy`, or None for the defaults.
+        unnamed: Nothing: every object has a name, as in `forge.Run(policy, model=model)`.
         name: What tells this Run from the others of a script that has several, one after the
             other (folds, seeds, stages): its checkpoints lie in `<checkpoint.dir>/<name>`.
         config: The settings that make this job another job: an argparse.Namespace, a dataclass, or
@@ -75,11 +77,12 @@ class Run:
         self,
         policy: Policy | Mapping[str, Any] | None = None,
         /,
-        *,
+        *unnamed: NoReturn,
         name: str | None = None,
         config: Any = None,
         **stateful: Any,
     ) -> None:
+        preflight.check_call(policy, unnamed, stateful)
         self.policy: Policy = preflight.checked_policy(policy)
         self.name = preflight.checked_name(name)
         self._config = preflight.checked_config(config)
@@ -190,15 +193,19 @@ class Run:
         """
         if not self._is_inside:
             raise ForgeError("Run.steps() needs `with forge.Run(...) as run:` around the loop")
-        number = math.inf if n is None else counted("steps", n)
+        if n is not None:
+            misuse.check_count("steps", n, loaders)
+        number = math.inf if n is None else n
         first = loaders[0] if loaders else None
+        for one in loaders[first is None :]:
+            misuse.check_loader("steps", one)
         if self._loops.is_in_step:
             raise ForgeError(NESTED)
         others = [self.loader(one) for one in loaders[1:]]
         steps = self._inner.steps(number, first)
         return _joined(steps, others) if others else steps
 
-    def loader(self, loader: Iterable[Any]) -> ResumableLoader:
+    def loader(self, loader: Iterable[_Batch]) -> ResumableLoader[_Batch]:
         """A second source of batches, whose place is saved with everything else.
 
         Example::
@@ -221,6 +228,7 @@ class Run:
                 "run.loader() was called inside the loop, which would make one more each time: move"
                 " it above the loop."
             )
+        misuse.check_loader("loader", loader)
         return self._inner.loader(loader)
 
     def epochs(self, n: int) -> Iterator[int]:
@@ -245,7 +253,8 @@ class Run:
         """
         if not self._is_inside:
             raise ForgeError("Run.epochs() needs `with forge.Run(...) as run:` around the loop")
-        return self._inner.epochs(counted("epochs", n))
+        misuse.check_count("epochs", n)
+        return self._inner.epochs(n)
 
     def batches(self, loader: Iterable[_Batch]) -> Iterator[tuple[int, _Batch]]:
         """Yield `(step, batch)` for one pass through a loader, from the saved place.
@@ -260,6 +269,7 @@ class Run:
         Raises:
             ForgeError: Outside `for epoch in run.epochs(n):`, and a second time in one epoch.
         """
+        misuse.check_loader("batches", loader)
         return self._inner.batches(loader)
 
     def update(
@@ -294,6 +304,7 @@ class Run:
                 "run.update() was called outside a step, where nothing is counted or saved: call it"
                 " inside `for step, batch in run.steps(n, loader):`, or inside run.batches."
             )
+        misuse.check_loss("update", loss)
         return self._updater.update(loss, optimizer, schedule, scaler, clip_norm)
 
     def should_step(self, loss: torch.Tensor | float) -> bool:
@@ -306,14 +317,19 @@ class Run:
         Returns:
             Whether to step.
         """
+        misuse.check_loss("should_step", loss)
         return self._updater.should_step(loss)
 
-    def log(self, **values: Any) -> None:
+    def log(self, *unnamed: NoReturn, **values: Any) -> None:
         """Record metrics under the current step; no host synchronisation.
 
         Args:
+            unnamed: Nothing: every value has a name, as in `run.log(loss=loss)`.
             values: Numbers or one-element tensors, by name.
+        Raises:
+            ForgeError: If a value has no name, or is too large for a float.
         """
+        misuse.refuse_unnamed_metrics(unnamed)
         if self._session is not None:
             self._session.metrics.log(values)
 
@@ -343,6 +359,7 @@ class Run:
         Raises:
             ForgeError: Where `steps` is not a positive number, and inside a step.
         """
+        misuse.check_interval(steps)
         if self._session is not None and self._session.loops.is_in_step:
             raise ForgeError(
                 "run.every() was called inside a step, so each step would register its function"
@@ -350,6 +367,7 @@ class Run:
             )
 
         def register(function: _Function) -> _Function:
+            misuse.check_function("every", function, 1)
             self._evaluations.add(function, steps, at_end=at_end, epochs=epochs)
             return function
 
@@ -415,13 +433,14 @@ class Run:
         Returns:
             The callback, so that this can be used as a decorator.
         """
+        misuse.check_function("on_stop", callback, 0)
         if self._session is not None:
             self._session.callbacks.append(callback)
             return stopping.on_stop(callback, timeout_s)
         return callback
 
 
-def _joined(steps: Iterator[Any], others: list[ResumableLoader]) -> Iterator[Any]:
+def _joined(steps: Iterator[Any], others: list[ResumableLoader[Any]]) -> Iterator[Any]:
     for step, batch in steps:
         yield (step, batch, *(next(one) for one in others))
 

@@ -332,7 +332,7 @@ class Session:
         self._begin_loop()
         return self._epochs.begin(count)
 
-    def loader(self, loader: Iterable[Any]) -> ResumableLoader:
+    def loader(self, loader: Iterable[Any]) -> ResumableLoader[Any]:
         """See `Run.loader`."""
         try:
             return self.loops.loaders.add(self.loops.open(loader))

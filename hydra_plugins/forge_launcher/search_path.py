@@ -19,7 +19,7 @@ class ForgeSearchPath(SearchPathPlugin):
         is_repository = (package.parent / "pyproject.toml").is_file() and in_repository.is_dir()
         # Prefer the repository's: an editable install can have a stale copy of conf.
         search_path.append("forge", str(in_repository if is_repository else package / "conf"))
-        if any("resilience." in argument for argument in sys.argv[1:]):
+        if any("=" in argument for argument in sys.argv[1:]):
             from forge.hydra_app import hints
 
             hints.arm(sys.argv[1:])

@@ -16,6 +16,7 @@ from forge.config import keys, schema, slurm_keys
 from forge.config.conversion import known_keys
 from forge.config.loading import load
 from forge.config.schema import CheckAction, NanAction, Policy, SignalAction, Verify
+from forge.launch.local.resources import LocalOptions
 from forge.launch.slurm.slurm_options import SlurmOptions
 
 CONF = Path(schema.__file__).parents[2] / "conf"
@@ -95,6 +96,8 @@ def test_a_jobs_own_options_are_those_of_the_launcher():
     """One that sbatch gets for each job can be swept; one of the whole sweep says where it is."""
     theirs = [one.name for one in dataclasses.fields(SlurmOptions) if one.name != "_target_"]
     assert {*slurm_keys.PER_JOB, *slurm_keys.OF_THE_SWEEP} == {*theirs, "n_jobs"}
+    local = {one.name for one in dataclasses.fields(LocalOptions)}
+    assert set(slurm_keys.OF_LOCAL_JOBS) == local - {"timeout_min", "progress"}
     assert list(slurm_keys.PER_JOB) == [one for one in theirs if one in slurm_keys.PER_JOB]
 
 

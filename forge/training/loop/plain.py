@@ -34,7 +34,7 @@ class PlainLoops:
         """Batches done of this pass."""
         return self._position.taken - self.is_in_step if self._position is not None else 0
 
-    def loader(self, loader: Iterable[Any]) -> ResumableLoader:
+    def loader(self, loader: Iterable[Any]) -> ResumableLoader[Any]:
         """See `Run.loader`."""
         return ResumableLoader(Position(loader))
 

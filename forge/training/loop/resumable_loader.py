@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from forge.data.position import Position
 from forge.errors import StateMismatch
 from forge.state import rng
 from forge.training.start import preflight
 
+_Batch = TypeVar("_Batch")
 
-class ResumableLoader(Iterator[Any]):
+
+class ResumableLoader(Iterator[_Batch]):
     """Gives batches one by one with `next()`, and begins again where a pass ends."""
 
     def __init__(self, position: Position) -> None:
         self._position = position
 
-    def __next__(self) -> Any:
-        batch = self._position.next()
+    def __next__(self) -> _Batch:
+        batch: _Batch = self._position.next()
         with preflight.exits():
             self._position.check("the loader given to run.loader")
         return batch
@@ -36,7 +38,7 @@ class ResumableLoaders:
         self.positions: list[Position] = []
         self._saved: list[dict[str, Any]] = []
 
-    def add(self, position: Position) -> ResumableLoader:
+    def add(self, position: Position) -> ResumableLoader[Any]:
         """Another one; where it was saved, if it was."""
         self.positions.append(position)
         number = len(self.positions) - 1

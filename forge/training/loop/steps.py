@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Generator, Iterable, Iterator
-from typing import Any, SupportsIndex
+from typing import Any
 
 from forge import messages
 from forge.data.position import Position
@@ -23,13 +23,6 @@ NESTED = (
     " `second = run.loader(loader)` and `next(second)`; an evaluation iterates over its loader"
     " itself, in a function of run.every."
 )
-
-
-def counted(what: str, n: Any) -> Any:
-    """`n`, unless it is no number, such as a text of argparse or of a config."""
-    if isinstance(n, SupportsIndex | float):
-        return n
-    raise ForgeError(f"run.{what}({n!r}): expected a number, found a {type(n).__name__}")
 
 
 def again(n: float, step: int) -> str:

@@ -12,6 +12,7 @@ from forge.checkpoint.format import shards
 from forge.compat import of_torch
 from forge.errors import ForgeError
 from forge.state.registry import StateRegistry
+from forge.training import misuse
 from forge.training.nan.nan_policy import Checked, NanPolicy
 from forge.training.nan.norms import clip
 from forge.training.nan.scaling import Overflows, Scaling
@@ -176,6 +177,7 @@ class Updater:
         given = tuple(id(one) for one in (*optimizers, *schedules, scaler))
         if given in self._accepted:
             return
+        misuse.check_update(optimizers, schedules, scaler)
         for one in schedules:
             if isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau):
                 raise ForgeError(

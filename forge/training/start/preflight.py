@@ -6,7 +6,7 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from forge.errors import ConfigError, Exit, ForgeError, unwritable
 from forge.filesystem.steps import step_of
 from forge.jobdir import flat_config, identity, job_dir, spawned, verdict
 from forge.jobdir.verdict import Verdict
+from forge.training import misuse
 from forge.training.loop import shortened
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.=+,@-]{0,99}", re.ASCII)
@@ -51,6 +52,12 @@ def told_to_parent(job: Path, checkpoint_dir: Path) -> Iterator[None]:
             said = Verdict(error.reason, error.text, code, 0, str(checkpoint_dir))
             verdict.write(job, said)
         raise
+
+
+def check_call(policy: Any, unnamed: tuple[Any, ...], stateful: Mapping[str, Any]) -> None:
+    """Check the arguments of forge.Run; a wrong argument ends the process with code 78."""
+    with exits():
+        misuse.check_run(policy, unnamed, stateful)
 
 
 def checked_policy(policy: Any) -> Policy:

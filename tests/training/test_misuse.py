@@ -1,0 +1,210 @@
+"""Calls with swapped, forgotten or wrong arguments: each is named, with what to write instead."""
+
+import math
+
+import pytest
+import torch
+
+import forge
+from forge.hydra_app import hints
+from forge.slurm import client
+
+LOADER = torch.utils.data.DataLoader([torch.ones(2)] * 4)
+
+
+class Job:
+    """A model and what trains it, and a Run over them."""
+
+    def __init__(self, directory):
+        self.policy = {"checkpoint": {"dir": str(directory / "job")}}
+        self.model = torch.nn.Linear(2, 1)
+        self.opt = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.scaler = torch.amp.GradScaler("cpu")
+
+    def run(self, **stateful):
+        return forge.Run(self.policy, model=self.model, opt=self.opt, **stateful)
+
+    def backward(self):
+        loss = self.model(torch.ones(1, 2)).mean()
+        loss.backward()
+        return loss
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job(tmp_path)
+
+
+LOOPS = {
+    "loader before n": (
+        lambda run: run.steps(LOADER, 4),
+        "expected the number of steps as the first argument, found a DataLoader. The number comes"
+        " first, then the loader: `for step, batch in run.steps(1000, loader):`",
+    ),
+    "loader alone": (lambda run: run.steps(LOADER), "Write `for step, batch in run.steps(1000,"),
+    "text as n": (lambda run: run.steps("4"), "found the str '4'. Write run.steps(int(n))"),
+    "flag as n": (lambda run: run.steps(True), "found the bool True"),
+    "below zero": (lambda run: run.steps(-1), "run.steps(-1): expected the number of steps, 0 or"),
+    "no number": (lambda run: run.steps(math.nan), "run.steps(nan): expected the number of steps"),
+    "n as loader": (lambda run: run.steps(4, 32), "another iterable of batches, found the int 32"),
+    "module as loader": (
+        lambda run: run.steps(4, torch.nn.Linear(1, 1)),
+        "found a Linear (a module). Write `for step, batch in run.steps(1000, loader):`",
+    ),
+    "loader of epochs": (lambda run: run.epochs(LOADER), "found a DataLoader. Write `for epoch in"),
+    "number of batches": (lambda run: run.batches(3), "found the int 3. Write `for step, batch in"),
+    "second source": (lambda run: run.loader(5), "Write `unlabelled = run.loader(other_loader)`"),
+    "every without parentheses": (
+        lambda run: run.every(len),
+        "expected a number of steps, found the function len. Write `@run.every(500)` above",
+    ),
+    "function without step": (
+        lambda run: run.every(5)(lambda: None),
+        "forge calls <lambda> with the number of steps done, and <lambda>() does not take that",
+    ),
+    "on_stop of a result": (
+        lambda run: run.on_stop(print(end="")),
+        "run.on_stop(): expected a function, found None. Give the function itself",
+    ),
+    "metric without name": (
+        lambda run: run.log("loss", 1.0),
+        "found the str 'loss' without one. Write `run.log(loss=loss)`",
+    ),
+    "metrics as a dict": (lambda run: run.log({"loss": 1.0}), "Write `run.log(**metrics)`"),
+    "metric above a float": (
+        lambda run: run.log(loss=10**400),
+        "run.log(loss=…): expected a number that fits in a float",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "complaint"), LOOPS.values(), ids=LOOPS)
+def test_a_call_that_is_written_wrongly_is_answered_with_the_right_one(call, complaint, job):
+    """`int object is not iterable` names neither the argument nor what belongs there."""
+    with pytest.raises(forge.ForgeError) as error, job.run() as run:
+        call(run)
+    assert complaint in str(error.value)
+
+
+UPDATES = {
+    "swapped": (
+        lambda run, job, loss: run.update(job.opt, loss),
+        "found an SGD (an optimizer). The loss comes first, then the optimizer. Write `run.update(",
+    ),
+    "module for optimizer": (
+        lambda run, job, loss: run.update(loss, job.model),
+        "expected an optimizer as the second argument, found a Linear (a module)",
+    ),
+    "scaler for schedule": (
+        lambda run, job, loss: run.update(loss, job.opt, job.scaler),
+        "Write `run.update(loss, optimizer, scaler=scaler)`",
+    ),
+    "number for schedule": (
+        lambda run, job, loss: run.update(loss, job.opt, 0.1),
+        "expected a learning rate schedule as the third argument, found the float 0.1",
+    ),
+    "optimizer for scaler": (
+        lambda run, job, loss: run.update(loss, job.opt, scaler=job.opt),
+        "expected a torch.amp.GradScaler, found an SGD",
+    ),
+    "text for loss": (
+        lambda run, job, loss: run.update("loss", job.opt),
+        "expected the loss (a tensor or a number) as the first argument, found the str 'loss'",
+    ),
+    "should_step of a module": (
+        lambda run, job, loss: run.should_step(job.model),
+        "found a Linear (a module). Write `if run.should_step(loss): optimizer.step()`",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "complaint"), UPDATES.values(), ids=UPDATES)
+def test_an_update_with_wrong_arguments_names_them(call, complaint, job):
+    with job.run() as run:
+        for _ in run.steps(1):
+            loss = job.backward()
+            with pytest.raises(forge.ForgeError) as error:
+                call(run, job, loss)
+    assert complaint in str(error.value)
+
+
+RUNS = {
+    "objects without names": (
+        lambda job: forge.Run(job.policy, job.model, job.opt),
+        "expected every object with a name, which the checkpoint uses, found a Linear (a module),"
+        " an SGD (an optimizer) without one. Write `forge.Run(cfg.resilience, model=model,"
+        " optimizer=optimizer)`",
+    ),
+    "model for policy": (
+        lambda job: forge.Run(job.model),
+        "expected the policy as the first argument, found a Linear (a module). Write",
+    ),
+    "path for policy": (lambda job: forge.Run("conf.yaml"), "is read by `OmegaConf.load(path)`"),
+    "policy by name": (lambda job: forge.Run(policy={}), "the policy is the first argument"),
+    "key of the policy": (
+        lambda job: forge.Run(job.policy, checkpoint_dir="x"),
+        "forge.Run(checkpoint_dir=…): is a key of the policy, not an object to save. Set it there:"
+        " `resilience.checkpoint.dir` in the config, or {'checkpoint': {'dir': 'x'}}",
+    ),
+    "value": (lambda job: forge.Run(job.policy, best=0.1), "`run.state['best'] = …`"),
+    "state dict": (
+        lambda job: forge.Run(job.policy, model=job.model.state_dict()),
+        "found a state dict, which is a copy of the values",
+    ),
+    "state dict of an optimizer": (
+        lambda job: forge.Run(job.policy, opt=job.opt.state_dict()),
+        "Give the object itself: `opt=opt`, not `opt=opt.state_dict()`",
+    ),
+    "loader": (
+        lambda job: forge.Run(job.policy, loader=LOADER),
+        "found a DataLoader, whose place in the data is saved by the loop",
+    ),
+    "class": (
+        lambda job: forge.Run(job.policy, model=torch.nn.Linear),
+        "expected an object, found the class Linear itself. Write `model=Linear(…)`",
+    ),
+    "None": (lambda job: forge.Run(job.policy, ema=None), "Leave `ema` out if there is none"),
+}
+
+
+@pytest.mark.parametrize(("call", "complaint"), RUNS.values(), ids=RUNS)
+def test_what_cannot_be_saved_is_named_before_anything_begins(call, complaint, job):
+    """A Run that ends with 78 is not started again by the scheduler, as one that crashed is."""
+    with pytest.raises(forge.Exit) as error:
+        call(job)
+    assert error.value.code == forge.ExitCode.BAD_CONFIG
+    assert complaint in error.value.text
+
+
+@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: {"inner": one}, lambda one: (one,)])
+def test_a_value_that_contains_itself_is_named(wrap, job):
+    value = []
+    value.append(wrap(value))
+    with pytest.raises(forge.CheckpointError, match=r"run\.state\.x contains itself"):
+        job.run().state["x"] = value
+
+
+@pytest.mark.parametrize(
+    ("argument", "hint"),
+    [
+        ("resiliance.nan.action=skip", "Did you mean `resilience.nan.action`?"),
+        ("+resiliense=default", "Did you mean `resilience`?"),
+        ("hydra.launcher.njobs=2", "Did you mean `hydra.launcher.n_jobs`?"),
+        ("hydra.launcer.n_jobs=2", "Did you mean `hydra.launcher.n_jobs`?"),
+        ("hydra/luncher=slurm", "Did you mean `hydra/launcher`?"),
+        ("hydra.launcher.timeout_min=2", None),
+        ("model.resilient=1", None),
+        ("lr=0.1", None),
+    ],
+)
+def test_a_mistyped_first_word_has_a_hint(argument, hint, monkeypatch):
+    monkeypatch.setattr(hints, "_mistyped", [])
+    monkeypatch.setattr(hints.atexit, "register", lambda function: None)
+    hints.arm([argument])
+    assert [hint in one for one in hints._mistyped] == [True] * (hint is not None)
+
+
+def test_a_machine_without_slurm_says_where_to_submit(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(forge.ForgeError, match=r"sbatch was not found: .* login node"):
+        client.submit(tmp_path / "job.sh")
