@@ -63,7 +63,7 @@ def test_a_rank_that_fails_ends_the_others(undisturbed, tmp_path):
     job = RankedJob(tmp_path, SIZE, n=STEPS, exception=[[9, 2]], checkpoint={"every_steps": 4})
     codes = job.run()
     assert codes == [70, 70, 1], job.output
-    assert "RuntimeError: planted (in step 9)" in job.output
+    assert "RuntimeError in step 9; Python shows" in job.output
     job.run_to_end()
     job.assert_same_run(undisturbed)
 

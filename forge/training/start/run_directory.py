@@ -236,7 +236,8 @@ class RunDirectory:
         with contextlib.suppress(RuntimeError):  # values on a device that has failed stay there
             self.metrics.flush()
         self.ledger.write("error", reason=Reason.failed.name, text=error, step=step)
-        text = f"{error} (in step {step})."
+        kind = error.partition(":")[0]  # Python prints all of it after this, with the traceback
+        text = f"{kind} in step {step}; Python shows its traceback below."
         if not self._is_supervised:
             text += self._how_to_resume()
         messages.say(text, logging.ERROR)

@@ -22,6 +22,6 @@ def test_an_error_says_how_to_resume_only_after_a_save(tmp_path, caplog, at, is_
     with caplog.at_level(logging.ERROR, "forge"), pytest.raises(ValueError, match="planted"):
         train()
     (said,) = (record.getMessage() for record in caplog.records)
-    assert f"planted (in step {at})." in said
+    assert f"in step {at}; Python shows its traceback below." in said
     assert ("To resume:\n" in said) is (at == 3)
     assert ("There is no checkpoint yet: the same command starts at step 0." in said) is (at == 1)
