@@ -30,7 +30,9 @@ def shown(value: Any) -> str:
     if value is None:
         return "None"
     if isinstance(value, str | int | float):
-        text = repr(value) if not isinstance(value, int) or value.bit_length() < 200 else "too long"
+        if isinstance(value, int) and value.bit_length() > 200:
+            return f"an int of {value.bit_length()} bits"
+        text = repr(value)
         return f"the {type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
     name = value.__name__ if isinstance(value, type) else type(value).__name__
     kind = "class" if isinstance(value, type) else _kind(value)
@@ -109,13 +111,13 @@ def check_function(call: str, function: Any, arguments: int) -> None:
         return
     try:
         signature.bind(*range(arguments))
-    except TypeError as error:
+    except TypeError:
         name = getattr(function, "__name__", type(function).__name__)
         takes = "the number of steps done" if arguments else "no arguments"
         raise ForgeError(
             f"run.{call}: forge calls {name} with {takes}, and {name}{signature} does not take"
             f" that. Write `def {name}({'step' if arguments else ''}):`."
-        ) from error
+        ) from None
 
 
 def check_interval(steps: Any) -> None:
@@ -312,9 +314,9 @@ def number(name: str, value: Any) -> float:
     """
     try:
         return float(value)
-    except OverflowError as error:
+    except OverflowError:
         raise ForgeError(
             f"run.log({name}=…): expected a number that fits in a float (at most about 1.8e308),"
             f" found {shown(value)}. Log its logarithm, for example"
             f" `run.log({name}=math.log({name}))`."
-        ) from error
+        ) from None
