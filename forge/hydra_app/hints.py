@@ -12,6 +12,7 @@ import difflib
 import re
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from forge import messages
 
@@ -23,13 +24,20 @@ _SIMILAR = 0.8
 """How much two names resemble each other if one is the other, mistyped."""
 
 _pending: list[str] = []
+_config_paths: list[str] = []
 _mistyped: list[str] = []
 """Hints for keys whose first words are mistyped, or that no launcher has."""
 
 
-def arm(arguments: Iterable[str]) -> None:
-    """Prepare hints for the overrides in a command line."""
+def arm(arguments: Iterable[str], config_paths: Iterable[str | None] = ()) -> None:
+    """Prepare hints for the overrides in a command line.
+
+    Args:
+        arguments: The words of the command line.
+        config_paths: The app's own entries of Hydra's search path.
+    """
     words = list(arguments)
+    _config_paths[:] = [path for path in config_paths if path is not None]
     keys = [match[1] for match in map(_OVERRIDE.match, words) if match]
     mistyped = [one for one in map(_mistyped_hint, words) if one]
     if (keys or mistyped) and not (_pending or _mistyped):
@@ -88,6 +96,8 @@ def hints_for(keys: Iterable[str]) -> list[str]:
     known = known_keys()
     unknown = [key for key in keys if key not in known]
     if not unknown:
+        if _has_preset():  # Hydra refuses something else
+            return []
         return [
             "if your config has no `resilience` yet, add a preset to its defaults list (`defaults:"
             " [resilience: default, _self_]`), or add `+resilience=default` to this command"
@@ -110,6 +120,13 @@ def hints_for(keys: Iterable[str]) -> list[str]:
             )
         # What resembles none of our keys may be the app's own, and Hydra said what is wrong.
     return found
+
+
+def _has_preset() -> bool:
+    """Whether a config in the app's own directory names a `resilience` preset."""
+    directories = [Path(path.removeprefix("file://")) for path in _config_paths]
+    files = [file for one in directories if one.is_dir() for file in one.glob("*.y*ml")]
+    return any("resilience" in file.read_text(errors="replace") for file in files)
 
 
 def _print() -> None:

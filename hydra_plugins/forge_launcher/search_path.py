@@ -22,4 +22,5 @@ class ForgeSearchPath(SearchPathPlugin):
         if any("=" in argument for argument in sys.argv[1:]):
             from forge.hydra_app import hints
 
-            hints.arm(sys.argv[1:])
+            own = [one.path for one in search_path.get_path() if one.provider == "main"]
+            hints.arm(sys.argv[1:], own)

@@ -193,6 +193,17 @@ def test_a_hint_says_what_to_write(keys, expected):
         assert part in sentence
 
 
+def test_no_hint_about_presets_if_the_config_has_one(tmp_path, monkeypatch):
+    """Hydra refused another key: the hint would send people the wrong way."""
+    monkeypatch.setattr(hints, "_pending", [])
+    monkeypatch.setattr(hints.atexit, "register", lambda function: None)
+    (tmp_path / "train.yaml").write_text("lr: 1\n")
+    hints.arm(["resilience.nan.action=halt", "lrr=1"], [f"file://{tmp_path}", None])
+    assert len(hints.hints_for(["nan.action"])) == 1
+    (tmp_path / "train.yaml").write_text("defaults: [resilience: default, _self_]\n")
+    assert hints.hints_for(["nan.action"]) == []
+
+
 @pytest.mark.parametrize(
     "argument",
     ["resilience.nan.actoin=skip", "+resilience.nan.actoin=1", "++resilience.nan.actoin=1"],
