@@ -7,6 +7,8 @@ before it does anything, so that a mistake costs no step of the training.
 from __future__ import annotations
 
 import inspect
+import math
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, SupportsIndex
 
@@ -63,9 +65,10 @@ def check_count(call: str, n: Any, loaders: Iterable[Any] = ()) -> None:
         ForgeError: Naming the argument.
     """
     if isinstance(n, SupportsIndex | float) and not isinstance(n, bool | torch.Tensor):
-        if float(n) >= 0:
+        number = n if isinstance(n, float) else operator.index(n)
+        if number == math.inf or (number >= 0 and number % 1 == 0):
             return
-        raise ForgeError(f"run.{call}({n}): expected the number of {call}, 0 or more.")
+        raise ForgeError(f"run.{call}({n}): expected a whole number of {call}, 0 or more.")
     is_swapped = any(isinstance(one, int) for one in loaders)
     if isinstance(n, torch.Tensor) or not hasattr(n, "__iter__") or isinstance(n, str):
         remedy = f"Write run.{call}(int(n)), for example." if isinstance(n, str) else _LOOPS[call]

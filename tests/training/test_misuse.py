@@ -44,7 +44,8 @@ LOOPS = {
     "loader alone": (lambda run: run.steps(LOADER), "Write `for step, batch in run.steps(1000,"),
     "text as n": (lambda run: run.steps("4"), "found the str '4'. Write run.steps(int(n))"),
     "flag as n": (lambda run: run.steps(True), "found the bool True"),
-    "below zero": (lambda run: run.steps(-1), "run.steps(-1): expected the number of steps, 0 or"),
+    "below zero": (lambda run: run.steps(-1), "run.steps(-1): expected a whole number of steps"),
+    "a fraction": (lambda run: run.steps(2.5), "run.steps(2.5): expected a whole number of steps"),
     "no number": (lambda run: run.steps(math.nan), "run.steps(nan): expected the number of steps"),
     "n as loader": (lambda run: run.steps(4, 32), "another iterable of batches, found the int 32"),
     "module as loader": (
