@@ -46,7 +46,7 @@ LOOPS = {
     "flag as n": (lambda run: run.steps(True), "found the bool True"),
     "below zero": (lambda run: run.steps(-1), "run.steps(-1): expected a whole number of steps"),
     "a fraction": (lambda run: run.steps(2.5), "run.steps(2.5): expected a whole number of steps"),
-    "no number": (lambda run: run.steps(math.nan), "run.steps(nan): expected the number of steps"),
+    "no number": (lambda run: run.steps(math.nan), "run.steps(nan): expected a whole number"),
     "n as loader": (lambda run: run.steps(4, 32), "another iterable of batches, found the int 32"),
     "module as loader": (
         lambda run: run.steps(4, torch.nn.Linear(1, 1)),
