@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from forge.checkpoint.format.codec import MAX_DEPTH
 from forge.errors import CheckpointError, StateMismatch
 from forge.state import generators, sharing
 
@@ -54,10 +55,18 @@ class Packed:
         self.found: list[tuple[Path, Any]] = []
         """Whatever can be changed, each once."""
         self._seen: dict[int, tuple[Path, bool]] = {}
-        self.tree = self._pack(values, path, is_fixed=False)
+        try:
+            self.tree = self._pack(values, path, is_fixed=False)
+        except RecursionError:
+            raise CheckpointError(
+                f"{shown(path)}: a value is nested in more than {MAX_DEPTH} containers, which"
+                " cannot be saved. Keep its values in one list or dict, or in a tensor."
+            ) from None  # a traceback of thousands of lines
 
     def _pack(self, value: Any, path: Path, *, is_fixed: bool) -> Any:
         """`is_fixed`: whether it is in a container that is saved as a whole, as a tuple is."""
+        if len(path) > MAX_DEPTH + 1:
+            raise RecursionError
         if _counts(value):
             first, was_fixed = self._seen.setdefault(id(value), (path, is_fixed))
             if first is not path:

@@ -171,6 +171,21 @@ def a_run(directory, loop, steps=12, **policy):
         return dict(run.state)
 
 
+@pytest.mark.parametrize("depth", [150, 100_000])
+def test_a_value_that_is_nested_too_deep_is_refused_in_one_sentence(depth):
+    """Python's RecursionError printed a traceback of 3000 lines, at the save if not before."""
+    deep = []
+    for _ in range(depth):
+        deep = [deep]
+    state = RunState()
+    with pytest.raises(CheckpointError, match=r"run\.state\.history.* nested in more than 100"):
+        state["history"] = deep
+    state["history"] = []
+    state["history"].append(deep)
+    with pytest.raises(CheckpointError, match=r"nested in more than 100 containers"):
+        state.capture()
+
+
 def test_a_loop_that_begins_with_its_own_values_goes_on_with_the_saved_ones(tmp_path):
     """`run.state["best"] = inf` before the loop, as people write it."""
 
