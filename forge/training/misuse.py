@@ -9,14 +9,16 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Iterable, Mapping
-from typing import Any, SupportsIndex
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, SupportsIndex, TypeVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from forge.errors import ConfigError, ForgeError
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 _LOOPS = {
     "steps": "`for step, batch in run.steps(1000, loader):`",
@@ -25,6 +27,14 @@ _LOOPS = {
     "loader": "`unlabelled = run.loader(other_loader)`",
 }
 _UPDATE = "Write `run.update(loss, optimizer)`."
+
+
+def hide_unnamed(method: _Method) -> _Method:
+    """Leave `*unnamed` out of the signature that `help` shows: the method takes it to refuse it."""
+    signature = inspect.signature(method)
+    kept = [one for one in signature.parameters.values() if one.kind is not one.VAR_POSITIONAL]
+    method.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    return method
 
 
 def shown(value: Any) -> str:

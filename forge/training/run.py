@@ -73,6 +73,7 @@ class Run:
         StateMismatch: On entering, where the checkpoint does not fit the objects.
     """
 
+    @misuse.hide_unnamed
     def __init__(
         self,
         policy: Policy | Mapping[str, Any] | None = None,
@@ -320,6 +321,7 @@ class Run:
         misuse.check_loss("should_step", loss)
         return self._updater.should_step(loss)
 
+    @misuse.hide_unnamed
     def log(self, *unnamed: NoReturn, **values: Any) -> None:
         """Record metrics under the current step; no host synchronisation.
 
