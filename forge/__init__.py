@@ -1,4 +1,4 @@
-"""Makes a PyTorch training job survive its cluster, and end with the bits of an undisturbed run.
+"""Makes PyTorch training jobs survive their cluster, and end with the bits of uninterrupted runs.
 
 Example::
 
@@ -14,8 +14,8 @@ Example::
 updates with NaN. Without Hydra the first argument is a dict, for example
 `{"checkpoint": {"dir": "checkpoints"}}`, or is left out. `help(forge.Run)` describes it.
 
-Names load on first use, so that `import forge` costs a few milliseconds and imports neither
-torch, nor submitit, nor Hydra.
+Names are imported on first use: `import forge` takes a few milliseconds and does not import torch,
+submitit or Hydra.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ if TYPE_CHECKING:
 
 def _load(name: str) -> Any:
     if name in _HOME_OF:
-        if name == "Run":  # a training knows no scheduler: it is handed who requeues its job
+        if name == "Run":  # training code does not know Slurm: hand it the function that requeues
             batch_job = importlib.import_module("forge.slurm.batch_job")
             importlib.import_module("forge.shutdown.stopping").offer_requeuer(batch_job.of_run)
         value = getattr(importlib.import_module(_HOME_OF[name]), name)

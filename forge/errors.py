@@ -1,34 +1,32 @@
-"""What can go wrong, why a job ends, and the codes a forge process ends with.
+"""All exceptions of forge, the reasons why a job ends, and its exit codes.
 
-ForgeError                   what was asked for cannot be done
-├── ConfigError                  a policy that cannot work; lists every problem at once
-├── FrozenConfigError            the stored config of a job cannot be used
-│   ├── Contradiction                what is asked for now contradicts it
-│   └── DamagedConfig                its file has another content than was written
-├── Untrusted                    somebody else could have written what would be executed
+ForgeError                   base class of the errors below
+├── ConfigError                  the policy is invalid; lists all problems
+├── FrozenConfigError            the config stored in the job's directory cannot be used
+│   ├── Contradiction                the new config contradicts the stored one
+│   └── DamagedConfig                the stored file was changed since forge wrote it
+├── Untrusted                    another user could have changed a file that would be executed
 ├── CheckpointError              a checkpoint cannot be written or read
-│   ├── DiskFull                     the disk, or the quota, has no room for it
-│   ├── DamagedCheckpoint            its bytes are not the ones that were committed
-│   ├── NewerFormat                  a newer version of forge has written it
-│   └── StateMismatch                its state does not fit the live objects
-├── DirectoryInUse               another live job, or a newer attempt, owns the directory
-├── RankLost                     another rank of the job is gone, or does not answer
-├── RankFailed                   another rank of the job cannot go on
-├── GpuGone                      a GPU does not answer its driver any more
-├── SlurmError                   Slurm does not do what was asked of it
-│   ├── SlurmRefused                 a command failed; the text is what it said
-│   │   └── NotRequeueable               the controller will not requeue this job
+│   ├── DiskFull                     the disk or the quota is full
+│   ├── DamagedCheckpoint            the bytes differ from those that were committed
+│   ├── NewerFormat                  a newer version of forge wrote the checkpoint
+│   └── StateMismatch                the saved state does not fit the live objects
+├── DirectoryInUse               another running job, or a newer attempt, owns the directory
+├── RankLost                     another rank has died or does not answer
+├── RankFailed                   another rank has raised an error
+├── GpuGone                      a GPU no longer answers its driver
+├── SlurmError                   a request to Slurm failed
+│   ├── SlurmRefused                 a Slurm command failed; the text is its output
+│   │   └── NotRequeueable               the controller refuses to requeue this job
 │   ├── NoAnswer                     the controller did not answer in time
-│   ├── NoSuchJob                    the controller does not know the job, or no longer
-│   └── AlreadyRequeued              Slurm brings the job back by itself
+│   ├── NoSuchJob                    the controller does not know the job (any longer)
+│   └── AlreadyRequeued              Slurm has already requeued the job
 ├── JobError                     a job of a sweep did not finish
-└── RehearsalFailed              a rehearsed script did not end as it should
+└── RehearsalFailed              a script failed its rehearsal
 
-JobTraceback (an Exception)  what an exception was raised from, in the job's own process
-Exit (a SystemExit)          ends the process with one of the codes below
-MainCalled (a BaseException) a script that was only to be imported calls main
-
-Every exception class of forge stands here.
+JobTraceback (an Exception)  the traceback of an exception in the job's own process
+Exit (a SystemExit)          ends the process with one of the exit codes below
+MainCalled (a BaseException) a script that forge only imports called its main function
 """
 
 from __future__ import annotations
@@ -39,28 +37,28 @@ from typing import Any
 
 
 class ExitCode(IntEnum):
-    """Exit codes of a forge job; those of sysexits.h where one fits."""
+    """Exit codes of a forge job, taken from sysexits.h if a code there fits."""
 
     FINISHED = 0
     """Finished."""
     HALTED = 65
-    """The NaN policy stopped the run; the last good checkpoint is in place."""
+    """The NaN policy ended the run; the last good checkpoint is on disk."""
     UNHEALTHY = 69
     """This node failed a health check."""
     FORCED = 70
-    """Stopping took longer than `shutdown.timeout_s`, or the job hung; all stacks are in a file."""
+    """Stopping took longer than `shutdown.timeout_s`, or the job hung; all stacks are on disk."""
     DISK_FULL = 71
-    """No room for a checkpoint, on the disk or in the quota; the last good one is in place."""
+    """The disk or the quota is full; the last good checkpoint is on disk."""
     IN_USE = 73
-    """The directory belongs to a running job."""
+    """Another running job owns the directory."""
     IO_ERROR = 74
     """Checkpoints cannot be written or read."""
     REQUEUE = 75
-    """Checkpointed; run me again."""
+    """The state is saved: run me again."""
     BAD_CONFIG = 78
-    """The configuration, or the code that is to resume with it, is refused."""
+    """The config is invalid, or it or the code differs from what the job was started with."""
     HANGUP = 129
-    """SIGHUP: the terminal, or the connection to it, is gone."""
+    """SIGHUP: the terminal was closed, or the connection to it was lost."""
     INTERRUPTED = 130
     """Ctrl+C."""
     TERMINATED = 143
@@ -68,7 +66,7 @@ class ExitCode(IntEnum):
 
 
 class Reason(Enum):
-    """Why an attempt ended. Files hold the name; the value is for people alone."""
+    """Why an attempt ended. Files store the name; messages show the value."""
 
     finished = "finished"
     preempted = "preempted"
@@ -78,7 +76,7 @@ class Reason(Enum):
     signalled = "SIGTERM by hand"
     interrupted = "SIGINT (Ctrl+C)"
     cancelled = "stopped"
-    orphaned = "its launcher was gone"
+    orphaned = "its launcher exited"
     halted = "halted by the policy"
     unhealthy = "this node is unhealthy"
     in_use = "another run uses its directory"
@@ -95,7 +93,7 @@ class Reason(Enum):
 
     @classmethod
     def of_code(cls, code: int) -> Reason:
-        """What an exit code alone says."""
+        """The reason that an exit code stands for, if nothing more is known."""
         return _OF_CODE.get(code, cls.failed)
 
 
@@ -116,18 +114,18 @@ _OF_CODE: dict[int, Reason] = {
 
 
 class ForgeError(Exception):
-    """Base of every error that forge raises for its users: what was asked for cannot be done."""
+    """Base class of every error that forge raises."""
 
     exit_code = ExitCode.BAD_CONFIG
 
     @property
     def reason(self) -> Reason:
-        """Why the job ends, where this ends it."""
+        """The reason recorded for the job if this error ends it."""
         return Reason.of_code(self.exit_code)
 
 
 class ConfigError(ForgeError):
-    """A policy that cannot work. `problems` holds one sentence per problem."""
+    """The policy is invalid. `problems` has one sentence for each problem."""
 
     def __init__(self, problems: list[str], what: str = "The resilience policy") -> None:
         self.problems = problems
@@ -141,19 +139,19 @@ class ConfigError(ForgeError):
 
 
 class FrozenConfigError(ForgeError):
-    """The config that a job keeps from its first start cannot be used."""
+    """The config stored at the job's first start cannot be used."""
 
 
 class Contradiction(FrozenConfigError):
-    """What is asked for now contradicts the config that the job began with."""
+    """The new config contradicts the one that the job was started with."""
 
 
 class DamagedConfig(FrozenConfigError):
-    """The file of the config has another content than was written."""
+    """The stored config was changed since forge wrote it."""
 
 
 class Untrusted(ForgeError):
-    """Somebody else could have written a file that is executed, or that says what is."""
+    """Another user could have changed a file that forge executes, or that names such a file."""
 
 
 class CheckpointError(ForgeError):
@@ -163,51 +161,51 @@ class CheckpointError(ForgeError):
 
 
 class DiskFull(CheckpointError):
-    """The disk, or the quota, has no room: worth another try, once there is some."""
+    """The disk or the quota is full; a later attempt can succeed."""
 
     exit_code = ExitCode.DISK_FULL
 
 
 class DamagedCheckpoint(CheckpointError):
-    """The bytes of a checkpoint are not the ones that were committed."""
+    """The bytes of a checkpoint differ from those that were committed."""
 
 
 class NewerFormat(CheckpointError):
-    """A newer version of forge has written a checkpoint: it is neither read nor replaced."""
+    """A newer version of forge wrote the checkpoint; this one neither reads nor replaces it."""
 
 
 class StateMismatch(CheckpointError):
-    """The state in a checkpoint does not fit the objects it should go into."""
+    """The state in a checkpoint does not fit the objects it would be loaded into."""
 
 
 _NO_ROOM = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether there was no room, on the disk or in the quota."""
+    """Whether an error means that the disk or the quota is full."""
     return isinstance(error, OSError) and error.errno in _NO_ROOM
 
 
 def unwritable(text: str, error: OSError) -> CheckpointError:
-    """What to raise where a checkpoint cannot be written."""
+    """The error to raise if a checkpoint cannot be written."""
     return DiskFull(text) if is_disk_full(error) else CheckpointError(text)
 
 
 class DirectoryInUse(ForgeError):
-    """Another live job, or a newer attempt of this one, owns the checkpoint directory."""
+    """Another running job, or a newer attempt of this job, owns the checkpoint directory."""
 
     exit_code = ExitCode.IN_USE
 
 
 class RankLost(ForgeError):
-    """Another rank of the job is gone, or does not answer."""
+    """Another rank of the job has died or does not answer."""
 
     exit_code = ExitCode.FORCED
     reason = Reason.rank_lost
 
 
 class RankFailed(ForgeError):
-    """Another rank of the job cannot go on; its exit code is this one's, too."""
+    """Another rank of the job has raised an error; this rank exits with the same code."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
@@ -218,21 +216,21 @@ class RankFailed(ForgeError):
 
 
 class GpuGone(ForgeError):
-    """A GPU has fallen off the bus, or does nothing before it is reset."""
+    """A GPU has fallen off the bus, or is unusable until it is reset."""
 
 
 class SlurmError(ForgeError):
-    """Slurm does not do what was asked of it."""
+    """A request to Slurm failed."""
 
     exit_code = ExitCode.IO_ERROR
 
 
 class SlurmRefused(SlurmError):
-    """A command of Slurm's failed; the text is what it said."""
+    """A Slurm command failed; the text is its output."""
 
 
 class NotRequeueable(SlurmRefused):
-    """The controller will not requeue this job."""
+    """The controller refuses to requeue this job."""
 
 
 class NoAnswer(SlurmError):
@@ -240,40 +238,40 @@ class NoAnswer(SlurmError):
 
 
 class NoSuchJob(SlurmError):
-    """The controller does not know the job, or no longer."""
+    """The controller does not know the job (any longer)."""
 
 
 class AlreadyRequeued(SlurmError):
-    """Slurm brings the job back by itself."""
+    """Slurm has already requeued the job."""
 
 
 class JobError(ForgeError):
-    """A job of a sweep did not finish, and no exception of the user's says why."""
+    """A job of a sweep did not finish, and the script raised no exception that explains it."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
         self.code = code
-        """The exit code of its last process; minus the signal that killed it."""
+        """The exit code of the job's last process, or minus the signal that killed it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JobError, (str(self), self.code)
 
 
 class RehearsalFailed(ForgeError):
-    """A rehearsed script did not end as it should; says how."""
+    """A script failed its rehearsal; the text says how."""
 
 
 class JobTraceback(Exception):
-    """What an exception was raised from, as it was in the job's own process."""
+    """The traceback of an exception, as the job's own process printed it."""
 
 
 class Exit(SystemExit):
-    """Ends the process with `code`; not an `Exception`, so that no `except` takes it for a bug.
+    """Ends the process with `code`. Not an `Exception`: `except Exception` must not catch it.
 
     Args:
         code: The exit code.
-        text: Why, for people.
-        reason: Why, for whoever decides what follows; where it is left out, what the code says.
+        text: The explanation that is printed.
+        reason: The reason that is recorded; by default the one that belongs to `code`.
     """
 
     def __init__(self, code: int, text: str, reason: Reason | None = None) -> None:
@@ -289,4 +287,4 @@ class Exit(SystemExit):
 
 
 class MainCalled(BaseException):
-    """A script that is only imported calls main: no `except` of the script's may keep it."""
+    """A script that forge only imports called its main function; `except Exception` misses it."""

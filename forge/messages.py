@@ -1,9 +1,9 @@
-"""What forge prints and logs, without ever waiting for a reader.
+"""Printing and logging that never blocks training.
 
-A full stderr pipe blocks whoever writes to it, and a blocked main thread saves nothing. Messages
-therefore go through one daemon thread: normally `say` returns once its text is out, but after
-`PATIENCE_S` it gives up. Text goes to the logger `forge` where logging is set up (Hydra
-does that), else straight to stderr.
+If the pipe behind stderr is full, a write to it blocks, and a blocked main thread cannot save.
+Messages therefore go through a daemon thread: `say` usually returns once its text is written, but
+waits at most `PATIENCE_S`. Text goes to the logger `forge` if logging is configured (Hydra does
+that), else to stderr.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterable
 
 PATIENCE_S = 0.5
-"""Seconds that one message may hold up its sender."""
+"""Seconds that one message can block its sender."""
 
 _logger = logging.getLogger("forge")
 
@@ -37,9 +37,9 @@ class _Writer:
             self._thread = threading.Thread(target=self._run, name="forge-messages", daemon=True)
             try:
                 self._thread.start()
-            except RuntimeError:  # the interpreter is shutting down: no thread, nobody to wait for
+            except RuntimeError:  # the interpreter is shutting down and starts no threads
                 return
-        # A reader that let one message wait will let the next one wait as well.
+        # If the last message is still blocked, this one would be blocked too: do not wait.
         done.wait(0.0 if is_stuck else PATIENCE_S)
 
     def wait(self, timeout_s: float) -> None:
@@ -54,16 +54,16 @@ class _Writer:
 
 
 def emit(level: int, text: str) -> None:
-    """Write one message in this thread; may block."""
-    text = escape(text, "\n\t")  # nor do log files take lone surrogates
+    """Write one message in this thread; can block."""
+    text = escape(text, "\n\t")  # log files cannot encode lone surrogates either
     is_silenced = logging.root.manager.disable >= level or _logger.disabled
     if _logger.hasHandlers() and (_logger.isEnabledFor(level) or is_silenced):
         _logger.log(level, text)
         return
     if sys.__stderr__ is None or sys.__stderr__.closed:
-        return  # there is nobody to tell, and some file may have its descriptor by now
+        return  # no stderr to write to; another file may use descriptor 2 by now
     # Not sys.stderr: a thread blocked inside its lock would abort the interpreter's exit.
-    with contextlib.suppress(OSError):  # stderr is closed: there is nobody to tell
+    with contextlib.suppress(OSError):  # stderr is closed
         os.write(2, f"forge: {text}\n".encode())
 
 
@@ -71,7 +71,7 @@ _writer = _Writer()
 
 
 def say(text: str, level: int = logging.INFO) -> None:
-    """Log something; holds the caller up for `PATIENCE_S` at most."""
+    """Log a message; blocks for at most `PATIENCE_S`."""
     _writer.put(level, text)
 
 
@@ -81,17 +81,17 @@ def warn(text: str) -> None:
 
 
 def wait(timeout_s: float) -> None:
-    """Until the last message is out, before the process ends without another word."""
+    """Wait until the last message is written; call it before `os._exit`."""
     _writer.wait(timeout_s)
 
 
 def escape(text: str, kept: str = "") -> str:
-    """The text without anything that a terminal would obey, but for the characters `kept`."""
+    """Escape all unprintable characters, which a terminal could execute, except those in `kept`."""
     return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
 
 
 def few(names: Iterable[object], most: int) -> str:
-    """`a, b and 3 more`: the first `most` of them, and how many there are besides."""
+    """`a, b and 3 more`: the first `most` names and the number of the others."""
     found = list(map(str, names))
     more = f" and {len(found) - most} more" if len(found) > most else ""
     return ", ".join(found[:most]) + more
@@ -102,6 +102,6 @@ def _start_again() -> None:
     _writer = _Writer()
 
 
-# A forked child has the queue but not the thread.
+# A forked child inherits the queue but not the thread.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_start_again)

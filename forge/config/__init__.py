@@ -1,4 +1,4 @@
-"""The resilience policy: typed keys, their defaults, and every rule between them."""
+"""The resilience policy: typed keys, their defaults, and the rules between them."""
 
 from forge.config.loading import load
 from forge.config.schema import Policy

@@ -1,4 +1,4 @@
-"""A policy in typed form: whatever Hydra composed, or a plain dict, key by key."""
+"""Converts a policy (from Hydra, or a plain dict) to its typed form, key by key."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from forge.config.schema import (
 )
 
 _NEIGHBOURS = 5
-"""Keys that a message names at most."""
+"""Number of keys that a message lists at most."""
 
 
 def signal_name(name: str) -> str:
-    """`SIGUSR2`, `usr2` and `USR2` are one signal."""
+    """The name that a policy uses: `SIGUSR2`, `usr2` and `USR2` are the same signal."""
     return str(name).upper().removeprefix("SIG")
 
 
 def convert(policy: Any) -> tuple[Policy, list[str]]:
-    """Bring `policy` into typed form; what does not fit keeps its default and is reported."""
+    """Convert `policy`; a value that does not fit keeps its default and is reported."""
     typed = copy.deepcopy(_defaults())
     problems: list[str] = []
     if isinstance(policy, Policy):
@@ -50,8 +50,7 @@ def convert(policy: Any) -> tuple[Policy, list[str]]:
         policy = {}
     if _is_whole_config(policy):
         problems.append(
-            "this is the whole config of your app: pass `cfg.resilience`, the part that is the"
-            " policy."
+            "this is the whole config of your app: pass only `cfg.resilience`, its part for forge."
         )
         policy = {}
     own: dict[str, Any] = {}
@@ -74,7 +73,7 @@ def convert(policy: Any) -> tuple[Policy, list[str]]:
 
 
 def _is_whole_config(policy: Mapping[Any, Any]) -> bool:
-    """Whether it is a config that has a policy, or one of an app that has none."""
+    """Whether it is an app's whole config, with or without a policy in it."""
     names = {str(name) for name in policy}
     is_strange = len(names) > _NEIGHBOURS and names.isdisjoint(asdict(Policy()))
     return "resilience" in names or is_strange
@@ -85,12 +84,12 @@ _SLURM = frozenset(f"slurm.{name}" for name in slurm_keys.PER_JOB)
 
 @functools.cache
 def _defaults() -> Any:
-    """To be copied: OmegaConf takes 20 ms to read the schema."""
+    """Cached, to be copied: OmegaConf takes 20 ms to read the schema."""
     return OmegaConf.structured(Policy)
 
 
 def _resolved(tree: Mapping[Any, Any], prefix: str, problems: list[str]) -> dict[str, Any]:
-    """The tree as plain values; an interpolation that fails is reported and left out."""
+    """The tree as plain values; a failing interpolation is reported and dropped."""
     found: dict[str, Any] = {}
     for name in tree:
         try:
@@ -119,7 +118,7 @@ def _leaves(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 @functools.cache
 def known_keys() -> tuple[str, ...]:
-    """Every key of a policy, dotted, without the leading `resilience.`."""
+    """All keys of a policy, dotted, without the leading `resilience.`."""
     found = (key for key, _ in _leaves(asdict(Policy()), "") if key != "slurm")
     return (*found, *(f"slurm.{name}" for name in slurm_keys.PER_JOB))
 
@@ -134,7 +133,7 @@ _EXAMPLES = {
 
 
 def group_problem(key: str) -> str | None:
-    """What is wrong with a value for this key, if it is a group; names a few keys of it."""
+    """If this key is a group: the error for a value given to it, with some of its keys."""
     inside = f"{key}."
     members = [one.removeprefix(inside) for one in known_keys() if one.startswith(inside)]
     if not members:
@@ -145,7 +144,7 @@ def group_problem(key: str) -> str | None:
 
 
 def _default(key: str) -> str:
-    """The default of a key, as an override takes it."""
+    """The default of a key, written as in an override."""
     value = OmegaConf.select(_defaults(), key)
     if isinstance(value, Enum):
         return value.name
@@ -153,7 +152,7 @@ def _default(key: str) -> str:
 
 
 def nearest_key(key: str) -> str | None:
-    """The known key that a mistyped one most likely stands for."""
+    """The existing key that is most similar to a mistyped one."""
     known = known_keys()
     groups = {k.rsplit(".", n)[0] for k in known for n in range(1, k.count(".") + 1)}
     last = key.rsplit(".", 1)[-1]
@@ -165,7 +164,7 @@ def nearest_key(key: str) -> str | None:
 
 
 def _set(typed: DictConfig, key: str, value: Any) -> str | None:
-    """Set one key with OmegaConf's own conversion; return what is wrong with it, or None."""
+    """Set one key with OmegaConf's own conversion; return the problem, or None."""
     shown = f"`resilience.{key}={value}`"
     path = key
     refused = removed.problem(key) or slurm_keys.refused(key)
@@ -182,7 +181,7 @@ def _set(typed: DictConfig, key: str, value: Any) -> str | None:
             return problem
     elif key not in known_keys():
         problem = group_problem(key)
-        if problem is not None:  # {}: a group of which nothing is set
+        if problem is not None:  # {}: a group without any key
             return None if value == {} else f"{shown}: {problem}"
         near = nearest_key(key)
         hint = f"Did you mean `resilience.{near}`?" if near else "See conf/resilience/default.yaml."
@@ -196,10 +195,10 @@ def _set(typed: DictConfig, key: str, value: Any) -> str | None:
         value = int(value)  # 1e3
     before = OmegaConf.select(typed, path, default=SignalAction.ignore)
     if isinstance(before, ListConfig):
-        before = list(before)  # an update changes the list in its place
+        before = list(before)  # an update changes the list in place
     try:
         OmegaConf.update(typed, path, value)
-        # Resolves what is an interpolation, and refuses `???`.
+        # Resolves an interpolation, and refuses `???`.
         _resolve(OmegaConf.select(typed, path, throw_on_missing=True))
     except OmegaConfBaseException:
         OmegaConf.update(typed, path, before)
@@ -210,16 +209,16 @@ def _set(typed: DictConfig, key: str, value: Any) -> str | None:
 
 
 COMMANDS = "health.commands."
-"""Where a site's own checks stand, each by its name."""
+"""The group of a site's own checks, each by its name."""
 
 
 def _add_command(typed: DictConfig, key: str, shown: str) -> str | None:
-    """Make room for a key of a site's own check; says what is wrong with its name."""
+    """Add the key of a site's own check; returns the problem if its name is wrong."""
     name, _, field = key.removeprefix(COMMANDS).partition(".")
     known = [one.name for one in fields(CommandCheckConfig)]
     if field not in known:
         members = ", ".join(f"resilience.{COMMANDS}{name}.{one}" for one in known)
-        return f"{shown}: is no key of a command. There are {members}."
+        return f"{shown}: a command has no such key. Its keys are {members}."
     if name not in typed.health.commands:
         typed.health.commands[name] = CommandCheckConfig()
     return None

@@ -1,8 +1,8 @@
-"""A key of the policy: its default, what it means and which values it takes, in one place.
+"""A key of the policy: its default, its meaning and its allowed values, in one place.
 
     every_s: float | None = key(600.0, gt=0, help="Seconds between two saves. null: never.")
 
-From this the preset `default` and the reference page are generated, and values are checked.
+Values are checked against these, and the preset `default` and the reference page generated.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _NAME = "forge"
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """What is known of a key beside its type and its default."""
+    """The properties of a key apart from its type and default."""
 
     help: str
     """Its meaning; the preset shows the first sentence."""
     gt: float | None = None
-    """Its value has to be above this, and finite."""
+    """The value must be larger than this, and finite."""
     ge: float | None = None
-    """Its value has to be this at least, and finite."""
+    """The value must be at least this, and finite."""
     choices: tuple[str, ...] = ()
-    """The words that it can be; for an enum its type says so."""
+    """The allowed words; for an enum they follow from its type."""
     remedy: str = ""
-    """What to do about a value that is out of bounds, or a text that is empty."""
+    """What to do if a value is out of bounds, or a string is empty."""
     is_filled: bool = False
-    """Whether a text must not be empty."""
+    """Whether a string must not be empty."""
     is_path: bool = False
     """Whether it is the path of a file or directory."""
 
@@ -62,9 +62,9 @@ def key(
 
 
 def walk(group: Any, prefix: str = "") -> Iterator[tuple[str, Any, Key]]:
-    """(dotted key, value, what is known of it) of every key of a policy, or of a part of one.
+    """(dotted key, value, properties) of every key of a policy or of a part of one.
 
-    The keys of dataclasses in a list or mapping follow the list's or mapping's own.
+    The keys of dataclasses in a list or mapping follow the key of the list or mapping.
     """
     for one in fields(group):
         name, value, known = f"{prefix}{one.name}", getattr(group, one.name), one.metadata

@@ -1,4 +1,4 @@
-"""A policy from whatever the user gives: a mapping, Hydra's config, or nothing."""
+"""Loads a policy from what the user gives: a mapping, Hydra's config, or None."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def load(
     """Check a policy and convert it.
 
     Args:
-        policy: A `Policy`, a mapping, an OmegaConf config, or None for the defaults. Keys left
-            out have their default.
-        time_limit_s: The job's time limit in seconds, where there is one.
-        limit_key: The config key and value that set it, for messages.
-        is_command: Whether it is that of a command, which has exit codes of its own.
+        policy: A `Policy`, a mapping, an OmegaConf config, or None for the defaults. Missing
+            keys get their default.
+        time_limit_s: The job's time limit in seconds, if it has one.
+        limit_key: The config key and value of the time limit, for messages.
+        is_command: Whether the policy is for a `forge exec` command, with its own exit codes.
     Returns:
         The policy.
     Raises:
-        ConfigError: With every problem found.
+        ConfigError: Lists all problems.
     """
     from forge.config.conversion import convert
     from forge.config.rules import cross_field_problems
@@ -44,11 +44,11 @@ def from_overrides(overrides: list[str]) -> Policy:
     """The default policy with these overrides, as on a command line.
 
     Args:
-        overrides: `resilience.health.checks.shm=refuse` and the like.
+        overrides: For example `resilience.health.checks.shm=refuse`.
     Returns:
         The policy.
     Raises:
-        ConfigError: With every problem found.
+        ConfigError: Lists all problems.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -57,7 +57,7 @@ def from_overrides(overrides: list[str]) -> Policy:
 
     bad = [one for one in overrides if not one.startswith(_PREFIX) or "=" not in one]
     if bad:
-        remedy = "is no `resilience.<key>=<value>`: the keys stand in docs/reference/policy.md"
+        remedy = "is not `resilience.<key>=<value>`: docs/reference/policy.md lists the keys"
         raise ConfigError([f"`{one}` {remedy}" for one in bad], "The command line")
     try:
         given = OmegaConf.from_dotlist([one.removeprefix(_PREFIX) for one in overrides])

@@ -1,8 +1,9 @@
-"""Keys that a policy had once, and what replaces each.
+"""Keys that no longer exist, and what replaces each.
 
-In a user's config such a key is an error that says so. A job that was started before keeps its
-policy in files (`.forge/config.yaml`, a pickled config): there the key is ignored, with one notice
-for each start. What a launcher derived from it for `plan.json` is ignored without a notice.
+In a user's config such a key is an error that names the replacement. A job that was started by an
+earlier version stores its policy in files (`.forge/config.yaml`, a pickled config): there the key
+is ignored, with one notice per start. A key that the launcher itself wrote to `plan.json` is
+ignored without a notice.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from forge import messages
 
 @dataclass(frozen=True)
 class Removed:
-    """What became of a key."""
+    """The replacement of a removed key."""
 
     instead: str
-    """What replaces it, for people: whole sentences."""
+    """The replacement, in whole sentences."""
     is_now_its_group: bool = False
-    """Whether the group takes the value that the key had: `checks.disk.action` -> `checks.disk`."""
+    """Whether its group takes the value: `checks.disk.action` -> `checks.disk`."""
     new_name: str | None = None
-    """The key that takes its value, in the same group."""
+    """The new name of the key, in the same group."""
 
 
 def _renamed(new_name: str, group: str) -> Removed:
@@ -78,22 +79,22 @@ REMOVED: dict[str, Removed] = {
         " Leave the key out."
     ),
 }
-"""Dotted key or group, without the leading `resilience.` -> what became of it; `*` is any name. The
-first that matches counts."""
+"""Dotted key or group, without the leading `resilience.` -> what happened to it; `*` is any name.
+The first match counts."""
 
 CLASSES = ("CheckConfig", "ChecksConfig", "OnForeign", "SlurmConfig", "WhenBusy")
-"""Classes of `schema` that are gone."""
+"""Classes of `schema` that no longer exist."""
 
 
 class Pickled:
-    """What an object of such a class is read as: a group of keys, or the member of an enum."""
+    """Stands for an object of such a class: a group of keys, or a member of an enum."""
 
     def __init__(self, member: str = "") -> None:
         self.member = member
 
 
 def plain(value: Any) -> Any:
-    """A pickled policy of this version, or of an earlier one, as plain containers."""
+    """A pickled policy of this or an earlier version, as plain containers."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, Pickled) and "member" in vars(value):
@@ -105,7 +106,7 @@ def plain(value: Any) -> Any:
 
 
 def find(key: str) -> tuple[str, Removed] | None:
-    """(the removed key or group that `key` is or belongs to, what became of it), if any."""
+    """(the removed key or group that `key` is or belongs to, what happened to it), if any."""
     pattern = _pattern(key)
     if pattern is None:
         return None
@@ -113,7 +114,7 @@ def find(key: str) -> tuple[str, Removed] | None:
 
 
 def _pattern(key: str) -> str | None:
-    """The first key of `REMOVED` that stands for this key."""
+    """The first key of `REMOVED` that matches this key."""
     parts = key.split(".")
     for pattern in REMOVED:
         words = pattern.split(".")
@@ -126,7 +127,7 @@ def _pattern(key: str) -> str | None:
 
 
 def problem(key: str) -> str | None:
-    """What to tell a user who sets a key that was removed; None for any other key."""
+    """The error for a user who sets a removed key; None for any other key."""
     found = find(key)
     if found is None:
         return None
@@ -135,7 +136,7 @@ def problem(key: str) -> str | None:
 
 
 def without(policy: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[str]]:
-    """The policy of a job that was started before, as this version of forge reads it.
+    """Convert the policy of a job that an earlier version started.
 
     Args:
         policy: Plain containers, with interpolations as text.
@@ -170,10 +171,10 @@ def _without(group: Mapping[Any, Any], prefix: str, names: list[str]) -> dict[An
 
 
 def notify(names: list[str]) -> None:
-    """Log which keys of a job's stored policy are ignored, if there are any.
+    """Log the ignored keys of a job's stored policy, if there are any.
 
-    `checks.*.threshold` stands for the key of each check, and many keys of one group for a count:
-    an old policy has dozens of keys that no longer exist.
+    `checks.*.threshold` stands for the key of every check. For many keys of one group the notice
+    gives their number, because an old policy has dozens of keys that no longer exist.
     """
     groups: dict[str, set[str]] = {}
     for name in names:
@@ -193,4 +194,4 @@ def notify(names: list[str]) -> None:
 
 
 _LISTED = 3
-"""Removed keys of one group that the notice lists; of more keys it names the group."""
+"""Number of removed keys of a group that are listed; for more the notice names the group."""

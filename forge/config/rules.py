@@ -1,4 +1,4 @@
-"""The rules that the keys of a policy must keep, each and together."""
+"""The rules for the values of a policy's keys, each alone and together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forge.errors import is_disk_full
 def cross_field_problems(
     p: Policy, time_limit_s: float | None, limit_key: str, *, is_command: bool = False
 ) -> list[str]:
-    """Everything that is wrong with values that are each of the right type."""
+    """All problems of a policy whose values have the right types."""
     found = [
         *_key_problems(p),
         *_rule_problems(p, is_command=is_command),
@@ -28,8 +28,8 @@ def cross_field_problems(
         found.append(f"`resilience.checkpoint.dir={p.checkpoint.dir}`: {problem}")
     if p.checkpoint.init_from is not None and not p.enabled:
         found.append(
-            f"`resilience.checkpoint.init_from={p.checkpoint.init_from}`: nothing is loaded with"
-            " `resilience.enabled=false`. Load it in the script, or set this to null."
+            f"`resilience.checkpoint.init_from={p.checkpoint.init_from}`: is not loaded with"
+            " `resilience.enabled=false`. Load the file in the script, or set this to null."
         )
     can_save = p.checkpoint.every_steps or p.checkpoint.every_s
     if p.nan.action is NanAction.rollback and not can_save:
@@ -48,7 +48,7 @@ def cross_field_problems(
 
 
 def _key_problems(p: Policy) -> Iterator[str]:
-    """Values that the key itself does not take, by what `schema.py` says of it."""
+    """Values that the key's own bounds in `schema.py` forbid."""
     for name, value, known in keys.walk(p):
         if value is None:
             continue
@@ -72,7 +72,7 @@ def _command_problems(p: Policy) -> Iterator[str]:
     for name, command in p.health.commands.items():
         key = f"resilience.{COMMANDS}{name}"
         if not command.run or not command.run[0].strip():
-            yield f"`{key}.run={command.run}`: names no command, as `[nhc, -a]` does."
+            yield f"`{key}.run={command.run}`: is empty; expected a command such as `[nhc, -a]`."
         if name in p.health.checks:
             yield f"`{key}`: `{name}` is the name of a built-in check. Choose another."
 
@@ -88,7 +88,7 @@ def _rule_problems(p: Policy, *, is_command: bool) -> list[str]:
         130: "a Ctrl+C",
         143: "a stop",
     }
-    if is_command:  # the others are its own
+    if is_command:  # the command can use all other codes itself
         decided = {code: decided[code] for code in (0, 75)}
     for number, rule in enumerate(p.requeue.rules):
         key = f"resilience.requeue.rules[{number}]"
@@ -108,7 +108,7 @@ def _rule_problems(p: Policy, *, is_command: bool) -> list[str]:
 def _signal_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> list[str]:
     found: list[str] = []
     warning_s, timeout_s = p.signal.warning_s, p.shutdown.timeout_s
-    timeout_s = 0.0 if timeout_s is None else timeout_s  # what follows the lead is below it
+    timeout_s = 0.0 if timeout_s is None else timeout_s  # the default is shorter than warning_s
     lead = f"`resilience.signal.warning_s={warning_s:g}`"
     name = signal_name(p.signal.name)
     action = p.signal.actions.get(name, SignalAction.ignore)
@@ -134,19 +134,19 @@ def _signal_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> l
 
 
 def directory_problem(path: Path) -> str | None:
-    """Why nothing can be written below `path`, or None; leaves nothing behind."""
+    """Why `path` is not writable, or None; leaves no file behind."""
     existing = path
     while not os.path.lexists(existing) and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir():
         return f"{existing} is not a directory. Remove it, or choose another directory."
     try:
-        # Tried out, because to root and on special file systems permissions say nothing.
+        # Tried, because for root and on special file systems permissions mean nothing.
         with tempfile.TemporaryFile(dir=existing):
             return None
     except OSError as error:
         if is_disk_full(error):
-            return None  # the configuration is right; whoever writes there will say so
+            return None  # the config is right; the first write reports the problem
         return (
             f"{existing} cannot be written ({error.strerror}). Change its permissions, or choose"
             " another directory."

@@ -1,9 +1,9 @@
-"""The resilience policy: every key with its type, its default, its bounds and its help.
+"""The resilience policy: every key with its type, default, bounds and help text.
 
-`load` turns whatever Hydra composed (or a plain dict) into a `Policy`, once. It reports all
-problems together: unknown keys with the nearest known one, wrong types, values out of range, and
-rules that span several keys. `make policy` writes `conf/resilience/default.yaml` and the tables of
-`docs/reference/policy.md` from here. One module, since it is read as one page.
+`load` converts whatever Hydra composed (or a plain dict) into a `Policy`, once. It reports all
+problems together: unknown keys with the nearest existing key, wrong types, values out of range, and
+broken rules between keys. `make policy` generates `conf/resilience/default.yaml` and the tables of
+`docs/reference/policy.md` from this file. One module, since it is read as one page.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from forge.config import removed
 from forge.config.keys import key
 
 SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2")
-"""Signals a policy may name: those that can be caught and that people send to jobs."""
+"""Signals that a policy can name: they can be caught, and people send them to jobs."""
 
 
 class SignalAction(Enum):
-    """What a signal makes the run do at its next step boundary."""
+    """The action on a signal, at the next step boundary."""
 
     stop = "stop"
     """Save, run the callbacks, end with 128 + the signal's number."""
@@ -47,62 +47,62 @@ class CodeChange(Enum):
 
 
 class CheckAction(Enum):
-    """What a failed health check leads to."""
+    """The action on a failed health check."""
 
     ignore = "ignore"
-    """It is not made."""
+    """The check is not run."""
     warn = "warn"
-    """It is logged."""
+    """The failure is logged."""
     refuse = "refuse"
-    """The job leaves this node (69)."""
+    """The job leaves this node (exit code 69)."""
     exclude_node = "exclude_node"
-    """The same, and on Slurm the sweep's other jobs avoid the node as well."""
+    """The same, and on Slurm the sweep's other jobs avoid the node too."""
     halt = "halt"
-    """The job ends (69), and is not started again."""
+    """The job ends (69) and is not started again."""
 
 
 class HangAction(Enum):
-    """What a hang leads to."""
+    """The action on a hang."""
 
     ignore = "ignore"
-    """Nobody looks for one."""
+    """No hang detection."""
     warn = "warn"
-    """The stacks of all ranks are kept, and it is logged."""
+    """The stacks of all ranks are saved, and the hang is logged."""
     restart = "restart"
-    """The same; then the job is ended and started again, within `hang.max_restarts`."""
+    """The same; then the job is restarted, within `hang.max_restarts`."""
     halt = "halt"
-    """The same; then the job is ended (70), and is not started again."""
+    """The same; then the job ends (70) and is not started again."""
 
 
 class OnPendingSave(Enum):
-    """What a periodic save does while the one before it is still being written."""
+    """The action of a periodic save while the save before it is still being written."""
 
     wait = "wait"
     skip = "skip"
 
 
 class Verify(Enum):
-    """What of a checkpoint is checked before it is loaded."""
+    """How much of a checkpoint is checked before it is loaded."""
 
     full = "full"
-    """The checksums of all its bytes, before anything live is overwritten."""
+    """The checksums of all bytes, before any live object is changed."""
     size = "size"
-    """That its files are there, with their sizes: a large checkpoint is read once, not twice."""
+    """That the files exist with their sizes: a large checkpoint is read once instead of twice."""
     none = "none"
-    """Only what loading needs."""
+    """Only what loading itself checks."""
 
 
 STOP_SHARE = 0.75
-"""The forced exit comes this part of `signal.warning_s` after the signal, by default."""
+"""Default of `shutdown.timeout_s`, as a fraction of `signal.warning_s`."""
 
 
 class Resume(Enum):
     """Whose checkpoints a job resumes from."""
 
     same = "same"
-    """Its own: of the same program, Run's name and config."""
+    """Its own: saved by the same program, Run name and config."""
     changed = "changed"
-    """Those of another config, too: what differs is applied, and logged."""
+    """Also those of another config; differences are applied and logged."""
 
 
 @dataclass
@@ -129,7 +129,7 @@ class SignalConfig:
             "USR1": SignalAction.requeue,
             "USR2": SignalAction.requeue,
         },
-        help="What each signal does: stop | requeue | save | ignore. `save` saves and keeps"
+        help="The action on each signal: stop | requeue | save | ignore. `save` saves and keeps"
         " training. SIGHUP and SIGINT stay ignored if they are ignored when the process starts"
         " (nohup, the background of a script) and their action is stop.",
     )
@@ -137,7 +137,7 @@ class SignalConfig:
 
 @dataclass
 class ShutdownConfig:
-    """How long stopping may take."""
+    """The time limit for stopping."""
 
     timeout_s: float | None = key(
         None,
@@ -150,7 +150,7 @@ class ShutdownConfig:
 
 @dataclass
 class RequeueRule:
-    """Your own exit codes that are worth another start."""
+    """Your own exit codes after which the job is started again."""
 
     exit_codes: list[int] = key([], help="Exit codes of your program, 1 to 255.")
     max_restarts: int = key(1, ge=1, help="Restarts for them, over the whole job.")
@@ -167,8 +167,8 @@ class RequeueConfig:
 
     enabled: bool = key(
         True,
-        help="Whether the job is ever started again. A batch script of yours may requeue it by"
-        " itself.",
+        help="Whether the job is ever started again. false: for example if your batch script"
+        " requeues it itself.",
     )
     max_preemptions: int | None = key(
         None,
@@ -191,8 +191,8 @@ class RequeueConfig:
     max_no_progress: int = key(
         3,
         ge=1,
-        remedy="1 gives up at once.",
-        help="Give up after this many attempts in a row that saved nothing new.",
+        remedy="1 stops after the first.",
+        help="Stop restarting after this many attempts in a row that saved nothing new.",
     )
     rules: list[RequeueRule] = key(
         [],
@@ -201,26 +201,26 @@ class RequeueConfig:
     )
     on_code_change: CodeChange = key(
         CodeChange.warn,
-        help="What happens if the code has changed when a job resumes.",
+        help="The action if the code has changed when a job resumes.",
     )
 
 
 class SignalTo(Enum):
-    """Who gets the signals for a command of `forge exec`."""
+    """Which processes of a `forge exec` command get the signals."""
 
     group = "group"
     """Its whole process group."""
     leader = "leader"
-    """The process that was started, alone: it tells the others."""
+    """Only the process that was started; it informs the others."""
 
 
 class ZeroAfterSignal(Enum):
-    """What exit code 0 means, from a command that was asked to stop."""
+    """The meaning of exit code 0 after the command was asked to stop."""
 
     requeue = "requeue"
-    """It has saved, and is run again where the stop was a preemption or the time limit."""
+    """It has saved: run it again if the reason was a preemption or the time limit."""
     finished = "finished"
-    """It has come to its end."""
+    """It has finished."""
 
 
 @dataclass
@@ -235,16 +235,16 @@ class ExecConfig:
     )
     signal_to: SignalTo = key(
         SignalTo.group,
-        help="Who gets signals: the command's process group, or only the process that was started.",
+        help="Send signals to the command's process group, or only to the process started.",
     )
     supports_termination: bool = key(
         True,
         help="Whether the command can save when it gets the signal. true: SIGKILL follows after"
-        " `shutdown.timeout_s`; false: SIGKILL at once.",
+        " `shutdown.timeout_s`; false: SIGKILL immediately.",
     )
     zero_after_signal: ZeroAfterSignal = key(
         ZeroAfterSignal.requeue,
-        help="What exit code 0 means after a signal for a preemption or the time limit.",
+        help="The meaning of exit code 0 after a signal for a preemption or the time limit.",
     )
 
 
@@ -279,11 +279,11 @@ class RollbackConfig:
 
 @dataclass
 class NanConfig:
-    """What a NaN or Inf in the loss or the gradients leads to."""
+    """The action on a NaN or Inf in the loss or the gradients."""
 
     action: NanAction = key(
         NanAction.skip,
-        help="What a NaN or Inf leads to. warn: log it and update; skip: skip the update; rollback:"
+        help="The action on a NaN or Inf. warn: log it and update; skip: skip the update; rollback:"
         " go back to a checkpoint; halt (or raise): end the job.",
     )
     max_consecutive: int = key(
@@ -294,29 +294,29 @@ class NanConfig:
     )
     check_gradients: bool = key(
         True,
-        help="Check the norm of the gradients too, not only the loss.",
+        help="Also check the norm of the gradients, not only the loss.",
     )
     rollback: RollbackConfig = field(default_factory=RollbackConfig)
 
 
 @dataclass
 class CommandCheckConfig:
-    """A site's own health check: a command."""
+    """Your own health check: a command."""
 
     run: list[str] = key(
         [],
-        help="The command and its arguments. Any exit code but 0 is a failure, and the last line"
-        " of its output says why.",
+        help="The command and its arguments. Any exit code but 0 is a failure; the last line of the"
+        " output is shown as its reason.",
     )
     timeout_s: float = key(60.0, gt=0, help="Seconds until the command is killed and has failed.")
-    action: CheckAction = key(CheckAction.warn, help="What a failure leads to.")
+    action: CheckAction = key(CheckAction.warn, help="The action on a failure.")
 
 
 @dataclass
 class HealthConfig:
     """Checks of the node, its GPUs and its ranks."""
 
-    enabled: bool = key(True, help="Whether anything is checked.")
+    enabled: bool = key(True, help="Whether any health check runs.")
     every_s: float | None = key(
         300.0,
         gt=0,
@@ -333,7 +333,7 @@ class HealthConfig:
     max_excluded_nodes: int = key(
         3,
         ge=0,
-        remedy="0 stays where it is.",
+        remedy="0 never changes nodes.",
         help="On Slurm: restarts on other nodes because a check of this job failed.",
     )
     checks: dict[str, CheckAction] = key(
@@ -345,11 +345,11 @@ class HealthConfig:
             "gpu_driver": CheckAction.warn,
             "ranks": CheckAction.warn,
         },
-        help="What a failed check leads to: ignore | warn | refuse (69) | exclude_node (69) |"
+        help="The action on a failed check: ignore | warn | refuse (69) | exclude_node (69) |"
         " halt (69). `disk`: the checkpoint directory takes a synced file; `shm`: 1 GiB is free in"
-        " /dev/shm; `gpu`: it computes right; `gpu_memory`: others hold at most 512 MiB;"
-        " `gpu_driver`: no uncorrected memory errors, failed row remaps or a reset that it asks"
-        " for; `ranks`: an all-reduce comes back right, and all read the same directory.",
+        " /dev/shm; `gpu`: it computes correctly; `gpu_memory`: other processes use at most 512"
+        " MiB; `gpu_driver`: no uncorrected memory errors, failed row remaps or a pending reset;"
+        " `ranks`: an all-reduce returns the right sum, and all read the same directory.",
     )
     commands: dict[str, CommandCheckConfig] = key(
         {},
@@ -360,25 +360,25 @@ class HealthConfig:
 
 @dataclass
 class HangConfig:
-    """A task that makes no progress. Below one of forge's launchers, on Linux."""
+    """A task that makes no progress. Needs a launcher of forge, on Linux."""
 
     action: HangAction = key(
         HangAction.warn,
-        help="What a hang leads to. warn: the stacks are kept; restart: the job is also started"
+        help="The action on a hang. warn: the stacks are kept; restart: the job is also started"
         " again; halt: it also ends (70).",
     )
     timeout_s: float | None = key(
         None,
         gt=0,
-        remedy="null learns it.",
-        help="Seconds without progress that are a hang. null: 5 times the slowest recent step, save"
-        " or evaluation, and at least 300.",
+        remedy="null learns it from the steps.",
+        help="Seconds without progress that count as a hang. null: 5 times the slowest recent step,"
+        " save or evaluation, and at least 300.",
     )
     start_s: float = key(
         1800.0,
         gt=0,
-        help="Seconds without progress before the first step. They also hold for each of the first"
-        " steps, saves and evaluations, and for compilations.",
+        help="Seconds without progress before the first step. The limit also applies to each of the"
+        " first steps, saves and evaluations, and to compilations.",
     )
     max_restarts: int | None = key(
         3,
@@ -390,7 +390,7 @@ class HangConfig:
 
 
 class BestMode(Enum):
-    """Which values of a metric are good ones."""
+    """Whether small or large values of a metric are good."""
 
     min = "min"
     max = "max"
@@ -398,19 +398,19 @@ class BestMode(Enum):
 
 @dataclass
 class BestConfig:
-    """Checkpoints that are kept because a logged metric was good."""
+    """Checkpoints to keep because a logged metric was good."""
 
     metric: str | None = key(
         None,
         is_filled=True,
-        remedy="Name a metric that run.log() is given, or null.",
+        remedy="Name a metric that run.log() gets, or null.",
         help="Keep the best checkpoints by this metric of `run.log(name=…)`. null: none.",
     )
     mode: BestMode = key(BestMode.min, help="Whether small or large values are better.")
     keep: int = key(
         1,
         ge=1,
-        remedy="For none set `best.metric` to null.",
+        remedy="To keep none set `best.metric` to null.",
         help="How many of the best are kept.",
     )
 
@@ -458,13 +458,13 @@ class CheckpointConfig:
     )
     on_pending_save: OnPendingSave = key(
         OnPendingSave.wait,
-        help="What a periodic save does while another is still being written in the background.",
+        help="The action of a periodic save while another is being written in the background.",
     )
     verify: Verify = key(
         Verify.full,
-        help="What is checked before a checkpoint is loaded. full: all checksums; size: only that"
-        " the files are there with their sizes. With `size` and `none`, changed bytes are loaded"
-        " silently.",
+        help="The check before a checkpoint is loaded. full: all checksums; size: only that"
+        " the files exist with their sizes. With `size` and `none`, corrupted bytes are loaded"
+        " without an error.",
     )
     init_from: str | None = key(
         None,
@@ -476,7 +476,7 @@ class CheckpointConfig:
     )
     init_trust_pickle: bool = key(
         False,
-        help="Read the file of `init_from` even if that executes code in it.",
+        help="Read the file of `init_from` even if that can execute code in it.",
     )
 
 
@@ -486,8 +486,8 @@ class Policy:
 
     enabled: bool = key(
         True,
-        help="Whether forge does anything. false: a plain loop; nothing is handled, saved or"
-        " resumed.",
+        help="Whether forge does anything. false: a plain loop without signal handling, saves or"
+        " resumes.",
     )
     resume: Resume = key(
         Resume.same,
@@ -510,13 +510,13 @@ class Policy:
 
     @property
     def stop_s(self) -> float:
-        """Seconds from a signal to the forced exit; 0 never forces."""
+        """Seconds from a signal to the forced exit; 0: no forced exit."""
         given = self.shutdown.timeout_s
         return STOP_SHARE * self.signal.warning_s if given is None else given
 
 
 def __getattr__(name: str) -> Any:
-    """The classes that are gone: a pickled policy of an earlier version names them."""
+    """Removed classes, which a pickled policy of an earlier version still names."""
     if name in removed.CLASSES:
         return removed.Pickled
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""The names below `resilience.slurm`: options of sbatch that a job can have for itself.
+"""The keys of `resilience.slurm`: sbatch options that can differ between jobs.
 
-They are those of `hydra/launcher=slurm` (`forge/launch/slurm/slurm_options.py`, held equal by a
-test), which checks their values: the launcher is not installed wherever a policy is read.
+They are keys of `hydra/launcher=slurm` (`forge/launch/slurm/slurm_options.py`; a test compares the
+two), which checks their values, because a policy is also read on machines without the launcher.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OF_THE_SWEEP = {
 
 
 def refused(key: str) -> str | None:
-    """What to tell a user who gives one job an option of the whole sweep; None for other keys."""
+    """The error for an option of the whole sweep that is set for one job; None for other keys."""
     group, _, name = key.rpartition(".")
     if group != "slurm" or name not in OF_THE_SWEEP:
         return None

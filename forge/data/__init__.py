@@ -1,4 +1,4 @@
-"""Where in its data a run is, for every kind of loader; random augmentation by index."""
+"""The position of a run in its data, for every kind of loader; random augmentation by index."""
 
 from forge.data.global_batches import GlobalBatchSampler
 from forge.data.seeding import seeded

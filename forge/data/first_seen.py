@@ -1,6 +1,6 @@
-"""What was first seen of an object, as long as the object lives.
+"""Keeps the value that was first seen of an object, for as long as the object lives.
 
-Objects are known by identity: a tensor given as a loader compares with `==` element by element.
+Objects are compared by identity: a tensor given as a loader compares with `==` element by element.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class FirstSeen(Generic[_Seen]):
         self._by_id: dict[int, _Seen] = {}
 
     def of(self, one: Any, now: _Seen) -> _Seen:
-        """The first value that was given for an object.
+        """The first value that was passed for an object.
 
         Args:
             one: The object.
-            now: What is kept if this is the first call for it.
+            now: The value to keep if this is the first call for the object.
         Raises:
-            TypeError: If the object takes no weak reference, as a list.
+            TypeError: If the object cannot be weakly referenced, for example a list.
         """
         if id(one) not in self._by_id:
             weakref.finalize(one, self._by_id.pop, id(one), None).atexit = False

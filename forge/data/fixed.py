@@ -1,9 +1,9 @@
-"""Parts of a loader that no checkpoint holds, so that the loop must not change them.
+"""Parts of a loader that are in no checkpoint, so that the loop must not change them.
 
-They belong to classes of torch and forge that keep no state of their own. A resume builds them as
-the script does: with what the loop has set since, the pass under way could not be made again, and
-later passes would have other batches. A tensor or a list is not read to find that out: it has been
-changed if it is another object, has another length, or has counted a change of its values.
+They belong to classes of torch and forge that keep no state of their own. A resumed job builds them
+in the script; if the loop has changed them since, the current pass cannot be repeated, and later
+passes have other batches. Contents of tensors and lists are not compared: a change is another
+object, another length, or another version counter of a tensor.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _NAMES: dict[type, tuple[str, ...]] = {
     SubsetRandomSampler: ("indices",),
     Subset: ("indices",),
 }
-"""What the script alone sets, by class."""
+"""Attributes that only the script sets, by class."""
 
 _PACKAGES = ("torch", "torchdata", "forge")
-"""Of their classes: a sampler of somebody else may change itself from epoch to epoch."""
+"""Only classes of these packages: a user's own sampler can change itself between epochs."""
 
 
 class _Mark(NamedTuple):
-    """What is remembered of a value."""
+    """The identity and size of a value, kept to detect a change."""
 
     value: Any
     length: int | None
@@ -47,39 +47,39 @@ class _Mark(NamedTuple):
 
 
 class FixedParts:
-    """Those of all loaders that a loop reads."""
+    """The fixed parts of all loaders that a loop reads."""
 
     def __init__(self) -> None:
         self._first: weakref.WeakKeyDictionary[Any, dict[str, _Mark]] = weakref.WeakKeyDictionary()
         self._changed: list[str] = []
-        """Found as a loop was left: a later loop begins with what there is then."""
+        """Changes found when a loop was left; the next loop begins with the values at its start."""
 
     def watch(self, loader: Any) -> None:
-        """Remember those of a loader, unless they are known."""
+        """Remember the parts of a loader, unless they are remembered already."""
         for owner in _owners(loader):
             self._first.setdefault(owner, _marks(owner))
 
     def begin_loop(self) -> None:
-        """Remember them all as they are: what stands between two loops runs again at a resume."""
+        """Remember all current values: code between two loops runs again when the job resumes."""
         for owner in list(self._first):
             self._first[owner] = _marks(owner)
 
     def end_loop(self) -> None:
-        """Remember what the loop has changed."""
+        """Keep the changes that the loop has made."""
         self._changed = self._changes()
 
     def check(self) -> None:
-        """That nothing was changed, before it is saved.
+        """Check, before a save, that nothing was changed.
 
         Raises:
-            ConfigError: Naming what was.
+            ConfigError: Names the changed parts.
         """
         if found := self._changes():
             problems = [
-                f"{name} was changed inside the loop, and is in no checkpoint: a resume would begin"
-                " with what the script sets, and have other batches. Set it before the loop. To"
+                f"{name} was changed inside the loop, but is not saved: a resumed job would use the"
+                " value that the script sets, and get other batches. Set it before the loop. To"
                 " change it, keep its value in `run.state` and make a new dataset, sampler and"
-                " loader from that before a pass of `run.epochs`; or use a sampler of your own with"
+                " loader from that before a pass of `run.epochs`; or write your own sampler with"
                 " state_dict and load_state_dict."
                 for name in found
             ]

@@ -1,12 +1,12 @@
-"""One order of batches for a whole job, whatever its number of ranks.
+"""Batches in an order that does not depend on the number of ranks.
 
-    epoch      a permutation that follows from (seed, epoch): `DistributedSampler`'s
-    batch k    the k-th `global_batch_size` samples of it, on all ranks together
-    rank r     the r-th part of that: the parts in the order of the ranks are the batch
+    epoch      a permutation that depends on (seed, epoch), like `DistributedSampler`'s
+    batch k    the k-th `global_batch_size` samples of the permutation, over all ranks
+    rank r     the r-th contiguous part of the batch
 
-The parts are contiguous, so that what all ranks have, put one after the other, is what a single
-rank has. `DistributedSampler` deals the samples out one by one instead, and fills an epoch up to a
-multiple of its ranks, so that its last batch depends on how many there are.
+The parts are contiguous, so that the parts of all ranks, concatenated, are the batch of a single
+rank. `DistributedSampler` instead gives every n-th sample to a rank and pads an epoch to a
+multiple of n, so that its last batch depends on the number of ranks n.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from forge.group import start
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
-    """Batches of all ranks together, of which each rank gets an equal part.
+    """A batch sampler in which each rank gets an equal part of every global batch.
 
-    `DataLoader(dataset, batch_sampler=forge.data.GlobalBatchSampler(dataset, 256))`: step k sees
-    the same samples on 1, 2 or 8 ranks, and a job that is resumed with another number of ranks
+    `DataLoader(dataset, batch_sampler=forge.data.GlobalBatchSampler(dataset, 256))`: step k has
+    the same samples on 1, 2 or 8 ranks, and a job that resumes with another number of ranks
     continues after the same sample. `run.steps` and `run.batches` call `set_epoch`.
 
-    Every rank has the same number of batches, all of the same size. Where `global_batch_size` does
-    not divide the samples, the last batch is left out with `drop_last`; without, it is filled up
-    with the first samples of the epoch.
+    Every rank has the same number of batches, all of the same size. If `global_batch_size` does
+    not divide the number of samples, `drop_last` drops the last batch; else it is filled with the
+    first samples of the epoch.
 
     Args:
-        dataset: What has a length; it is not read.
-        global_batch_size: Samples in a step of all ranks together.
-        shuffle: Whether each epoch has an order of its own.
-        seed: Of the orders; the same on every rank.
-        drop_last: Whether to leave an incomplete batch out.
-        num_replicas: Ranks that share the batches; None: those of torch.distributed, else 1.
-        rank: Which of them this is; None: as torch.distributed says.
+        dataset: Any object with a length; it is not read.
+        global_batch_size: Samples per step, over all ranks.
+        shuffle: Whether to shuffle the samples in each epoch.
+        seed: Seed of the permutations; the same on every rank.
+        drop_last: Whether to drop an incomplete batch.
+        num_replicas: Number of ranks; None: from torch.distributed, else 1.
+        rank: Number of this rank; None: from torch.distributed.
     Raises:
-        ConfigError: Where the ranks cannot share a batch equally, or do not know each other yet.
+        ConfigError: If the ranks cannot share a batch equally, or torch.distributed is not
+            initialised yet.
     """
 
     def __init__(
@@ -76,10 +77,10 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Give the order of this epoch from now on.
+        """Set the epoch whose order is used from now on.
 
         Args:
-            epoch: Its number, from 0.
+            epoch: Number of the epoch, from 0.
         """
         self.epoch = epoch
 
@@ -100,7 +101,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
     def _order(self, num_samples: int) -> list[int]:
         if not self.shuffle:
             return list(range(num_samples))
-        # On the CPU wherever torch's default device is: the order is the same on all machines.
+        # On the CPU, whatever torch's default device is: the same order on all machines.
         generator = torch.Generator(device="cpu").manual_seed(self.seed + self.epoch)
         return torch.randperm(num_samples, generator=generator, device="cpu").tolist()
 
@@ -109,12 +110,12 @@ def _problems(global_batch_size: int, num_replicas: int, rank: int) -> list[str]
     problems = []
     if num_replicas < 1 or not 0 <= rank < num_replicas:
         problems.append(
-            f"rank={rank} is not one of num_replicas={num_replicas}: ranks are counted from 0. Pass"
-            " both or none of them."
+            f"rank={rank} is not below num_replicas={num_replicas}: ranks are numbered from 0. Pass"
+            " both arguments or none."
         )
     elif global_batch_size < 1 or global_batch_size % num_replicas:
         problems.append(
             f"global_batch_size={global_batch_size} is not a positive multiple of the number of"
-            f" ranks ({num_replicas}), which each get an equal part of it. Change one of the two."
+            f" ranks ({num_replicas}), so they cannot have equal parts. Change one of the two."
         )
     return problems

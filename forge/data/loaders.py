@@ -1,4 +1,4 @@
-"""What a loader is made of, and what of it a resume cannot promise to repeat."""
+"""The parts of a loader, and the reasons why a resume could repeat its batches inexactly."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from forge.data import seeding
 from forge.data.first_seen import FirstSeen
 
 _KNOWN = ("torch", "torchdata")
-"""Their samplers draw the whole order at the start of an epoch, or from a generator that is saved.
+"""Datasets and samplers whose order is drawn at the start of an epoch, or from a saved generator.
 
-Of them alone that is known: a subclass may do anything.
+Only these exact classes: a subclass can behave differently.
 """
 
 
 def has_state(one: Any) -> bool:
-    """Whether an object can say where it is, and go there.
+    """Whether an object has a `state_dict` and can be restored from it.
 
-    Accelerate's loaders have the methods at any rate, and the state only where they say so.
+    Accelerate's loaders always have the methods, but a state only if an attribute says so.
     """
     is_asked = getattr(one, "use_stateful_dataloader", True)
     return hasattr(one, "state_dict") and hasattr(one, "load_state_dict") and bool(is_asked)
 
 
 def is_known_state(loader: Any) -> bool:
-    """Whether the `state_dict` of a loader is that of torchdata's, which is its place."""
+    """Whether the `state_dict` of a loader is torchdata's, which contains its position."""
     module = getattr(getattr(type(loader), "state_dict", None), "__module__", None) or ""
     return module.partition(".")[0] in _KNOWN
 
 
 _first: FirstSeen[dict[str, int]] = FirstSeen()
-"""Whole numbers and flags among an object's attributes, as they were when it was first asked."""
+"""Integers and flags among an object's attributes, at the first call."""
 
 
 def counters(one: Any) -> dict[str, int]:
-    """Attributes that count, epochs perhaps: those that have changed since the first call.
+    """Attributes that count, for example epochs: those that have changed since the first call.
 
-    Where an object has no `state_dict`, they are all that can be known of its state.
+    For an object without `state_dict` no more can be known of its state.
     """
     try:
         first = _first.of(one, _numbers(one))
-    except TypeError:  # a list, say
+    except TypeError:  # for example a list
         return {}
     return {name: value for name, value in _numbers(one).items() if first.get(name) != value}
 
 
 def restore_counters(one: Any, saved: dict[str, int]) -> None:
-    """Set them; one that is not among them has its first value again."""
+    """Restore the counters; a counter that was not saved gets its first value."""
     changed = counters(one)
     first = _first.of(one, {}) if changed else {}
     back = {name: first[name] for name in changed if name in first}
@@ -63,7 +63,7 @@ def _numbers(one: Any) -> dict[str, int]:
 
 
 def samplers(loader: Any) -> dict[str, Any]:
-    """The samplers of a DataLoader by their place in it."""
+    """The samplers of a DataLoader, by attribute name."""
     if not isinstance(loader, DataLoader):
         return {}
     found = {
@@ -77,21 +77,21 @@ def samplers(loader: Any) -> dict[str, Any]:
 
 
 def generators(loader: Any) -> dict[str, torch.Generator]:
-    """The generators that were given to a loader and to its samplers."""
+    """The generators that were passed to a loader and to its samplers."""
     owners = {"loader": loader, **samplers(loader)}
     found = {f"{name}.generator": getattr(one, "generator", None) for name, one in owners.items()}
     return {name: g for name, g in found.items() if isinstance(g, torch.Generator)}
 
 
 def has_own_iter(loader: DataLoader[Any]) -> bool:
-    """Whether a DataLoader's subclass is iterated in its own way."""
+    """Whether a DataLoader's subclass has its own `__iter__`."""
     return type(loader).__iter__ is not DataLoader.__iter__
 
 
 def num_batches(loader: Any) -> int | None:
-    """How many batches it has in an epoch, where it says so.
+    """Number of batches in an epoch, if the loader has a length.
 
-    An iterable dataset is not asked: torch warns if it then has more, and its length is a guess.
+    For an iterable dataset None: its length is a guess, and torch warns if it yields more.
     """
     if isinstance(getattr(loader, "dataset", None), IterableDataset):
         return None
@@ -102,14 +102,14 @@ def num_batches(loader: Any) -> int | None:
 
 
 def is_seeded(loader: Any) -> bool:
-    """Whether all that workers draw for a batch is a function of its indices."""
+    """Whether all random draws of workers depend only on a batch's indices."""
     collate = getattr(loader, "collate_fn", None)
     dataset = getattr(loader, "dataset", None)
     return seeding.is_seeded(dataset) and not seeding.own_generators(collate)
 
 
 def inexact(loader: Iterable[Any]) -> list[str]:
-    """What a resume cannot promise to repeat, one sentence each."""
+    """Reasons why a resume could be inexact, one sentence each."""
     return [f"{type(loader).__name__}: {sentence}" for sentence in _inexact(loader)]
 
 
@@ -118,7 +118,7 @@ def _inexact(loader: Any) -> Iterator[str]:
     workers = getattr(loader, "num_workers", 0)
     unseeded = workers > 0 and not is_seeded(loader)
     seeds = _seeds(loader) if unseeded else ""
-    goes_there = "Give the loader a state_dict that holds how far it is in the pass"
+    goes_there = "Give the loader a state_dict that contains its position in the pass"
     if is_stateful and unseeded:
         yield f"random draws inside its {workers} workers are not saved. {seeds}"
     if is_dataloader and not is_stateful:
@@ -126,47 +126,47 @@ def _inexact(loader: Any) -> Iterator[str]:
             yield f"persistent workers keep drawing across epochs. {seeds}"
         if isinstance(loader.dataset, IterableDataset):
             yield (
-                f"{type(loader.dataset).__name__} is read again from the start of the epoch on a"
-                f" resume, which repeats it only if it yields the same each time. {goes_there}"
+                f"on a resume {type(loader.dataset).__name__} is read again from the start of the"
+                f" epoch, which is exact only if it yields the same samples each time. {goes_there}"
                 " (torchdata.StatefulDataLoader has one)."
             )
         if has_own_iter(loader):
             yield (
-                "has an __iter__ of its own, which a resume calls again from the start of the"
-                f" epoch: that repeats it only if it yields the same each time. {goes_there}."
+                "has its own __iter__. A resume calls it again from the start of the epoch, which"
+                f" is exact only if it yields the same batches each time. {goes_there}."
             )
     for one, remedy in _private_generators(loader):
         yield (
-            f"{type(one).__name__} holds a random generator of its own"
+            f"{type(one).__name__} has its own random generator"
             f" ({', '.join(seeding.own_generators(one))}), which is not saved. {remedy}"
         )
     for one in _unknown_samplers(loader):
         yield (
-            f"{type(one).__name__} is iterated again from the start of the epoch on a resume, which"
-            " repeats it only if it draws its whole order there and keeps nothing from epoch to"
-            " epoch. Give it state_dict and load_state_dict for what it keeps, set_epoch(epoch)"
-            " to make the order from, or draw from a `generator` of its own."
+            f"on a resume {type(one).__name__} is iterated again from the start of the epoch, which"
+            " is exact only if it draws its whole order there and keeps nothing between epochs."
+            " Give it state_dict and load_state_dict for what it keeps, set_epoch(epoch) to"
+            " derive the order from, or its own `generator` to draw from."
         )
     if is_dataloader and not is_stateful and workers > 1 and not getattr(loader, "in_order", True):
-        yield "with in_order=False batches come in the order its workers finish them."
+        yield "with in_order=False the order of batches depends on which worker is faster."
     if not (is_stateful or is_dataloader or isinstance(loader, Sequence)):
         yield (
             "has no state_dict, so a resume iterates it again from the start of the epoch, which"
-            f" repeats it only if it yields the same each time. {goes_there}."
+            f" is exact only if it yields the same batches each time. {goes_there}."
         )
 
 
 def _seeds(loader: Any) -> str:
-    """What makes the draws of its workers repeatable."""
+    """How to make the random draws of its workers repeatable."""
     dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
     own = [n for one in (*seeding.within(dataset), collate) for n in seeding.own_generators(one)]
     wrap = "" if seeding.is_wrapped(dataset) else "Wrap the dataset in forge.data.seeded."
-    reach = f"forge.data.seeded does not reach {', '.join(own)}: {seeding.OTHER_GENERATORS}"
+    reach = f"forge.data.seeded does not control {', '.join(own)}: {seeding.OTHER_GENERATORS}"
     return " ".join(filter(None, (wrap, reach if own else "")))
 
 
 def _is_named(name: str, sampler: Any, loader: Any) -> bool:
-    """Whether a sampler's order follows from what is saved of it, or from the epoch."""
+    """Whether a sampler's order follows from its saved state, or from the epoch."""
     has_order = has_state(sampler) or hasattr(sampler, "set_epoch")
     return has_order or f"{name}.generator" in generators(loader)
 

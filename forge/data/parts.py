@@ -1,8 +1,8 @@
-"""What hangs on a loader and is saved with the place: samplers, generators, counters.
+"""The parts of a loader that are saved with its position: samplers, generators, counters.
 
-They are saved twice: as they were when the epoch began, from which its order is made again, and as
-they are now, since the loop may have changed them. A loader whose `state_dict` is not its place is
-a part of itself.
+Each is saved twice: as it was at the start of the epoch, to repeat the epoch's order, and as it is
+now, in case the loop has changed it. A loader whose `state_dict` does not contain its position
+counts as a part too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOADER = "loader"
 
 
 class Parts:
-    """Those of one loader.
+    """The parts of one loader.
 
     Args:
         loader: Any iterable.
@@ -34,10 +34,10 @@ class Parts:
             loaders.counters(one)
 
     def state(self, *, is_place: bool) -> dict[str, Any]:
-        """What is saved of them.
+        """The parts' state.
 
         Args:
-            is_place: Whether the loader has a `state_dict` that is its place: samplers are in it.
+            is_place: Whether the loader's `state_dict` contains its position, and so its samplers.
         """
         generators = loaders.generators(self._loader)
         parts: dict[str, Any] = {name: one.get_state() for name, one in generators.items()}
@@ -48,15 +48,15 @@ class Parts:
             parts[_COUNTERS] = counted
         for name, one in {LOADER: self._loader, **loaders.samplers(self._loader)}.items():
             if loaders.has_state(one):
-                # A copy: it may keep using the very list that it gave.
+                # A copy: the part can continue to change the list that it returned.
                 parts[name] = copy.deepcopy(one.state_dict())
         return parts
 
     def restore(self, parts: dict[str, Any]) -> None:
-        """As they were when that was saved.
+        """Restore the parts.
 
         Raises:
-            StateMismatch: Where one of them is gone.
+            StateMismatch: If a part no longer exists.
         """
         owners = self._owners()
         self._restore_counters(parts)
@@ -66,7 +66,7 @@ class Parts:
             _restore(owners[name], part)
 
     def restore_present(self, parts: dict[str, Any]) -> None:
-        """What the loop itself has changed since the epoch began: weights of a sampler, say."""
+        """Restore what the loop has changed since the epoch began, such as a sampler's weights."""
         owners = self._owners()
         self._restore_counters(parts)
         for name, part in _without_counters(parts):
@@ -86,7 +86,7 @@ class Parts:
             loaders.restore_counters(one, parts.get(_COUNTERS, {}).get(name, {}))
 
     def _countable(self) -> dict[str, Any]:
-        """The loader and its samplers, where nobody but their attributes says where they are."""
+        """The loader and its samplers without a `state_dict`, whose attributes are their state."""
         owners = {LOADER: self._loader, **loaders.samplers(self._loader)}
         return {
             name: one

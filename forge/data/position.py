@@ -1,16 +1,16 @@
-"""Where in its data a run is, to the batch, for every kind of loader.
+"""The position of a run in its data, to the batch, for every kind of loader.
 
-An epoch begins at a known random state; what it yields follows from that state and from how far
-it has come. A position is therefore (epoch, state at its begin, batches taken). Resuming puts the
-state back, makes the iterator, and takes the same number of batches away:
+The batches of an epoch follow from the random state at its start. A position is therefore (epoch,
+random state at its start, batches taken). A resume restores the random state, makes the iterator,
+and skips the same number of batches:
 
-    state_dict on the loader   its own word for it (StatefulDataLoader, own iterables)
-    DataLoader                 by indices where that is exact: without workers, or `seeded`
-    DataLoader with workers    by loading again: the workers' own draws come out the same
-    any other iterable         by iterating again, a DataLoader with an `__iter__` of its own too
+    state_dict on the loader   restores itself (StatefulDataLoader, your own iterables)
+    DataLoader                 skips indices if that is exact: without workers, or `seeded`
+    DataLoader with workers    loads the batches again, so that workers draw the same numbers
+    any other iterable         iterates again; also a DataLoader with its own `__iter__`
 
-On another number of ranks the number of batches is another, too: see `sharing`. A loader that is
-another one in other ways is refused inside an epoch, and named between two: see `properties`.
+Another number of ranks means another number of batches: see `sharing`. A loader that changed in
+another way is refused inside an epoch, and logged between two epochs: see `properties`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from forge.state import rng
 
 
 class Position:
-    """The place of one `Run.steps` in its loader."""
+    """The position of one `Run.steps` in its loader."""
 
     def __init__(self, loader: Iterable[Any], epoch: int = 0) -> None:
         self._loader: Any = loader
@@ -44,27 +44,27 @@ class Position:
         self._start: dict[str, Any] | None = None
         self.epoch = epoch
         self.taken = 0
-        """Batches of this epoch that were taken."""
+        """Batches taken in this epoch."""
         self._total = 0
         self.is_over = False
-        """Whether the pass that `next_of_pass` takes from has ended."""
+        """Whether the pass read by `next_of_pass` has ended."""
         self._is_left = False
-        """Whether the pass before this one ended with batches to come."""
+        """Whether the pass before this one was left before its last batch."""
         self._was_read = False
-        """Whether that was a pass through the same loader, which may go on from where it is."""
+        """Whether that pass used the same loader, so that this one can continue it."""
         self._proof = Proof(loader)
         self._parts = Parts(loader)
         self._rank, self._num_ranks = start.place()
         self._properties = self._properties_now()
-        """Of the loader, as this epoch began."""
+        """The loader's state at the start of this epoch."""
         self._length: int | None = None
-        """Batches of this epoch, as the loader said when it began."""
+        """Number of batches in this epoch, by the loader's length at its start."""
         self._is_resumed = False
-        """Whether the loader was brought into this epoch by its own state."""
+        """Whether the loader's own state brought it into this epoch."""
 
     @property
     def is_stateful(self) -> bool:
-        """Whether the loader says its place itself."""
+        """Whether the loader saves its position itself."""
         return self._proof.kind is not Kind.replayed
 
     @property
@@ -74,10 +74,10 @@ class Position:
     # -- taking --------------------------------------------------------------------------------
 
     def next(self) -> Any:
-        """The next batch; begins the next epoch where one ends.
+        """The next batch; begins a new epoch when one ends.
 
         Raises:
-            ValueError: Where the loader yields nothing, or is a one-shot iterator and at its end.
+            ValueError: If the loader is empty, or is an exhausted one-shot iterator.
         """
         if self._iterator is not None:
             try:
@@ -91,9 +91,9 @@ class Position:
         except StopIteration:
             if isinstance(self._loader, Iterator) and self._total:
                 raise ValueError(
-                    f"The loader ({type(self._loader).__name__}) ended after {self._total} batches"
-                    " and is an iterator, which cannot begin a second epoch. Pass the iterable"
-                    " itself (a DataLoader, a list), not iter(...) of it; of several loaders all:"
+                    f"The loader ({type(self._loader).__name__}) ended after {self._total} batches."
+                    " It is an iterator, which cannot begin a second epoch. Pass the iterable"
+                    " itself (a DataLoader, a list), not iter(...) of it. Pass several loaders as"
                     " run.steps(n, loader, other) instead of zip(loader, other)."
                 ) from None
             raise ValueError(
@@ -101,13 +101,13 @@ class Position:
                 f" {self.epoch}. Is its dataset empty, or smaller than a batch with drop_last?"
             ) from None
         except Exception:
-            self._iterator = None  # the epoch has not begun: what it drew is drawn again
+            self._iterator = None  # the epoch has not begun: draw its order again
             if self._start is not None:
                 self._parts.restore(self._start["parts"])
             raise
 
     def next_of_pass(self) -> Any:
-        """The next batch of this epoch, and `is_over` where there is none."""
+        """The next batch of this epoch; sets `is_over` if there is none."""
         if self._iterator is None:
             self._begin_epoch()
         assert self._iterator is not None
@@ -118,7 +118,7 @@ class Position:
             return None
 
     def end_pass(self, *, is_left: bool) -> None:
-        """The pass has ended; the loader stays, for its state.
+        """End the pass; the loader stays, for its state.
 
         Args:
             is_left: Whether by a `break`.
@@ -127,7 +127,7 @@ class Position:
         self._iterator, self.is_over, self._is_left = None, True, is_left
 
     def know(self, before: Position) -> None:
-        """Know of the loader what an earlier position has found out, if it is the same."""
+        """Take over what an earlier position has learnt about the same loader."""
         if before._loader is self._loader and self.is_stateful:
             if before._total:
                 before._proof.accept()
@@ -152,13 +152,13 @@ class Position:
         self.taken = 0
 
     def cut(self) -> None:
-        """Begin the next epoch with the next batch, where the loader can be begun again."""
+        """Begin the next epoch with the next batch, if the loader can begin again."""
         if not (self.is_stateful or isinstance(self._loader, Iterator)):
             self._end_epoch()
 
     def _begin_epoch(self) -> None:
         sections.current().begin_epoch()
-        # Of devices, too: an order may be drawn there, and is where that is torch's default device.
+        # Also of devices: an order is drawn there if torch's default device is one of them.
         self._start = {"rng": rng.capture(), "parts": self._parts_state()}
         if (state := self._proof.begin(self._start["rng"])) is not None:
             self._start["parts"][LOADER] = state
@@ -174,18 +174,18 @@ class Position:
                 sampler.set_epoch(self.epoch)
 
     def inexact(self) -> list[str]:
-        """What a resume cannot promise to repeat, one sentence each."""
+        """Reasons why a resume could be inexact, one sentence each."""
         return loaders.inexact(self._loader)
 
     def check(self, name: str) -> None:
-        """Look at the loader after a batch: whether its state is its place, and brings it there.
+        """Check after a batch whether the loader's state is its position, and restored it.
 
-        Not before the first batch: to be asked earlier might make an iterator, which draws.
+        Not before the first batch: calling `state_dict` earlier can make an iterator, which draws.
 
         Args:
-            name: Of the loader, for people.
+            name: Name of the loader, for messages.
         Raises:
-            ConfigError: If its `state_dict` raises, or did not bring it to its place.
+            ConfigError: If its `state_dict` raises, or did not restore the position.
         """
         if self._proof.is_open:
             self._proof.took(name, self.taken)
@@ -194,22 +194,22 @@ class Position:
         if self._is_resumed and self._length is not None and self.taken > self._length:
             problem = (
                 f"{name} ({type(self._loader).__name__}) was resumed inside a pass of"
-                f" {self._length} batches, and has yielded more than were left: its load_state_dict"
-                " did not bring it to its place, so that batches were read twice. Let its state"
-                " hold how many batches of the pass were taken, counted before each is handed out;"
-                " or give it no state_dict, and forge counts them."
+                f" {self._length} batches, but yielded more than were left: its load_state_dict did"
+                " not restore the position, so batches were read twice. Its state must contain the"
+                " number of batches taken, counted before each batch is returned; or remove its"
+                " state_dict, and forge counts them."
             )
             raise ConfigError([problem], "The data of this job")
 
     def close(self) -> None:
-        """Drop the iterator, and its workers with it."""
+        """Drop the iterator and its workers."""
         self._iterator = None
         self._loader = None
 
     # -- saving --------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """The position, as it goes into a checkpoint."""
+        """The position, for a checkpoint."""
         is_begun = self._iterator is not None
         state: dict[str, Any] = {
             "kind": self._proof.kind.name,
@@ -228,10 +228,10 @@ class Position:
         return state
 
     def load_finished(self, state: dict[str, Any]) -> None:
-        """Leave the loader as a loop or a pass left it that has ended: another may continue.
+        """Restore a loader whose loop or pass had ended; the next pass can continue from there.
 
         Raises:
-            StateMismatch: Where it keeps what was another rank's.
+            StateMismatch: If it keeps state that belongs to another rank.
         """
         if not self._takes_kind_of(state):
             return
@@ -239,18 +239,18 @@ class Position:
         kept = rng.capture()
         if "loader" in state:
             self._loader.load_state_dict(copy.deepcopy(state["loader"]))
-            # A StatefulDataLoader goes there with its next iterator only.
+            # A StatefulDataLoader loads its state only when its next iterator is made.
             is_pending = getattr(self._loader, "next_iter_state", None) is not None
             if state["is_left"] or is_pending:
                 iter_with_blocked_signals(
                     self._loader
-                )  # as it was then: the next one begins a new epoch
+                )  # as at the end of the pass: the next one begins a new epoch
             self._was_read, self._is_left = True, state["is_left"]
         self._parts.restore(state["parts"])
         rng.restore(kept)
 
     def _takes_kind_of(self, state: dict[str, Any]) -> bool:
-        """Know of the loader's state what was known then; whether it is a loader of that kind."""
+        """Take over what is known of the saved state; whether the loader is of the same kind."""
         if _properties_in(state).is_stateful != loaders.has_state(self._loader):
             return False
         kind = Kind[state["kind"]]
@@ -261,11 +261,11 @@ class Position:
         return True
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go to a saved position; leaves the random state wherever that took it.
+        """Go to a saved position; the random state is wherever that left it.
 
         Raises:
-            ConfigError: Naming what has changed of the loader inside an epoch.
-            StateMismatch: Where the loader cannot go there.
+            ConfigError: Names what has changed of the loader inside an epoch.
+            StateMismatch: If the loader cannot go there.
         """
         now, before = self._sharing(), self._sharing(state)
         now.check_between_epochs(before, state)
@@ -274,11 +274,11 @@ class Position:
         is_moved = is_inside and (knows_order or now.num_ranks != before.num_ranks)
         if is_moved:
             taken = now.moved(taken, before)
-        if not self._takes_kind_of(state) and is_inside and not is_moved:  # nothing of it fits
+        if not self._takes_kind_of(state) and is_inside and not is_moved:  # the state does not fit
             self._properties_now().batches_to_skip(taken, _properties_in(state))
         self._iterator = None
         if getattr(self._loader, "persistent_workers", False):
-            self._loader._iterator = None  # or it would continue the epoch it is in
+            self._loader._iterator = None  # else it would continue its current epoch
         self.epoch, self._total = state["epoch"], state["total"]
         self.taken = 0
         self._start = state["start"]
@@ -288,7 +288,7 @@ class Position:
             self.taken = taken
             return
         self._restore_start()
-        if now.num_ranks != before.num_ranks:  # the state is that of rank 0
+        if now.num_ranks != before.num_ranks:  # the loaded state is that of rank 0
             sharing.draw_apart(self._loader, self._rank)
             self._start = {"rng": rng.capture(), "parts": self._parts_state()}
             parts = {"counters": parts.get("counters", {})}
@@ -311,14 +311,14 @@ class Position:
             self._proof.again(taken, self._start["parts"].get(LOADER))
 
     def name_changes(self, state: dict[str, Any]) -> None:
-        """Say what is other than it was when that state was saved, between two epochs."""
+        """Log what has changed since a state was saved between two epochs."""
         self._properties_now().name_changes(_properties_in(state))
 
     def _properties_now(self) -> Properties:
         return properties.of(self._loader)
 
     def _sharing(self, state: dict[str, Any] | None = None) -> Sharing:
-        """How the loader is shared between the ranks; in a saved state, how it was."""
+        """How the ranks share the loader now or, with a saved state, shared it then."""
         if state is not None and "sharing" in state:
             return Sharing(**state["sharing"])
         return sharing.of(self._loader, self._num_ranks)
@@ -330,17 +330,17 @@ class Position:
 
     def _begin_again(self) -> None:
         self._restore_start()
-        self._announce_epoch()  # the counters that were restored are those of the epoch before
+        self._announce_epoch()  # the restored counters are those of the epoch before
 
     def _iter_without(self, count: int) -> Iterator[Any]:
-        """An iterator over the epoch that `_start` describes, without its first batches."""
+        """An iterator over the epoch of `_start`, without its first batches."""
         if self._can_skip_indices():
             return self._iter_skipping_indices(count)
         if not (self._is_dataloader and self._redraws()):
             return without(iter_with_blocked_signals(self._loader), count)
-        # The order that persistent workers get is that of their epoch, whatever they draw in it.
+        # The order that persistent workers get is that of their epoch, whatever they draw.
         with self._sampling(Skipping(self._sampler, 0, self._begin_again)):
-            # An `__iter__` that is a generator asks for its sampler with its first batch only.
+            # A generator function as `__iter__` reads its sampler only at its first batch.
             return without(iter_with_blocked_signals(self._loader), count)
 
     def _can_skip_indices(self) -> bool:
@@ -352,7 +352,7 @@ class Position:
         )
 
     def _redraws(self) -> bool:
-        """Persistent workers draw their seed in the first epoch only; a new iterator does again."""
+        """Persistent workers draw a seed only in the first epoch; a new iterator draws again."""
         is_iterable = isinstance(self._loader.dataset, IterableDataset)
         return self._loader.persistent_workers and self.epoch > 0 and not is_iterable
 
@@ -361,7 +361,7 @@ class Position:
         skipping = Skipping(self._sampler, count, before)
         with self._sampling(skipping):
             iterator = iter_with_blocked_signals(self._loader)
-        if not skipping.is_begun:  # by a `_get_iterator` that is a generator: too late now
+        if not skipping.is_begun:  # `_get_iterator` is a generator function: skip batches instead
             return without(iterator, count)
         if count:
             skipping.skip()
@@ -373,14 +373,14 @@ class Position:
 
     @property
     def _sampler(self) -> Any:
-        """What gives the loader its indices."""
+        """The sampler that yields the loader's indices."""
         return getattr(self._loader, self._sampler_name)
 
     @contextmanager
     def _sampling(self, skipping: Skipping) -> Iterator[None]:
-        """Within, the loader's indices come from there."""
+        """In the block, the loader's indices come from `skipping`."""
         name, inner = self._sampler_name, self._sampler
-        self._loader.__dict__[name] = skipping  # DataLoader refuses the assignment after __init__
+        self._loader.__dict__[name] = skipping  # DataLoader forbids a plain assignment
         try:
             yield
         finally:

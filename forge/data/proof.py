@@ -1,8 +1,8 @@
-"""Whether the `state_dict` of a loader is its place in the pass.
+"""Finds out whether the `state_dict` of a loader contains its position in the pass.
 
-Many a loader has one that holds something else: the generator it shuffles with, say. To load it
-does not bring the loader to its place, and the pass would begin anew. It shows while two batches
-are taken: a place is another one after each. Until then a resume makes the pass once more.
+Many loaders save something else, for example the generator they shuffle with. Loading such a state
+does not restore the position, and the pass would start from its first batch. Two batches show it:
+a position differs after each. Until then a resume iterates from the start of the pass.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from forge.state.variables import fingerprint
 
 
 class Kind(Enum):
-    """Who knows the place of a loader."""
+    """Whether the loader or forge restores its position."""
 
     stateful = "stateful"
     """The loader, by its `state_dict`."""
     unproven = "unproven"
-    """Perhaps the loader: its first two batches will tell."""
+    """Perhaps the loader: unknown until its first two batches."""
     replayed = "replayed"
-    """Forge, which counts the batches."""
+    """forge, which counts the batches."""
 
 
 class Proof:
-    """That of one loader.
+    """The finding for one loader.
 
     Args:
         loader: Any iterable.
@@ -42,19 +42,19 @@ class Proof:
         if self.kind is Kind.unproven and loaders.is_known_state(loader):
             self.kind = Kind.stateful
         self.is_open = self.kind is not Kind.replayed
-        """Whether the loader is still to be asked for its state."""
+        """Whether to read the loader's state after the next batch."""
         self._before: str | None = None
-        """The state before the first batch, as a fingerprint; None: it could not be asked for."""
+        """Fingerprint of the state before the first batch; None: it could not be read."""
         self._last: str | None = None
-        """After the batch before this one."""
+        """Fingerprint of the state after the last batch."""
 
     def begin(self, random_state: dict[str, Any]) -> Any:
-        """Ask for the state before the first batch, unless something is known of it already.
+        """Read the state before the first batch, unless the finding is known already.
 
         Args:
-            random_state: To be put back: to be asked may make an iterator, which draws.
+            random_state: Restored afterwards: reading the state can make an iterator, which draws.
         Returns:
-            The state; None without one.
+            The state; None if there is none.
         """
         if self.kind is not Kind.unproven or self._last is not None:
             return None
@@ -68,18 +68,18 @@ class Proof:
         return state
 
     def again(self, taken: int, before: Any) -> None:
-        """The first batches were taken once more, in a new process."""
+        """The first batches were taken again, in a new process."""
         self._before = fingerprint(before) if before is not None else None
         self._last = fingerprint(self._loader.state_dict()) if taken == 1 else None
 
     def took(self, name: str, taken: int) -> None:
-        """Ask for the state after a batch.
+        """Read the state after a batch.
 
         Args:
-            name: Of the loader, for people.
-            taken: Batches of the pass.
+            name: Name of the loader, for messages.
+            taken: Batches taken in the pass.
         Raises:
-            ConfigError: Where the loader raises.
+            ConfigError: If the loader raises.
         """
         state = asked(name, self._loader)
         if self.kind is Kind.unproven:
@@ -93,17 +93,17 @@ class Proof:
         self.is_open = False
 
     def accept(self) -> None:
-        """Nothing speaks against it."""
+        """Accept the state as the position, because nothing contradicts it."""
         if self.kind is Kind.unproven:
             self.kind = Kind.stateful
 
     def demote(self, name: str) -> None:
-        """It is none: say so."""
+        """The state is not the position: log it."""
         self.kind, self.is_open = Kind.replayed, False
         messages.warn(
             f"{name}: {type(self._loader).__name__}.state_dict() is the same before and after a"
-            " batch, so it is not the loader's place in the pass. A resume iterates it again from"
-            " the start of the pass and leaves out what was taken, which is exact only if it yields"
-            " the same each time from the state that it had then. To go there, let the state hold"
-            " how many batches of the pass were taken, counted before each is handed out"
+            " batch, so it does not contain the position in the pass. A resume iterates it again"
+            " from the start of the pass and skips the batches taken, which is exact only if it"
+            " yields the same each time from its state at that time. To restore the position, let"
+            " the state contain the number of batches taken, counted before each is returned"
         )

@@ -1,8 +1,8 @@
-"""What the batches of a pass follow from: saved with the place, and compared at a resume.
+"""The properties of a loader on which its batches depend; saved, and compared when resuming.
 
-A resume in mid-epoch makes the pass once more and leaves out what was taken. With another length,
-batch size or sampler these would be other batches, and nothing else would tell: inside an epoch a
-change is refused, between two it is named.
+A resume inside an epoch repeats the pass and skips the batches taken. With another length, batch
+size or sampler it would silently get other batches. So inside an epoch a change is refused, and
+between two epochs it is logged.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _WORDS = {
 }
 
 _KIND = ("kind", "is_stateful")
-"""If one of these has changed, the others say nothing."""
+"""If one of these has changed, the others mean nothing."""
 
 
 @dataclass(frozen=True)
 class Properties:
-    """Those of a loader; None: it does not say, or the value is not always the same."""
+    """The properties of a loader; None: unknown, or not always the same."""
 
     name: str
-    """Of its class, for people."""
+    """Name of its class."""
     kind: str
     is_stateful: bool
     dataset: int | None = None
@@ -50,12 +50,12 @@ class Properties:
     drop_last: bool | None = None
     batches: int | None = None
     workers: int | None = None
-    """None: which samples there are does not depend on it."""
+    """None: the samples do not depend on it."""
     drawing_workers: int | None = None
-    """None: what is drawn in a sample does not depend on it, or `workers` says it."""
+    """None: random draws in samples do not depend on it, or `workers` covers it."""
 
     def changes(self, before: Properties) -> list[str]:
-        """What has changed since the loader was as `before`, a phrase each."""
+        """The changes since `before`, a phrase each."""
         is_same_kind = all(getattr(self, name) == getattr(before, name) for name in _KIND)
         names = _WORDS if is_same_kind else _KIND
         pairs = {name: (getattr(before, name), getattr(self, name)) for name in names}
@@ -66,7 +66,7 @@ class Properties:
         ]
 
     def name_changes(self, before: Properties) -> None:
-        """Say what has changed of a loader that no pass was under way through."""
+        """Log the changes of a loader that is between two passes."""
         self._say(self.changes(before))
         self.name_workers(before)
 
@@ -74,46 +74,46 @@ class Properties:
         if changes:
             messages.warn(
                 f"The loader ({self.name}) has changed since the checkpoint was saved:"
-                f" {'; '.join(changes)}. No pass was under way, so the job resumes with the loader"
-                " as it is now"
+                f" {'; '.join(changes)}. The checkpoint is between two passes, so the job resumes"
+                " with the loader as it is now"
             )
 
     def name_workers(self, before: Properties) -> None:
-        """Say that what samples draw may be another thing."""
+        """Log that random draws in samples can differ."""
         was, now = before.drawing_workers, self.drawing_workers
         if was != now and None not in (was, now):
             messages.warn(
                 f"The loader ({self.name}) had {was} workers when the checkpoint was saved, and has"
-                f" {now}: random draws in a sample are not those that it would have drawn. With"
-                " forge.data.seeded(dataset, seed) they are a function of (seed, epoch, index),"
+                f" {now} now: random draws in samples differ from those of an uninterrupted run."
+                " With forge.data.seeded(dataset, seed) they depend only on (seed, epoch, index),"
                 " with any number of workers"
             )
 
     def batches_to_skip(self, taken: int, before: Properties) -> int:
-        """Those of an epoch of which so many were taken as the loader was before.
+        """Number of batches to skip in an epoch of which `taken` were taken before.
 
         Raises:
-            ConfigError: Naming what has changed, since the rest would be other batches.
+            ConfigError: Names the changes, which would give other batches.
         """
         found = self.changes(before)
         if not found:
             return taken
         if taken == before.batches and self.batches is not None and not self.is_stateful:
             self._say(found)
-            return self.batches  # the end of the epoch stays its end
+            return self.batches  # the end of the epoch stays the end
         problem = (
             f"the checkpoint was saved after {taken} batches of a pass, and the loader"
             f" ({self.name}) has changed since: {'; '.join(found)}. The rest of the pass would have"
-            " other batches. Build the loader as it was, or start in a new directory."
+            " other batches. Build the loader as before, or start in a new directory."
         )
         raise ConfigError([problem], "The data of this resume")
 
 
 def of(loader: Any) -> Properties:
-    """What a loader, or any iterable, is now."""
+    """The current properties of a loader or any iterable."""
     is_stateful = loaders.has_state(loader)
     if not isinstance(loader, DataLoader):
-        # Of one that goes to its place by itself, a length may be what is left.
+        # The length of a loader that restores itself can be the number of batches left.
         length = None if is_stateful else _steady_length(loader)
         return Properties(type(loader).__name__, "no DataLoader", is_stateful, batches=length)
     batches: Any = loader.batch_sampler
@@ -139,15 +139,15 @@ def of(loader: Any) -> Properties:
 
 
 _first: FirstSeen[int | None] = FirstSeen()
-"""Lengths, as they were first seen."""
+"""Lengths at the first call."""
 
 
 def _steady_length(one: Any) -> int | None:
-    """Its length; None once that is another one than at first, as if each epoch had its own."""
+    """Its length; None once it differs from the first, as if each epoch had its own length."""
     length = _length(one)
     try:
         first = _first.of(one, length)
-    except TypeError:  # a list, say
+    except TypeError:  # for example a list
         return length
     return length if length == first else None
 

@@ -1,7 +1,7 @@
-"""Random augmentation that does not depend on who draws it, or when.
+"""Random augmentation that does not depend on which worker draws it, or when.
 
-Each sample seeds the generators for itself. In a worker they stay where its draws have taken them:
-what `collate_fn` draws next then follows from the batch's last sample, and from nothing before it.
+Each sample seeds the generators. In a worker they continue from there: what `collate_fn` draws then
+depends on the batch's last sample only.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from forge.state import rng
 
 OTHER_GENERATORS = (
     "Draw from the global generators (torch.rand, numpy.random, random), or make one from them"
-    " where it is used: numpy.random.default_rng(int(torch.randint(2**62, ())))."
+    " for each use: numpy.random.default_rng(int(torch.randint(2**62, ())))."
 )
-"""What to do about a generator that `seeded` does not reach."""
+"""Advice about a generator that `seeded` does not control."""
 
 _DEPTH = 4
 _WIDTH = 8
-"""How deep, and how many members of a container, generators are looked for."""
+"""How deep, and in how many members of a container, generators are searched for."""
 
 
 class SeededDataset(Dataset[Any]):
@@ -37,14 +37,15 @@ class SeededDataset(Dataset[Any]):
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             raise TypeError(
-                f"forge.data.seeded needs a map-style dataset (with __getitem__ and __len__), got"
-                f" {type(dataset).__name__}: samples of an iterable one have no index to seed with"
+                "forge.data.seeded needs a map-style dataset (with __getitem__ and __len__), found"
+                f" {type(dataset).__name__}: samples of an iterable dataset have no index to seed"
+                " with"
             )
         own = [name for one in within(dataset) for name in own_generators(one)]
         if own:
             messages.warn(
-                f"forge.data.seeded does not reach {', '.join(own)}: what a dataset draws from a"
-                " generator of its own is not a function of (seed, epoch, index)."
+                f"forge.data.seeded does not control {', '.join(own)}: draws from a dataset's own"
+                " generator are not a function of (seed, epoch, index)."
                 f" {OTHER_GENERATORS}"
             )
         self.dataset = dataset
@@ -55,11 +56,11 @@ class SeededDataset(Dataset[Any]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that samples are drawn for."""
+        """The epoch for which samples are drawn."""
         return int(self._epoch.item())
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw for this epoch from now on; `Run.steps` calls it."""
+        """Set the epoch for which samples are drawn; `Run.steps` calls it."""
         self._epoch.fill_(epoch)
 
     def __len__(self) -> int:
@@ -80,25 +81,25 @@ class SeededDataset(Dataset[Any]):
 def seeded(dataset: Dataset[Any], seed: int) -> SeededDataset:
     """Make `dataset`'s random draws a function of (seed, epoch, index).
 
-    While a sample is drawn, python's, numpy's and torch's CPU generators are seeded; without
-    workers they are put back afterwards. Workers, their number, prefetching and resumes then make
-    no difference. In workers `collate_fn` draws on from there: what it draws is a function of the
-    batch's last sample. Generators that the dataset keeps for itself (`self.rng =
-    numpy.random.default_rng()`) are not reached; a warning names them.
+    For each sample the CPU generators of python, numpy and torch are seeded; without workers they
+    are restored afterwards. Draws then do not depend on workers, prefetching or resumes. In a
+    worker `collate_fn` continues with the generators of the batch's last sample. Generators that
+    the dataset keeps itself (`self.rng = numpy.random.default_rng()`) are not controlled; a
+    warning names them.
 
     Args:
         dataset: A map-style dataset.
         seed: Seed of the whole run.
     Returns:
-        A dataset of the same samples.
+        A dataset with the same samples.
     Raises:
-        TypeError: For an iterable-style dataset.
+        TypeError: If the dataset is iterable-style.
     """
     return SeededDataset(dataset, seed)
 
 
 def is_seeded(dataset: Any) -> bool:
-    """Whether all that a sample draws is a function of its index."""
+    """Whether all random draws of a sample depend only on its index."""
     if type(dataset) is Subset:
         return is_seeded(dataset.dataset)
     if type(dataset) is ConcatDataset:
@@ -107,14 +108,14 @@ def is_seeded(dataset: Any) -> bool:
 
 
 def set_epoch(dataset: Any, epoch: int) -> None:
-    """Tell every seeded dataset inside `dataset` which epoch begins."""
+    """Set the epoch of every seeded dataset inside `dataset`."""
     for one in within(dataset):
         if isinstance(one, SeededDataset):
             one.set_epoch(epoch)
 
 
 def within(dataset: Any) -> Iterator[Any]:
-    """`dataset`, and the datasets that it is made of."""
+    """`dataset`, and all datasets inside it."""
     yield dataset
     for one in (getattr(dataset, "dataset", None), *(getattr(dataset, "datasets", None) or ())):
         if isinstance(one, Dataset):
@@ -122,12 +123,12 @@ def within(dataset: Any) -> Iterator[Any]:
 
 
 def is_wrapped(dataset: Any) -> bool:
-    """Whether `seeded` stands around it, or around what it is made of."""
+    """Whether it, or a dataset inside it, is wrapped by `seeded`."""
     return any(isinstance(one, SeededDataset) for one in within(dataset))
 
 
 def own_generators(one: Any, max_depth: int = _DEPTH) -> list[str]:
-    """Generators that only this object knows, or what it holds: `Noise.transform.rng`."""
+    """Generators that the object or its members keep, for example `Noise.transform.rng`."""
     kinds: tuple[type, ...] = (random.Random, torch.Generator)
     known: tuple[Any, ...] = (torch.default_generator, cast("Any", random.random).__self__)
     numpy = sys.modules.get("numpy")
@@ -137,7 +138,7 @@ def own_generators(one: Any, max_depth: int = _DEPTH) -> list[str]:
     seen: set[int] = set()
 
     def search(value: Any, name: str, depth: int) -> Iterator[str]:
-        is_dataset = depth > 0 and isinstance(value, Dataset)  # `within` finds it
+        is_dataset = depth > 0 and isinstance(value, Dataset)  # `within` covers it
         if is_dataset or id(value) in seen or any(value is one for one in known):
             return
         seen.add(id(value))
@@ -151,7 +152,7 @@ def own_generators(one: Any, max_depth: int = _DEPTH) -> list[str]:
 
 
 def _members(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds."""
+    """The members of an object."""
     if isinstance(value, dict):
         yield from ((f"[{k!r}]", v) for k, v in itertools.islice(value.items(), _WIDTH))
     elif isinstance(value, list | tuple):

@@ -1,11 +1,11 @@
-"""How the ranks of a job share an epoch, and where another number of them continues.
+"""How the ranks of a job share an epoch, and where another number of ranks continues.
 
-The order of a `DistributedSampler`, or of forge's own, follows from (seed, epoch), and after k
+The order of a `DistributedSampler` or `GlobalBatchSampler` follows from (seed, epoch), and after k
 batches the ranks together have had its first k * global_batch_size samples, whatever their number.
-That count is the place that another number of ranks, or another batch size, continues at. Where it
-lies in the padding, the epoch is over: all padding is in its last batch.
+Another number of ranks, or another batch size, continues after that many samples. If these include
+padding, the epoch is over, because all padding is in its last batch.
 
-Of other loaders nothing like that is known; between two epochs nothing needs to be.
+For other loaders the order is unknown. Between two epochs it does not matter.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ _ORDER = {
     "shuffle": "the sampler's shuffle",
     "seed": "the sampler's seed",
 }
-"""What an order follows from, beside the epoch."""
+"""The values on which an order depends, in addition to the epoch."""
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """How a loader is shared, as it goes into a checkpoint."""
+    """How a loader is shared, as stored in a checkpoint."""
 
     num_ranks: int
     num_batches: int | None
-    """That each of them has in an epoch; None: the loader does not say."""
+    """Batches of each rank in an epoch; None: the loader has no length."""
     global_batch_size: int
-    """Samples in a batch of all ranks together; 0: that is not known."""
+    """Samples in a batch of all ranks together; 0: unknown."""
     order: dict[str, Any]
     unknown: str
-    """Why the order is not known; empty: it is."""
+    """Why the order is unknown; empty: it is known."""
 
     def moved(self, taken: int, before: Sharing) -> int:
-        """The batches to leave out for those that were taken as the loader was shared before.
+        """Number of batches to skip for `taken` batches that were shared as in `before`.
 
         Raises:
-            StateMismatch: Where samples would be seen twice, or never.
+            StateMismatch: If samples would be used twice, or never.
         """
         is_unknown = bool(self.unknown and before.unknown)
         if self == before or (is_unknown and self.num_ranks == before.num_ranks):
@@ -62,10 +62,9 @@ class Sharing:
         for name, words in _ORDER.items():
             if before.order[name] != self.order[name]:
                 raise StateMismatch(
-                    f"data: expected {words} to be {before.order[name]!r}, as it was when the"
-                    f" checkpoint was saved inside an epoch, found {self.order[name]!r}: the rest"
-                    " of the epoch would have other samples. Set it back, or start in a new"
-                    " directory"
+                    f"data: expected {words} to be {before.order[name]!r}, as when the checkpoint"
+                    f" was saved inside an epoch, found {self.order[name]!r}: the rest of the epoch"
+                    " would have other samples. Set it back, or start in a new directory"
                 )
         num_samples = taken * before.global_batch_size
         if num_samples % self.global_batch_size:
@@ -78,10 +77,10 @@ class Sharing:
         return num_samples // self.global_batch_size
 
     def check_between_epochs(self, before: Sharing, state: dict[str, Any]) -> None:
-        """That nothing which one rank has kept is taken for the others'.
+        """Check that state kept by one rank is not loaded into the others.
 
         Raises:
-            StateMismatch: Where a loader of unknown order has kept something.
+            StateMismatch: If a loader of unknown order has kept state.
         """
         has_kept = "loader" in state or state["parts"].keys() - {"counters"}
         if self.num_ranks != before.num_ranks and self.unknown and has_kept:
@@ -90,12 +89,12 @@ class Sharing:
     def _refusal(self, before: Sharing) -> str:
         expected, found = (one.unknown or one.order["sampler"] for one in (before, self))
         return (
-            f"data: the checkpoint was saved by {_ranks(before.num_ranks)} ({expected}), and this"
-            f" job has {_ranks(self.num_ranks)} ({found}): which samples each of them still has to"
-            " see is known only with a DataLoader whose sampler is a"
+            f"data: the checkpoint was saved by {_ranks(before.num_ranks)} ({expected}), but this"
+            f" job has {_ranks(self.num_ranks)} ({found}): the samples that each rank still has to"
+            " see are known only for a DataLoader whose sampler is a"
             " torch.utils.data.DistributedSampler, or whose batch_sampler is a"
             " forge.data.GlobalBatchSampler. Start the job with the number of ranks and the loader"
-            " that it had, or in a new directory with one of those"
+            " of the checkpoint, or in a new directory with one of these samplers"
         )
 
 
@@ -104,7 +103,7 @@ def _ranks(count: int) -> str:
 
 
 def of(loader: Any, num_ranks: int) -> Sharing:
-    """How so many ranks share a loader."""
+    """How `num_ranks` ranks share a loader."""
     num_batches = loaders.num_batches(loader)
     unknown = _unknown(loader)
     if unknown:
@@ -124,13 +123,13 @@ def _unknown(loader: Any) -> str:
     """Why the batches of a loader do not follow from its samplers."""
     name = type(loader).__name__
     if loaders.has_state(loader):
-        return f"a {name}, which keeps its own place"
+        return f"a {name}, which keeps its own position"
     if not isinstance(loader, DataLoader):
-        return f"a {name}, which is no DataLoader"
+        return f"a {name}, which is not a DataLoader"
     if isinstance(loader.dataset, IterableDataset):
         return f"samples of an iterable dataset, {type(loader.dataset).__name__}"
     if loaders.has_own_iter(loader) or of_torch.makes_own_iterator(loader):
-        return f"a {name}, which is iterated in its own way"
+        return f"a {name}, which has its own __iter__"
     batches: Any = loader.batch_sampler
     if batches is not None and not (_is(batches, GlobalBatchSampler) or _is(batches, BatchSampler)):
         return f"batches of a {type(batches).__name__}"
@@ -141,7 +140,7 @@ def _unknown(loader: Any) -> str:
 
 
 def _shared(loader: DataLoader[Any]) -> tuple[Any, int]:
-    """What the order comes from, and how many samples a rank takes at once."""
+    """The sampler or batch sampler with the order, and the samples that a rank takes per batch."""
     batches: Any = loader.batch_sampler
     if batches is None:
         return loader.sampler, 1
@@ -151,21 +150,21 @@ def _shared(loader: DataLoader[Any]) -> tuple[Any, int]:
 
 
 def _is(one: Any, kind: type[Any]) -> bool:
-    """Whether it yields what `kind` does: a subclass may."""
+    """Whether it yields what `kind` does; a subclass can yield something else."""
     is_plain = isinstance(one, kind) and type(one).__iter__ is kind.__iter__
     return is_plain and not loaders.has_state(one)
 
 
 def draw_apart(loader: Any, rank: int) -> None:
-    """Give a rank that has the random state of rank 0 one of its own, the same each time.
+    """Give a rank that loaded the random state of rank 0 a different one, the same each time.
 
-    Else the workers of all ranks would draw the same.
+    Else the workers of all ranks would draw the same numbers.
     """
     if getattr(loader, "num_workers", 0) and not loaders.is_seeded(loader):
         messages.warn(
-            "The number of ranks has changed inside an epoch: what the loader's workers draw is"
-            " not what they would have drawn. With forge.data.seeded(dataset, seed) it is a"
-            " function of (seed, epoch, index), on any number of ranks"
+            "The number of ranks has changed inside an epoch: random draws in the loader's workers"
+            " differ from those of an uninterrupted run. With forge.data.seeded(dataset, seed) they"
+            " depend only on (seed, epoch, index), with any number of ranks"
         )
     if rank == 0:
         return

@@ -1,4 +1,4 @@
-"""The first batches of an epoch left out: taken away, or their indices alone."""
+"""Skipping the first batches of an epoch: the whole batches, or only their indices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from forge.errors import StateMismatch
 
 
 class Skipping:
-    """A sampler that leaves out its first indices, the first time it is iterated."""
+    """A sampler that skips its first indices, the first time it is iterated."""
 
     def __init__(self, inner: Any, count: int, before: Any) -> None:
         self._inner = inner
@@ -34,7 +34,7 @@ class Skipping:
         return next(self._iterator)
 
     def skip(self) -> None:
-        """Leave the indices out: not before the loader drew its own seed, as in a first epoch."""
+        """Skip the indices; not before the loader drew its own seed, as in a first epoch."""
         if self._is_skipped:
             return
         self._is_skipped = True
@@ -44,10 +44,10 @@ class Skipping:
 
 
 def without(iterator: Iterator[Any], count: int) -> Iterator[Any]:
-    """The iterator, its first batches taken away.
+    """The iterator without its first batches.
 
     Raises:
-        StateMismatch: Where it has not so many.
+        StateMismatch: If it has fewer batches.
     """
     for taken in range(count):
         try:

@@ -1,8 +1,8 @@
-"""DataLoader workers that outlive the signals Slurm sends to every process of a step.
+"""DataLoader workers that ignore the signals Slurm sends to every process of a step.
 
-A worker that dies of a signal takes the save with it ('DataLoader worker exited unexpectedly').
-The signals are blocked while workers are made, which fork and exec both pass on; then each worker
-ignores them, but for a SIGTERM that its own parent sends: that is how a DataLoader ends workers.
+A worker killed by a signal would prevent the save ('DataLoader worker exited unexpectedly'). The
+signals are blocked while workers are started (fork and exec inherit that). Then each worker ignores
+them, except a SIGTERM from its parent, by which a DataLoader ends its workers.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Shield:
 
 
 def shield_this_process() -> None:
-    """Ignore the signals of a stop, in a child process that its parent ends."""
+    """Ignore stop signals in a child process that its parent ends."""
     ignored = {signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
-    # An ignored signal that is pending is dropped, so unblocking comes second.
+    # Ignoring a signal also drops a pending one, so unblock afterwards.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ignored)
     if sys.platform.startswith("linux"):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -42,7 +42,7 @@ def shield_this_process() -> None:
         threading.Thread(
             target=_heed_parent, args=(parent,), name="forge-worker", daemon=True
         ).start()
-    else:  # no sigwaitinfo: SIGTERM cannot tell who sent it
+    else:  # no sigwaitinfo: the sender of a SIGTERM is unknown
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
@@ -62,6 +62,6 @@ def iter_with_blocked_signals(loader: Iterable[Any]) -> Iterator[Any]:
     loader.worker_init_fn = Shield(own)
     try:
         with block_signals() if hasattr(signal, "pthread_sigmask") else nullcontext():
-            return iter(loader)  # the iterator keeps it
+            return iter(loader)  # the iterator keeps the Shield
     finally:
         loader.worker_init_fn = own

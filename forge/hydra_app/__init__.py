@@ -1,1 +1,1 @@
-"""What forge does inside a Hydra app: its callback, the frozen config, hints for overrides."""
+"""forge inside a Hydra app: its callback, the stored config, hints for overrides."""

@@ -1,8 +1,8 @@
-"""The Hydra callback that comes with every preset: a job keeps the config it began with.
+"""The Hydra callback that every preset adds: a job keeps the config of its first start.
 
-At its first start a job's config is stored, resolved, in its directory. Whoever starts the job
-there again gets that config, whatever has happened to the files since; overrides that contradict
-it are refused. The policy is checked here too, before the user's main builds anything.
+At the first start the job's resolved config is stored in its directory. A later start in that
+directory uses the stored config, even if config files have changed since; overrides that contradict
+it are refused. The callback also checks the policy, before the user's main builds anything.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _Hook = Callable[..., None]
 _LAUNCHER = "hydra/launcher="
 
 if_no_launcher: list[str] = []
-"""The program to become where the config chooses no launcher; empty: Hydra's own is right."""
+"""The command to exec if the config chooses no launcher; empty: keep Hydra's default."""
 
 
 def _guarded(hook: _Hook) -> _Hook:
-    """End the process where the hook fails: Hydra makes a warning of it, and trains."""
+    """End the process if the hook fails: Hydra would only warn, and train."""
 
     @functools.wraps(hook)
     def call(self: Callback, config: DictConfig, **kwargs: Any) -> None:
@@ -52,20 +52,20 @@ def _guarded(hook: _Hook) -> _Hook:
             _refuse(str(error))
         except Exception as error:  # noqa: BLE001 - whatever it is, something was not checked
             shown = "".join(traceback.format_exception(error))
-            _refuse(f"forge's {hook.__name__} failed, and without it the job is not run:\n{shown}")
+            _refuse(f"forge's {hook.__name__} failed, so the job is not run:\n{shown}")
 
     return call
 
 
 class JobConfig(Callback):
-    """Freezes and restores a job's config. Named by `conf/forge/hooks/hydra.yaml`."""
+    """Stores and restores a job's config. Named by `conf/forge/hooks/hydra.yaml`."""
 
     _written: dict[str, Any] | None = None
-    """The config before anything of it was resolved, where this process has composed it."""
+    """The unresolved config, if this process has composed it."""
 
     @_guarded
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Before a single job: bring back the config it was first started with."""
+        """Before a single job: restore the config of its first start."""
         hints.composition_succeeded()
         if REHEARSAL in os.environ:
             with read_write(config), open_dict(config):
@@ -86,22 +86,22 @@ class JobConfig(Callback):
         """Before a sweep."""
         if REHEARSAL in os.environ:
             _refuse(
-                "A rehearsal is of one job: leave out -m (and hydra/launcher) from its command."
+                "A rehearsal runs a single job: remove -m (and hydra/launcher) from its command."
             )
         if if_no_launcher and config.hydra.launcher._target_.endswith(".BasicLauncher"):
-            os.execv(if_no_launcher[0], if_no_launcher)  # Hydra lets nobody change its choice
+            os.execv(if_no_launcher[0], if_no_launcher)  # the launcher cannot be changed any more
         _keep_place(config.hydra.sweep)
         try:
-            os.makedirs(str(config.hydra.sweep.dir), exist_ok=True)  # as Hydra does next
+            os.makedirs(str(config.hydra.sweep.dir), exist_ok=True)  # Hydra does the same next
         except OSError as error:
             _refuse(
-                f"`hydra.sweep.dir={config.hydra.sweep.dir}`: the directory cannot be made:"
-                f" {error}. Choose another one."
+                f"`hydra.sweep.dir={config.hydra.sweep.dir}`: cannot create the directory:"
+                f" {error}. Choose another directory."
             )
 
     @_guarded
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """After a sweep: every job was composed, here or where it ran."""
+        """After a sweep: every job's config was composed, here or in its own process."""
         hints.composition_succeeded()
 
     @_guarded
@@ -110,7 +110,7 @@ class JobConfig(Callback):
         hints.composition_succeeded()
         directory = Path(config.hydra.runtime.output_dir)
         policy = policy_of(config)
-        spawned.hand_on(None)  # what is there is of the process that started us
+        spawned.hand_on(None)  # the current value belongs to the process that started this one
         if policy is None or not policy.enabled:
             return
         problem = job_dir.init_problem(policy.checkpoint, directory, Path(config.hydra.runtime.cwd))
@@ -129,7 +129,7 @@ class JobConfig(Callback):
         spawned.hand_on(spawned.Inherited(directory, command, Path(config.hydra.runtime.cwd)))
 
         def tell(name: str, code: int) -> None:
-            text = f"{name} before training began: nothing to save."
+            text = f"{name} before training began: there is nothing to save."
             if not is_judged:
                 text += f" To start again:\n  {command}"
             messages.say(text)
@@ -138,7 +138,7 @@ class JobConfig(Callback):
 
     @_guarded
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """In the job's process, after the user's main: a child's stop is a stop of the job."""
+        """In the job's process, after the user's main: a child that stopped stops the job."""
         directory = Path(config.hydra.runtime.output_dir)
         code = verdict.of_child(directory)
         said = verdict.read(directory)
@@ -147,15 +147,15 @@ class JobConfig(Callback):
 
 
 class NotHere(Callback):
-    """Refuses a single run where the cluster was chosen; named by the launcher's config."""
+    """Refuses a single run if a cluster launcher was chosen; named by the launcher's config."""
 
     @_guarded
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Hydra ignores the launcher without `-m`: main would train right here."""
+        """Without `-m` Hydra ignores the launcher: main would train on this machine."""
         _refuse(
-            f"`hydra/launcher=slurm` without -m: Hydra would run {config.hydra.job.name} right"
-            " here, on this machine, and ignore the launcher. Add -m to submit it, also where it is"
-            " a single job; leave the launcher out to run it here:\n"
+            f"`hydra/launcher=slurm` without -m: Hydra would ignore the launcher and run"
+            f" {config.hydra.job.name} here, on this machine. Add -m to submit it, even for a"
+            " single job; remove the launcher to run it here:\n"
             f"  {_multirun_command(config, 'slurm')}"
         )
 
@@ -187,7 +187,7 @@ def _warn_of_unused_launcher(config: DictConfig) -> None:
 
 
 def _keep_place(node: Any) -> None:
-    """Let a batch job that Slurm has started again continue where it was."""
+    """Let a job that Slurm has requeued continue in its directory."""
     found = same_dir.of_start_before(str(of_omegaconf.value_of(of_omegaconf.child_of(node, "dir"))))
     if found is not None:
         with read_write(node):
@@ -196,14 +196,14 @@ def _keep_place(node: Any) -> None:
 
 @contextmanager
 def _placed(cfg: DictConfig) -> Iterator[Path | None]:
-    """Where the job is going to run, as Hydra will know it; None where Hydra cannot tell."""
+    """The directory in which the job will run; None if Hydra cannot compute it."""
     outer = HydraConfig.instance().cfg
     try:
-        HydraConfig.instance().set_config(cfg)  # `${hydra:…}` in hydra.run.dir reads it
+        HydraConfig.instance().set_config(cfg)  # hydra.run.dir can contain `${hydra:…}`
         try:
             directory = os.path.abspath(str(OmegaConf.select(cfg, "hydra.run.dir")))
         except OmegaConfBaseException:
-            yield None  # Hydra reports it, in its own words, in a moment
+            yield None  # Hydra itself reports the error next
             return
         runtimes: list[Any] = [cfg.hydra.runtime, HydraConfig.get().runtime]
         for runtime in runtimes:

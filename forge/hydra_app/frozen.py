@@ -1,10 +1,10 @@
-"""A job's config as it was at its first start: stored, compared, brought back.
+"""The config of a job's first start: stored, compared, restored.
 
 <job dir>/.forge/config.yaml  the user's part of the config
-<job dir>/.forge/start.yaml   the program, the overrides it was given, the config as it was written
+<job dir>/.forge/start.yaml   the program, its overrides, the config before it was resolved
 
-What refers to another key of the config stays a reference, so that main sees what it sees without
-forge. What a resolver gives (`${now:…}`, `${oc.env:…}`) is stored as the value that it had.
+References to other keys of the config stay references, so that main gets the same config as without
+forge. Values of resolvers (`${now:…}`, `${oc.env:…}`) are stored as they were.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _OUTPUT_DIR = "${hydra:runtime.output_dir}"
 
 
 def resolve_now(node: Any, directory: Path, *, is_root: bool = True) -> None:
-    """Replace what resolvers give by its value, so that main and the stored config see the same.
+    """Replace resolvers by their values, so that main and the stored config get the same values.
 
-    `${now:…}` and the like give another value each time somebody asks. Hydra's config has to be
-    set, with its output directory: `${hydra:…}` is another in a job of a sweep that is resumed
-    alone. What lies in `directory`, the job's, is kept relative to that: it may be moved.
+    `${now:…}` and the like return another value at each access. Hydra's config must be set, with
+    its output directory: `${hydra:…}` differs if a job of a sweep is resumed alone. Paths inside
+    `directory`, the job's, are stored relative to it, so that it can be moved.
     """
     with contextlib.ExitStack() as stack:
         if OmegaConf.is_readonly(node):  # a frozen dataclass
@@ -55,7 +55,7 @@ def resolve_now(node: Any, directory: Path, *, is_root: bool = True) -> None:
 def _resolve(node: Any, key: Any, directory: Path) -> None:
     text = of_omegaconf.value_of(of_omegaconf.child_of(node, key))
     resolvers = of_omegaconf.resolver_names(text)
-    # What OmegaConf itself brings along depends on nothing but the config and the environment.
+    # OmegaConf's own resolvers depend only on the config and the environment.
     if not any(name == "oc.env" or not name.startswith("oc.") for name in resolvers):
         return
     try:
@@ -65,43 +65,43 @@ def _resolve(node: Any, key: Any, directory: Path) -> None:
     shown = repr(value)
     is_tree = isinstance(value, (DictConfig, ListConfig))
     if is_tree and ("${" in shown or OmegaConf.get_type(value) not in (dict, list)):
-        return  # refers to what it was made in, or has a schema: no file could hold it
+        return  # has a parent or a schema, and cannot be stored in a file
     candidates: list[Any] = [escaped(value) if isinstance(value, str) else value]
     base = str(directory)
     if "hydra" in resolvers and f"{value}/".startswith(f"{base}/"):
         candidates.insert(0, _OUTPUT_DIR + escaped(str(value)[len(base) :]))
     for candidate in [*candidates, text]:
-        with contextlib.suppress(Exception):  # an object that no config can hold
+        with contextlib.suppress(Exception):  # an object that a config cannot contain
             node[key] = candidate
             if type(node[key]) is type(value) and repr(node[key]) == shown:
                 return
 
 
 def escaped(text: str) -> str:
-    """A text that OmegaConf reads back as this one, interpolations in it and all."""
+    """Escape a string so that OmegaConf reads it back unchanged, with any interpolations."""
     return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", text)
 
 
 def _is_special(node: Any) -> bool:
-    """Whether a container is null, missing or an interpolation: it has no nodes then."""
+    """Whether a container is null, missing or an interpolation, and so has no nodes."""
     return not isinstance(of_omegaconf.value_of(node), (dict, list))
 
 
 def task_part(cfg: DictConfig) -> DictConfig:
-    """The user's part of a config: all but Hydra's own."""
+    """The user's part of a config: everything except `hydra`."""
     with read_write(cfg):
         return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
 
 
 def freeze(cfg: DictConfig, directory: Path, written: dict[str, Any]) -> None:
-    """Store the config of a job, unless that was done before.
+    """Store the config of a job, unless it is stored already.
 
-    One that is to replace another is put aside, until forge.Run has taken it on.
+    A config that will replace another one is stored separately until forge.Run has accepted it.
 
     Args:
-        written: `identity.as_written` of the config, before anything of it was resolved.
+        written: `identity.as_written` of the config, before it was resolved.
     Raises:
-        Contradiction: Where another program has done it.
+        Contradiction: If another program has stored a config.
     """
     folder = forge_dir(directory)
     if is_frozen(directory):
@@ -116,19 +116,19 @@ def freeze(cfg: DictConfig, directory: Path, written: dict[str, Any]) -> None:
 
 
 def _task_config(cfg: DictConfig, directory: Path) -> dict[str, Any]:
-    """The user's part of the config, as it is stored."""
+    """The user's part of the config, in the form in which it is stored."""
     copied = task_part(cfg)
     resolve_now(copied, directory)
     tree: Any = OmegaConf.to_container(copied)
     policy = tree.get("resilience")
     if isinstance(policy, dict) and "resume" in policy:
-        policy["resume"] = "same"  # a change is asked for once, not for every later start
+        policy["resume"] = "same"  # a change is requested for one start, not for later ones
     found: dict[str, Any] = tree
     return found
 
 
 def wants_change(cfg: DictConfig) -> bool:
-    """Whether this start is to take the job on with the config as it is now."""
+    """Whether this start is to continue the job with the config as it is now."""
     wanted = OmegaConf.select(cfg, "resilience.resume", throw_on_missing=False)
     return identity.is_change_wanted() or bool(getattr(wanted, "name", wanted) == "changed")
 
@@ -140,7 +140,7 @@ def _program(cfg: DictConfig) -> str:
 
 
 def overrides_of(cfg: DictConfig) -> list[str]:
-    """The user's overrides as they were typed: iterating them would resolve what is in them."""
+    """The user's overrides as typed: iterating over them would resolve interpolations."""
     return job_dir.as_typed(cfg.hydra.overrides.task)
 
 
@@ -150,26 +150,26 @@ def is_frozen(directory: Path) -> bool:
 
 
 def forget(directory: Path) -> None:
-    """Let the next start begin with whatever config it has."""
+    """Let the next start use its own config."""
     (forge_dir(directory) / "config.yaml").unlink(missing_ok=True)
 
 
 def check_program(cfg: DictConfig, directory: Path) -> None:
-    """Raise Contradiction where the job in this directory is that of another program."""
+    """Raise Contradiction if another program started the job in this directory."""
     first, now = _started(directory)["program"], _program(cfg)
     if first != now:
         raise Contradiction(
-            f"{directory} holds a job of {first}, and this is {now}. Give each a directory of its"
-            " own: `hydra.run.dir`."
+            f"{directory} has a job of {first}, but this is {now}. Give each its own directory:"
+            " `hydra.run.dir`."
         )
 
 
 def restore(cfg: DictConfig, directory: Path) -> None:
-    """Make `cfg` the config that the job was first started with; say what has changed since.
+    """Replace `cfg` by the config of the job's first start; log what has changed since.
 
     Raises:
-        Contradiction: Where this is another program, or an override asks for something else.
-        DamagedConfig: Where what is stored is not what was written.
+        Contradiction: If this is another program, or an override contradicts the stored config.
+        DamagedConfig: If the stored config was changed since it was written.
     """
     check_program(cfg, directory)
     tree = config_file.read(forge_dir(directory) / "config.yaml")
@@ -188,32 +188,32 @@ def restore(cfg: DictConfig, directory: Path) -> None:
     refused = [o for o in asked if _contradicts(o, cfg, stored, is_other=bool(differing))]
     if refused:
         raise Contradiction(
-            f"{directory} holds a job that was started with another config; given now:"
-            f" {messages.escape(' '.join(refused))}.{differing}\nTo resume the job as it is, leave"
-            f" that out: hydra.run.dir={directory}\nTo resume it with the new config, add"
+            f"{directory} has a job that was started with another config. Contradicting overrides:"
+            f" {messages.escape(' '.join(refused))}.{differing}\nTo resume the job as it is, remove"
+            f" them: hydra.run.dir={directory}\nTo resume it with the new config, add"
             " resilience.resume=changed\nTo train both, start in a new directory."
         )
     overridden = tuple(f"{key}." for key in (*map(_key, first_overrides), *policy))
     changed = sorted(
         key
         for key in before
-        if not ("${" in str(before[key]) and ":" in str(before[key]))  # its value is stored
+        if not ("${" in str(before[key]) and ":" in str(before[key]))  # stored as a value
         and repr(before[key]) != repr(after.get(key, ""))
         and not f"{key}.".startswith(overridden)
-        and (key in after or not _is_policy(key))  # else a newer forge has brought the key
+        and (key in after or not _is_policy(key))  # else a newer forge has added the key
     )
     if changed:
         shown = ", ".join(f"{k}={after.get(k, 'unset')} (now {before[k]})" for k in changed[:5])
         messages.warn(
-            f"This job resumes with the config it was first started with ({directory}); config"
-            f" files have changed since: {shown}"
+            f"This job resumes with the config of its first start ({directory}); config files have"
+            f" changed since: {shown}"
         )
     _overlay(cfg, stored, is_root=True)
     with read_write(cfg), open_dict(cfg):
         for key, node in policy.items():
             if node is not None:
                 OmegaConf.update(cfg, key, node, merge=False, force_add=True)
-            elif _node(cfg, key) is not None:  # `~resilience.…`
+            elif _node(cfg, key) is not None:  # removed by `~resilience.…`
                 above, _, last = key.rpartition(".")
                 del OmegaConf.select(cfg, above)[last]
 
@@ -224,7 +224,7 @@ def _differing(cfg: DictConfig, directory: Path) -> str:
 
 
 def keep_policy(cfg: DictConfig, directory: Path) -> None:
-    """Store what overrides of this start have changed below `resilience`, for the later ones."""
+    """Store the changes that overrides of this start make to `resilience`, for later starts."""
     start = _started(directory)
     before = start["overrides"]
     new = [o for o in overrides_of(cfg) if _is_policy(_key(o)) and o not in before]
@@ -239,12 +239,12 @@ def keep_policy(cfg: DictConfig, directory: Path) -> None:
 
 
 def _is_policy(key: str) -> bool:
-    """Whether a key is one of the policy, which may change from start to start."""
+    """Whether a key belongs to the policy, which can change from start to start."""
     return f"{key}.".startswith("resilience.")
 
 
 def _node(cfg: DictConfig, key: str) -> Any:
-    """What stands at a key, also where that is null or an interpolation; None: nothing does."""
+    """The node at a key, also if it is null or an interpolation; None if there is none."""
     node: Any = cfg
     for part in key.split("."):
         is_dict = isinstance(node, DictConfig)
@@ -262,14 +262,14 @@ def _started(directory: Path) -> dict[str, Any]:
 
 
 def _overlay(node: Any, stored: Any, *, is_root: bool = False) -> None:
-    """Make `node` hold what is stored, keeping the types that its schema gives it."""
+    """Set `node` to the stored value, keeping the types of its schema."""
     with read_write(node), open_dict(node):
         for key in [key for key in node if key not in stored and not (is_root and key == "hydra")]:
             del node[key]
         for key in stored:
             _overlay_key(node, stored, key)
         content = of_omegaconf.value_of(node)
-        for key in stored:  # in the order of then
+        for key in stored:  # in the stored order
             content[key] = content.pop(key)
 
 
@@ -288,23 +288,23 @@ def _overlay_key(node: Any, stored: Any, key: Any) -> None:
             node[key] = wanted
             return
         if OmegaConf.is_interpolation(node, key):
-            node[key] = "???"  # merged with, it would be what it refers to
-        # Merged, not assigned: dicts become the dataclasses they stand for.
+            node[key] = "???"  # else the merge would change the node that it refers to
+        # Merged, not assigned: dicts become the dataclasses of the schema.
         node.merge_with(OmegaConf.masked_copy(stored, [key]))
     except OmegaConfBaseException as error:
         raise Contradiction(
             f"The stored `{of_omegaconf.full_key(wanted)}` no longer fits the schema that the code"
-            f" gives it ({str(error).splitlines()[0]}). Put the schema back, or start in a new"
+            f" gives it ({str(error).splitlines()[0]}). Restore the schema, or start in a new"
             " directory."
         ) from error
 
 
 def _contradicts(override: str, cfg: DictConfig, stored: DictConfig, *, is_other: bool) -> bool:
-    """Whether a command-line override asks for something else than what is stored.
+    """Whether a command-line override contradicts the stored config.
 
     Args:
-        is_other: Whether the whole config is another one, for a choice whose content lies
-            wherever its file says (`experiment=big`).
+        is_other: Whether the whole config differs; decides about a group choice whose content
+            can be anywhere in the config (`experiment=big`).
     """
     key = _key(override)
     if _node(cfg, key) is None and _node(stored, key) is None:
@@ -313,7 +313,7 @@ def _contradicts(override: str, cfg: DictConfig, stored: DictConfig, *, is_other
 
 
 def _key(override: str) -> str:
-    """The key that a command-line override sets; for a choice of a group, where that goes."""
+    """The key that a command-line override sets; for a group choice, its package."""
     group, _, package = override.lstrip("+~").partition("=")[0].partition("@")
     return (package or group).replace("/", ".")
 

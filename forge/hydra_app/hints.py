@@ -1,8 +1,8 @@
 """Hints for overrides that Hydra refuses: of `resilience`, and of forge's launchers.
 
-Hydra reports such a key before any code of forge sees the config, so the hint follows Hydra's
-message, as the process ends. Only a command line with a key of forge, or with a key that looks
-like a mistyped one (`resiliance.`, `hydra.launcher.njobs`), prepares a hint.
+Hydra reports such a key before forge sees the config, so the hint is printed after Hydra's message,
+when the process ends. Only a command line with a key of forge, or with a key that looks like a
+mistyped one (`resiliance.`, `hydra.launcher.njobs`), prepares a hint.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ def _launcher_hint(name: str) -> str:
 
 
 def composition_succeeded() -> None:
-    """Hydra took every override: no hint is needed."""
+    """Hydra accepted all overrides: print no hint."""
     _pending.clear()
     _mistyped.clear()
 
 
 def hints_for(keys: Iterable[str]) -> list[str]:
-    """One sentence per key that Hydra may have refused."""
+    """One sentence for each key that Hydra possibly refused."""
     from forge.config import removed, slurm_keys
     from forge.config.conversion import group_problem, known_keys, nearest_key, signal_name
     from forge.config.schema import SIGNALS
@@ -118,7 +118,7 @@ def hints_for(keys: Iterable[str]) -> list[str]:
                 f"`resilience.{key}` is not a key of forge's policy. Did you mean"
                 f" `resilience.{near}`?"
             )
-        # What resembles none of our keys may be the app's own, and Hydra said what is wrong.
+        # A key unlike any of ours can be the app's own, and Hydra has reported it.
     return found
 
 
@@ -133,7 +133,7 @@ def _print() -> None:
     from hydra.core.hydra_config import HydraConfig
 
     if HydraConfig.initialized():
-        return  # a job began, in an app whose `resilience` is not ours
+        return  # a job began, in an app with its own `resilience` group
     hints = hints_for(_pending) if _pending and not _mistyped else []
     for hint in [*_mistyped, *hints]:
         sys.stderr.write(f"forge: {messages.escape(hint)}\n")

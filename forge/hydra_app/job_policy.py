@@ -11,10 +11,10 @@ _LIMIT, _OWN_LIMIT = "hydra.launcher.timeout_min", "resilience.slurm.timeout_min
 
 
 def policy_of(cfg: DictConfig, *, is_command: bool = False) -> Policy | None:
-    """The policy; None where the config has none. `is_command`: of a command of `forge exec`.
+    """The policy; None if the config has none. `is_command`: for a command of `forge exec`.
 
     Raises:
-        ConfigError: With every problem found.
+        ConfigError: Lists all problems.
     """
     section = OmegaConf.select(cfg, "resilience")
     if section is None:
@@ -22,7 +22,7 @@ def policy_of(cfg: DictConfig, *, is_command: bool = False) -> Policy | None:
     is_on_slurm = ".forge_launcher.slurm." in str(OmegaConf.select(cfg, "hydra.launcher._target_"))
     key = _OWN_LIMIT if is_on_slurm and OmegaConf.select(cfg, _OWN_LIMIT) else _LIMIT
     limit_min = OmegaConf.select(cfg, key)
-    is_limit = isinstance(limit_min, int | float)  # what is none the schema reports
+    is_limit = isinstance(limit_min, int | float)  # the schema reports any other value
     limit_s = 60.0 * limit_min if is_limit else None
     limit_key = f"{key}={limit_min}"
     return loading.load(section, time_limit_s=limit_s, limit_key=limit_key, is_command=is_command)

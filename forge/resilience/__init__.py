@@ -1,7 +1,7 @@
-"""The building blocks by themselves, for loops that `forge.Run` does not fit.
+"""Building blocks for loops in which `forge.Run` cannot be used.
 
-`signal_handler` stops cooperatively, `health` finds NaNs and sick devices, `elastic` reads what
-Slurm says about the job. Names load on first use.
+`signal_handler` handles stop signals, `health` detects NaNs and bad devices, `elastic` reads the
+Slurm job from the environment. Names are imported on first use.
 """
 
 from __future__ import annotations

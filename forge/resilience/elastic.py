@@ -1,4 +1,4 @@
-"""What Slurm's environment says about this job, and where to resume from."""
+"""The Slurm job of this process, and the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SLURMInfo:
-    """A job as its own environment describes it. Source: sbatch(1), output environment."""
+    """The job, read from its environment. Source: sbatch(1), output environment."""
 
     job_id: str
     job_name: str
     node_list: str
     num_nodes: int
     ntasks_per_node: int
-    """The largest count where nodes differ."""
+    """The largest number, if nodes differ."""
     restart_count: int
     partition: str
     array_task_id: str | None = None
     num_restarts_by_forge: int = 0
-    """Starts before this one that forge has counted: also on the same nodes, and as another job."""
+    """Earlier starts counted by forge, including restarts on the same nodes or as another job."""
 
     @property
     def is_requeued(self) -> bool:
-        """Whether the job ran before; a resubmitted one did, though Slurm counts from 0 again."""
+        """Whether the job ran before, also if it was resubmitted and Slurm counts from 0 again."""
         return self.restart_count > 0 or self.num_restarts_by_forge > 0
 
 
 def get_slurm_info() -> SLURMInfo | None:
-    """What Slurm's environment says about this job.
+    """Read the Slurm job from the environment.
 
     Returns:
-        The job this process runs in, or None outside Slurm.
+        The job of this process, or None outside Slurm.
     """
     env = os.environ
     job_id = env.get("SLURM_JOB_ID", "")
@@ -68,26 +68,26 @@ def get_slurm_info() -> SLURMInfo | None:
 
 
 def is_slurm_job() -> bool:
-    """Ask Slurm's environment whether there is a job.
+    """Whether this process runs inside a Slurm job.
 
     Returns:
-        Whether this process runs inside a Slurm job.
+        Whether Slurm's environment variables are set.
     """
     return get_slurm_info() is not None
 
 
 def is_slurm_requeue() -> bool:
-    """Ask Slurm's environment whether this is the job's first start.
+    """Whether this Slurm job has been started before.
 
     Returns:
-        Whether this process runs inside a Slurm job that ran before.
+        True inside a Slurm job that ran before, else False.
     """
     info = get_slurm_info()
     return info is not None and info.is_requeued
 
 
 def log_job_info() -> None:
-    """Log which Slurm job this is, or that it is none."""
+    """Log the Slurm job of this process, or that there is none."""
     info = get_slurm_info()
     if info is None:
         messages.say("Not a Slurm job: SLURM_JOB_ID is not set")
@@ -103,18 +103,18 @@ def log_job_info() -> None:
 def resolve_resume_path(checkpoint_dir: Path | str) -> Path | None:
     """Find the checkpoint to resume from.
 
-    The `latest` symlink if it resolves to something usable, else the highest-numbered `step_N`.
-    Directories without a readable manifest do not count, unless no sibling has one: then they are
-    another tool's, and the highest-numbered is taken.
+    Returns the target of the symlink `latest` if it is usable, else the `step_N` with the highest
+    number. Directories without a readable manifest do not count, unless none has a manifest: then
+    another tool saved them, and the highest number is returned.
 
     Args:
-        checkpoint_dir: Where the `step_N` are.
+        checkpoint_dir: The directory that contains the `step_N`.
     Returns:
-        Its directory, or None where there is none.
+        The checkpoint's directory, or None if there is no checkpoint.
     Raises:
-        CheckpointError: If one is of a newer format, which this version of forge cannot read.
+        CheckpointError: If a checkpoint has a newer format than this version of forge can read.
     """
-    # Imported here: reading Slurm's environment should not need torch.
+    # Imported here: reading Slurm's environment does not need torch.
     from forge.checkpoint.format import manifest
     from forge.errors import DamagedCheckpoint
 

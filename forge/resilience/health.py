@@ -1,4 +1,4 @@
-"""NaN detection, and checks of the devices a job runs on."""
+"""NaN detection, and checks of the devices that a job runs on."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from forge.training.nan.norms import mean, non_finite, total_norm
 __all__ = ["NaNDetector", "NaNState", "check_gpu_health", "check_nccl_health"]
 
 _ACTIONS = ("warn", "skip", "raise")
-"""The names of `NanAction` that apply to a single step; the caller does the rollback."""
+"""Names of `NanAction` that apply to a single step; a rollback is up to the caller."""
 
 
 class NaNDetector(BadSteps):
-    """Counts NaN and Inf, and says so, skips or raises; all ranks agree.
+    """Detects NaN and Inf, and warns, skips or raises; all ranks agree.
 
     Args:
-        action: warn (say so) | skip (be quiet; the caller skips the step) | raise.
+        action: warn (log it) | skip (log nothing; the caller skips the step) | raise.
         max_consecutive: Bad steps in a row after which `should_rollback` is true.
-        max_history: How many indices of bad steps are kept.
+        max_history: Number of indices of bad steps that are kept.
     Raises:
-        ValueError: For an unknown action.
+        ValueError: If the action is unknown.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class NaNDetector(BadSteps):
 
         Args:
             loss: A number or a tensor; bad if any element is not finite.
-            step: The step it belongs to.
+            step: The current step.
         Returns:
-            Whether it is finite on all ranks.
+            Whether the loss is finite on all ranks.
         Raises:
-            RuntimeError: If it is not, and the action is `raise`.
+            RuntimeError: If it is not finite, and the action is `raise`.
         """
         value, device = float(mean(loss).item()), None
         if isinstance(loss, torch.Tensor):
@@ -66,12 +66,12 @@ class NaNDetector(BadSteps):
         """Check the gradients; one host synchronisation.
 
         Args:
-            model: The module whose parameters have them.
-            step: The step they belong to.
+            model: The module whose parameters have the gradients.
+            step: The current step.
         Returns:
             Whether every gradient is finite on all ranks.
         Raises:
-            RuntimeError: If one is not, and the action is `raise`.
+            RuntimeError: If a gradient is not finite, and the action is `raise`.
         """
         named = [(n, p.grad) for n, p in model.named_parameters() if p.grad is not None]
         culprits = []

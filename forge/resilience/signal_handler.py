@@ -1,4 +1,4 @@
-"""Cooperative shutdown: a signal sets a deadline, and a flag that a loop reads after each step."""
+"""Cooperative shutdown: a signal starts a deadline and sets a flag to read after each step."""
 
 from forge.shutdown.signal_handler import ShutdownHandler
 

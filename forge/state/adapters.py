@@ -1,4 +1,4 @@
-"""What people give to `forge.Run`, as objects that have a state."""
+"""Adapts the objects that scripts pass to `forge.Run` to objects with a state_dict."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from forge.state import generators
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What `forge.Run` saves: modules, optimizers, schedules, scalers, and anything like them."""
+    """An object that `forge.Run` saves: a module, optimizer, schedule, scaler, or the like."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to resume."""
+        """The complete state."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
-        """Resume from there."""
+        """Restore the state."""
         ...
 
 
 class _AcceleratorState:
-    """An `accelerate.Accelerator`, which counts the steps of gradient accumulation by itself."""
+    """An `accelerate.Accelerator`, whose count of gradient accumulation steps is saved."""
 
     def __init__(self, accelerator: Any) -> None:
         self.accelerator = accelerator
@@ -37,7 +37,7 @@ class _AcceleratorState:
 
 
 class _GeneratorState:
-    """A generator of random numbers as an object with a state_dict."""
+    """A random number generator as an object with a state_dict."""
 
     def __init__(self, generator: Any) -> None:
         self.generator = generator
@@ -54,7 +54,7 @@ class _GeneratorState:
 
 
 def each(name: str, one: Any) -> Iterator[tuple[str, Any]]:
-    """The objects in lists, tuples and dicts, each by its way: `optimizers.0`, `nets.actor`."""
+    """The objects in lists, tuples and dicts, named by their path: `optimizers.0`, `nets.actor`."""
     if isinstance(one, dict | list | tuple) and not isinstance(one, Stateful):
         for key, inner in one.items() if isinstance(one, dict) else enumerate(one):
             yield from each(f"{name}.{key}", inner)
@@ -63,17 +63,17 @@ def each(name: str, one: Any) -> Iterator[tuple[str, Any]]:
 
 
 def unwrapped(one: Any) -> Any:
-    """The optimizer inside a wrapper that only forwards to it, as Accelerate's and Fabric's do."""
+    """The optimizer inside a wrapper that only forwards to it, like Accelerate's and Fabric's."""
     inner = getattr(one, "optimizer", None) if isinstance(one, torch.optim.Optimizer) else None
     has_own = not isinstance(inner, torch.optim.Optimizer) or "param_groups" in vars(one)
     return one if has_own else unwrapped(inner)
 
 
 def check(one: Any, state: Any) -> None:
-    """Look at a saved state before it is loaded: that of a generator could take forever.
+    """Check a saved state before it is loaded: a damaged generator state could take forever.
 
     Raises:
-        DamagedCheckpoint: If it is none.
+        DamagedCheckpoint: If it is not a valid state.
         StateMismatch: If it cannot be loaded on this machine.
     """
     if isinstance(one, _GeneratorState):
@@ -81,7 +81,7 @@ def check(one: Any, state: Any) -> None:
 
 
 def stateful(one: Any) -> Any:
-    """A generator, or an Accelerator, as an object with a state_dict; any other as it is."""
+    """A generator or Accelerator as an object with a state_dict; any other object unchanged."""
     if generators.described(one) is not None:
         return _GeneratorState(one)
     if type(one).__name__ == "Accelerator" and hasattr(one, "gradient_state"):

@@ -1,7 +1,8 @@
-"""Buffers that appear and grow as a model is used: a load makes them as they were saved.
+"""Buffers that appear or grow while a model is used: loading creates them as they were saved.
 
-A checkpoint says how the script had built each buffer that has another shape by then, or was not
-there. Only a buffer that this script builds in the same way is changed: another one is no growth.
+A checkpoint records the shape that the script had built for each buffer that has changed since.
+Only a buffer that this script builds with the recorded shape is changed; any other difference is
+not growth.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Built = dict[str, str | None]
 
 
 def built(module: torch.nn.Module) -> Built:
-    """How the buffers of a module are now that its state has."""
+    """The buffers of a module that are in its state."""
     return {key: None if one is None else describe(one) for key, one in _buffers(module)}
 
 
@@ -31,7 +32,7 @@ def _buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor | None
 
 
 def changed(first: Built, now: Built) -> Built:
-    """How the script had built those that are others by now."""
+    """The originally built dtype and shape of the buffers that have changed since."""
     keys = [key for key in now if first.get(key) != now[key]]
     return {key: first.get(key) for key in keys}
 
@@ -39,12 +40,12 @@ def changed(first: Built, now: Built) -> Built:
 def targets(
     module: torch.nn.Module, first: Built, state: Mapping[str, Any], recorded: Built
 ) -> dict[str, Any]:
-    """What buffers are to be made like before a state is loaded, by key; None: to be None.
+    """The dtype and shape that buffers need before a state is loaded, by key; None: set to None.
 
     Args:
-        first: How this script has built them.
+        first: The buffers as this script has built them.
         state: The saved state of the module.
-        recorded: What `changed` returned when that was saved.
+        recorded: The result of `changed` at the save.
     """
     now, paths = dict(_buffers(module)), {p for p, _ in module.named_modules()}
     own = own_ways(module)
@@ -55,7 +56,7 @@ def targets(
         is_left = leaf is UNKNOWN or (own and key.startswith(own))
         if is_left or wanted == (None if live is None else describe(live)):
             continue
-        # One that is not recorded was saved as it is built: it has changed since.
+        # A buffer that is not recorded was saved as built: it has changed in this process.
         saved_as_built = recorded.get(key, wanted)
         if saved_as_built == first.get(key) and key.rpartition(".")[0] in paths:
             found[key] = leaf
@@ -63,13 +64,13 @@ def targets(
 
 
 def fit(module: torch.nn.Module, first: Built, wanted: Mapping[str, Any]) -> None:
-    """Give buffers the shapes of what is loaded into them next.
+    """Give buffers the shapes of the state that is loaded next.
 
     Args:
-        first: How this script has built them.
-        wanted: What `targets` returned.
+        first: The buffers as this script has built them.
+        wanted: The result of `targets`.
     """
-    made: dict[int, torch.Tensor] = {}  # what was one tensor when it was saved is one again
+    made: dict[int, torch.Tensor] = {}  # one saved tensor becomes one tensor again
     for key, leaf in wanted.items():
         path, _, name = key.rpartition(".")
         owner = module.get_submodule(path)
@@ -81,7 +82,7 @@ def fit(module: torch.nn.Module, first: Built, wanted: Mapping[str, Any]) -> Non
         if name in of_torch.persistent_buffers(owner):
             setattr(owner, name, new)
         else:
-            vars(owner).pop(name, None)  # None until the first call, and no buffer so far
+            vars(owner).pop(name, None)  # was None until the first call, so not a buffer yet
             owner.register_buffer(name, new)
         if new is None and key not in first:
             delattr(owner, name)

@@ -1,9 +1,9 @@
-"""What the script builds, before a checkpoint is loaded over it: rates, decays, lengths.
+"""The hyperparameters that a script builds before a checkpoint is loaded: rates, decays, lengths.
 
-A checkpoint brings back the hyperparameters that it was saved with. Where a job is taken on with
-another config (`resilience.resume=changed`), those that the script builds otherwise now are put
-into what is loaded; all others keep the value that training has given them. A rate that a schedule
-has moved becomes the one that the new schedule comes to in as many steps.
+Loading a checkpoint restores the saved hyperparameters. If a job continues with another config
+(`resilience.resume=changed`), values that the script now builds differently replace the saved ones;
+all others keep what training has made of them. A learning rate that a schedule has changed becomes
+the rate that the new schedule reaches after the same number of steps.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _Path = tuple[Any, ...]
 _SCALARS = (bool, int, float, str, type(None))
 _MOST = 100
 _CYCLED = ("momentum", "betas")
-"""What a schedule with `cycle_momentum` moves beside the rate."""
+"""Settings that a schedule with `cycle_momentum` changes in addition to the rate."""
 
 
 class Built:
-    """The hyperparameters of the registered objects as they are now; `record` is for JSON."""
+    """The current hyperparameters of the registered objects; `record` is for JSON."""
 
     def __init__(self, objects: dict[str, Any]) -> None:
         self._objects = {n: o for n, o in objects.items() if not isinstance(o, torch.nn.Module)}
@@ -49,23 +49,23 @@ class Built:
         return isinstance(self._objects[name], kinds)
 
     def _since(self, recorded: dict[str, Any]) -> dict[str, list[Change]]:
-        """By object, in what it is built otherwise than was recorded."""
+        """The differences from the recorded values, by object."""
         both = [name for name in self.record if name in recorded]
         found = {name: changes(recorded[name], self.record[name]) for name in both}
         return {name: changed for name, changed in found.items() if changed}
 
     def kept(self, recorded: dict[str, Any]) -> list[Change]:
-        """Hyperparameters that loading puts back though the script builds others now."""
+        """Hyperparameters that loading restores although the script builds other values now."""
         since = self._since(recorded)
         return [one for n in since if n in self._fresh for one in _named(n, since[n])]
 
     def check(self, recorded: dict[str, Any]) -> None:
-        """Raise ConfigError naming what `adapt` cannot decide."""
+        """Raise ConfigError if `adapt` cannot apply a change; names the changes."""
         since = self._since(recorded)
         problems = []
         for name, changed in since.items():
             why = self._undecided(name, {one.key for one in changed}, since)
-            # Of another class, or other groups, no value of it says more.
+            # For another class or other groups, single values mean nothing.
             whole = [one for one in changed if one.key in ("(class)", "(groups)")]
             if why:
                 problems += [f"{one}: {why}" for one in _named(name, whole or changed)]
@@ -75,24 +75,24 @@ class Built:
     def _undecided(self, name: str, keys: set[str], since: dict[str, list[Change]]) -> str | None:
         one = self._objects[name]
         if "(class)" in keys:
-            return "one class cannot take the state of another. Keep it, or start a new job."
+            return "one class cannot load the state of another. Keep it, or start a new job."
         if "(groups)" in keys:
-            return "which group takes whose state is not known. Keep their number."
+            return "the new groups cannot be matched to the saved ones. Keep their number."
         if isinstance(one, torch.optim.Optimizer):
             schedules = self._schedules_of(one)
             is_driven = any(key.rpartition(".")[2] in ("lr", "initial_lr") for key in keys)
             is_repeated = any(s in since and _steps_alone(self._objects[s]) for s in schedules)
             if is_driven and schedules and not is_repeated:
-                return f"`{schedules[0]}` has moved it since, by a rule that is not known."
+                return f"`{schedules[0]}` has changed it since, by a rule that forge does not know."
         elif isinstance(one, LRScheduler):
             if not _steps_alone(one):
-                return f"how a {type(one).__qualname__} has moved the rate cannot be repeated."
+                return f"the changes that a {type(one).__qualname__} made cannot be repeated."
             if len(self._schedules_of(one.optimizer)) > 1:
-                return "several schedules move the rate of one optimizer. Chain them into one."
+                return "several schedules change the rate of one optimizer. Chain them into one."
             if self._name_of(one.optimizer) is None:
                 return "its optimizer was not given to forge.Run."
         elif name not in self._fresh:
-            return f"what it means to the state of a {type(one).__qualname__} is not known."
+            return f"forge does not know its meaning in the state of a {type(one).__qualname__}."
         return None
 
     def _schedules_of(self, optimizer: Any) -> list[str]:
@@ -103,12 +103,12 @@ class Built:
         return next((name for name, one in self._objects.items() if one is optimizer), None)
 
     def adapt(self, states: dict[str, Any], recorded: dict[str, Any]) -> list[Change]:
-        """Put what is built otherwise into saved states, by object; load them afterwards.
+        """Replace changed values in saved states, by object; load the states afterwards.
 
         Returns:
-            The values that are others now than were saved.
+            The values that differ from the saved ones.
         Raises:
-            ConfigError: As `check`; or where a state is not built as the object's own.
+            ConfigError: Like `check`, or if a state has another structure than the object's.
         """
         self.check(recorded)
         since = self._since(recorded)
@@ -140,13 +140,13 @@ class Built:
                     raise ConfigError([text], "`resilience.resume=changed`") from error
 
     def _has_functions(self, name: str) -> bool:
-        """Whether the rate comes from functions of the script, which no state shows."""
+        """Whether the rate depends on functions of the script, which are not in the state."""
         one = self._objects[name]
         is_alone = len(self._schedules_of(one.optimizer)) == 1 and self._name_of(one.optimizer)
         return _holds_functions(self._fresh[name]) and bool(is_alone) and _steps_alone(one)
 
     def _replay(self, name: str, schedule: LRScheduler, states: dict[str, Any]) -> None:
-        """Step the schedule, as it was built now, as often as the saved one was."""
+        """Step the newly built schedule as often as the saved one was stepped."""
         owner = self._name_of(schedule.optimizer)
         assert owner is not None
         fresh = self._fresh[owner]["param_groups"]
@@ -157,11 +157,11 @@ class Built:
         try:
             schedule.load_state_dict(copy.deepcopy(self._fresh[name]))
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of optimizer.step(), which has its own time
+                warnings.simplefilter("ignore")  # that optimizer.step() was not called before
                 for _ in range(num_steps):
                     schedule.step()
-        except Exception as error:  # it may be the user's own
-            problem = f"{name}: cannot come to step {num_steps} as it is built now: {error}"
+        except Exception as error:  # the schedule can be the user's own
+            problem = f"{name}: cannot step to {num_steps} as built now: {error}"
             raise ConfigError([problem], "`resilience.resume=changed`") from error
         states[name] = copy.deepcopy(schedule.state_dict())
         cycled = _CYCLED if getattr(schedule, "cycle_momentum", False) else ()
@@ -182,7 +182,7 @@ def _hyperparameters(one: Any) -> Any:
 
 
 def _without_data(tree: Any) -> Any:
-    """A state of the user's own may hold an order or a history: too long to be a setting."""
+    """A user's own state can contain an order or a history: too long for a setting."""
     if isinstance(tree, dict | list | tuple) and len(tree) > _MOST:
         return {}
     if isinstance(tree, dict):
@@ -191,13 +191,13 @@ def _without_data(tree: Any) -> Any:
 
 
 def _steps_alone(schedule: Any) -> bool:
-    """Whether it makes a step without arguments."""
+    """Whether it can be stepped without arguments."""
     parameters = inspect.signature(schedule.step).parameters.values()
     return all(one.default is not one.empty for one in parameters)
 
 
 def _holds_functions(state: dict[str, Any]) -> bool:
-    """Whether a schedule, or one that it is made of, is a LambdaLR or the like."""
+    """Whether a schedule, or one inside it, is a LambdaLR or similar."""
     inner = state.get(of_torch.SCHEDULES, ())
     return None in state.get("lr_lambdas", ()) or any(map(_holds_functions, inner))
 
@@ -208,7 +208,7 @@ def _steps(state: dict[str, Any]) -> int:
 
 
 def _named(name: str, changed: list[Change]) -> list[Change]:
-    """With the object's name; without counters and caches."""
+    """Changes with the object's name, without counters and caches."""
     shown = [one for one in changed if not any(p.startswith("_") for p in one.key.split("."))]
     return [Change(f"{name}.{one.key}", one.before, one.now) for one in shown or changed]
 
@@ -222,13 +222,13 @@ def _key(path: _Path) -> str:
 
 
 def _leaves(tree: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
-    """Numbers, texts and short lists of them, as JSON has them."""
+    """Numbers, strings and short lists of them, in JSON form."""
     value = _plain(tree)
     if value is not NotImplemented:
         yield path, value
     elif isinstance(tree, dict):
         for key, one in tree.items():
-            if path or key != "state":  # an optimizer's, which is trained
+            if path or key != "state":  # the optimizer's state is trained, not a setting
                 yield from _leaves(one, (*path, key))
     elif isinstance(tree, list | tuple):
         for index, one in enumerate(tree):

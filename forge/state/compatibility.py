@@ -1,7 +1,7 @@
-"""Whether a state that does not say what it is of fits an object.
+"""Checks whether a saved state fits an object, if the state does not name its class.
 
-Torch takes much of that in silence: a schedule's `load_state_dict` sets whatever attributes it is
-given, and an optimizer's takes over all settings of a group, those of another algorithm, too.
+Torch accepts many wrong states silently: a schedule's `load_state_dict` sets any attribute it is
+given, and an optimizer's loads all settings of a group, including those of another algorithm.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from forge.state.optimizer_state import is_usual
 _IMPLEMENTATION = {
     *("capturable", "decoupled_weight_decay", "differentiable", "foreach", "fused", "maximize"),
 }
-"""Settings that came to torch's optimizers one by one: they tell versions, not algorithms."""
+"""Settings added to torch's optimizers over time: they differ by version, not by algorithm."""
 
 _OF_SOME_VERSIONS = {"default_min_lr", "use_beta1", "verbose"}
-"""Attributes that the same schedule has in one version of torch and not in another."""
+"""Attributes that a schedule has in some versions of torch only."""
 
 
 def differences(name: str, one: Any, state: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each leaf that tells of another class than that of `one`."""
+    """A sentence for each leaf that belongs to another class than that of `one`."""
     if isinstance(one, torch.optim.Optimizer):
         yield from _of_optimizer(name, one, state)
     elif isinstance(one, torch.optim.lr_scheduler.LRScheduler):
@@ -50,7 +50,7 @@ def _of_optimizer(name: str, one: torch.optim.Optimizer, state: Mapping[str, Any
 
 
 def lacking(name: str, one: Any) -> Iterator[str]:
-    """A sentence for each setting that an optimizer lacks once it has loaded a state."""
+    """A sentence for each setting that an optimizer lacks after it has loaded a state."""
     if isinstance(one, torch.optim.Optimizer):
         for i, group in enumerate(one.param_groups):
             for key in getattr(one, "defaults", {}):
@@ -60,7 +60,7 @@ def lacking(name: str, one: Any) -> Iterator[str]:
 
 @functools.cache
 def _settings() -> frozenset[str]:
-    """Whatever changes what one of torch's optimizers does."""
+    """The settings that change what one of torch's optimizers does."""
     kinds = [
         kind
         for kind in vars(torch.optim).values()
@@ -75,7 +75,7 @@ def _of_schedule(name: str, one: Any, state: Mapping[str, Any]) -> Iterator[str]
     expected, found = (set(filter(_is_told, keys)) for keys in (live, state))
     for key in sorted(expected - found):
         yield f"{name}.{key}: expected {describe(live[key])}, found nothing"
-    # A schedule of the user's own may have got an attribute only as it was used.
+    # A user's own schedule can have got an attribute only when it was used.
     is_known = type(one).__module__ == torch.optim.lr_scheduler.__name__
     for key in sorted(found - expected) if is_known else ():
         yield f"{name}.{key}: expected nothing, found {describe(state[key])}"

@@ -1,9 +1,10 @@
-"""The order in which DistributedDataParallel sums gradients, which decides the last bits of a sum.
+"""Saves the order in which DistributedDataParallel sums gradients, which affects the last bits.
 
-Each process begins with one assignment of parameters to buckets, and makes another one after its
-first backward, by the order in which the gradients came. A resumed process would sum its first step
-as no undisturbed run ever sums that step. So the order is saved, and gone through once before the
-first step: each parameter gets a gradient of zeros in that order, and DDP makes its buckets anew.
+A process starts with one assignment of parameters to buckets, and DDP makes another after the first
+backward pass, in the order in which gradients became ready. A resumed process would therefore sum
+its first step differently from an uninterrupted run. So the order is saved, and replayed once
+before the first step: each parameter gets a gradient of zeros in that order, and DDP rebuilds its
+buckets.
 
 All of it is collective: every rank has to do it at the same boundary.
 """
@@ -23,20 +24,21 @@ def _wrapped(objects: Mapping[str, Any]) -> Iterator[tuple[str, DistributedDataP
     for name, one in objects.items():
         if isinstance(one, torch.nn.Module):
             for path, module in one.named_modules(prefix=name):
-                # A static graph counts its backward passes, and would take ours for one of them.
+                # A static graph counts its backward passes, and would count the replayed one.
                 if isinstance(module, DistributedDataParallel) and not module.static_graph:
                     yield path, module
 
 
 def problems(objects: Mapping[str, Any], num_ranks: int) -> list[str]:
-    """What cannot be resumed with the same bits: sums of two have no order, those of more do."""
+    """Modules that cannot resume with the same bits; with two ranks a sum has only one order."""
     if num_ranks <= 2:
         return []
     return [
-        f"{name} holds a DistributedDataParallel with static_graph=True, and there are {num_ranks}"
-        " ranks: a resumed job would sum its first gradients in another order, so that the last"
-        " bits differ. Leave static_graph out (for activation checkpointing use_reentrant=False"
-        " needs none; for parameters without gradients there is find_unused_parameters=True)."
+        f"{name} contains a DistributedDataParallel with static_graph=True, and there are"
+        f" {num_ranks} ranks: a resumed job would sum its first gradients in another order, so the"
+        " last bits differ. Leave static_graph out (activation checkpointing with"
+        " use_reentrant=False does not need it; for parameters without gradients use"
+        " find_unused_parameters=True)."
         for name, one in objects.items()
         if isinstance(one, torch.nn.Module) and any(map(_is_static, one.modules()))
     ]
@@ -49,18 +51,18 @@ def _is_static(module: torch.nn.Module) -> bool:
 def capture(objects: Mapping[str, Any]) -> dict[str, list[int]]:
     """By the path of each DDP module, the numbers of its parameters in the order of its buckets.
 
-    Without those that have the first assignment still.
+    Without modules that still have their initial assignment.
     """
     orders = {path: of_torch.bucket_order(ddp) for path, ddp in _wrapped(objects)}
     return {path: order for path, order in orders.items() if order}
 
 
 def restore(objects: Mapping[str, Any], saved: Mapping[str, list[int]]) -> None:
-    """Let each DDP module have the buckets that it had.
+    """Restore the buckets of each DDP module.
 
-    To be called before anything else is loaded: hooks of the user's see gradients of zeros.
+    Call it before anything else is loaded: the user's hooks see gradients of zeros.
 
-    Where the number of parameters is another now, the order is left as it is.
+    If the number of parameters has changed, the order is not restored.
     """
     for path, ddp in _wrapped(objects):
         parameters = [p for p in ddp.module.parameters() if p.requires_grad]

@@ -1,4 +1,4 @@
-"""Generators of random numbers: what each is made of again, and how it is put back in place."""
+"""Random number generators: a description for a checkpoint, and rebuilding them from it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from forge.checkpoint.format.outline import is_here
 from forge.errors import CheckpointError, DamagedCheckpoint, StateMismatch
 
 _MAX_POOL = 1 << 10
-"""Words of a SeedSequence's pool: it takes a time that grows with their square, and 4 are usual."""
+"""Largest pool of a SeedSequence, in words: the time is quadratic in it, and 4 is the default."""
 
 _MAX_BITS = 1 << 16
-"""Of what a SeedSequence is made of: 128 are usual."""
+"""Largest entropy of a SeedSequence, in bits; 128 are usual."""
 
 _MAX_CHILDREN = 1 << 22
-"""Children that are spawned anew, so that a live generator has spawned as many: seconds."""
+"""Largest number of children spawned to catch up with the saved count; it takes seconds."""
 
 _KINDS = ("torch", "random", "numpy", "numpy RandomState")
 
 _AT_ONCE = 1 << 12
 
 _WRONG = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError)
-"""What comes of a description that is none."""
+"""Exceptions that an invalid description raises."""
 
 
 def is_one(value: Any) -> bool:
@@ -37,7 +37,7 @@ def is_one(value: Any) -> bool:
 
 
 def described(value: Any) -> dict[str, Any] | None:
-    """What a generator is made of again; None where it is none."""
+    """The description of a generator; None if it is not a generator."""
     if isinstance(value, torch.Generator):
         return {"kind": "torch", "device": str(value.device), "state": value.get_state()}
     if type(value) is random.Random:
@@ -54,7 +54,7 @@ def described(value: Any) -> dict[str, Any] | None:
 
 
 def _problem(seeds: Any) -> str | None:
-    """Why a SeedSequence would take too long to make; None if it does not."""
+    """Why a SeedSequence would take too long to build; None if it would not."""
     if not seeds:
         return None
     pool = seeds["pool_size"]
@@ -71,11 +71,11 @@ def _num_bits(entropy: Any) -> int:
 
 
 def check(saved: Any) -> None:
-    """Look at what was described before anything is made of it.
+    """Check a description before a generator is built from it.
 
     Raises:
-        DamagedCheckpoint: If it is nothing that `described` returns.
-        StateMismatch: If its device is not here.
+        DamagedCheckpoint: If `described` cannot have returned it.
+        StateMismatch: If this machine does not have its device.
     """
     try:
         problem = _problem(saved.get("seeds"))
@@ -83,30 +83,28 @@ def check(saved: Any) -> None:
             problem = f"its kind is {saved['kind']!r:.40}, expected one of {', '.join(_KINDS)}"
         device = torch.device(saved["device"]) if saved["kind"] == "torch" else None
     except _WRONG as error:
-        raise DamagedCheckpoint(
-            f"a generator of random numbers cannot be read: {error!r}"
-        ) from error
+        raise DamagedCheckpoint(f"a random number generator cannot be read: {error!r}") from error
     if problem:
-        raise DamagedCheckpoint(f"a generator of random numbers cannot be read: {problem}")
+        raise DamagedCheckpoint(f"a random number generator cannot be read: {problem}")
     if device is not None and not is_here(device):
         raise StateMismatch(
-            f"The checkpoint has a generator of random numbers on {device}, which this machine does"
-            " not have. Resume on a machine that has it."
+            f"The checkpoint has a random number generator on {device}, which this machine does not"
+            " have. Resume on a machine that has this device."
         )
 
 
 def made(saved: dict[str, Any]) -> Any:
-    """A generator as it was described.
+    """Build a generator from its description.
 
     Raises:
-        DamagedCheckpoint: As `check`.
-        StateMismatch: If it cannot be made here.
+        DamagedCheckpoint: Like `check`.
+        StateMismatch: If it cannot be built here.
     """
     check(saved)
     try:
         return _made(saved)
     except _WRONG as error:
-        text = f"A generator of random numbers cannot be made as it was saved: {error!r}"
+        text = f"A random number generator cannot be rebuilt as it was saved: {error!r}"
         raise StateMismatch(text) from error
 
 
@@ -134,7 +132,7 @@ def _made(saved: dict[str, Any]) -> Any:
 
 
 def put_back(live: Any, saved: Any) -> Any:
-    """`live` as the other one is, where it can be changed so; else the other one."""
+    """`live`, set to the state of the other generator if possible; else the other generator."""
     if type(live) is not type(saved):
         return saved
     if isinstance(saved, torch.Generator):
@@ -158,13 +156,13 @@ def put_back(live: Any, saved: Any) -> Any:
 
 
 def _seeds(generator: Any) -> dict[str, Any] | None:
-    """Where its `spawn` takes children from; None where numpy does not say."""
+    """The SeedSequence that its `spawn` uses; None if numpy does not expose it."""
     sequence: Any = getattr(generator.bit_generator, "seed_seq", None)
     return sequence.state if hasattr(sequence, "n_children_spawned") else None
 
 
 def _follow_spawns(live: Any, saved: Any) -> bool:
-    """Let `live` have spawned as many as `saved`; False where it has spawned more, or others."""
+    """Spawn from `live` until it has as many children as `saved`; False if that is impossible."""
     before, after = _seeds(live), _seeds(saved)
     if not (before and after) or before["n_children_spawned"] == after["n_children_spawned"]:
         return True

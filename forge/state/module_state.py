@@ -1,8 +1,8 @@
-"""A module's state: in what it differs from a saved one, and which tensors it is copied into.
+"""A module's state: its differences from a saved one, and the tensors that loading copies to.
 
-Torch itself loads most modules: what was saved is copied into the tensor of the same name. A hook,
-or a loading of its own, may do anything instead, with all that lies below it: resize, rename,
-create. Nobody else can tell beforehand what fits there; afterwards everybody can.
+Torch loads most modules by copying each saved tensor into the tensor of the same name. A load hook,
+or a module's own loading method, can do anything instead, for all submodules: resize, rename,
+create. For these modules, states are compared after loading instead of before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from forge.errors import CheckpointError
 
 
 def own_ways(module: torch.nn.Module) -> tuple[str, ...]:
-    """Prefixes of the keys that are not simply copied into the tensors of their names."""
+    """Prefixes of the keys that are not simply copied into the tensor of the same name."""
     if not loads_as(module, torch.nn.Module):
         return ("",)
     return tuple(
@@ -30,22 +30,22 @@ def own_ways(module: torch.nn.Module) -> tuple[str, ...]:
 
 
 def loads_as(one: Any, kind: Any) -> bool:
-    """Whether the `load_state_dict` of `one` is that of torch's class `kind`."""
+    """Whether the `load_state_dict` of `one` is the method of torch's class `kind`."""
     return type(one).load_state_dict is kind.load_state_dict and "load_state_dict" not in vars(one)
 
 
 def _loads_in_its_way(module: torch.nn.Module) -> bool:
     method = getattr(of_torch.loader_of(module), "__func__", None)
-    # Torch's own layers only add what older versions of them had not.
+    # Hooks of torch's own layers only add keys that older versions lacked.
     is_known = getattr(method, "__module__", "").startswith("torch.nn.modules.")
     return of_torch.has_load_hooks(module) or not is_known
 
 
 def check_loadable(name: str, state: Mapping[str, Any]) -> None:
-    """Refuse expanded tensors: torch saves them, and refuses to copy anything into them.
+    """Refuse expanded tensors: torch saves them, but cannot copy into them.
 
     Raises:
-        CheckpointError: Naming the first.
+        CheckpointError: Names the first.
     """
     for key, leaf in state.items():
         if not isinstance(leaf, torch.Tensor) or tensor_encoding.is_lazy(leaf):
@@ -55,38 +55,38 @@ def check_loadable(name: str, state: Mapping[str, Any]) -> None:
             if any(size > 1 and stride == 0 for size, stride in sizes):
                 raise CheckpointError(
                     f"{name}.{key}: an expanded tensor of shape {list(leaf.shape)}, whose elements"
-                    " share memory: a resume could not load it, since torch copies nothing into"
-                    " one. Expand it where it is used, or register a .clone() of it; a buffer that"
-                    " the script makes anyhow can have persistent=False."
+                    " share memory: a resume could not load it, since torch cannot copy into such a"
+                    " tensor. Expand it at each use, or register its .clone(); a buffer that"
+                    " the script always rebuilds can have persistent=False."
                 )
 
 
 def check_kind(path: str, module: torch.nn.Module) -> None:
-    """Refuse what keeps its shards in tensors that do not say what they are part of.
+    """Refuse modules whose shards are in tensors without sharding information.
 
     Raises:
-        CheckpointError: Naming the module.
+        CheckpointError: Names the module.
     """
     kind = type(module)
     if kind.__name__ == "FullyShardedDataParallel" and "torch.distributed.fsdp" in kind.__module__:
         raise CheckpointError(
-            f"{path}: FullyShardedDataParallel (FSDP1) cannot be saved: nothing tells which part of"
-            " what the optimizer's tensors are. Shard the model with"
+            f"{path}: FullyShardedDataParallel (FSDP1) cannot be saved: its tensors do not tell"
+            " which shard of which parameter they are. Shard the model with"
             " torch.distributed.fsdp.fully_shard (FSDP2) instead."
         )
 
 
 def check_reduced(path: str, module: torch.nn.Module) -> None:
-    """Refuse gradients that FSDP2 has not summed up over the ranks: no state shows them.
+    """Refuse gradients that FSDP2 has not reduced over the ranks: no state contains them.
 
     Raises:
-        CheckpointError: Naming the module.
+        CheckpointError: Names the module.
     """
     if of_torch.unreduced_gradients(module):
         raise CheckpointError(
-            f"{path}: holds gradients of a backward pass under set_requires_gradient_sync(False),"
-            " which no state_dict has. Let each step of run.steps end with a backward pass that"
-            " sums them up: take the micro-batches of one update in one step."
+            f"{path}: has gradients of a backward pass under set_requires_gradient_sync(False),"
+            " which no state_dict contains. Let each step of run.steps end with a backward pass"
+            " that reduces them: do all micro-batches of an update in one step."
         )
 
 
@@ -111,14 +111,14 @@ def differences(
 
 
 def differ(live: Any, saved: Any) -> bool:
-    """Whether two leaves are not of one type, dtype and shape."""
+    """Whether two leaves differ in type, dtype or shape."""
     return saved is not UNKNOWN and describe(live) != describe(saved)
 
 
 def describe(value: Any) -> str:
-    """A leaf for people."""
+    """A leaf, described for messages."""
     if tensor_encoding.is_lazy(value):
-        return "a tensor that is not made yet"
+        return "an uninitialized tensor"
     if isinstance(value, torch.Tensor):
         shape = "[nested]" if value.is_nested else list(value.shape)
         return f"{str(value.dtype).removeprefix('torch.')}{shape}"
@@ -128,7 +128,7 @@ def describe(value: Any) -> str:
 def in_place_targets(
     module: torch.nn.Module, saved: Mapping[str, Any]
 ) -> Iterator[tuple[Any, torch.Tensor]]:
-    """Leaves of what was saved, and the live tensors that torch copies them into."""
+    """Saved leaves, and the live tensors that torch copies them into."""
     own = own_ways(module)
     modules = list(module.named_modules(prefix="", remove_duplicate=False))
     theirs = {
@@ -147,6 +147,6 @@ def in_place_targets(
 
 
 def tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters and buffers of this module alone, by name."""
+    """The parameters and buffers of this module without its submodules, by name."""
     parameters = module.named_parameters(recurse=False, remove_duplicate=False)
     return {**dict(parameters), **dict(module.named_buffers(recurse=False, remove_duplicate=False))}

@@ -1,8 +1,8 @@
-"""An optimizer's state: in what it differs from a saved one, and how it goes back exactly.
+"""An optimizer's state: its differences from a saved one, and an exact load.
 
-`Optimizer.load_state_dict` casts floating-point state to the dtype of its parameter, in lists and
-dicts too, makes one tensor that several parameters share into several, and of a text, an array or
-a namedtuple nothing useful. What it did is put right after it, and before the user's own hooks.
+`Optimizer.load_state_dict` casts floating-point state to the dtype of its parameter (also in lists
+and dicts), splits a tensor that several parameters share, and breaks strings, arrays and
+namedtuples. This is corrected right afterwards, before the user's own hooks run.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from forge.state.module_state import loads_as
 
 
 class Copies:
-    """Tensors for live objects: what was one tensor when it was saved is one again.
+    """Tensors for live objects; a tensor saved once, under several names, is one tensor again.
 
     Args:
-        owned: The `id` of saved tensors that may become part of the live objects.
-        known: By the `id` of saved tensors, live ones that hold the same already.
+        owned: The `id` of saved tensors that can become part of the live objects.
+        known: By the `id` of saved tensors: live tensors that already have their values.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class Copies:
 
 
 def load(optimizer: torch.optim.Optimizer, saved: dict[str, Any], copies: Copies) -> None:
-    """As `optimizer.load_state_dict(saved)`, exactly."""
+    """Load exactly what `optimizer.load_state_dict(saved)` should load."""
     given: list[dict[str, Any]] = []
 
     def begin(_: Any, state: dict[str, Any]) -> dict[str, Any]:
-        given.append(state)  # what the user's hooks have made of it
+        given.append(state)  # the state after the user's hooks
         return {**state, "state": {k: _shielded(v) for k, v in state["state"].items()}}
 
     def end(one: torch.optim.Optimizer) -> None:
         _restore(one, given[-1], copies)
 
     handles = []
-    with contextlib.suppress(AttributeError):  # one that never called Optimizer.__init__
+    with contextlib.suppress(AttributeError):  # an object that never called Optimizer.__init__
         handles.append(optimizer.register_load_state_dict_pre_hook(begin))
         handles.append(optimizer.register_load_state_dict_post_hook(end, prepend=True))
     was = {key: vars(optimizer).get(key) for key in ("state", "param_groups")}
@@ -64,13 +64,13 @@ def load(optimizer: torch.optim.Optimizer, saved: dict[str, Any], copies: Copies
     finally:
         for handle in handles:
             handle.remove()
-    if not given and is_usual(saved):  # its own way, which mostly is torch's in older words
+    if not given and is_usual(saved):  # its own method, usually an old copy of torch's
         _restore(optimizer, saved, copies)
     _keep(optimizer, **was)
 
 
 def _keep(optimizer: torch.optim.Optimizer, state: Any, param_groups: Any) -> None:
-    """Have the same dicts as before, which another optimizer may share, or a name stand for."""
+    """Keep the same dict objects as before: another optimizer or a name can refer to them."""
     found = vars(optimizer)
     if isinstance(state, dict) and isinstance(found.get("state"), dict):
         _fill(state, found["state"])
@@ -78,7 +78,7 @@ def _keep(optimizer: torch.optim.Optimizer, state: Any, param_groups: Any) -> No
     if isinstance(param_groups, list) and isinstance(found.get("param_groups"), list):
         for group, loaded in zip(param_groups, found["param_groups"], strict=True):
             _fill(group, loaded)
-        for one in found.values():  # inside this one: its groups are these, or were until now
+        for one in found.values():  # inside this optimizer: its groups are or were these dicts
             if isinstance(one, torch.optim.Optimizer) and one.param_groups is found["param_groups"]:
                 one.param_groups = param_groups
         found["param_groups"] = param_groups
@@ -92,7 +92,7 @@ def _fill(one: dict[Any, Any], content: dict[Any, Any]) -> None:
 
 
 def is_usual(state: Any) -> bool:
-    """Whether `state` is built as torch's optimizers build theirs; a wrapper's may not be."""
+    """Whether `state` has the structure of torch's optimizers; a wrapper's can differ."""
     groups = state.get("param_groups")
     return (
         isinstance(state.get("state"), Mapping)
@@ -102,7 +102,7 @@ def is_usual(state: Any) -> bool:
 
 
 class _Shield:
-    """Around what torch would iterate over, to make another of its type."""
+    """Wraps a value that torch would iterate over and rebuild."""
 
     def __init__(self, content: Any) -> None:
         self.content = content
@@ -126,7 +126,7 @@ def _restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any], copies: Co
 
 
 def _exact(made: Any, value: Any, copies: Copies) -> Any:
-    """What was saved in place of what torch has made of it; what is newer than both stays."""
+    """Saved values in place of those that torch converted; keys unknown to both stay."""
     if isinstance(made, _Shield):
         return copy.deepcopy(value)
     if isinstance(made, torch.Tensor) and isinstance(value, torch.Tensor):
@@ -155,7 +155,7 @@ def _numbered(
 def in_place_targets(
     optimizer: torch.optim.Optimizer, saved: dict[str, Any]
 ) -> Iterator[tuple[Any, torch.Tensor]]:
-    """Leaves of what was saved, and the live tensors in their places."""
+    """Saved leaves, and the live tensors in their places."""
     if loads_as(optimizer, torch.optim.Optimizer) and is_usual(saved):
         for parameter, number in _numbered(optimizer, saved):
             if parameter in optimizer.state and number in saved["state"]:
@@ -165,7 +165,7 @@ def in_place_targets(
 def shardings(
     optimizer: torch.optim.Optimizer, saved: dict[str, Any]
 ) -> Iterator[tuple[Any, Like]]:
-    """Leaves of what was saved that are to be sharded as their parameters are."""
+    """Saved leaves that must be sharded like their parameters."""
     for parameter, number in _numbered(optimizer, saved) if is_usual(saved) else ():
         if shards.is_sharded(parameter):
             for leaf in tensors(saved["state"].get(number)):
@@ -174,7 +174,7 @@ def shardings(
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Those in a tree of mappings, lists and tuples."""
+    """The tensors in a tree of mappings, lists and tuples."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -183,7 +183,7 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def pairs(saved: Any, live: Any) -> Iterator[tuple[Any, torch.Tensor]]:
-    """Live tensors, and what stands in their places in a saved tree."""
+    """Live tensors, and the values in their places in a saved tree."""
     if isinstance(live, torch.Tensor):
         yield saved, live
     elif isinstance(live, dict) and isinstance(saved, dict):
@@ -209,12 +209,12 @@ def differences(name: str, live: torch.optim.Optimizer, saved: dict[str, Any]) -
             yield f"{name}.param_groups[{i}]: expected {expected} parameters, found {found}"
             continue
         if any(map(tensor_encoding.is_lazy, group["params"])):
-            continue  # they get their shapes as their module is loaded
+            continue  # they get their shapes when their module is loaded
         total = sum(parameter.numel() for parameter in group["params"])
         for parameter, number in zip(group["params"], saved_group["params"], strict=True):
             state = saved["state"].get(number, {})
-            # Averages of a parameter have its shape; counters have not, nor do all factors, or
-            # what LBFGS keeps for all parameters at once. It misfits where nothing fits.
+            # Averages of a parameter have its shape; counters, some factors, and LBFGS's common
+            # state do not. It is a mismatch if no tensor fits.
             averages = {
                 key: value
                 for key, value in (state.items() if isinstance(state, dict) else [("", state)])

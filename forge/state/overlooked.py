@@ -1,4 +1,4 @@
-"""What hangs on registered objects and was not given to `forge.Run`: it would begin anew."""
+"""Finds objects that belong to registered ones but were not given to `forge.Run`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 _DEPTH = 3
-"""Attributes of attributes that are looked through."""
+"""Depth of attributes that are searched."""
 
 _given: weakref.WeakSet[AveragedModel] = weakref.WeakSet()
-"""To a Run of this process: that of another fold may still be there."""
+"""Objects given to a Run of this process: those of an earlier fold can still exist."""
 
 
 def problems(objects: Mapping[str, Any]) -> list[str]:
-    """A sentence for each schedule, each average of weights and each optimizer inside another."""
+    """A sentence for each schedule, weight average, or optimizer inside another optimizer."""
     found = list(_sentences(objects))
     if found:
-        gc.collect()  # nobody may hold it any more
+        gc.collect()  # objects without references must not be found
         found = list(_sentences(objects))
     return found
 
@@ -33,34 +33,34 @@ def _sentences(objects: Mapping[str, Any]) -> Iterator[str]:
     _given.update(one for one in objects.values() if isinstance(one, AveragedModel))
     optimizers = {name: one for name, one in objects.items() if isinstance(one, Optimizer)}
     held = {id(one) for name, one in objects.items() for _, one in _inside(name, one, _DEPTH)}
-    # Who refers to a class is one of its objects: a third of the time of looking at every object.
+    # The referrers of a class include its objects: three times faster than reading all objects.
     averages = [AveragedModel, *AveragedModel.__subclasses__()] if _has_modules(objects) else []
     holders = gc.get_referrers(*averages, *optimizers.values())
     for one in holders:
         if isinstance(one, AveragedModel) and id(one) not in held and one not in _given:
             yield (
-                f"{type(one).__name__}: its averages are saved only where it is given to"
+                f"{type(one).__name__}: its averages are not saved unless it is given to"
                 " forge.Run: forge.Run(…, ema=ema)"
             )
     names = {id(one): name for name, one in optimizers.items()}
     dicts = [one for one in holders if type(one) is dict and "last_epoch" in one]
-    owners = gc.get_referrers(*dicts) if dicts else []  # of a schedule's dict, the schedule
+    owners = gc.get_referrers(*dicts) if dicts else []  # the schedules of these dicts
     for one in [*holders, *owners]:
         if isinstance(one, LRScheduler) and id(one) not in held and id(one.optimizer) in names:
             yield (
-                f"{type(one).__name__} sets the learning rate of `{names[id(one.optimizer)]}`, and"
-                " is saved only where it is given to forge.Run: forge.Run(…, schedule=schedule)"
+                f"{type(one).__name__} sets the learning rate of `{names[id(one.optimizer)]}`, but"
+                " is not saved unless it is given to forge.Run: forge.Run(…, schedule=schedule)"
             )
     has_accelerator = any(type(one).__name__ == "Accelerator" for one in objects.values())
     for name, outer in optimizers.items():
         accumulated = getattr(getattr(outer, "gradient_state", None), "num_steps", 1)
         if accumulated > 1 and not has_accelerator:
             yield (
-                f"`{name}` steps once in {accumulated} batches, which its Accelerator counts: the"
-                " count is saved only where it is given to forge.Run, too:"
+                f"`{name}` steps once in {accumulated} batches, which its Accelerator counts. The"
+                " count is not saved unless the Accelerator is given to forge.Run too:"
                 " forge.Run(…, accelerator=accelerator)"
             )
-        if "param_groups" in vars(outer):  # else it only forwards
+        if "param_groups" in vars(outer):  # else it is a wrapper that only forwards
             for path, inner in _inside(name, outer, 1):
                 if isinstance(inner, Optimizer) and id(inner) not in given:
                     yield (
@@ -74,7 +74,7 @@ def _has_modules(objects: Mapping[str, Any]) -> bool:
 
 
 def _inside(path: str, one: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    """An object and those in its attributes, with the way to each."""
+    """An object and the objects in its attributes, each with its path."""
     yield path, one
     if depth:
         for key, value in getattr(one, "__dict__", {}).items():

@@ -1,4 +1,4 @@
-"""The objects of a run: their state taken, compared leaf by leaf, and put back."""
+"""The objects given to a run: capturing, comparing and restoring their state."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _DROPOUTS = (
 )  # fmt: skip
 
 _SHOWN = 8
-"""Differences that one error names."""
+"""Number of differences that one error lists."""
 
 
 class StateRegistry:
     """The registered objects by name.
 
     Raises:
-        TypeError: Naming an object that has no state to save.
+        TypeError: If an object has no state to save; names it.
     """
 
     def __init__(self, objects: dict[str, Any]) -> None:
         self.given = objects = dict(each for one in objects.items() for each in adapters.each(*one))
-        """As the user knows them; those of `objects` are what is inside of wrappers."""
+        """The objects as the user passed them; `objects` has what is inside wrappers."""
         self.objects: dict[str, Stateful] = {}
         for name, one in objects.items():
             one = adapters.stateful(one)
@@ -53,13 +53,13 @@ class StateRegistry:
                 raise TypeError(
                     f"forge.Run({name.partition('.')[0]}=…): a {type(one).__name__} has no"
                     " state_dict and load_state_dict, so it cannot be saved. Pass the object that"
-                    " has (the module, the optimizer, …), or give it these two methods; values"
-                    " belong into run.state."
+                    " has them (the module, the optimizer, …), or add these two methods; plain"
+                    " values belong in run.state."
                 )
             self.objects[name] = adapters.unwrapped(one)
         self._transient_buffers = TransientBuffers(self.objects)
         self._built: Structure | None = None
-        """How the script has built them, once that is known."""
+        """How the script has built the objects; None before `check_savable`."""
         self._groups: dict[str, list[list[torch.Tensor]]] = {}
         self.optimizers = [o for o in self.objects.values() if isinstance(o, torch.optim.Optimizer)]
         """The registered optimizers."""
@@ -69,11 +69,11 @@ class StateRegistry:
         return any(known is adapters.unwrapped(one) for known in self.objects.values())
 
     def name_of(self, one: object) -> str:
-        """The name that a registered object was given."""
+        """The name under which an object is registered."""
         return next(n for n, known in self.objects.items() if known is adapters.unwrapped(one))
 
     def _named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Every parameter of modules and optimizers under every name that it has."""
+        """Every parameter of modules and optimizers, under each of its names."""
         for name, one in self.objects.items():
             if isinstance(one, torch.nn.Module):
                 yield from one.named_parameters(prefix=name, remove_duplicate=False)
@@ -83,13 +83,13 @@ class StateRegistry:
                     yield f"{name}.{place}", parameter
 
     def _modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
-        """Every module, the registered ones and those in them."""
+        """All modules: the registered ones and their submodules."""
         for name, one in self.objects.items():
             if isinstance(one, torch.nn.Module):
                 yield from one.named_modules(prefix=name)
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Every parameter of modules and optimizers, each once, with a name for people."""
+        """Every parameter of modules and optimizers once, with a name for messages."""
         seen: set[int] = set()
         for name, parameter in self._named():
             if id(parameter) not in seen:
@@ -97,25 +97,25 @@ class StateRegistry:
                 yield name, parameter
 
     def local_parameters(self) -> Iterator[torch.Tensor]:
-        """What this rank holds of them, but for those that are not made yet."""
+        """This rank's part of the parameters, without uninitialized ones."""
         made = (one for _, one in self.parameters() if not tensor_encoding.is_lazy(one))
         return map(shards.local, made)
 
     def check_groups(self) -> None:
-        """Refuse what has changed in the groups of optimizers, before it is saved.
+        """Refuse changes to the groups of optimizers, before they are saved.
 
         Raises:
-            ConfigError: Naming the optimizer.
+            ConfigError: Names the optimizer.
         """
         if self._built is not None:
             optimizers = {self.name_of(one): one for one in self.optimizers}
             structure.check_groups(self._groups, self._built.order, optimizers)
 
     def capture(self, states: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Everything, gradients that are being accumulated included.
+        """The state of all objects, including gradients that are being accumulated.
 
         Raises:
-            ConfigError: Naming what no start could load, since the loop has changed it.
+            ConfigError: If the loop has changed objects so that no later start could load them.
         """
         self._transient_buffers.check()
         for path, one in self._modules():
@@ -140,20 +140,20 @@ class StateRegistry:
         }
 
     def ask(self) -> dict[str, Any]:
-        """Every object's state, asked for before the first step.
+        """Read every object's state before the first step.
 
         Raises:
-            ConfigError: Naming an object that raises.
+            ConfigError: If an object raises; names it.
         """
         return {name: asked(name, one) for name, one in self.objects.items()}
 
     def check_savable(self, states: dict[str, Any] | None = None) -> None:
-        """Warn of what may be missing in a captured state; from now on objects stay as built.
+        """Warn of what a captured state can lack; from now on objects must stay as built.
 
         Args:
-            states: What `ask` returned.
+            states: The result of `ask`.
         Raises:
-            CheckpointError: Naming what cannot be saved.
+            CheckpointError: If something cannot be saved; names it.
         """
         for path, module in self._modules():
             module_state.check_kind(path, module)
@@ -170,21 +170,21 @@ class StateRegistry:
                 module_state.check_loadable(name, captured["states"][name])
         for sentence in stray_parameters.nowhere(self.objects, captured["states"]):
             messages.warn(
-                f"{sentence}. Their values are saved with it; if they belong to a module, nothing"
-                " else of it (averages of a BatchNorm, other buffers) is saved: give the module to"
-                " forge.Run, too."
+                f"{sentence}. forge saves their values. If they belong to a module, nothing else of"
+                " the module (BatchNorm averages, other buffers) is saved: give the module to"
+                " forge.Run too."
             )
 
     def in_place_targets(self, saved: dict[str, Any]) -> list[tuple[Any, torch.Tensor | Like]]:
-        """For leaves of a captured state, the live tensors that loading it would copy them to.
+        """The live tensors that loading would copy the leaves of a captured state to.
 
-        Only where torch itself loads: another class may do anything with what it is given. What is
-        to be sharded comes with a live tensor that is sharded so.
+        Only for objects that torch itself loads: another class can do anything. A leaf that must
+        be sharded comes with a live tensor that is sharded in the same way.
 
         Args:
-            saved: May hold tensors without data, and `UNKNOWN`.
+            saved: Can contain tensors without data, and `UNKNOWN`.
         Raises:
-            StateMismatch: As `load`.
+            StateMismatch: Like `load`.
         """
         self.check(saved)
         found: list[tuple[Any, torch.Tensor | Like]] = list(self.shardings(saved))
@@ -197,7 +197,7 @@ class StateRegistry:
         return found
 
     def shardings(self, saved: dict[str, Any]) -> Iterator[tuple[Any, Like]]:
-        """Leaves of a captured state that are to be sharded, as live tensors are."""
+        """Leaves of a captured state that must be sharded like live tensors."""
         named = dict(self._named())
         if not any(map(shards.is_sharded, named.values())):
             return
@@ -217,27 +217,27 @@ class StateRegistry:
                         yield leaf, Like(tensor)
 
     def check(self, saved: dict[str, Any]) -> None:
-        """Compare a captured state with the objects, as far as that is known beforehand.
+        """Compare a captured state with the objects, as far as possible before loading.
 
         Raises:
-            StateMismatch: Naming each leaf, what was expected and what was found.
+            StateMismatch: Names each leaf, with what was expected and found.
         """
         refuse(self._differences(saved))
 
     def prepare(self, saved: dict[str, Any]) -> None:
-        """What has to be done before any tensor of a captured state is read into a live one."""
+        """Prepare the objects before tensors of a captured state are read into live ones."""
         ddp_buckets.restore(self.objects, saved.get("buckets", {}))
 
     def load(self, saved: dict[str, Any], owned: Collection[int] = frozenset()) -> None:
-        """Put a captured state back; compares first, so that a misfit changes nothing.
+        """Restore a captured state; compares first, so that a mismatch changes nothing.
 
-        What a module loads in a way of its own is compared afterwards.
+        Modules with their own loading method are compared afterwards.
 
         Args:
-            owned: The `id` of tensors that may become part of the live objects; of all others
-                they get copies.
+            owned: The `id` of tensors that can become part of the live objects; others are
+                copied.
         Raises:
-            StateMismatch: Naming each leaf, what was expected and what was found.
+            StateMismatch: Names each leaf, with what was expected and found.
         """
         self.check(saved)
         for name, one in self.objects.items():
@@ -253,10 +253,10 @@ class StateRegistry:
         refuse(self._late_differences(saved))
 
     def put(self, name: str, state: dict[str, Any], copies: Copies) -> None:
-        """Put one object's state back.
+        """Restore one object's state.
 
         Raises:
-            StateMismatch: Where the object itself refuses it.
+            StateMismatch: If the object itself refuses the state.
         """
         one = self.objects[name]
         try:
@@ -264,11 +264,11 @@ class StateRegistry:
                 optimizer_state.load(one, state, copies)
             else:
                 one.load_state_dict(state)
-        except Exception as error:  # it may be the user's own
+        except Exception as error:  # the object can be the user's own
             raise StateMismatch(f"{name}: {_kind(one)}.load_state_dict failed: {error}") from error
 
     def _known(self, saved: dict[str, Any]) -> dict[int, torch.Tensor]:
-        """Leaves of modules and the tensors they go to: an optimizer may refer to them as well."""
+        """Leaves of modules and their live tensors, which an optimizer can refer to as well."""
         return {
             id(leaf): live
             for name, one in self.objects.items()
@@ -282,14 +282,14 @@ class StateRegistry:
         for name, parameter in self._named():
             names.setdefault(parameter, []).append(name)
         for parameter, known_as in names.items():
-            # Which of several names it was saved under depends on the order of the objects.
+            # The name under which a shared parameter was saved depends on the objects' order.
             parameter.requires_grad_(frozen.isdisjoint(known_as))
             found = [gradients.pop(name) for name in known_as if name in gradients]
             parameter.grad = copies.of(found[0], parameter.device) if found else None
         refuse(f"{name}: expected no such parameter, found its gradient" for name in gradients)
 
     def _load_modes(self, saved: dict[str, Any]) -> None:
-        """How modules behave, which no `state_dict` says."""
+        """Restore what no `state_dict` contains: `training` and the like."""
         evaluating, dropout = set(saved.get("evaluating", ())), saved.get("dropout", {})
         for name, one in self._modules():
             one.training = name not in evaluating
@@ -301,7 +301,7 @@ class StateRegistry:
             if name not in saved["states"]:
                 yield f"{name}: expected its state in the checkpoint, found none"
             elif name not in self.objects:
-                yield f"{name}: expected an object of this name, found none given to forge.Run"
+                yield f"{name}: is in the checkpoint, but was not given to forge.Run"
             else:
                 yield from self._object_differences(name, self.objects[name], saved)
         if "unregistered" in saved and self.objects.keys() == saved["states"].keys():
@@ -315,7 +315,7 @@ class StateRegistry:
     def _buffers_of(
         self, name: str, one: torch.nn.Module, saved: dict[str, Any]
     ) -> tuple[buffers.Built, dict[str, Any]]:
-        """How a module's buffers were built, and what they are to be made like for this state."""
+        """How a module's buffers were built, and the shapes that they need for this state."""
         first = self._built.buffers[name] if self._built is not None else buffers.built(one)
         recorded = saved.get("buffers", {}).get(name, {})
         return first, buffers.targets(one, first, saved["states"][name], recorded)
@@ -333,7 +333,7 @@ class StateRegistry:
         elif kind != _kind(one):
             yield f"{name}: expected a {_kind(one)}, found the state of a {kind}"
         elif isinstance(one, torch.optim.Optimizer):
-            order = saved.get("order", {}).get(name, [])  # not in what a run begins with
+            order = saved.get("order", {}).get(name, [])  # absent for `init_from`
             is_in_order = True
             for place, was, found in structure.order_differences(
                 structure.orders(self.objects)[name], order
@@ -341,44 +341,44 @@ class StateRegistry:
                 is_in_order = False
                 yield (
                     f"{name}.{place}: expected the state of {was}, found that of {found}."
-                    " Parameters have to come in the same order at every start: sort those that"
+                    " Parameters must come in the same order at every start: sort those that"
                     " come out of a set"
                 )
             if is_in_order:
                 yield from optimizer_state.differences(name, one, state)
 
     def _late_differences(self, saved: dict[str, Any]) -> Iterator[str]:
-        """Those of modules that load in a way of their own: they were left to it so far."""
+        """Differences of modules that load in their own way, which are compared after loading."""
         for name, one in self.objects.items():
             if isinstance(one, torch.nn.Module) and module_state.own_ways(one):
                 yield from module_state.differences(name, one.state_dict(), saved["states"][name])
 
 
 def asked(name: str, one: Any) -> Any:
-    """The state of an object that is asked for the first time.
+    """The state of an object, read for the first time.
 
     Raises:
-        ConfigError: Where it raises: at the stop that would cost all there is.
+        ConfigError: If it raises; at the stop, an error would lose all progress.
     """
     try:
         return one.state_dict()
-    except Exception as error:  # the user's own
+    except Exception as error:  # from the user's own method
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(
             [
                 f"{name}: {_kind(one)}.state_dict() raised {type(error).__name__}: {error}"
-                f" ({place.filename}:{place.lineno}). No save would succeed. Repair it, or leave"
-                " the object out and give forge the one that it wraps."
+                f" ({place.filename}:{place.lineno}). No save would succeed. Fix it, or give"
+                " forge.Run the object that it wraps instead."
             ],
-            "What is to be saved",
+            "The state to save",
         ) from error
 
 
 def refuse(differences: Iterable[str]) -> None:
-    """Raise if there are any.
+    """Raise if there are any differences.
 
     Raises:
-        StateMismatch: Naming the first of them.
+        StateMismatch: Names the first of them.
     """
     found = list(differences)
     if found:
@@ -396,5 +396,5 @@ def _kind(one: object) -> str:
 
 
 def _of_main(kind: str) -> str:
-    """The script is `__main__` where it is started, and `__mp_main__` in a job of a sweep."""
+    """The script is `__main__` in its first process, and `__mp_main__` in a job of a sweep."""
     return f"__main__.{kind[12:]}" if kind.startswith("__mp_main__.") else kind

@@ -1,4 +1,4 @@
-"""The random state of a process: python, numpy, torch on the CPU and on every other device."""
+"""The random state of a process: python, numpy, torch on the CPU and on all other devices."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch
 from forge.errors import CheckpointError
 
 _DEVICES = ("cuda", "xpu", "mps")
-"""Kinds of device that draw from generators of their own."""
+"""Device types with their own generators."""
 
 
 def capture() -> dict[str, Any]:
-    """Every generator's state; takes about 30 microseconds on a CPU."""
+    """The state of all generators; takes about 30 microseconds on a CPU."""
     state = capture_cpu()
     for kind in _DEVICES:
         module = getattr(torch, kind, None)
-        # Before it is used a device has drawn nothing; of MPS nothing tells.
+        # An unused device has drawn nothing; MPS does not tell whether it was used.
         if module is None or not getattr(module, "is_initialized", lambda: True)():
             continue
         states = [module.get_rng_state(device) for device in range(module.device_count())]
@@ -31,17 +31,17 @@ def capture() -> dict[str, Any]:
 
 
 def _current(module: Any) -> int:
-    """The device that draws where none is named."""
+    """The default device for random numbers."""
     return int(getattr(module, "current_device", lambda: 0)())
 
 
 def capture_cpu() -> dict[str, Any]:
-    """The state of the generators that draw on the CPU."""
+    """The state of the generators for the CPU."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         found = _numpy_state(numpy)
-        # As bytes of known layout: torch has tensors of uint32, but few operations on them.
+        # As bytes of a defined layout: torch's uint32 tensors support few operations.
         raw = bytearray(found["state"]["key"].tobytes())
         words = torch.frombuffer(raw, dtype=torch.uint8)
         position, has_gauss = int(found["state"]["pos"]), int(found["has_gauss"])
@@ -53,9 +53,9 @@ def _numpy_state(numpy: Any) -> Any:
     found = numpy.random.get_state(legacy=False)
     if found["bit_generator"] != "MT19937":
         raise CheckpointError(
-            f"numpy's global generator is a {found['bit_generator']}, and only the MT19937 that"
-            " numpy comes with is saved. Instead of numpy.random.set_bit_generator, draw from a"
-            " numpy.random.Generator that is made from the global one where it is used."
+            f"numpy's global generator is a {found['bit_generator']}, but forge can save only"
+            " numpy's default MT19937. Instead of numpy.random.set_bit_generator, draw from a"
+            " numpy.random.Generator that is made from the global one for each use."
         )
     return found
 
@@ -64,7 +64,7 @@ def seed_cpu(seed: int) -> None:
     """Seed the generators of `capture_cpu`.
 
     Args:
-        seed: Of 64 bits.
+        seed: A 64-bit integer.
     """
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
@@ -74,11 +74,11 @@ def seed_cpu(seed: int) -> None:
 
 
 def derived(state: dict[str, Any], number: int) -> dict[str, Any]:
-    """Another random state, the same one for the same state and number.
+    """Derive another random state, always the same for the same state and number.
 
     Args:
-        state: As captured.
-        number: Of a rank that has none of its own.
+        state: A captured state.
+        number: A rank without its own saved state.
     """
     words = bytes(state["torch"].cpu().tolist()) + number.to_bytes(8, "little")
     seed = int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
@@ -97,7 +97,7 @@ def derived(state: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Put every generator back to a captured state."""
+    """Restore all generators to a captured state."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(state["torch"].cpu())
@@ -108,7 +108,7 @@ def restore(state: dict[str, Any]) -> None:
         if kind in state and module is not None:
             for device, one in enumerate(state[kind][: module.device_count()]):
                 module.set_rng_state(one.cpu(), device)
-            # Where a rank has another GPU now, or sees others: it draws on as it would have.
+            # If a rank now has another GPU, or sees others, its generator continues as it was.
             before, now = state.get("current", {}).get(kind), _current(module)
             if before not in (None, now) and module.device_count():
                 module.set_rng_state(state[kind][before].cpu(), now)

@@ -1,4 +1,4 @@
-"""`run.state`: values of the user's own, saved and restored with everything else."""
+"""`run.state`: the user's own values, saved and restored with everything else."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from forge.state.run_values import Packed, PuttingBack
 
 
 class RunState(MutableMapping[str, Any]):
-    """A dict of what a training keeps besides its objects: the best metric, a replay buffer.
+    """A dict for what a training keeps apart from its objects: a best metric, a replay buffer.
 
-    Values are numbers, strings, bytes, tensors, arrays of numpy, generators of random numbers
-    (`torch.Generator`, `random.Random`, `Generator` and `RandomState` of numpy), and dicts and
-    lists of them. One object under two names is one after a resume. Views of one memory, tensors
-    that require grad, and what objects of the Run hold as well are rejected, naming both.
+    Values can be numbers, strings, bytes, tensors, numpy arrays, random number generators
+    (`torch.Generator`, `random.Random`, numpy's `Generator` and `RandomState`), and dicts and
+    lists of these. One object under two names is still one object after a resume. Views that
+    share memory, tensors that require grad, and objects that the Run saves too are refused.
 
         run.state["best"] = min(run.state.get("best", math.inf), value)
 
-    Entering the Run restores what the last checkpoint holds. A value that is there already (or when
-    a rollback restores) is changed in place where it can be, so that names for it stay good. What
-    is assigned between there and the first loop is how the first attempt begins: at a resume, what
-    was restored takes its place as the loop begins.
+    Entering the Run restores the values of the last checkpoint. Values set before the loop are
+    the initial values; on resume the saved ones replace them. A restored value is written into
+    the existing object if possible, so that other names of the object stay valid.
 
     Raises:
         AttributeError: For `run.state.best`: values are items.
-        CheckpointError: Naming a value that cannot be saved, as it is assigned.
-        TypeError: For a name that is no string.
+        CheckpointError: When a value is assigned that cannot be saved; names it.
+        TypeError: If a name is not a string.
     """
 
     __slots__ = ("_restored", "_values")
@@ -39,7 +38,7 @@ class RunState(MutableMapping[str, Any]):
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self._restored: dict[str, Any] | None = {}
-        """Until the first loop begins."""
+        """The restored values, until the first loop begins."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"run.state.{name}: values are items: run.state[{name!r}]")
@@ -48,7 +47,7 @@ class RunState(MutableMapping[str, Any]):
         if name not in RunState.__slots__:
             way = f"values are items: run.state[{name!r}] = …"
             if hasattr(value, "state_dict"):
-                way = f"what has a state_dict is given to forge.Run(…, {name}={name})"
+                way = f"give an object with a state_dict to forge.Run(…, {name}={name})"
             raise AttributeError(f"run.state.{name} = …: {way}")
         super().__setattr__(name, value)
 
@@ -62,9 +61,9 @@ class RunState(MutableMapping[str, Any]):
         encoder.encode(Packed(value, [name]).tree, f"run.state.{name}")
         if encoder.sharded:
             raise CheckpointError(
-                f"{encoder.sharded[0]}: a DTensor has to be in an object that is given to"
-                " forge.Run: of a value nothing tells, at a resume, how it is to be sharded. Keep"
-                " its full_tensor() here, or its to_local() for this rank alone."
+                f"{encoder.sharded[0]}: a DTensor must be in an object given to forge.Run: here"
+                " forge would not know how to shard it when the job resumes. Keep its"
+                " full_tensor() here, or its to_local() for this rank only."
             )
         self._values[name] = value
 
@@ -81,10 +80,10 @@ class RunState(MutableMapping[str, Any]):
         return f"run.state({self._values!r})"
 
     def capture(self) -> dict[str, Any]:
-        """What goes into a checkpoint, by keys that name it in messages.
+        """The values for a checkpoint, under keys that messages use.
 
         Raises:
-            CheckpointError: Naming a value that would come back as another.
+            CheckpointError: If a value would not be restored as it is; names it.
         """
         packed = Packed(self._values, [])
         return {
@@ -98,26 +97,26 @@ class RunState(MutableMapping[str, Any]):
 
         Args:
             given: The objects, by name.
-            live: Returns what is saved of them; asked only if that counts.
+            live: Returns the objects' saved state; called only if needed.
         Raises:
-            CheckpointError: Naming both.
+            CheckpointError: Names both places.
         """
-        found = Packed(self._values, []).found[1:]  # the first is all of it
+        found = Packed(self._values, []).found[1:]  # the first is the whole dict
         if found:
             run_values.check_alone(found, given, live())
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Go back to what was captured.
+        """Restore captured values.
 
         Raises:
-            StateMismatch: For a generator that cannot be made here.
+            StateMismatch: If a generator cannot be rebuilt here.
         """
         self._values = PuttingBack().put(self._values, run_values.unpacked(saved))
         if self._restored is not None:
             self._restored = dict(self._values)
 
     def begin_loop(self) -> None:
-        """What was assigned instead of a restored value was a beginning: it is put back."""
+        """Restore again, because assignments since were initial values of a first attempt."""
         put = PuttingBack().put
         for name, value in (self._restored or {}).items():
             self._values[name] = put(self._values.get(name), value)
@@ -125,7 +124,7 @@ class RunState(MutableMapping[str, Any]):
 
 
 def copied(state: dict[str, Any], max_bytes: float = math.inf) -> dict[str, Any] | None:
-    """What `RunState.capture` gave, with memory of its own; None if it is larger than that."""
+    """A copy of what `RunState.capture` returned; None if it is larger than the limit."""
     encoder = Encoder()
     tree = encoder.encode(state)
     size = sum(one.numel() * one.element_size() for one in encoder.tensors.values())

@@ -1,8 +1,8 @@
-"""The values of `run.state` as a checkpoint holds them, and back: each object once.
+"""Converts the values of `run.state` to the form in a checkpoint and back, each object once.
 
-A tree that is saved has None in two kinds of places, which are listed beside it: a generator of
-random numbers, and an object that stands in the tree already. What a resume would not share again
-is refused by both names: views of one memory, and what objects given to forge.Run hold as well.
+In the saved tree, None replaces random number generators and objects that occur a second time;
+both are listed separately. Values that would no longer be shared after a resume are refused: views
+that share memory, and memory of objects given to forge.Run. The error names both places.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from forge.errors import CheckpointError, StateMismatch
 from forge.state import generators, sharing
 
 _CONTAINERS = (dict, list, set, bytearray, collections.OrderedDict, collections.Counter)
-"""That can be changed, so that it counts whether they are one object."""
+"""Mutable types, for which object identity matters."""
 
 Path = list[Any]
 
@@ -30,30 +30,30 @@ def _is_array(value: Any) -> bool:
 
 
 def _counts(value: Any) -> bool:
-    """Whether two names for it are something else than two equal values."""
+    """Whether it matters if two names refer to one object or to two equal ones."""
     is_data = isinstance(value, torch.Tensor) or _is_array(value)
     return is_data or type(value) in _CONTAINERS or generators.is_one(value)
 
 
 def shown(path: Path) -> str:
-    """A place in `run.state`, for people."""
+    """A path in `run.state`, for messages."""
     return "run.state" + "".join(f"[{k}]" if type(k) is int else f".{k}" for k in path)
 
 
 class Packed:
-    """A tree without generators, and without what stands in it already.
+    """A tree without generators, in which each object occurs once.
 
     Raises:
-        CheckpointError: Naming a value that would come back as another.
+        CheckpointError: If a value would not be restored as it is; names it.
     """
 
     def __init__(self, values: Any, path: Path) -> None:
         self.generators: list[dict[str, Any]] = []
-        """Each with its `path`."""
+        """Generators, each with its `path`."""
         self.shared: list[list[Path]] = []
-        """The path of an object, and where it stands already."""
+        """The path of an object's second place, and that of its first."""
         self.found: list[tuple[Path, Any]] = []
-        """Whatever can be changed, each once."""
+        """All mutable objects, each once."""
         self._seen: dict[int, tuple[Path, bool]] = {}
         try:
             self.tree = self._pack(values, path, is_fixed=False)
@@ -64,7 +64,7 @@ class Packed:
             ) from None  # a traceback of thousands of lines
 
     def _pack(self, value: Any, path: Path, *, is_fixed: bool) -> Any:
-        """`is_fixed`: whether it is in a container that is saved as a whole, as a tuple is."""
+        """`is_fixed`: whether it is in a container that is saved as a whole, such as a tuple."""
         if len(path) > MAX_DEPTH + 1:
             raise RecursionError
         if _counts(value):
@@ -107,9 +107,9 @@ def _check_tensor(value: torch.Tensor, path: str) -> None:
     if value.requires_grad or type(value) is torch.nn.Parameter:
         kind = "a Parameter" if type(value) is torch.nn.Parameter else "a tensor that requires grad"
         raise CheckpointError(
-            f"{path}: {kind}, of which a resume brings back the values alone, without a gradient."
-            " Keep a .detach().clone() here; what is trained is given to forge.Run, in a module or"
-            " by its optimizer."
+            f"{path}: {kind}. A resume would restore only its values, without the gradient. Keep"
+            " a .detach().clone() here; give what is trained to forge.Run, in a module or by its"
+            " optimizer."
         )
 
 
@@ -126,14 +126,14 @@ def _refusal(one: str, other: str, value: Any) -> str:
 
 
 def check_alone(found: list[tuple[Path, Any]], given: Mapping[str, Any], live: Any) -> None:
-    """Refuse what shares memory with another value, or with an object given to forge.Run.
+    """Refuse values that share memory with another value, or with an object given to forge.Run.
 
     Args:
         found: Of `Packed`.
         given: The objects, by name.
-        live: What is saved of them.
+        live: Their saved state.
     Raises:
-        CheckpointError: Naming both.
+        CheckpointError: Names both places.
     """
     if not found:
         return
@@ -167,23 +167,23 @@ def _live(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def check(saved: Mapping[str, Any]) -> None:
-    """Look at the generators before anything is loaded.
+    """Check the generators before anything is loaded.
 
     Raises:
-        DamagedCheckpoint: If one of them is none.
-        StateMismatch: If the device of one is not here.
+        DamagedCheckpoint: If one is invalid.
+        StateMismatch: If this machine does not have the device of a generator.
     """
     for one in saved.get("run.state generators", ()):
         generators.check(one)
 
 
 def unpacked(saved: Mapping[str, Any]) -> Any:
-    """The tree that was packed.
+    """Rebuild the tree that was packed.
 
     Args:
-        saved: With the tree, and what is listed beside it, by the keys of `RunState.capture`.
+        saved: The tree and the separate lists, by the keys of `RunState.capture`.
     Raises:
-        StateMismatch: For a generator that cannot be made here.
+        StateMismatch: If a generator cannot be rebuilt here.
     """
     tree = saved.get("run.state", {})
     try:
@@ -194,7 +194,7 @@ def unpacked(saved: Mapping[str, Any]) -> Any:
             *way, last = path
             _at(tree, way)[last] = _at(tree, first)
     except (LookupError, TypeError, ValueError) as error:
-        raise StateMismatch(f"run.state cannot be put together: {error!r}") from error
+        raise StateMismatch(f"run.state cannot be restored: {error!r}") from error
     return tree
 
 
@@ -205,9 +205,9 @@ def _at(tree: Any, way: Path) -> Any:
 
 
 class PuttingBack:
-    """Puts saved values in the place of live ones, where those are alike and can be changed.
+    """Writes saved values into live objects of the same kind, if they can be changed.
 
-    What was one object when it was saved is one again, and what was two is two.
+    An object that was saved once stays one object, and two objects stay two.
     """
 
     def __init__(self) -> None:
@@ -215,7 +215,7 @@ class PuttingBack:
         self._used: set[int] = set()
 
     def put(self, live: Any, saved: Any) -> Any:
-        """What was saved; `live` with its content, if that can be."""
+        """The saved value; if possible `live`, with the saved content."""
         if id(saved) in self._done:
             return self._done[id(saved)]
         is_free = type(live) is type(saved) and id(live) not in self._used

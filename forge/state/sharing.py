@@ -1,4 +1,4 @@
-"""Which tensors lie in the same memory: tied weights, views, arrays made from a tensor."""
+"""Finds tensors that share memory: tied weights, views, arrays made from a tensor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def span(value: Any) -> tuple[str, int, int] | None:
         if not is_plain or value.is_nested or value.is_meta or not value.numel():
             return None
         device, begin, size = value.device, value.data_ptr(), value.dtype.itemsize
-        if value.is_contiguous():  # nearly all of them, and asked at every save
+        if value.is_contiguous():  # the usual case, and this runs at every save
             return str(device), begin, begin + value.numel() * size
         steps = [step * size for step in value.stride()]
     else:
@@ -61,10 +61,10 @@ def groups(named: Iterable[tuple[str, Any]]) -> list[list[str]]:
 def differences(
     expected: list[list[str]], found: list[list[str]], known: Collection[str]
 ) -> Iterator[tuple[str, str, bool]]:
-    """Pairs of names that share memory in one of two lists of groups only.
+    """Pairs of names that share memory in only one of two lists of groups.
 
     Args:
-        known: Names that are in both; others are left out.
+        known: Names that are in both; others are ignored.
     Returns:
         The two names, and whether they were expected to share.
     """

@@ -1,8 +1,8 @@
 """Parameters that an optimizer trains and no registered module saves.
 
-They are saved beside the optimizers' states, by their place in them: a bare parameter that is
-learned needs no module, and one whose module was forgotten would else start from scratch at a
-resume, with the momentum of a trained one.
+They are saved next to the optimizers' states, by their position in the optimizer. A bare learned
+parameter needs no module, and a forgotten module would otherwise restart from its initial weights,
+with the momentum of trained ones.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from forge.checkpoint.format.tensor_encoding import PLAIN_TYPES
 from forge.state import module_state, optimizer_state
 
 _SHOWN = 4
-"""Parameters that one message names."""
+"""Number of parameters that one message lists."""
 
 Values = dict[str, dict[str, Any]]
-"""By the name of an optimizer: place in it -> tensor."""
+"""By the name of an optimizer: position in it -> tensor."""
 
 
 def placed(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """An optimizer's parameters, and where in it they are."""
+    """An optimizer's parameters, and their positions in it."""
     for group, settings in enumerate(optimizer.param_groups):
         for i, parameter in enumerate(settings["params"]):
             yield f"param_groups[{group}][{i}]", parameter
@@ -43,13 +43,13 @@ def _in_modules(objects: Mapping[str, Any]) -> set[int]:
 
 
 def capture(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Values:
-    """Their values.
+    """Values of the stray parameters.
 
-    Also those of a module that leaves parameters out of its `state_dict`, but not what it leaves
-    out because nobody trains it.
+    Includes trained parameters that a module leaves out of its `state_dict`, but not untrained
+    ones.
 
     Args:
-        states: What the objects' `state_dict` returned.
+        states: The results of the objects' `state_dict`.
     """
     in_modules = _in_modules(objects)
     saved = {
@@ -81,7 +81,7 @@ def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def nowhere(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each optimizer with parameters that no other object has in its state."""
+    """A sentence for each optimizer with parameters that are in no other object's state."""
     in_modules = _in_modules(objects)
     optimizers = dict(_optimizers(objects))
     saved = {
@@ -99,7 +99,7 @@ def nowhere(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Iterator[s
         ]
         if found:
             yield (
-                f"{name} trains parameters that nothing else given to forge.Run holds"
+                f"{name} trains parameters that are in no other object given to forge.Run"
                 f" ({messages.few(found, _SHOWN)})"
             )
 
@@ -107,10 +107,10 @@ def nowhere(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Iterator[s
 def differences(
     objects: Mapping[str, Any], saved: Values, *, is_whole: bool = True
 ) -> Iterator[str]:
-    """A sentence for each that does not fit.
+    """A sentence for each stray parameter that does not fit.
 
     Args:
-        is_whole: Whether each that no registered module holds has to be among them.
+        is_whole: Whether all parameters without a registered module must be among them.
     """
     in_modules = _in_modules(objects)
     for name, optimizer in _optimizers(objects):
@@ -126,7 +126,7 @@ def differences(
 def in_place_targets(
     objects: Mapping[str, Any], saved: Values
 ) -> Iterator[tuple[Any, torch.Tensor]]:
-    """What was saved, and the parameters it goes to."""
+    """Saved values, and the parameters that they are loaded into."""
     for name, optimizer in _optimizers(objects):
         values = saved.get(name, {})
         for place, parameter in placed(optimizer):
@@ -135,6 +135,6 @@ def in_place_targets(
 
 
 def load(objects: Mapping[str, Any], saved: Values) -> None:
-    """Put the values back."""
+    """Restore the values."""
     for value, parameter in in_place_targets(objects, saved):
         parameter.copy_(value)

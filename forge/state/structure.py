@@ -1,9 +1,10 @@
-"""How the objects of a run are built: their parameters, their groups, and what shares memory.
+"""The structure of a run's objects: their parameters, groups, and shared memory.
 
-The next start builds them as this one did. What the loop changes of it could be saved, and no start
-could load it: so it is compared with the start before it is saved, and refused while the job lives.
-Not compared are buffers, which may grow (`buffers.py`), what a module loads in its own way, what an
-optimizer makes as it steps, and the state of objects that are neither modules nor optimizers.
+The next start builds the objects as this one did. A structure that the loop has changed could be
+saved, but not loaded. So it is compared with the initial structure before each save, and a change
+is refused while the job still runs. Not compared: buffers, which can grow (`buffers.py`), what a
+module loads in its own way, what an optimizer creates when it steps, and the state of objects that
+are neither modules nor optimizers.
 """
 
 from __future__ import annotations
@@ -22,40 +23,40 @@ from forge.state import buffers, module_state, sharing, stray_parameters
 from forge.state.buffers import Built
 
 _SHOWN = 8
-"""Differences that one error names."""
+"""Number of differences that one error lists."""
 
 _WHEN = " as at the start"
 _NO_MODULE = "a parameter of no module"
 
 _ADVICE = (
-    "A checkpoint of it could not be loaded, since the next start builds its objects as this one"
-    " did. Change them before forge.Run is entered; or let this training end, and give the changed"
-    " objects to a Run of its own (`name=`)."
+    "A checkpoint of it could not be loaded, because the next start builds its objects as this one"
+    " did. Change them before forge.Run is entered; or end this training, and give the changed"
+    " objects to another Run (with its own `name=`)."
 )
 
 
 @dataclass(frozen=True)
 class Structure:
-    """What is compared."""
+    """The structure that is compared."""
 
     leaves: dict[str, str]
-    """Name of each leaf in a module's state -> dtype and shape; but for buffers."""
+    """Name of each leaf in a module's state, except buffers -> dtype and shape."""
     buffers: dict[str, Built]
-    """By module, how its buffers are."""
+    """By module, its buffers."""
     order: dict[str, list[list[str]]]
     """By optimizer and group, the names of its parameters."""
     names: set[str]
-    """Of all tensors of modules, and of parameters that no module holds."""
+    """The tensors of modules, and the parameters without a module."""
     tied: list[list[str]]
-    """Those that share memory."""
+    """Names that share memory."""
     paths: dict[str, set[str]] = field(default_factory=dict)
-    """By module, the paths of the modules in it; of what a script has built."""
+    """By module, the paths of its submodules; only of the initial structure."""
     own: tuple[str, ...] = ()
-    """Prefixes of names that a module loads in its own way; of what a script has built."""
+    """Prefixes of names that a module loads in its own way; only of the initial structure."""
 
 
 def built(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Structure:
-    """How a script has built its objects: `of`, and what tells which changes can be loaded."""
+    """The initial structure: `of`, and what decides which changes can be loaded."""
     modules = [(name, one) for name, one in objects.items() if isinstance(one, nn.Module)]
     return replace(
         of(objects, states),
@@ -65,11 +66,11 @@ def built(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Structure:
 
 
 def of(objects: Mapping[str, Any], states: Mapping[str, Any]) -> Structure:
-    """How objects are built now.
+    """The current structure of objects.
 
     Args:
         objects: By name.
-        states: What their `state_dict` has returned just now.
+        states: The current results of their `state_dict`.
     """
     modules = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
     held = {name: buffers.built(one) for name, one in modules.items()}
@@ -95,7 +96,7 @@ def _is_extra(key: Any) -> bool:
 def _named(
     objects: Mapping[str, Any], states: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that the states of modules have, and parameters that no module holds."""
+    """The tensors in the states of modules, and parameters without a module."""
     in_modules: set[int] = set()
     for name, one in objects.items():
         if isinstance(one, nn.Module):
@@ -113,7 +114,7 @@ def _named(
 
 
 def orders(objects: Mapping[str, Any]) -> dict[str, list[list[str]]]:
-    """By optimizer and group, the names of parameters: a state has nothing but numbers."""
+    """By optimizer and group, the names of parameters: the state itself only has numbers."""
     names: dict[int, str] = {}
     for name, one in objects.items():
         if isinstance(one, nn.Module):
@@ -130,7 +131,7 @@ def check(first: Structure, now: Structure) -> None:
     """Refuse what the loop has changed, before it is saved.
 
     Raises:
-        ConfigError: Naming what was there at the start, and what is there now.
+        ConfigError: Names what was there at the start, and what is there now.
     """
     problems = [
         sentence
@@ -148,10 +149,10 @@ def check(first: Structure, now: Structure) -> None:
 
 
 def refuse(problems: list[str]) -> None:
-    """Raise if there are any.
+    """Raise if there are any problems.
 
     Raises:
-        ConfigError: Naming the first of them, with what to do.
+        ConfigError: Names the first of them, and the remedy.
     """
     if problems:
         more = len(problems) - _SHOWN
@@ -171,17 +172,17 @@ def check_groups(
         order: Their names.
         optimizers: By name.
     Raises:
-        ConfigError: Naming the optimizer.
+        ConfigError: Names the optimizer.
     """
     for name, groups in first.items():
         now = [group["params"] for group in optimizers[name].param_groups]
         if len(now) != len(groups):
             text = (
                 f"{name}: expected {len(groups)} parameter groups{_WHEN}, found {len(now)}. A"
-                " checkpoint with a group that was added inside the loop could not be loaded, since"
-                " the next start builds the optimizer without it. Give the optimizer all parameters"
-                " at the start: those that are to be trained later with requires_grad_(False), and"
-                " call requires_grad_(True) where you call add_param_group now."
+                " checkpoint with a group added inside the loop could not be loaded, because the"
+                " next start builds the optimizer without it. Give the optimizer all parameters at"
+                " the start, with requires_grad_(False) for those to be trained later, and call"
+                " requires_grad_(True) where you call add_param_group now."
             )
             raise ConfigError([text], "The training loop")
         for i, (before, after) in enumerate(zip(groups, now, strict=True)):
@@ -221,7 +222,7 @@ def _module_differences(first: Structure, now: Structure) -> Iterator[str]:
 def order_differences(
     expected: list[list[str]], found: list[list[str]]
 ) -> Iterator[tuple[str, str, str]]:
-    """For each group of the same size, the first place of another parameter: it, and both names."""
+    """For each group of the same size, the first place where parameters differ, with both names."""
     for i, (group, found_group) in enumerate(zip(expected, found, strict=False)):
         if len(group) == len(found_group) and group != found_group:
             pairs = enumerate(zip(group, found_group, strict=True))
@@ -230,7 +231,7 @@ def order_differences(
 
 
 def tied_differences(built: Structure, saved: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each two names that share memory in a captured state, or here, alone."""
+    """A sentence for each two names that share memory only in a captured state, or only here."""
     known = {f"{name}.{key}" for name in built.buffers for key in saved["states"][name]}
     known |= {f"{name}.{key}" for name, one in saved["unregistered"].items() for key in one}
     known.update(*saved["tied"])
@@ -240,7 +241,7 @@ def tied_differences(built: Structure, saved: Mapping[str, Any]) -> Iterator[str
 
 
 def shared(a: str, b: str, expected_when: str, found_where: str, *, was_tied: bool) -> str:
-    """A sentence for two names that share memory in one of two places only."""
+    """A sentence for two names that share memory in only one of two places."""
     one, two = "one tensor under both names (tied)", "two tensors"
     expected, found = (one, two) if was_tied else (two, one)
     return f"{a} and {b}: expected {expected}{expected_when}, found {found}{found_where}"

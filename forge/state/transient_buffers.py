@@ -1,4 +1,4 @@
-"""Buffers that no state_dict holds (`persistent=False`): logged, where training changes them."""
+"""Warns of changing buffers that no state_dict contains (`persistent=False`)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from forge.checkpoint.format import tensor_encoding
 from forge.compat import of_torch
 
 _SMALL = 1 << 16
-"""Bytes up to which a buffer is looked at: counters and averages. Larger ones are mostly caches."""
+"""Largest buffer that is compared, in bytes: counters and averages. Larger ones are mostly"
+" caches."""
 
 _SHOWN = 8
-"""Names that one message has."""
+"""Number of names that one message lists."""
 
 
 class TransientBuffers:
-    """Compares such buffers of modules, at each `check`, with what they were at the first."""
+    """Compares such buffers of modules, at each `check`, with their values at the first check."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._objects = objects
         self._first: dict[str, torch.Tensor] | None = None
 
     def check(self) -> None:
-        """Warn, once, of those that have changed; one of another shape is made again as needed."""
+        """Warn, once, of buffers that have changed; one with another shape is rebuilt as needed."""
         if self._first is None:
             self._first = {name: buffer.clone() for name, buffer in self._buffers()}
         if not self._first:
@@ -41,8 +42,8 @@ class TransientBuffers:
         self._first = {}
         messages.warn(
             f"{messages.few(found, _SHOWN)}: changed since the run began, but not saved"
-            " (`persistent=False`): a resume starts with what the script puts there."
-            " If it depends on the values, a resume is not exact: register with `persistent=True`."
+            " (`persistent=False`): a resume starts with the value that the script sets. If results"
+            " depend on it, a resume is not exact: register the buffer with `persistent=True`."
         )
 
     def _buffers(self) -> Iterator[tuple[str, torch.Tensor]]:

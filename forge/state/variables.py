@@ -1,9 +1,9 @@
-"""What a script holds besides what it gave to `forge.Run`: its variables, each as a fingerprint.
+"""Fingerprints of the variables of a script, apart from what it gave to `forge.Run`.
 
-Read are the locals of every function that is under way and the globals of every module, those of
-Python and of installed packages left out; in them plain values, tensors, generators of random
-numbers, iterators, and the attributes of objects. Nothing is changed by it. Two processes that have
-the same value have the same fingerprint.
+Read are the locals of all active functions and the globals of all modules, except those of Python
+and of installed packages: plain values, tensors, random number generators, iterators, and the
+attributes of objects. Reading changes nothing. Equal values in two processes have equal
+fingerprints.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ from forge.checkpoint.format import tensor_encoding
 from forge.compat import of_torch
 
 _DEPTH = 3
-"""Attributes of attributes that are looked through."""
+"""Depth of attributes that are searched."""
 _LARGE = 1 << 22
-"""Values of a tensor beyond which a part of them must do."""
+"""Values of a tensor beyond which only a part of them is hashed."""
 _LONG = 2000
-"""Elements of a container beyond which a part of them must do."""
+"""Elements of a container beyond which only a part of them is hashed."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), range)
 _NO_STATE = (types.ModuleType, types.BuiltinFunctionType, types.FrameType, types.CodeType)
 _NOT_READ = ("torch.", "forge.", "hydra.", "omegaconf.", "tqdm.")
-"""Of objects whose class is from there, attributes are not looked through."""
+"""Packages whose objects' attributes are not searched."""
 _MODULE_OWN = frozenset(vars(torch.nn.Module()))
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class Variable(NamedTuple):
-    """One value, and where the script has it."""
+    """One value, and its place in the script."""
 
     file: str
     function: str
-    """Empty for a global of the file."""
+    """Empty for a global variable."""
     path: str
-    """Its name, and attributes."""
+    """Its name, with attributes."""
     fingerprint: str
     shown: str
-    """In a few words."""
+    """A short description."""
     kind: str
     """`value`, `generator`, `iterator` or `stateful`."""
 
 
 def variables(frame: types.FrameType | None, known: Collection[object]) -> Iterator[Variable]:
-    """Every variable of the script that is running.
+    """All variables of the running script.
 
     Args:
-        frame: The innermost one; those that it was called from follow.
-        known: Objects that are saved anyway; of them only attributes beside their state count.
+        frame: The innermost frame; its callers follow.
+        known: Objects that are saved anyway; only attributes outside their state count.
     """
     reader = _Reader({id(one) for one in known})
     while frame is not None:
@@ -79,7 +79,7 @@ def variables(frame: types.FrameType | None, known: Collection[object]) -> Itera
 
 
 def is_of_script(file: str) -> bool:
-    """Whether it is neither Python's, nor forge's, nor an installed package's."""
+    """Whether it belongs to neither Python, forge, nor an installed package."""
     is_file = file.endswith(".py") and not file.startswith("<")
     return is_file and not file.startswith(_installed())
 
@@ -106,14 +106,14 @@ class _Reader:
         self._read.add(id(names))
         self._named |= {id(value) for value in names.values()}
         for name, value in list(names.items()):
-            # An object of anybody's may raise anything when it is looked at.
+            # An object of the user's can raise anything when it is read.
             with contextlib.suppress(Exception):
                 for path, one in self._parts(name, value, _DEPTH):
                     facts = fingerprint(one), _shown(one), _kind(one)
                     yield Variable(os.path.abspath(file), function, path, *facts)
 
     def _parts(self, path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-        """What is compared as one, by its path."""
+        """The parts that are compared separately, by path."""
         if isinstance(value, _PLAIN):
             if not path.startswith("__"):
                 yield path, value
@@ -122,7 +122,7 @@ class _Reader:
         if id(value) in self._read or isinstance(value, _NO_STATE) or is_ours:
             return
         if depth < _DEPTH and id(value) in self._named:
-            return  # by its own name
+            return  # reported under its own name
         self._read.add(id(value))
         if id(value) not in self._known and (_is_one(value) or _asked(value) is not None):
             yield path, value
@@ -141,7 +141,7 @@ class _Reader:
 
 
 def _defaults(function: types.FunctionType) -> dict[str, Any]:
-    """Of its arguments, those that it may change: of a function of the script."""
+    """The mutable arguments of a script's function."""
     code, values = function.__code__, function.__defaults__ or ()
     if not is_of_script(code.co_filename):
         return {}
@@ -151,7 +151,7 @@ def _defaults(function: types.FunctionType) -> dict[str, Any]:
 
 
 def _is_one(value: Any) -> bool:
-    """Whether its content is looked at as a whole."""
+    """Whether its content is hashed as a whole."""
     kinds = (torch.Tensor, np.ndarray, np.generic, dict, list, tuple, set, frozenset)
     if isinstance(value, (*kinds, _CACHE)) or _generator_state(value) is not None:
         return True
@@ -163,7 +163,7 @@ def _is_row(value: Any) -> bool:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Of an object, those that may be a state of it."""
+    """The attributes of an object that can be its state."""
     if isinstance(value, torch.nn.Module):
         found: dict[str, Any] = {}
         for name, one in value.named_modules():
@@ -182,7 +182,7 @@ def _attributes(value: Any) -> dict[str, Any]:
     slots = (name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ()))
     own = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     own |= getattr(value, "__dict__", {})
-    is_torch = kind.startswith("torch.")  # the iterator of its workers, say
+    is_torch = kind.startswith("torch.")  # for example the iterator of a DataLoader
     return {key: x for key, x in own.items() if not (is_torch and key.startswith("_"))}
 
 
@@ -191,7 +191,7 @@ _CALLABLE = (types.FunctionType, types.MethodType, torch.nn.Module)
 
 
 def _asked(value: Any) -> Any:
-    """Its own word of its state; None where it has none."""
+    """The state that the object reports; None if it has none."""
     if isinstance(value, type) or not hasattr(value, "state_dict"):
         return None
     try:
@@ -204,7 +204,7 @@ def _asked(value: Any) -> Any:
 
 
 def _generator_state(value: Any) -> Any:
-    """Of a generator of random numbers; None for all else."""
+    """The state of a random number generator; None for anything else."""
     if isinstance(value, random.Random):
         return value.getstate()
     if isinstance(value, torch.Generator):
@@ -245,14 +245,14 @@ def _shown(value: Any) -> str:
 
 
 def fingerprint(value: Any) -> str:
-    """The same for the same content."""
+    """A hash that is equal for equal content."""
     digest = hashlib.blake2b(digest_size=12)
     _feed(digest.update, value, set())
     return digest.hexdigest()
 
 
 def _feed(add: Callable[[bytes], None], value: Any, above: set[int]) -> None:
-    """Hash what the value is; of what is not known, its type alone."""
+    """Hash a value; of an unknown object only the type."""
     add(f"<{type(value).__name__}>".encode())
     if isinstance(value, _PLAIN):
         add(repr(value).encode(errors="replace"))
@@ -271,7 +271,7 @@ def _feed(add: Callable[[bytes], None], value: Any, above: set[int]) -> None:
             _feed_array(add, flat, np.shape(value))
     elif (state := _generator_state(value)) is not None:
         _feed(add, state, above)
-    elif isinstance(value, _CACHE):  # its content is in C
+    elif isinstance(value, _CACHE):  # its content is not readable from Python
         add(str(value.cache_info().currsize).encode())
     elif isinstance(value, Mapping):
         for key, one in list(value.items()):
@@ -298,12 +298,12 @@ def _feed(add: Callable[[bytes], None], value: Any, above: set[int]) -> None:
 
 
 def _place_of(iterator: Any) -> Any:
-    """How far an iterator is, as far as it can be known."""
+    """The progress of an iterator, as far as it can be read."""
     count = of_torch.num_yielded(iterator)
     if count is not None:
         return count
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of itertools, that it will not tell one day
+        warnings.simplefilter("ignore")  # itertools deprecates pickling
         try:
             return iterator.__reduce__()[1:]
         except Exception:  # noqa: BLE001 - most cannot say

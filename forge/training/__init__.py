@@ -1,1 +1,1 @@
-"""The user's loop: the Run, its step boundaries, saves, and the NaN policy."""
+"""`forge.Run`, its loops and step boundaries, saves, and the NaN policy."""

@@ -1,4 +1,4 @@
-"""Between two steps: what this process knows is proposed, what all know decides, then it acts."""
+"""A step boundary: collect what all ranks know, decide, then act."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ _ACTION: Any = NanAction
 
 
 class Boundary:
-    """Where a run stops, saves, rolls back, evaluates, or goes on.
+    """Stops, saves, rolls back, evaluates or continues, between two steps.
 
     Args:
-        policy: Of the run.
-        loops: Where the run is.
-        contents: What is saved.
-        directory: Where it is saved.
-        nan: Says what a bad step leads to.
+        policy: The policy of the run.
+        loops: The current step and loop.
+        contents: Captures the state to save.
+        directory: Where the state is saved.
+        nan: Decides what follows a bad step.
         evaluations: Functions of `run.every`.
-        handler: Hears the signals.
-        limit: Says whether another step fits.
-        leaving: The exits.
-        group: All ranks, which do the same at the same boundary.
+        handler: Receives the signals.
+        limit: Knows whether another step fits into the time limit.
+        leaving: Ends the attempt.
+        group: All ranks; they do the same at the same boundary.
     """
 
     def __init__(
@@ -82,34 +82,34 @@ class Boundary:
         self.is_alone = group.size == 1
         self._rollback = Rollback(policy.nan, loops, contents, directory, nan, leaving)
         self._exchange = Exchange(group, "boundaries")
-        self._visits = 0  # boundaries that the run has come to
+        self._visits = 0  # boundaries reached so far
         self._pinned: int | None = None
-        """Where a checkpoint was pinned last."""
+        """The step of the checkpoint that was pinned last."""
         self._end = LoopEnd(group, self._exchange, leaving, loops, nan)
         self.run_end = RunEnd(group, loops, contents, directory, handler, leaving)
         self.lengths = PassLengths(self._exchange, leaving)
         parts = (group, self._exchange, self._saver, loops, contents, leaving)
         self._holding = Holding(*parts, lambda: self.is_stopping)
-        self._after_s = math.inf  # that what follows a pass took last
+        self._after_s = math.inf  # seconds that the code after a pass took last time
         self._after_began: float | None = None
         self._watching, self._after = contextlib.ExitStack(), contextlib.ExitStack()
 
     # -- deciding ------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """A loop begins: save what a rollback goes back to before there is anything else."""
+        """Start a loop; with the action rollback, save a first state to roll back to."""
         if self._loops.step == 0 and self._policy.nan.action is _ACTION.rollback:
             self._saver.save(0, self._contents.capture, SaveCause.start)
 
     def pass_through(
         self, position: Position | None, n: float, *, has_ended: bool | None = None
     ) -> bool:
-        """Between two steps: decide and act, until a step or the end of the loop is decided on.
+        """Decide and act until the decision is to train a step or to end the loop.
 
         Args:
-            position: Of the loop in its data.
+            position: The loop's position in its data.
             n: Steps that the loop is to do.
-            has_ended: Whether it was known before that the loop ends here; None: `n` says it.
+            has_ended: Whether the loop is already known to end here; None: depends on `n`.
         Returns:
             Whether the loop ends.
         """
@@ -169,24 +169,24 @@ class Boundary:
         return False
 
     def _roll_back(self, position: Position | None, first_bad: int) -> None:
-        """All ranks or none: what fails on one of them ends the job."""
+        """Roll back on all ranks or on none: if it fails on one rank, the job ends."""
         try:
             self._exchange.give("a rollback", lambda: self._rollback.do(position, first_bad))
             self._pinned = None
             self._arrive()
         except ENDS as error:
-            if not self.is_alone:  # a fact would count at a later boundary, and there is none
+            if not self.is_alone:  # a proposal counts at a later boundary, and there is none
                 self._leaving.give_up(error)
             self._group.propose(Failed(int(error.exit_code), str(error)))
 
     def _arrive(self) -> None:
-        """At this step: whether for the first time, or back from a later one."""
+        """Begin a boundary, reached by training or by a rollback."""
         self._loops.loaded = None  # the second copy of the model is no longer needed
         self._directory.ledger.progress(self._loops.step, self._loops.planned)
         self._directory.metrics.flush_if_due()
 
     def _decide(self, n: float) -> Decision:
-        """Propose what this process knows by itself; decide by what all know."""
+        """Propose what this process knows; decide by what all ranks know."""
         saver, propose = self._saver, self._group.propose
         try:
             self._contents.live.check_groups()
@@ -217,7 +217,7 @@ class Boundary:
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
-        """Propose what ends the job: a checkpoint that cannot be written, a state not be saved."""
+        """If the state cannot be saved, propose to end the job."""
         try:
             yield
         except ENDS as error:
@@ -228,7 +228,7 @@ class Boundary:
         self._end.ask(text, is_in_function=self._evaluations.is_entered)
 
     def _end_loop(self, text: str) -> None:
-        """As a break does, and with a word: a start from here on finds the loop ended."""
+        """End the loop for good, as `break` does, and record why; a later start finds it ended."""
         self._loops.finished_by = text
         self._loops.break_off()
         self._directory.ledger.progress(self._loops.step, self._loops.step)
@@ -239,7 +239,7 @@ class Boundary:
             self._directory.ledger.write("evaluated", step=self._loops.step)
 
     def _evaluate(self, due: list[str]) -> None:
-        """Run functions of `run.every`; what they log belongs to the last step done."""
+        """Run functions of `run.every`; metrics that they log belong to the last step done."""
         self._begin_evaluation()
         holding, last_s = self._holding, self._evaluations.last_s(due)
         if not self.is_alone:
@@ -257,7 +257,7 @@ class Boundary:
             holding.stop_by(error, self._handler.explains)
             raise
         if holding.held is None:
-            self._limit.arrive()  # a stop had to wait for them
+            self._limit.arrive()  # a stop had to wait for the functions
         self._end.share(self._group.held_stop)
         holding.let_go()
         self._loops.due = []
@@ -266,29 +266,29 @@ class Boundary:
     # -- the pass of an epoch ------------------------------------------------------------------
 
     def begin_pass(self) -> None:
-        """What stands before the pass has run: what a rollback goes back to comes after it."""
+        """The code before the pass has run: save a state after it for a rollback to return to."""
         if self._policy.nan.action is _ACTION.rollback:
             self._saver.evaluated(self._loops.step)
             self._saver.save(self._loops.step, self._contents.capture, SaveCause.start)
 
     def put_back(self) -> None:
-        """Load once more what the attempt has begun with: what stands before the pass acts once."""
+        """Reload the checkpoint, so that code that ran again before the pass takes effect once."""
         with preflight.exits():
             self._contents.load(self._directory.begun_with(self._contents.live))
 
     def end_pass(self, epoch: int, *, is_first: bool, may_stop: bool, is_left: bool) -> None:
-        """Run what is due after so many passes, and hold what is there until `let_go`.
+        """Run the functions that are due after this pass, and hold the state until `let_go`.
 
         Args:
             epoch: Passes done.
-            is_first: Whether the pass has ended just now; else its end was loaded.
-            may_stop: Whether the end of the pass may be saved; else a stop waits.
-            is_left: Whether by a break, or an error.
+            is_first: Whether the pass ended just now; else its end was loaded.
+            may_stop: Whether the end of the pass can be saved; else a stop waits.
+            is_left: Whether the pass ended by a break or an error.
         """
         loops = self._loops
         if is_first:
             assert loops.place is not None
-            is_new = loops.due is None  # after a break: those of this step have not run
+            is_new = loops.due is None  # after a break: functions due at this step have not run
             loops.due = self._evaluations.due_after_pass(epoch, loops.step, is_new=is_new)
             loops.place.phase = Phase.after
         if loops.due and is_left:
@@ -309,7 +309,7 @@ class Boundary:
         self._begin_evaluation()
         if self.is_alone and may_stop and self._holding.is_worth(self._after_s):
             with self._failing():
-                self._loops.fixed.check()  # the last step has changed them, and left by a break
+                self._loops.fixed.check()  # the last step, left by a break, may have changed them
                 self._holding.hold()
         self._after.enter_context(sections.current().inside(Section.evaluation, "after a pass"))
         if self._holding.held is not None:
@@ -317,11 +317,11 @@ class Boundary:
         self._after_began, self._evaluations.is_after_pass = time.monotonic(), True
 
     def let_go(self, *, is_left: bool = False) -> None:
-        """What follows a pass has run.
+        """The code after a pass has run: release the state that was held.
 
         Args:
-            is_left: Whether the loop over epochs is left with it, by an error perhaps, which the
-                other ranks do not know of: nothing waits for them.
+            is_left: Whether the loop over epochs ended too, possibly by an error that the other
+                ranks do not know of: do not wait for them.
         """
         if self._after_began is None:
             return
@@ -335,7 +335,7 @@ class Boundary:
                 self._end.share()
 
     def forget_held(self) -> None:
-        """Nothing of it may be saved any more."""
+        """Discard the held state: it must not be saved any more."""
         self._evaluations.is_after_pass = False
         self._watching.close()
         self._holding.held = None
@@ -373,17 +373,17 @@ class Boundary:
         self._loops.is_between = is_between_loops
 
     def checkpoint(self) -> None:
-        """Save what can be, wherever the main thread was interrupted; log what there is."""
+        """Save if possible where the main thread was interrupted, and log the last checkpoint."""
         if self._holding.held is not None:
             self._holding.held.commit()
         elif self._loops.is_between:
             self._save_now()
             self._saver.wait()
-        messages.say(f"The job resumes from its last checkpoint: {self._directory.in_place()}")
+        messages.say(f"Checkpoints of this job: {self._directory.in_place()}")
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a signal, or the time limit, asks for a stop."""
+        """Whether a stop is pending, after a signal or near the time limit."""
         cost_s = self._saver.cost_s
         return self._handler.should_shutdown() or self._limit.is_near(cost_s)
 

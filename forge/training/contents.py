@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and how it gets back to where it was."""
+"""Everything that a checkpoint contains: capturing and restoring it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from forge.training.start.owner import Owner
 
 
 class Contents:
-    """All state of a run, taken together at a boundary.
+    """All state of a run, captured together at a step boundary.
 
     Args:
         live: The objects that were given to `forge.Run`.
         own: `run.state`.
-        loops: Where the run is.
-        nan: The NaN policy's streak and budgets.
-        updater: How far the scales of its scalers have fallen.
+        loops: The current step and loop.
+        nan: Counters of the NaN policy.
+        updater: How far the scales of the GradScalers have fallen.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class Contents:
         self._updater = updater
 
     def belongs_to(self, owner: Owner, ledger: Ledger, metrics: Metrics) -> None:
-        """What is loaded is adapted to this job's config, and what it logged goes with it."""
+        """Set the job: loaded state is adapted to its config, and its metrics are restored."""
         self._owner = owner
         self._ledger = ledger
         self._metrics = metrics
 
     def capture(self) -> dict[str, Any]:
-        """Everything a checkpoint holds."""
+        """Everything that a checkpoint contains."""
         self._metrics.flush()
         self.live.check_groups()
         self._updater.settle()
@@ -70,12 +70,12 @@ class Contents:
         }
 
     def check_own(self, live: dict[str, Any] | None = None) -> None:
-        """Refuse what `run.state` shares with the objects, or within itself.
+        """Refuse objects that `run.state` shares with the given objects, or contains twice.
 
         Args:
-            live: What was captured of the objects; by default they are asked for their states.
+            live: Captured states of the given objects; by default they are captured now.
         Raises:
-            CheckpointError: Naming both.
+            CheckpointError: Names both places.
         """
 
         def saved() -> dict[str, Any]:
@@ -87,14 +87,14 @@ class Contents:
 
     @sections.in_section(Section.save, "compare")
     def fingerprint(self) -> str:
-        """The same for the same objects and `run.state`; random states and places do not count."""
+        """A hash of the objects and `run.state`, without random states and data positions."""
         return _fingerprint({"live": self.live.capture(), **self._own.capture()})
 
     def load(self, found: Checkpoint) -> None:
-        """Put it all back, but for the random state: the loop does that as it begins.
+        """Restore everything except the random state, which each loop restores when it begins.
 
         Raises:
-            StateMismatch: Where it does not fit the objects.
+            StateMismatch: If the checkpoint does not fit the objects.
         """
         state = found.state
         self.live.prepare(state["live"])
@@ -112,7 +112,7 @@ class Contents:
 
 
 def _fingerprint(state: dict[str, Any]) -> str:
-    """The same for the same values."""
+    """A hash that is equal for equal values."""
     encoder = Encoder()
     found = hashlib.blake2b(json.dumps(encoder.encode(state)).encode(), digest_size=16)
     for name, tensor in encoder.tensors.items():

@@ -1,9 +1,9 @@
-"""What happens at a boundary: one pure function of what all ranks know.
+"""The decision at a step boundary, as a pure function of what all ranks know.
 
     facts ─► proposals ─► Agreed ─► decide ─► act
 
-`decide` sees no signal, no clock and no disk, and its types keep it so: on every rank it is called
-with equal values after the same step, and so every rank does the same.
+`decide` reads no signal, clock or file: every rank calls it with equal values after the same step,
+so every rank does the same.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from forge.group.facts import Agreed, FinishAsked, StopAsked
 
 @dataclass(frozen=True)
 class Halt:
-    """Leave without a save: the state is bad, or cannot be saved."""
+    """Exit without a save: the state is bad, or cannot be saved."""
 
     text: str
     code: int = int(ExitCode.HALTED)
     reason: Reason | None = None
-    """Where it is not the one that belongs to the code."""
+    """The reason, if it differs from the one that belongs to the code."""
 
 
 @dataclass(frozen=True)
@@ -37,65 +37,65 @@ class Finish:
     """The loop ends: its `n` is reached, or `run.finish` was called."""
 
     asked: FinishAsked | None
-    """None: `n` is reached."""
+    """The call of `run.finish`; None: `n` is reached."""
     save: Save | None
-    """One that is due here as well: what follows the loop may take long."""
+    """A save that is also due here, because the code after the loop can take long."""
     stop: StopAsked | None
-    """One that is due here as well: the end of the loop is saved, what follows it is left."""
+    """A stop that is also due here: the end of the loop is saved, and the code after it not run."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Save and leave."""
+    """Save and exit."""
 
     asked: StopAsked
     is_pinned: bool = False
-    """Whether to keep what is saved permanently."""
+    """Whether to keep the checkpoint permanently."""
 
 
 @dataclass(frozen=True)
 class Save:
-    """Save and go on."""
+    """Save and continue."""
 
     is_periodic: bool
     is_pinned: bool = False
-    """Whether to keep it permanently, and what is saved of this step already."""
+    """Whether to keep the checkpoint of this step permanently, new or existing."""
 
 
 @dataclass(frozen=True)
 class Go:
-    """On to the next step."""
+    """Do the next step."""
 
 
 Decision = Halt | RollBack | Finish | Stop | Save | Go
 
 
 class Known(NamedTuple):
-    """What every rank knows without asking, since it follows from the config and the steps done."""
+    """Inputs that every rank knows without communication: the config and the steps done."""
 
     loop: int
-    """Which call of `run.steps` it is, from 0."""
+    """Number of the call of `run.steps`, from 0."""
     n: int | None
     """Steps that the loop is to do; None: it ends otherwise."""
     every_steps: int | None
-    """A save is due at its multiples; None: never by the number of steps."""
+    """Save at multiples of this; None: not by steps."""
     saved: int | None
-    """Where a save was decided on last, or what was resumed from; None: nothing is saved yet."""
+    """Step of the last save or of the resumed checkpoint; None: nothing is saved yet."""
     nan: Halt | RollBack | None
-    """What the NaN policy wants, which judges by reduced values."""
+    """The decision of the NaN policy, equal on all ranks because it uses reduced values."""
     rollbacks: int = 0
-    """How many there have been."""
+    """Number of rollbacks so far."""
     pinned: int | None = None
-    """Where a checkpoint was pinned last."""
+    """The step of the checkpoint that was pinned last."""
 
 
 def decide(agreed: Agreed, step: int, known: Known) -> Decision:
-    """The first that applies, in the order of the classes above.
+    """The first decision that applies, in the order of the classes above.
 
     Args:
         agreed: What all ranks know of signals, clocks and calls.
         step: Steps done.
-        known: What they know anyway.
+        known: What every rank knows without communication.
     """
     if agreed.failed is not None:
         return Halt(agreed.failed.text, agreed.failed.code, agreed.failed.reason)
@@ -117,7 +117,7 @@ def _save(agreed: Agreed, step: int, known: Known) -> Save | None:
     asked = agreed.save
     is_open = asked is not None and step >= asked.step
     if asked is not None and is_open and asked.is_pinned:
-        # What was saved meanwhile would do, but for the pin.
+        # A save made in the meantime would suffice, except for the pin.
         is_pinned = known.pinned is not None and known.pinned >= asked.step
         if not is_pinned:
             return Save(is_periodic=False, is_pinned=True)
@@ -125,6 +125,6 @@ def _save(agreed: Agreed, step: int, known: Known) -> Save | None:
         return None
     if asked is not None and is_open and (known.saved is None or known.saved < asked.step):
         return Save(asked.is_periodic)
-    is_start = known.saved is None and step == 0  # what nothing was done for can be built again
+    is_start = known.saved is None and step == 0  # the initial state can be built again
     is_multiple = known.every_steps is not None and step % known.every_steps == 0
     return Save(is_periodic=True) if is_multiple and not is_start else None

@@ -1,4 +1,4 @@
-"""How an attempt leaves: stopped, halted by the NaN policy, or by what makes going on useless."""
+"""Ends an attempt: at a stop, by the NaN policy, or for an error that further steps cannot fix."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from forge.training.loop.loops import Loops
 from forge.training.start.run_directory import RunDirectory
 
 ENDS = (CheckpointError, ConfigError, DirectoryInUse, RankFailed, RankLost)
-"""What ends the job: a checkpoint that cannot be written, a state that cannot be saved."""
+"""Errors that end the job, such as a state that cannot be saved."""
 
 _LONG_WAIT_S = 5.0
-"""A stop that waits longer for the end of a step is worth a word."""
+"""A stop that waits longer than this for the end of a step is logged."""
 
 
 class Leaving:
-    """The exits of one attempt.
+    """The ways in which an attempt ends.
 
     Args:
-        loops: Where the run is.
-        directory: Where it is recorded why the attempt leaves.
-        handler: Of the signals; it forces the exit where leaving takes too long.
+        loops: The current step and loop.
+        directory: Where the reason is recorded.
+        handler: Handles signals; forces the exit if stopping takes too long.
         limit: The time limit.
-        before: Called first: what happens from then on, leaving may have caused.
+        before: Called first, so that consequences of the exit are not taken for failures.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class Leaving:
         self._handler = handler
         self._limit = limit
         self.exit: Exit | None = None
-        """By which the process leaves, once it does."""
+        """The exception that ends the process, once it has been raised."""
         handler.held_up_by = self._held_up_by
 
     def asked(self) -> StopAsked:
-        """A stop, as the signal that was received asks for it, or for the time limit."""
+        """The stop that the received signal, or the time limit, leads to."""
         received = self._handler.signal_received
         if received is None:
             return StopAsked(int(ExitCode.REQUEUE), Reason.time_limit)
@@ -71,7 +71,7 @@ class Leaving:
         return StopAsked(code, Reason.of_code(code), received.name)
 
     def stop(self, asked: StopAsked, save: Callable[[], None] | None) -> NoReturn:
-        """Save and leave; without a save in the middle of a step."""
+        """Save and exit; in the middle of a step without a save."""
         name = asked.signal or asked.text or asked.reason.value
         self._handler.begin_deadline()
         self._directory.metrics.flush()
@@ -88,35 +88,35 @@ class Leaving:
         self._leave(asked.code, name, "stop", reason=asked.reason, **details)
 
     def halt(self, halt: Halt) -> NoReturn:
-        """Leave without a save."""
+        """Exit without a save."""
         if halt.code != ExitCode.HALTED:
             self._leave(halt.code, halt.text, "error", logging.ERROR, halt.reason)
         self._directory.metrics.flush()
         self._directory.saver.finish()
-        text = f"halted by the NaN policy: {halt.text}. {self._directory.in_place()}"
+        text = f"halted by the NaN policy: {halt.text} (checkpoints: {self._directory.in_place()})"
         self._leave(halt.code, text, "halt", logging.ERROR)
 
     def restart(self, text: str) -> NoReturn:
-        """Leave, to begin again at what was saved."""
+        """Exit, to be started again from the last checkpoint."""
         self._leave(int(ExitCode.REQUEUE), text, "stop")
 
     def give_up(self, error: ForgeError, text: str | None = None) -> NoReturn:
-        """Leave for an error that no later step could mend."""
+        """Exit for an error that no later step can fix."""
         text = text or str(error)
         if isinstance(error, RankLost):
             self._handler.begin_deadline()
         self._leave(error.exit_code, text, "error", logging.ERROR, error.reason)
 
     def raise_again(self) -> None:
-        """Something has swallowed the exit: a stop still is a stop."""
+        """Raise the exit again if the script has caught it."""
         if self.exit is not None:
             raise self.exit
 
     def act_last(self, error: BaseException | None) -> None:
-        """All ranks have run their callbacks: the job is started again, if somebody does that."""
+        """Requeue the job, if something requeues it, after all ranks have run their callbacks."""
         if self.exit is not None:
             self.exit.code = stopping.last_act(int(self.exit.code or 0), self.exit.reason)
-        elif error is not None and self._handler.should_shutdown():  # a helper heard it first
+        elif error is not None and self._handler.should_shutdown():  # a helper got it first
             stopping.last_act(int(ExitCode.FORCED), Reason.forced)
 
     def _leave(
@@ -128,18 +128,18 @@ class Leaving:
         reason: Reason | None = None,
         **details: Any,
     ) -> NoReturn:
-        """Log, run the callbacks, end the children, raise; the reason is by default the code's."""
+        """Log, run callbacks, end child processes, raise; `reason` defaults to that of the code."""
         self._before()
         reason = reason or Reason.of_code(code)
         self._directory.end(kind, reason, text, self._loops.step, code, level, **details)
-        self._loops.close()  # a DataLoader's workers end in their own way, before all others
+        self._loops.close()  # DataLoader workers shut down by themselves, before other children
         self.exit = stopping.leave(int(code), text, reason)
         raise self.exit
 
     # -- a stop that had to wait ---------------------------------------------------------------
 
     def log_wait(self) -> None:
-        """A step has ended that a stop waited for."""
+        """Log a step that a stop had to wait for."""
         asked_at = self._handler.asked_at
         if asked_at is not None and time.monotonic() - asked_at > _LONG_WAIT_S:
             messages.warn(f"Step {self._loops.step - 1} ended{self._waited()}")
@@ -152,6 +152,6 @@ class Leaving:
     def _waited(self) -> str:
         asked_at = self._handler.asked_at or time.monotonic()
         return (
-            f" {time.monotonic() - asked_at:.0f} s after the stop was asked for: if that is an"
-            " evaluation, make it a function of `run.every`, in which a stop need not wait"
+            f" {time.monotonic() - asked_at:.0f} s after the stop was requested: if the step has an"
+            " evaluation, move it into a function of `run.every`, where a stop need not wait"
         )

@@ -1,4 +1,4 @@
-"""`run.finish`: the end of a loop before its `n`, after the same step on every rank."""
+"""`run.finish`: ends a loop before its `n`, after the same step on every rank."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from forge.training.nan.nan_policy import NanPolicy
 
 
 class LoopEnd:
-    """What was asked for, and what all ranks know of it.
+    """A request to finish, and its agreement between ranks.
 
-    A fact that one rank proposes counts from a boundary on that depends on the clock, and how many
-    steps a training has must not. So ranks exchange it where all of them are: after functions of
-    `run.every`, and after what follows a pass.
+    A proposal of one rank normally takes effect at a boundary that depends on the clock, but the
+    number of steps of a training must not depend on the clock. So ranks exchange a request to
+    finish where all of them meet: after functions of `run.every`, and after the code that follows
+    a pass.
 
     Args:
         group: The ranks.
-        exchange: Of values, at a boundary.
-        leaving: For a rank that is gone.
-        loops: Where the run is.
-        nan: Counts rollbacks, which take back what was asked before them.
+        exchange: Exchanges values at a boundary.
+        leaving: Ends the attempt if a rank is lost.
+        loops: The current step and loop.
+        nan: Counts rollbacks, which cancel earlier requests.
     """
 
     def __init__(
@@ -41,17 +42,17 @@ class LoopEnd:
         self._known: FinishAsked | None = None
 
     def ask(self, text: str, *, is_in_function: bool) -> None:
-        """`run.finish` was called.
+        """Handle a call of `run.finish`.
 
         Args:
-            text: Why, for people.
-            is_in_function: Whether one of `run.every` runs, or what follows a pass.
+            text: The explanation given by the script.
+            is_in_function: Whether a function of `run.every`, or the code after a pass, is running.
         Raises:
-            ForgeError: Outside the loop, and in a step of one of several ranks.
+            ForgeError: Outside the loop, or in a step if there are several ranks.
         """
         if not (self._loops.is_in_step or is_in_function):
             raise ForgeError(
-                "run.finish() was called outside the loop over run.steps, where nothing is left to"
+                "run.finish() was called outside the loop over run.steps, so there is no loop to"
                 " end: call it in a step, in a function of run.every, or after an epoch's pass."
             )
         at = (self._loops.number, self._loops.next_boundary)
@@ -60,15 +61,15 @@ class LoopEnd:
             self._group.propose(asked)
         elif not is_in_function:
             raise ForgeError(
-                "run.finish() was called inside a step, and this is one of"
-                f" {self._group.size} ranks, which have to end after the same step in every run:"
-                " call it in a function of run.every, or after an epoch's pass."
+                "run.finish() was called inside a step, but this is one of"
+                f" {self._group.size} ranks, which must all end after the same step: call it in a"
+                " function of run.every, or after an epoch's pass."
             )
         else:
             self._own = asked
 
     def share(self, unless: Callable[[], object] | None = None) -> None:
-        """One rank may have asked: from this boundary on all know it, unless they stop at it."""
+        """Exchange requests of all ranks, unless the ranks stop at this boundary."""
         if self._group.size == 1:
             return
         own, self._own = self._own, None
@@ -81,5 +82,5 @@ class LoopEnd:
             self._known = Agreed(finish=self._known).including(fact).finish
 
     def added_to(self, agreed: Agreed) -> Agreed:
-        """What is agreed on, with that."""
+        """Add the request to finish, if there is one, to the agreed values."""
         return agreed if self._known is None else agreed.including(self._known)

@@ -1,4 +1,4 @@
-"""Logged values: kept where they are until a good moment, then written to the ledger."""
+"""Logged values: kept on their device until a suitable moment, then written to the ledger."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_AGE_S = 1.0
 
 
 class Metrics:
-    """Takes values without a host synchronisation; `flush` reads them all with one per device."""
+    """Collects values without a host synchronisation; `flush` reads all with one per device."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -25,19 +25,19 @@ class Metrics:
         self._latest: dict[str, tuple[int, float]] = {}
 
     def begin(self, step: int) -> None:
-        """What is logged from now on belongs to this step."""
+        """Values logged from now on belong to this step."""
         self._step = step
 
     def log(self, values: dict[str, Any]) -> None:
-        """Note values of the current step.
+        """Record values of the current step.
 
         Raises:
-            TypeError: For what is neither a number nor a tensor of one element.
+            TypeError: If a value is neither a number nor a tensor of one element.
         """
         taken: dict[str, Any] = {}
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.numel() == 1:
-                # A copy: what was logged must not change when the tensor is reused.
+                # A copy: the logged value must not change when the tensor is reused.
                 taken[name] = float(value.item()) if is_on_host(value) else value.detach().clone()
             elif hasattr(value, "__float__") and not isinstance(value, torch.Tensor):
                 taken[name] = misuse.number(name, value)
@@ -51,14 +51,14 @@ class Metrics:
             self._pending.append((self._step, taken))
 
     def flush_if_due(self) -> None:
-        """Write what is pending if it is much or old."""
+        """Write the pending values if there are many, or if they are old."""
         if self._pending and (
             len(self._pending) >= _MAX_PENDING or time.monotonic() - self._flushed >= _MAX_AGE_S
         ):
             self.flush()
 
     def flush(self) -> None:
-        """Write what is pending."""
+        """Write the pending values."""
         pending, self._pending = self._pending, []
         self._flushed = time.monotonic()
         tensors: dict[torch.device, list[torch.Tensor]] = {}
@@ -75,23 +75,23 @@ class Metrics:
         self._ledger.write_all("metrics", ({"step": s, "values": v} for s, v in pending))
 
     def latest(self) -> dict[str, tuple[int, float]]:
-        """Name -> the step in which it was last logged, and the value; of what is on the host."""
+        """Name -> the last step that logged it, and the value; only values already on the host."""
         found = dict(self._latest)
         for step, values in self._pending:
             found |= {k: (step, v) for k, v in values.items() if isinstance(v, float)}
         return found
 
     def restore(self, latest: dict[str, tuple[int, float]]) -> None:
-        """Go back to what `latest` returned when the state was saved that was loaded."""
+        """Restore the value of `latest` from a checkpoint."""
         self._latest = dict(latest)
 
 
 def is_on_host(value: torch.Tensor) -> bool:
-    """Whether reading it waits for no device."""
+    """Whether the value can be read without waiting for a device."""
     return value.device.type == "cpu"
 
 
 def _to_host(tensors: list[torch.Tensor]) -> Any:
-    """An iterator over the tensors' values; float64 holds every smaller type exactly."""
+    """The tensors' values, one by one; float64 represents every smaller type exactly."""
     values: list[float] = torch.stack([t.double().reshape(()) for t in tensors]).tolist()
     return iter(values)

@@ -151,7 +151,7 @@ def check_interval(steps: Any) -> None:
 
 
 def check_loss(call: str, loss: Any) -> None:
-    """Refuse a loss that is no number.
+    """Refuse a loss that is not a number.
 
     Raises:
         ForgeError: Naming what was found.
@@ -261,7 +261,7 @@ def _name_for(one: Any) -> str:
 
 
 def _keyword_problem(name: str, one: Any) -> str | None:
-    """What is wrong with an object to be saved, or None."""
+    """The problem of an object to be saved, or None."""
     if name == "policy":
         return "the policy is the first argument and has no name: `forge.Run(policy, model=model)`."
     if one is None:

@@ -1,4 +1,4 @@
-"""A rollback: back to a checkpoint from before the first bad step, in this attempt or the next."""
+"""A rollback: back to a checkpoint before the first bad step, in this attempt or the next."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from forge.training.start.run_directory import RunDirectory
 
 
 class Rollback:
-    """Goes back as `nan.rollback` says.
+    """Rolls back, configured by `nan.rollback`.
 
     Args:
-        config: Of the NaN policy.
-        loops: Where the run is.
-        contents: What is loaded.
-        directory: Where it is loaded from.
+        config: The config of the NaN policy.
+        loops: The current step and loop.
+        contents: The state to load into.
+        directory: Where checkpoints are loaded from.
         nan: Counts the rollbacks.
-        leaving: The exits.
+        leaving: Ends the attempt.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Rollback:
         self._leaving = leaving
 
     def do(self, position: Position | None, first_bad: int) -> None:
-        """To the newest good checkpoint far enough before the first bad step."""
+        """Go back to the newest good checkpoint far enough before the first bad step."""
         with sections.current().inside(Section.start_up, "rollback"):
             self._go_back(position, first_bad)
 
@@ -90,9 +90,9 @@ class Rollback:
         )
 
     def _by_restart(self, found: Checkpoint, first_bad: int) -> NoReturn:
-        """To an earlier pass: no `for` goes back, so the next attempt begins there."""
+        """Go back to an earlier pass: no `for` can go back, so the next attempt begins there."""
         step, bad_step = found.manifest.step, self._loops.step
-        found.fill()  # its tensors are the live ones
+        found.fill()  # load its tensors into the live ones
         self._nan.rolled_back()
         self._directory.store.discard_after(step)
         self._saver.evaluated(step)

@@ -1,17 +1,7 @@
-"""`forge.Run`: the part of forge that stands in the user's loop.
+"""`forge.Run`: the object that a training loop uses.
 
-    with forge.Run(cfg.resilience, model=model, optimizer=optimizer) as run:
-        for step, batch in run.steps(1000, loader):
-            loss = loss_fn(model, batch)
-            loss.backward()
-            run.update(loss, optimizer)
-
-Entering claims the directory, checks the node and loads the newest good checkpoint. Every step
-boundary is where a stop, a save or a rollback happens, so that what is saved is always the state
-between two steps. Leaving without an error saves what followed the last loop, and marks the job as
-finished.
-
-One module, since it is one class: what its methods do is in the modules beside this one.
+Stops, saves and rollbacks happen only at step boundaries, so a checkpoint always holds the state
+between two steps. One module, since it is the one class that every training script uses.
 """
 
 from __future__ import annotations
@@ -45,7 +35,7 @@ _Function = TypeVar("_Function", bound=Callable[[int], object])
 
 
 class Run:
-    """One attempt at a training job: it resumes, runs the loop, saves at a stop, and exits.
+    """A training run that saves, stops and resumes by itself.
 
     Example::
 
@@ -56,21 +46,27 @@ class Run:
                 run.update(loss, optimizer)
                 run.log(loss=loss)
 
+    Entering the block claims the directory, checks the node and loads the newest good checkpoint.
+    Leaving it without an error saves what changed after the loop and marks the job as finished.
+    `run.state` is a dict for your own values, saved and restored with everything else.
+
     Args:
         policy: `cfg.resilience`, a mapping, a `forge.Policy`, or None for the defaults.
-        unnamed: Nothing: every object has a name, as in `forge.Run(policy, model=model)`.
-        name: What tells this Run from the others of a script that has several, one after the
-            other (folds, seeds, stages): its checkpoints lie in `<checkpoint.dir>/<name>`.
-        config: The settings that make this job another job: an argparse.Namespace, a dataclass, or
-            a mapping. A start with other values is rejected (78) instead of resuming. By default
-            Hydra's config; without Hydra the arguments of the command.
-        stateful: Objects with state_dict and load_state_dict, and instances of `torch.Generator`,
-            by name. Random states of python, numpy, torch and every CUDA device are always saved.
+        unnamed: Not used: every object needs a name, as in `forge.Run(policy, model=model)`.
+        name: Tells apart several Runs of one script (folds, seeds, stages). The checkpoints are
+            in `<checkpoint.dir>/<name>`.
+        config: The settings that identify the job: an argparse.Namespace, a dataclass, or a
+            mapping. A start with other values is refused (78) instead of resumed. By default
+            Hydra's config; without Hydra the command's arguments.
+        stateful: Objects to save, by name: anything with state_dict and load_state_dict, and
+            `torch.Generator`. The random states of python, numpy, torch and every CUDA device
+            are always saved.
     Raises:
-        Exit: With code 78 for a bad policy or name; on entering 78 inside another Run, and where
-            this process has finished the training in the directory, 73 where a running job owns
-            the directory, 69 for a failed health check, 74 where no checkpoint can be used.
-        StateMismatch: On entering, where the checkpoint does not fit the objects.
+        Exit: With code 78 if the policy or the name is invalid. When the block is entered: 78
+            inside another Run, or if this process has already finished the training in the
+            directory; 73 if a running job owns the directory; 69 if a health check fails; 74 if
+            no checkpoint is usable.
+        StateMismatch: When the block is entered, if the checkpoint does not fit the objects.
     """
 
     @misuse.hide_unnamed
@@ -92,7 +88,7 @@ class Run:
         self._updater = Updater(self._live, self._nan, is_enabled=self.policy.enabled)
         self._evaluations = Evaluations()
         self.state = RunState()
-        """Values of the user's own that are saved and restored with everything else."""
+        """A dict for your own values, which are saved and restored with everything else."""
         self._session: Session | None = None
         self._is_inside = False
         self._plain = PlainLoops(self._updater, self._evaluations)
@@ -107,27 +103,27 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """Number of steps done."""
         return self._loops.step
 
     @property
     def epoch(self) -> int:
-        """The epoch of `epochs`, else of the loader that is being read; 0 without one."""
+        """The epoch of `run.epochs`, or else of the loader being read; 0 without a loader."""
         return self._loops.epoch
 
     @property
     def batch(self) -> int:
-        """Batches of this pass through the loader that were done."""
+        """Number of batches done in this pass through the loader."""
         return self._loops.batch
 
     @property
     def resumed_from(self) -> str | None:
-        """Name of the checkpoint this attempt began with, or None."""
+        """Name of the checkpoint that this attempt resumed from, or None."""
         return self._session.resumed_from if self._session is not None else None
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a stop is due, which comes at the end of the step; cheap to ask."""
+        """Whether the run stops at the end of this step; cheap to call."""
         return self._session is not None and self._session.boundary.is_stopping
 
     def __enter__(self) -> Run:
@@ -177,20 +173,22 @@ class Run:
     def steps(self, n: int | None, *loaders: Iterable[Any]) -> Iterator[Any]:
         """Yield `(step, batch)`, or `step` without a loader, from the saved step up to `n`.
 
-        Epochs begin by themselves. A second call keeps counting where the first ended, with
-        its own loader and a larger `n`; what stands between two calls runs again at every
-        resume, so give evaluations to `run.every`. A stop leaves between two steps, through
-        `Exit`, which only `finally` blocks see.
+        New epochs of the loader begin automatically. A second call continues to count where the
+        first ended, with its own loader and a larger `n`. Code between two calls runs again each
+        time the job resumes, so put evaluations into `run.every`. A stop raises `Exit` between two
+        steps; your `finally` blocks run.
 
         Args:
-            n: Steps in total, not those still to do; None: until a `break` or `run.finish`.
-            loaders: A DataLoader, StatefulDataLoader, or any iterable of batches. Of several each
-                gives its batch, `(step, batch, other)`, and begins again when it ends.
+            n: Total number of steps, including those already done. None: until `break` or
+                `run.finish`.
+            loaders: A DataLoader, StatefulDataLoader, or any iterable of batches. With several
+                loaders each step gets a batch of each, `(step, batch, other)`; a loader that
+                ends starts a new pass.
         Returns:
             An iterator that ends after step `n - 1`.
         Raises:
-            ForgeError: Outside `with forge.Run(...) as run:`; inside a step of another loop; and
-                for a second loop that would train nothing.
+            ForgeError: Outside `with forge.Run(...) as run:`, inside a step of another loop, or if
+                a second loop has no steps left to do.
         """
         if not self._is_inside:
             raise ForgeError("Run.steps() needs `with forge.Run(...) as run:` around the loop")
@@ -207,7 +205,7 @@ class Run:
         return _joined(steps, others) if others else steps
 
     def loader(self, loader: Iterable[_Batch]) -> ResumableLoader[_Batch]:
-        """A second source of batches, whose place is saved with everything else.
+        """Wrap a second source of batches, so that its position is saved and restored too.
 
         Example::
 
@@ -215,25 +213,25 @@ class Run:
             for step, (x, y) in run.steps(n, loader):
                 z = next(unlabelled)
 
-        It begins again when it ends. Make it above the loop.
+        Call it above the loop. The iterator starts a new pass when the loader ends.
 
         Args:
             loader: A DataLoader, StatefulDataLoader, or any iterable of batches.
         Returns:
-            An iterator without end.
+            An endless iterator.
         Raises:
             ForgeError: Inside a loop.
         """
         if self._loops.is_in_step or self._loops.is_in_epochs:
             raise ForgeError(
-                "run.loader() was called inside the loop, which would make one more each time: move"
-                " it above the loop."
+                "run.loader() was called inside the loop, where each call would add another loader:"
+                " move it above the loop."
             )
         misuse.check_loader("loader", loader)
         return self._inner.loader(loader)
 
     def epochs(self, n: int) -> Iterator[int]:
-        """Yield the epochs from the saved one up to `n`, each for one pass of `batches`.
+        """Yield the epochs from the saved one up to `n`; each has one pass of `run.batches`.
 
         Example::
 
@@ -242,11 +240,11 @@ class Run:
                     ...
                 schedule.step(evaluate(model, data))
 
-        What stands before and after the pass counts once for each epoch, and may run again after
-        a stop or a kill. A `break` ends the training.
+        Code before and after the pass takes effect once per epoch, even if it runs again after a
+        stop or a kill. A `break` ends the training.
 
         Args:
-            n: Epochs in total, not those still to do.
+            n: Total number of epochs, including those already done.
         Returns:
             An iterator that ends after epoch `n - 1`.
         Raises:
@@ -258,17 +256,17 @@ class Run:
         return self._inner.epochs(n)
 
     def batches(self, loader: Iterable[_Batch]) -> Iterator[tuple[int, _Batch]]:
-        """Yield `(step, batch)` for one pass through a loader, from the saved place.
+        """Yield `(step, batch)` for one pass through a loader, from the saved batch.
 
         `step` counts over all epochs. A `break` ends the pass.
 
         Args:
-            loader: A DataLoader, StatefulDataLoader, or any iterable of batches; it may be a new
-                one in each epoch.
+            loader: A DataLoader, StatefulDataLoader, or any iterable of batches. Each epoch can
+                have a new loader.
         Returns:
             An iterator that ends with the loader.
         Raises:
-            ForgeError: Outside `for epoch in run.epochs(n):`, and a second time in one epoch.
+            ForgeError: Outside `for epoch in run.epochs(n):`, or twice in one epoch.
         """
         misuse.check_loader("batches", loader)
         return self._inner.batches(loader)
@@ -282,39 +280,40 @@ class Run:
         scaler: Any = None,
         clip_norm: float | None = None,
     ) -> bool:
-        """The whole update under the NaN policy: check, clip, step, schedule, zero_grad.
+        """Do one optimizer update under the NaN policy: check, clip, step, schedule, zero_grad.
 
-        One host synchronisation a step, none per parameter. A skipped update moves neither the
-        optimizer nor the schedule. Gradients are set to None afterwards.
+        One host synchronisation per step, none per parameter. A skipped update changes neither the
+        optimizer nor the schedule. The gradients are set to None afterwards.
 
         Args:
-            loss: The loss that `backward` was called on (unscaled, where a scaler is used).
-            optimizer: One that was given to `forge.Run`; or a list of them, for one update under
-                one check: their gradients are clipped together, and all step or none.
+            loss: The loss on which `backward` was called (unscaled, if a scaler is used).
+            optimizer: An optimizer given to `forge.Run`, or a list of them. The gradients of a
+                list are checked and clipped together, and either all its optimizers step or none.
             schedule: A learning rate schedule given to `forge.Run`, stepped once; or a list.
-            scaler: A `torch.amp.GradScaler` given to `forge.Run`; overflows of its own are no NaNs.
-                One that several optimizers share moves its scale when all gradients are used.
+            scaler: A `torch.amp.GradScaler` given to `forge.Run`. An overflow that the scaler
+                handles does not count as a NaN. If several optimizers share a scaler, its scale is
+                updated when all gradients are used.
             clip_norm: Largest L2 norm of the gradients, as in `clip_grad_norm_`.
         Returns:
             Whether the update was done.
         Raises:
-            ForgeError: Where one of the objects was not given to `forge.Run`, and outside a step.
+            ForgeError: If one of the objects was not given to `forge.Run`, or outside a step.
         """
         if not self._loops.is_in_step:
             raise ForgeError(
-                "run.update() was called outside a step, where nothing is counted or saved: call it"
+                "run.update() was called outside a step, so it is not counted or saved: call it"
                 " inside `for step, batch in run.steps(n, loader):`, or inside run.batches."
             )
         misuse.check_loss("update", loss)
         return self._updater.update(loss, optimizer, schedule, scaler, clip_norm)
 
     def should_step(self, loss: torch.Tensor | float) -> bool:
-        """Whether the update may be done, for loops that do it themselves.
+        """Check the loss under the NaN policy, for loops that call `optimizer.step()` themselves.
 
-        One host synchronisation. Where it returns False, clear the gradients and do not step.
+        One host synchronisation. If it returns False, clear the gradients and do not step.
 
         Args:
-            loss: The loss that `backward` was called on.
+            loss: The loss on which `backward` was called.
         Returns:
             Whether to step.
         """
@@ -323,10 +322,10 @@ class Run:
 
     @misuse.hide_unnamed
     def log(self, *unnamed: NoReturn, **values: Any) -> None:
-        """Record metrics under the current step; no host synchronisation.
+        """Record metrics of the current step in the ledger; no host synchronisation.
 
         Args:
-            unnamed: Nothing: every value has a name, as in `run.log(loss=loss)`.
+            unnamed: Not used: every value needs a name, as in `run.log(loss=loss)`.
             values: Numbers or one-element tensors, by name.
         Raises:
             ForgeError: If a value has no name, or is too large for a float.
@@ -338,7 +337,7 @@ class Run:
     def every(
         self, steps: int | None = None, *, at_end: bool = False, epochs: int | None = None
     ) -> Callable[[_Function], _Function]:
-        """Call the decorated function between two steps: to evaluate, to sample, to export.
+        """Call the decorated function between two steps, for example to evaluate or to export.
 
         Example::
 
@@ -346,26 +345,26 @@ class Run:
             def held_out(step):
                 run.log(held_out=evaluate(model, data, check_stop=run.check_stop))
 
-        Functions run in the order in which they were registered, before a save that is due at the
-        same time, with the number of steps done. What they log counts for the last step done, so
-        that a checkpoint carries the metrics of its own weights. A stop that comes meanwhile waits
-        for no evaluation that calls `run.check_stop`. A resumed job runs all functions of that
-        boundary again.
+        The function gets the number of steps done. Functions run in the order in which they were
+        registered, and before a save of the same step. Metrics that they log belong to the last
+        step done, so a checkpoint has the metrics of its own weights. If a stop arrives while a
+        function runs, `run.check_stop` inside the function lets it happen without waiting for the
+        end of the function; the resumed job runs all functions of that step again.
 
         Args:
-            steps: Call it each time this many more steps are done; None: never.
-            at_end: Whether to call it at the end of each `run.steps`, too (not after a `break`).
-            epochs: Call it after each so many passes of `run.batches`, before what follows them.
+            steps: Call it every so many steps; None: not by steps.
+            at_end: Whether to call it at the end of each `run.steps` too (not after a `break`).
+            epochs: Call it every so many passes of `run.batches`, before the code after the pass.
         Returns:
-            The decorator, which returns the function as it is.
+            A decorator that returns the function unchanged.
         Raises:
-            ForgeError: Where `steps` is not a positive number, and inside a step.
+            ForgeError: If `steps` is not a positive number, or inside a step.
         """
         misuse.check_interval(steps)
         if self._session is not None and self._session.loops.is_in_step:
             raise ForgeError(
                 "run.every() was called inside a step, so each step would register its function"
-                " once more: move it above the loop."
+                " again: move it above the loop."
             )
 
         def register(function: _Function) -> _Function:
@@ -376,15 +375,17 @@ class Run:
         return register
 
     def check_stop(self) -> bool:
-        """Let a stop happen inside a function of `run.every`; leaves through `Exit`.
+        """Allow a pending stop to interrupt a `run.every` function (raises `Exit`).
 
-        What is saved then is the state before the functions of this boundary, whatever they have
-        done to it; the job that resumes runs them again. Where the last run was shorter than ten
-        copies of the state, a stop waits for the function's end instead. In a worker, another
-        thread or a child process nothing happens. Each call is progress to who looks for hangs.
+        The checkpoint then holds the state before the functions of this step, whatever they have
+        changed since, and the resumed job runs them again. If the functions last took less time
+        than ten copies of the state, the stop waits for their end instead. The call does nothing
+        in a data worker, another thread or a child process. Each call counts as progress for the
+        hang detection.
 
         Returns:
-            False: a function that cut itself short would log what no undisturbed run logs.
+            Always False. (A function that returned early would log other values than in an
+            uninterrupted run.)
         Raises:
             ForgeError: Outside such a function.
         """
@@ -393,9 +394,9 @@ class Run:
         return False
 
     def save(self, *, pin: bool = False) -> None:
-        """Save at the next step boundary (at once where no step is under way).
+        """Save at the end of the current step, or immediately outside a step.
 
-        Of several ranks one is enough in a step; outside a loop every rank has to call it.
+        Inside a step a call on any one rank is enough; outside a loop every rank has to call it.
 
         Args:
             pin: Keep this checkpoint permanently, as `forge pin` does.
@@ -404,7 +405,7 @@ class Run:
             self._session.boundary.request_save(pin=pin)
 
     def finish(self, reason: str) -> None:
-        """End the loop at this boundary, as its `n` would: early stopping.
+        """End the loop after this step, before its `n` is reached: early stopping.
 
         Example::
 
@@ -413,27 +414,27 @@ class Run:
                 if patience.is_over(evaluate(model, data)):
                     run.finish("no better for 5 evaluations")
 
-        The current step is completed, and functions of `run.every` that are due at the end run.
-        The job finishes, with exit code 0, unless more loops follow; a later start does not train
-        the loop again, not even with a larger `n`.
+        The current step is completed, and `run.every` functions with `at_end` run. The job then
+        finishes with exit code 0, unless more loops follow. A later start does not continue the
+        loop, not even with a larger `n`.
 
         Args:
-            reason: Why, for people; it is kept in the ledger and the verdict.
+            reason: The explanation that is shown and stored in the ledger.
         Raises:
-            ForgeError: Outside a step and a function of `run.every`.
+            ForgeError: Outside the loop, or inside a step if the job has several ranks.
         """
         if self._session is not None:
             self._session.boundary.finish(reason)
         self._plain.is_finished = True
 
     def on_stop(self, callback: Any, timeout_s: float = stopping.CALLBACK_TIMEOUT_S) -> Any:
-        """Call `callback()` when the run is stopped, after the save; see `forge.on_stop`.
+        """Call `callback()` after the save when the run is stopped; see `forge.on_stop`.
 
         Args:
             callback: A function without arguments.
-            timeout_s: Seconds after which the stop continues without it.
+            timeout_s: Seconds after which the stop continues without the callback.
         Returns:
-            The callback, so that this can be used as a decorator.
+            The callback, so that `on_stop` works as a decorator.
         """
         misuse.check_function("on_stop", callback, 0)
         if self._session is not None:

@@ -1,11 +1,11 @@
-"""The end of a Run is the exit of its `with` block: what follows the last loop belongs to it.
+"""The end of a Run: what the code after the last loop changes is saved too.
 
-    a loop ends    its state is saved; a copy of it is kept if a break or an error has left the loop
-    the exit       the state is saved once more if it has changed since, under a name of its own;
-                   then the checkpoint of the loop's end is marked as that of a finished training
+    a loop ends    its state is saved; after a break or an error a copy of it is kept
+    the exit       if the state has changed since, it is saved again under a separate name;
+                   then the checkpoint of the loop's end is marked as finished training
 
-Whoever resumes begins with the loop's end, and repeats what follows it from there: a job that was
-killed in between, and a finished job that is started again.
+A job that was killed in between, or a finished job that is started again, resumes from the end of
+the loop and repeats the code after it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from forge.training.saver import SaveCause
 from forge.training.start.run_directory import RunDirectory
 
 _ALL_S = 300.0
-"""Seconds that the ranks may come after each other to a call that all of them have to make."""
+"""Largest delay between ranks, in seconds, at a call that all ranks have to make."""
 
 
 class RunEnd:
-    """Saves and marks the end of one attempt.
+    """Saves and marks the end of an attempt.
 
     Args:
         group: The ranks.
-        loops: Where the run is.
-        contents: What is saved.
+        loops: The current step and loop.
+        contents: The state to save.
         directory: Where it is saved.
-        handler: Of the signals.
-        leaving: How a stop leaves.
+        handler: Handles the signals.
+        leaving: Ends the attempt at a stop.
     """
 
     def __init__(
@@ -58,31 +58,32 @@ class RunEnd:
         self._handler = handler
         self._leaving = leaving
         self._kept: Snapshot | None = None
-        """A copy of the state as a break has left the loop."""
+        """A copy of the state at the time when a break left the loop."""
         self._fingerprint = ""
-        """Of the state as the last loop ended; empty: no loop has ended."""
+        """Fingerprint of the state at the end of the last loop; empty: no loop has ended."""
         self._is_saved = False
-        """Whether that state is in a checkpoint, unless its save has failed."""
+        """Whether that state is in a checkpoint (unless its save has failed)."""
 
     def begin_loop(self) -> None:
-        """A loop begins, so the end of the last one was not the end of the Run."""
+        """A loop begins, so the end of the last loop was not the end of the Run."""
         self._kept, self._fingerprint, self._is_saved = None, "", False
 
     def end_loop(self) -> None:
-        """The loop has ended, and this state was saved, or was loaded."""
+        """The loop has ended, and its state was saved or loaded."""
         self._kept, self._fingerprint, self._is_saved = None, self._contents.fingerprint(), True
 
     def leave_loop(self) -> None:
-        """A break has left the loop, or an error, which looks the same: nothing is saved so far."""
+        """A break or an error (they look the same) left the loop: its end is not saved yet."""
         self.begin_loop()
         if self._leaving.exit is not None:
             return
-        with contextlib.suppress(Exception):  # the error may be that of a device that is lost
+        with contextlib.suppress(Exception):  # the error can be that of a lost device
             self._kept = self._saver.keep(self._loops.step, self._contents.capture)
             self._fingerprint = self._contents.fingerprint()
 
     def save_anew(self) -> None:
-        """What is saved of this step is of an earlier boundary: the end of the loop is not."""
+        """The checkpoint of this step is of an earlier boundary: the loop's end is not saved"
+        " yet."""
         self._saver.evaluated(self._loops.step)
 
     def save_now(self) -> None:
@@ -91,7 +92,7 @@ class RunEnd:
         Raises:
             CheckpointError: If it cannot be written.
         """
-        # First: a rank that alone calls it would wait in a save, perhaps together with another one.
+        # First: a rank that alone calls it would hang in a save, perhaps in one with other ranks.
         what = "run.save() outside a loop, which every rank has to call"
         if all(self._exchange.give(what, lambda: self._kept is not None, within_s=_ALL_S)):
             self._save_kept(SaveCause.requested)
@@ -104,12 +105,12 @@ class RunEnd:
         self._kept, self._is_saved = None, True
 
     def finish(self) -> StopAsked | None:
-        """The block has ended without an error: save what is not saved, and mark it.
+        """The block has ended without an error: save changes, and mark the training as finished.
 
         Returns:
             A stop that was requested since the last loop ended.
         Raises:
-            CheckpointError: If it cannot be written.
+            CheckpointError: If the state cannot be written.
         """
         if not self._loops.is_complete:
             self._save()
@@ -132,9 +133,9 @@ class RunEnd:
         elif not (all(saved) and self._store.holds(step, is_complete=False)):
             if has_changed:
                 messages.warn(
-                    "The state at the end of the last loop is in no checkpoint, and what followed"
-                    " the loop has changed it: if this job is started again, that work is done"
-                    " once more, on the changed state."
+                    "The state at the end of the last loop is in no checkpoint, and the code after"
+                    " the loop has changed it: if this job is started again, that code runs again"
+                    " on the changed state."
                 )
             saver.save_final(step, self._contents.capture, SaveCause.end)
             has_changed = False
@@ -143,7 +144,7 @@ class RunEnd:
         saver.mark_finished(step, has_changed=has_changed)
 
     def _answer(self) -> tuple[bool, bool, bool]:
-        """Whether the state has changed since the loop ended, and that is kept, or saved."""
+        """Whether the state has changed since the loop ended, is kept as a copy, and is saved."""
         before = self._fingerprint
         has_changed = bool(before) and self._contents.fingerprint() != before
         return has_changed, self._kept is not None, self._is_saved and not self._saver.has_failed

@@ -24,34 +24,34 @@ from forge.training.loop.held import Held
 from forge.training.nan.nan_policy import NanPolicy
 
 MAX_FAILURES = 5
-"""Failed saves in a row after which the run ends: it would only train what it cannot keep."""
+"""Failed saves in a row after which the run ends: its progress could not be kept anyway."""
 
 FINAL_TRIES = 3
-"""Tries of the save at a stop."""
+"""How often the save at a stop is tried."""
 
 ROOM_WAIT_S = 5.0
-"""Seconds that another try waits at most for old checkpoints that are being deleted."""
+"""Longest wait of a retry, in seconds, for old checkpoints that are being deleted."""
 
 
 class SaveCause(Enum):
-    """Why something is saved, as the ledger has it."""
+    """Why a checkpoint is saved, as the ledger records it."""
 
     start = "start"
-    """What a rollback before the first periodic save goes back to."""
+    """A state for a rollback to return to before the first periodic save."""
     periodic = "periodic"
     requested = "requested"
     """By `Run.save`, or by a signal whose action is `save`."""
     stop = "stop"
     held = "held"
-    """Before functions of `run.every`, where there is no memory for a copy."""
+    """Before functions of `run.every`, if there is no memory for a copy."""
     end = "end"
-    """A loop has ended: what follows it is repeated from there."""
+    """A loop has ended; a resumed job repeats the code after the loop from here."""
     finished = "finished"
-    """What followed the last loop has changed the state."""
+    """The code after the last loop has changed the state."""
 
 
 class Saver:
-    """Saves in this thread or, with `checkpoint.async_save`, beside training."""
+    """Saves in this thread or, with `checkpoint.async_save`, in the background."""
 
     def __init__(
         self,
@@ -72,18 +72,18 @@ class Saver:
         self._failures = 0
         self._last_step: int | None = None
         self.considered: int | None = None
-        """Where a save was made, tried or left out last; None: nowhere yet."""
+        """The step of the last save that was done, tried or skipped; None: none yet."""
         self._last_time = time.monotonic()
         self._first_by = math.inf
-        """When the first save is due at the latest, by the monotonic clock."""
+        """The latest time for the first save, by the monotonic clock."""
         self.costs = Recent(RECENT_SAVES)
         """Seconds that saves took, from the start of the snapshot to the commit."""
         store.before_save = ledger.sync
         self._evaluated: int | None = None
-        """The boundary whose functions have run; its checkpoint on disk may be of before them."""
+        """The step whose functions have run; its checkpoint on disk can be older than that."""
 
     def expect(self, num_bytes: int, within_s: float = math.inf) -> None:
-        """Before the first save: so many bytes of parameters, within so many seconds."""
+        """Set the number of bytes of parameters, and the seconds until the first save is due."""
         self._first_by = time.monotonic() + within_s
         self.costs = Recent(RECENT_SAVES, first_save_s(num_bytes))
 
@@ -94,37 +94,37 @@ class Saver:
 
     @property
     def cost_s(self) -> float:
-        """What a save takes that would be wanted now; it would wait for one that is under way."""
+        """Seconds that a save started now would take, including the wait for one in progress."""
         thread = self._thread
         is_waited_for = thread is not None and thread.is_alive()
         return self.costs.longest * (1 + is_waited_for)
 
     def begin(self, step: int | None) -> None:
-        """Count intervals from `step`, which is saved; None: nothing is saved yet."""
+        """Count intervals from `step`, which is saved; None: there is no checkpoint yet."""
         self._evaluated = None
         self.considered = self._last_step = step
         self._last_time = time.monotonic()
 
     def evaluated(self, step: int) -> None:
-        """Functions of this boundary have run: a save that is due here is to hold what they did."""
+        """Functions of this boundary have run: a save that is due here includes their changes."""
         self._evaluated = step
         if self.considered == step:
             self.considered = step - 1
 
     def is_overdue(self, step: int) -> bool:
-        """Whether the clock asks for a save once so many steps are done."""
+        """Whether a save is due by time when `step` steps are done."""
         if step == self.considered or (self.considered is None and step == 0):
-            return False  # what nothing was done for can be built again
+            return False  # the initial state can be built again
         now, every_s = time.monotonic(), self._config.every_s
         return now >= self._first_by or (every_s is not None and now - self._last_time >= every_s)
 
     @sections.in_section(Section.save, "periodic")
     def save(self, step: int, state: Callable[[], Any], cause: SaveCause) -> None:
-        """A periodic save; a failure is logged and counted, and ends the run only when repeated.
+        """Do a periodic save; a failure is logged, and ends the run only after MAX_FAILURES.
 
         Raises:
             CheckpointError: After MAX_FAILURES failures in a row.
-            DirectoryInUse: Where a newer attempt has taken over.
+            DirectoryInUse: If a newer attempt has taken over the directory.
         """
         if cause is SaveCause.periodic and self._is_skipped(step):
             return
@@ -152,14 +152,14 @@ class Saver:
     def _snapshot(
         self, step: int, state: Callable[[], Any], *, is_complete: bool, copy: bool
     ) -> Snapshot:
-        """A state that cannot be saved on one rank cannot be saved."""
+        """Copy the state; if that fails on one rank, it fails on all ranks."""
         try:
             return self._store.snapshot(step, state(), is_complete=is_complete, copy=copy)
         except (Exception, Exit) as error:
             if self._is_alone:
                 raise
             failure = error
-            if isinstance(error, OSError):  # no disk that comes back
+            if isinstance(error, OSError):  # an OSError would be retried, as if a disk were full
                 failure = CheckpointError(f"The state cannot be saved: {error}")
 
         def raising() -> NoReturn:
@@ -168,13 +168,13 @@ class Saver:
         return self._store.on_all(START, raising)
 
     def _is_skipped(self, step: int) -> bool:
-        """Whether one that is under way takes the place of this one, and tell so."""
+        """Whether to skip this save because another is in progress; logs a skip."""
         is_busy = self._thread is not None and self._thread.is_alive()
         is_skipping = self._config.on_pending_save is OnPendingSave.skip and self._is_alone
-        if not is_busy or not is_skipping:  # of many ranks some would, and some would not
+        if not is_busy or not is_skipping:  # with several ranks, only some of them would skip
             return False
         messages.warn(
-            f"The save at step {step} is skipped: the one of step {self._last_step} is still being"
+            f"Skipped the save at step {step}: the save of step {self._last_step} is still being"
             " written (`resilience.checkpoint.on_pending_save=skip`)."
         )
         self._ledger.write("save_skipped", step=step, busy_with=self._last_step)
@@ -184,10 +184,10 @@ class Saver:
 
     @sections.in_section(Section.save, "final")
     def save_final(self, step: int, state: Callable[[], Any], cause: SaveCause) -> None:
-        """The save at a stop or at the end; tried more than once.
+        """Save at a stop or at the end; retried on failure.
 
         Raises:
-            CheckpointError: Where it could not be written.
+            CheckpointError: If all tries failed.
         """
         self.settle()
         self.begin(step)
@@ -206,7 +206,7 @@ class Saver:
 
     @sections.in_section(Section.save, "final")
     def save_kept(self, snapshot: Snapshot, cause: SaveCause) -> None:
-        """Save what `keep` gave, in the place of what is saved of that step.
+        """Save the snapshot from `keep`; replaces an existing checkpoint of that step.
 
         Raises:
             CheckpointError: If it cannot be written.
@@ -217,11 +217,11 @@ class Saver:
 
     @sections.in_section(Section.save, "final")
     def mark_finished(self, step: int, *, has_changed: bool) -> None:
-        """Mark the checkpoint of the end of the last loop as that of a finished training.
+        """Mark the checkpoint of the last loop's end as that of a finished training.
 
         Args:
             step: Steps done.
-            has_changed: Whether the state has changed since, and is saved by itself.
+            has_changed: Whether the state has changed since, and is saved separately.
         Raises:
             CheckpointError: If it cannot be written.
         """
@@ -231,18 +231,18 @@ class Saver:
 
     @sections.in_section(Section.save, "copy")
     def hold(self, step: int, state: Callable[[], Any], *, may_write: bool) -> Held | None:
-        """Keep the state of this boundary, to be committed if a stop comes before its own save.
+        """Keep the state of this boundary, to commit it if a stop comes before the next save.
 
         Args:
-            step: Of that many steps done.
-            state: Gives the state.
-            may_write: Whether it is written to disk here and now, where there is no memory for a
-                copy; else it is not kept.
+            step: Steps done.
+            state: Returns the state.
+            may_write: Whether to write the state to disk now if there is no memory for a copy;
+                else it is not kept.
         Raises:
-            CheckpointError: Where it could not be written.
+            CheckpointError: If it cannot be written.
         """
         if not self._is_alone:
-            self._join()  # a save in its thread exchanges values with the other ranks, too
+            self._join()  # a background save also communicates with the other ranks
         if self._store.holds(step, is_complete=False) and self._evaluated != step:
             return Held(None)
         snapshot = self._store.snapshot(step, state(), is_complete=False, copy=True)
@@ -260,15 +260,15 @@ class Saver:
         return Held(commit)
 
     def settle(self) -> None:
-        """Wait for the save that is under way; a failure is logged, since another save follows."""
+        """Wait for the save in progress; a failure is only logged, because another save follows."""
         try:
             self.wait()
         except CheckpointError as error:
-            messages.warn(str(error))  # this save may still succeed
+            messages.warn(str(error))  # the next save may succeed
 
     def _commit_final(self, snapshot: Snapshot, cause: SaveCause, began: float) -> None:
-        # A process whose thread is deleting a large file is not gone before that is done: after a
-        # stop the next attempt removes what is too much.
+        # A process cannot exit while a thread of it deletes a large file: after a stop, the
+        # next attempt removes old checkpoints.
         commit = functools.partial(self._commit, snapshot, cause, began, tidies=False)
         self._try_final(snapshot.step, commit)
 
@@ -286,7 +286,7 @@ class Saver:
                         f" {error}. The last good checkpoint is in place.",
                         error,
                     ) from error
-                self._store.wait(ROOM_WAIT_S)  # what is being deleted makes room
+                self._store.wait(ROOM_WAIT_S)  # deletions that are in progress free space
 
     @property
     def is_pending(self) -> bool:
@@ -294,12 +294,12 @@ class Saver:
         return self._thread is not None
 
     def wait(self) -> None:
-        """Wait for the save that is under way, and take its outcome in."""
+        """Wait for the save in progress, and handle a failure."""
         self._join()
         self.check()
 
     def finish(self) -> None:
-        """Wait for the save that is under way; a failure can only be logged by now."""
+        """Wait for the save in progress; a failure can only be logged now."""
         self._join()
         if self._failure is not None:
             messages.warn(f"The last save failed: {self._failure}")
@@ -311,7 +311,7 @@ class Saver:
             self._thread = None
 
     def check(self) -> None:
-        """Take in the outcome of a save that has ended beside training."""
+        """Handle the failure of a background save that has ended."""
         failure, self._failure = self._failure, None
         if isinstance(failure, OSError):
             self._count_failure(self._last_step or 0, failure)
@@ -357,7 +357,7 @@ class Saver:
         text = f"The save at step {step} failed ({self._failures} of {MAX_FAILURES}): {error}"
         if self._failures >= MAX_FAILURES:
             raise unwritable(
-                f"{text}. The run ends here, because nothing it learns from now on could be kept."
+                f"{text}. The run ends, because no further progress can be saved."
                 f" Make room or repair {self._store.directory}, then start it again.",
                 error,
             ) from error

@@ -1,6 +1,6 @@
-"""The life of an enabled `forge.Run`, from entering to leaving.
+"""The life of an enabled `forge.Run`, from entering its `with` block to leaving it.
 
-One module, since entering, leaving and failing in between open and release the same parts.
+One module, since entering, leaving and failing in between open and release the same objects.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from forge.training.start.run_directory import RunDirectory
 _ACTION: Any = NanAction
 
 _LEAVE_S = 10.0
-"""Seconds that they wait for each other as they leave."""
+"""Seconds that ranks wait for each other when they exit."""
 
 _LOST_S = 2.0
-"""Seconds until a rank that died is seen to have, where a collective has failed."""
+"""Seconds to wait, after a collective failed, for news that a rank has died."""
 
 _active: list[Session] = []
 
 
 def active() -> Session | None:
-    """What is open in this process."""
+    """The session that is open in this process."""
     return _active[-1] if _active else None
 
 
@@ -86,7 +86,7 @@ class Session:
         self._updater = updater
         self._evaluations = evaluations
         self.loops = Loops()
-        """Where the attempt is."""
+        """The current step and loop."""
         self._own = own
         self._contents = Contents(live, own, self.loops, nan, updater)
         self.resumed_from: str | None = None
@@ -113,18 +113,18 @@ class Session:
             messages.warn(advice)
 
     def open(self) -> None:
-        """Claim, check, resume."""
+        """Claim the directory, check the node and resume."""
         preflight.check_alone(is_inside=any(one._pid == os.getpid() for one in _active))
         step, listen = lambda: self.loops.step, of_torch.on_compilation
         sections.begin(self._policy.hang, os.environ, step, listen)
         try:
             self._open()
         except BaseException:
-            sections.end()  # the script may go on without it
+            sections.end()  # the script may catch the error and continue
             raise
 
     def _open(self) -> None:
-        # What cannot be saved is named now, not at a first save hours later.
+        # Name objects that cannot be saved now, not at the first save hours later.
         with preflight.exits():
             states = self._live.ask()
             built = Built(self._live.objects)
@@ -147,7 +147,7 @@ class Session:
         self._health = self._checks(job, checkpoint_dir)
         try:
             self._handler = stopping.install(self._policy, forge_dir(job))
-            # gloo may leave a rank in its collective though all others are gone.
+            # gloo can leave a rank inside a collective though all other ranks are gone.
             self._group.when_lost(self._handler.begin_deadline)
             self._heed_torchrun()
             stopping.hold_interrupts(is_held=True)
@@ -161,7 +161,7 @@ class Session:
                     config=self._config,
                 )
                 if problems := ddp_buckets.problems(self._live.objects, self._group.size):
-                    raise ConfigError(problems, "What is given to forge.Run")
+                    raise ConfigError(problems, "The call of forge.Run")
                 preflight.check_code(job, self._policy.requeue.on_code_change)
                 health = self._health
                 limit_s = START_S + health.limit_s
@@ -184,21 +184,21 @@ class Session:
         spawned.once_parent_is_gone(self._stop_as_orphan)
 
     def _places(self) -> list[str]:
-        """The directories of the job and of its checkpoints: where rank 0 finds them."""
+        """The directories of the job and of its checkpoints, as rank 0 sees them."""
         return [str(one) for one in job_dir.current(self._policy.checkpoint.dir, self._name)]
 
     def _secret_folder(self) -> Path:
-        """Where rank 0 of many leaves their secret, before anything is claimed."""
+        """Where rank 0 stores the secret that the ranks share, before anything is claimed."""
         job, checkpoint_dir = map(Path, self._places())
         with preflight.told_to_parent(job, checkpoint_dir), preflight.exits():
             run_directory.check_directory(self._policy, checkpoint_dir)
         return forge_dir(job)
 
     def _claim(self, exchange: Exchange, job: Path, checkpoint_dir: Path) -> None:
-        """Rank 0 claims the directory; then the others have theirs in it."""
+        """Rank 0 claims the directory; then the other ranks open it."""
         group = self._group
         if group.size > 1:
-            os.environ[RANK] = str(group.rank)  # names the files of its own
+            os.environ[RANK] = str(group.rank)  # names the files of this rank
 
         def opened() -> None:
             self._directory = RunDirectory(
@@ -230,13 +230,13 @@ class Session:
             self._contents.load(found)
             self.loops.is_complete = found.manifest.is_complete
             self.resumed_from = found.path.name
-        if self._group.rank == 0:  # the others have read by now what it writes
+        if self._group.rank == 0:  # the other ranks have already read the file this replaces
             owner.keep(directory.ledger)
         directory.store.job = owner.id
         directory.begin(self.loops.step, self.resumed_from, is_complete=self.loops.is_complete)
 
     def _wire(self, limit: TimeLimit) -> None:
-        """Everything is claimed and loaded: listen, and have the parts of a loop ready."""
+        """Everything is claimed and loaded: receive signals, and build what a loop needs."""
         policy, handler, directory = self._policy, self._handler, self._directory
         announcement = signal.Signals[f"SIG{policy.signal.name}"]
         due_s = min(self._stop_s, policy.signal.warning_s)
@@ -269,35 +269,35 @@ class Session:
         self._evaluations.pid = self._pid
 
     def _note(self, kind: str, **values: Any) -> None:
-        """Into the ledger, with the batch of this rank that is under way."""
+        """Write to the ledger, with the current batch of this rank."""
         at = {"epoch": self.loops.epoch, "batch": self.loops.batch}
         self._directory.ledger.write(kind, **values, **at)
 
     def _updated(self, *_: Any) -> None:
-        """An optimizer has stepped, and no loop has begun so far."""
+        """An optimizer has stepped before the first loop."""
         self._no_update.has_stepped = True
         if not self._is_boundless:
             self._is_boundless = True
             messages.warn(
-                "An optimizer steps outside `run.steps`. Without it there is no step boundary, at"
-                " which alone forge saves and stops: write `for step in run.steps(n):`"
+                "An optimizer steps outside `run.steps`. forge saves and stops only between two"
+                " steps of that loop: write `for step in run.steps(n):`"
             )
 
     def _updated_in_loop(self, *_: Any) -> None:
-        """An optimizer has stepped, by `run.update` or by a call of the script's own."""
+        """An optimizer has stepped, called by `run.update` or by the script itself."""
         self._no_update.has_stepped = True
         is_guarded = self._updater.has_updated or not self.loops.is_in_step
         if not (is_guarded or self._is_unguarded):
             self._is_unguarded = True
             messages.warn(
-                f"Step {self.loops.step}: an optimizer steps, but this step has called neither"
+                f"Step {self.loops.step}: an optimizer steps, but this step called neither"
                 " run.update nor run.should_step: the NaN policy"
                 f" (`resilience.nan.action={self._policy.nan.action.value}`) is not applied. Write"
-                " `run.update(loss, optimizer)`, or step where `run.should_step(loss)` is true"
+                " `run.update(loss, optimizer)`, or step only if `run.should_step(loss)` is true"
             )
 
     def _watch_optimizers(self, hook: Callable[..., None] | None) -> None:
-        """Call `hook` after each step of an optimizer, and no earlier one; None: no hook."""
+        """Call `hook` (and no earlier hook) after each optimizer step; None: no hook."""
         for one in self._hooks:
             one.remove()
         self._hooks = []
@@ -306,13 +306,13 @@ class Session:
 
     def _stop_as_orphan(self) -> None:
         if self in _active:
-            messages.warn("The process that started this one is gone: saving and exiting")
+            messages.warn("The parent process has exited: saving and exiting")
             os.kill(os.getpid(), signal.SIGTERM)
 
     # -- the loop, and what follows ------------------------------------------------------------
 
     def _begin_loop(self) -> None:
-        """By now everything is there that the script builds."""
+        """Check the given objects, now that the script has built everything."""
         self._watch_optimizers(None if self._is_unguarded else self._updated_in_loop)
         self._no_update.begin(self._live.optimizers)
         self._own.begin_loop()
@@ -320,7 +320,7 @@ class Session:
             self._contents.check_own()
             problems = [] if self.loops.positions else overlooked.problems(self._live.given)
             if problems:
-                raise ConfigError(problems, "What is given to forge.Run")
+                raise ConfigError(problems, "The call of forge.Run")
 
     def steps(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
@@ -344,12 +344,12 @@ class Session:
         return self._epochs.batches(loader)
 
     def close(self, error: BaseException | None) -> None:
-        """The end of the `with` block, reached with or without an error."""
+        """Leave the `with` block, with or without an error."""
         if os.getpid() != self._pid:
             return  # a child that was forked inside the block
         self.loops.is_between = False
         if error is not None:
-            self.boundary.forget_held()  # the error may have come in the pass
+            self.boundary.forget_held()  # the error may have come from the middle of the pass
         lost = self._group.lost(_LOST_S) if isinstance(error, RuntimeError) else ""
         try:
             if error is not self._leaving.exit:
@@ -372,7 +372,7 @@ class Session:
                 self._forget(is_leaving=is_leaving)
 
     def _finish(self) -> None:
-        """The `with` block ended without an error: the training is finished."""
+        """The `with` block ended without an error: mark the training as finished."""
         loops, directory = self.loops, self._directory
         self._steps.end()
         self._epochs.end()
@@ -389,7 +389,7 @@ class Session:
         self._warn_if_unchanged()
 
     def _warn_if_unchanged(self) -> None:
-        """Only of a whole training: a resumed one may have nothing but an evaluation left."""
+        """Only for a whole training: a resumed job can have only an evaluation left."""
         is_scaled = any(
             isinstance(one, torch.amp.GradScaler) for one in self._live.objects.values()
         )
@@ -404,7 +404,7 @@ class Session:
             _active.remove(self)
         self.loops.close()
         self._health.close()
-        if not is_together:  # the others hear of it, and nobody waits for a save of all
+        if not is_together:  # the other ranks are notified; do not wait for a common save
             self._group.close(0)
         self._directory.release()
         self._group.close(_LEAVE_S)

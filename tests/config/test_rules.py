@@ -62,17 +62,21 @@ SINGLE = [
     ("checkpoint.keep_every_steps", 0, INTERVAL),
     # least values
     ("checkpoint.keep_last", 0, "at least 1. The newest one is always kept"),
-    ("checkpoint.best.keep", 0, "at least 1. For none set `best.metric` to null"),
+    ("checkpoint.best.keep", 0, "at least 1. To keep none set `best.metric` to null"),
     ("checkpoint.best.mode", "least", "expected min | max, found 'least'"),
-    ("checkpoint.best.metric", " ", "is empty. Name a metric that run.log() is given, or null"),
+    ("checkpoint.best.metric", " ", "is empty. Name a metric that run.log() gets, or null"),
     ("checkpoint.best.metric", True, "expected a string, found a boolean"),
     ("checkpoint.init_from", " ", "is empty. Name a file or a checkpoint"),
     ("checkpoint.init_from", "~/weights.pt", "Write the path in full"),
     ("health.every_s", 0, INTERVAL),
     ("health.exclude_h", 0, "above 0 and finite"),
-    ("health.commands.nhc.run", [], "names no command, as `[nhc, -a]` does"),
-    ("health.commands.nhc.rum", ["nhc"], "is no key of a command. There are resilience.health."),
-    ("health.commands.nhc", "nhc", "is no key of a command"),
+    ("health.commands.nhc.run", [], "is empty; expected a command such as `[nhc, -a]`"),
+    (
+        "health.commands.nhc.rum",
+        ["nhc"],
+        "a command has no such key. Its keys are resilience.health.",
+    ),
+    ("health.commands.nhc", "nhc", "a command has no such key"),
     ("hang.timeout_s", 0, "above 0 and finite. null learns it"),
     ("hang.start_s", INF, "above 0 and finite"),
     ("hang.max_restarts", -1, "at least 0. 0 never starts it again"),
@@ -282,7 +286,7 @@ def test_the_whole_config_is_one_problem(config):
     """`forge.Run(cfg)` for `forge.Run(cfg.resilience)`: not a line for each key of the app."""
     for given in (config, OmegaConf.create(config)):
         (problem,) = problems(given)
-        assert "pass `cfg.resilience`" in problem
+        assert "pass only `cfg.resilience`" in problem
 
 
 def test_a_jobs_own_slurm_options_are_those_that_are_set():
@@ -484,4 +488,4 @@ def test_a_source_of_weights_that_nothing_would_load_is_refused():
     """Training from scratch while the config names weights would be found out after days."""
     policy = {"enabled": False, "checkpoint": {"init_from": "weights.pt"}}
     (problem,) = problems(policy)
-    assert "nothing is loaded with `resilience.enabled=false`" in problem
+    assert "is not loaded with `resilience.enabled=false`" in problem

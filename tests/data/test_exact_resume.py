@@ -208,7 +208,7 @@ def test_what_is_not_exact_is_named_at_start(loader, tmp_path, make_job):
     """People learn it before they rely on it."""
     job = make_job(tmp_path / "job", **{"steps": 2, **LOADERS[loader]})
     job.run_to_end()
-    assert "A resume may not be exact here" in job.output
+    assert "A resume could be inexact here" in job.output
     assert "forge.data.seeded" in job.output
 
 

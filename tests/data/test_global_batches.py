@@ -99,8 +99,8 @@ def test_a_loader_takes_it_as_its_batch_sampler():
     ("options", "words"),
     [
         ({"num_replicas": 3, "rank": 0}, "global_batch_size=8 is not a positive multiple"),
-        ({"num_replicas": 2, "rank": 2}, "rank=2 is not one of num_replicas=2"),
-        ({"rank": 1}, "Pass both or none of them"),
+        ({"num_replicas": 2, "rank": 2}, "rank=2 is not below num_replicas=2"),
+        ({"rank": 1}, "Pass both arguments or none"),
     ],
     ids=["uneven", "no such rank", "half"],
 )

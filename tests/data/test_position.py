@@ -270,7 +270,7 @@ def test_an_iterator_that_ends_says_what_to_pass_instead():
     """`iter(loader)` is a common way to write it, and has no second epoch."""
     position = Position(iter([1, 2]))
     assert [position.next(), position.next()] == [1, 2]
-    with pytest.raises(ValueError, match=r"ended after 2 batches and is an iterator"):
+    with pytest.raises(ValueError, match=r"ended after 2 batches. It is an iterator"):
         position.next()
 
 
@@ -322,19 +322,19 @@ def test_a_generator_that_seeded_does_not_reach_is_named_and_not_told_to_be_wrap
         seeded = seeding.seeded(numbers, 1)
     name = "Numbers.settings['transforms'][0].rng"
     (record,) = caplog.records
-    assert f"forge.data.seeded does not reach {name}: " in record.getMessage()
+    assert f"forge.data.seeded does not control {name}: " in record.getMessage()
     assert "global generators" in record.getMessage()
     workers = {"num_workers": 2}
     for loader in (
         StatefulDataLoader(seeded, **workers),
         DataLoader(seeded, persistent_workers=True, **workers),
     ):
-        assert f"forge.data.seeded does not reach {name}: " in sentences(loader)
+        assert f"forge.data.seeded does not control {name}: " in sentences(loader)
         assert "Wrap the dataset" not in sentences(loader)
-    assert f"Numbers holds a random generator of its own ({name})" in sentences(DataLoader(seeded))
+    assert f"Numbers has its own random generator ({name})" in sentences(DataLoader(seeded))
     bare = sentences(StatefulDataLoader(numbers, **workers))
-    assert "Wrap the dataset in forge.data.seeded. forge.data.seeded does not reach" in bare
-    assert "does not reach" not in sentences(StatefulDataLoader(Numbers(4), **workers))
+    assert "Wrap the dataset in forge.data.seeded. forge.data.seeded does not control" in bare
+    assert "does not control" not in sentences(StatefulDataLoader(Numbers(4), **workers))
 
 
 def test_what_cannot_be_exact_is_named_and_nothing_else_is():
@@ -359,7 +359,7 @@ def test_what_cannot_be_exact_is_named_and_nothing_else_is():
     assert "persistent workers keep drawing across epochs" in sentences(persistent)
     assert "read again from the start of the epoch" in sentences(DataLoader(Stream()))
     assert "has no state_dict" in sentences(Shuffled())
-    assert "has an __iter__ of its own" in sentences(Moving(numbers))
+    assert "has its own __iter__" in sentences(Moving(numbers))
     for unknown in (
         DataLoader(numbers, sampler=DrawsAsItGoes()),
         DataLoader(numbers, batch_sampler=BatchSampler(DrawsAsItGoes(), 2, False)),

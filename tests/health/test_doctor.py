@@ -25,9 +25,9 @@ def test_each_fault_is_found_and_nothing_else(fault, tmp_path):
     ("override", "said"),
     [
         ("resilience.health.checks.fan=warn", "there is no such key"),
-        ("health.checks.shm=warn", "is no `resilience.<key>=<value>`"),
+        ("health.checks.shm=warn", "is not `resilience.<key>=<value>`"),
         ("resilience.health.checks.shm=much", "ignore | warn | refuse"),
-        ("resilience.health.commands.nhc.run=[]", "names no command"),
+        ("resilience.health.commands.nhc.run=[]", "expected a command"),
     ],
 )
 def test_an_override_that_makes_no_sense_ends_with_78(override, said):

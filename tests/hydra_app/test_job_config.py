@@ -93,7 +93,7 @@ def test_the_policy_may_be_changed_by_overrides_at_any_start(app):
         file.write("# edited\n")
     refused = app.run("hydra.run.dir=job")
     assert refused.returncode == 78
-    assert "start it with `resilience.requeue.on_code_change=warn`" in refused.stdout
+    assert "start the job with `resilience.requeue.on_code_change=warn`" in refused.stdout
     keep = ("resilience.checkpoint.every_steps=1", "~resilience.signal.actions.USR1")
     warned = app.run("hydra.run.dir=job", "resilience.requeue.on_code_change=warn", *keep)
     assert warned.returncode == 0, warned.stdout

@@ -107,7 +107,7 @@ def test_another_number_of_threads_is_put_right_and_named(tmp_path):
             capture_output=True,
         )
         assert done.returncode == code, done.stderr
-    assert "torch had 1 threads here, and 2 when this job was first started" in done.stderr
+    assert "torch had 1 threads here, but 2 when this job was first started" in done.stderr
     assert (tmp_path / "threads.txt").read_text() == "2 1"
 
 

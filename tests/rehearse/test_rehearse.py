@@ -201,7 +201,7 @@ def test_a_sweep_is_refused(rehearsed):
         "def main(cfg):\n    print('trains')\nmain()\n"
     )
     assert rehearsed.run(script, "-m", "x=1,2") == NO_VERDICT
-    assert "A rehearsal is of one job: leave out -m" in rehearsed.output
+    assert "A rehearsal runs a single job: remove -m" in rehearsed.output
     assert "trains" not in rehearsed.output
 
 

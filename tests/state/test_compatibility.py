@@ -168,9 +168,9 @@ class Fussy:
 
 
 def test_a_refusal_by_an_object_is_named(tmp_path):
-    """What it means by it nobody can compare beforehand; the run does not begin."""
+    """What it means by it nobody can compare beforehand; the run does not start."""
     live = StateRegistry({"f": Fussy()})
-    with pytest.raises(StateMismatch, match=r"(?s)f: .*no such thing as -1.*run does not begin"):
+    with pytest.raises(StateMismatch, match=r"(?s)f: .*no such thing as -1.*run does not start"):
         begin(live, {"f": {"value": -1}}, tmp_path)
 
 

@@ -55,7 +55,7 @@ def test_an_average_of_weights(model):
     """But not that of another fold, which was given to its Run."""
     average = AveragedModel(model)
     (found,) = overlooked.problems({"model": model})
-    assert found.startswith("AveragedModel: its averages are saved only where")
+    assert found.startswith("AveragedModel: its averages are not saved unless")
     assert overlooked.problems({"model": model, "average": average}) == []
     assert overlooked.problems({"model": torch.nn.Linear(2, 2)}) == []
 

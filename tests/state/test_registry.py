@@ -89,7 +89,7 @@ def test_an_object_too_few_or_too_many_is_named():
         StateRegistry({"a": model(1, 1), "b": model(1, 1)}),
     )
     assert "b: expected its state in the checkpoint, found none" in refusal(two, one.capture())
-    assert "b: expected an object of this name" in refusal(one, two.capture())
+    assert "b: is in the checkpoint, but was not given to forge.Run" in refusal(one, two.capture())
 
 
 def test_another_optimizer_is_refused():

@@ -94,11 +94,11 @@ FOUND = [
     " yet",
     "accepted",
     "whole, part of this rank",
-    "run.state.best[0]: a DTensor has to be in an object that is given to forge.Run",
-    "model: holds gradients of a backward pass under set_requires_gradient_sync(False)",
+    "run.state.best[0]: a DTensor must be in an object given to forge.Run",
+    "model: has gradients of a backward pass under set_requires_gradient_sync(False)",
     "accepted",
     "model.0: FullyShardedDataParallel (FSDP1) cannot be saved",
-    "Run.update(scaler=…): a GradScaler does not know of sharded parameters",
+    "Run.update(scaler=…): a GradScaler does not support sharded parameters",
 ]
 
 

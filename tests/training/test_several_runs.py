@@ -29,7 +29,7 @@ def test_a_second_run_on_what_this_process_has_finished_is_an_error(tmp_path):
     assert job.run() == 78
     assert not (tmp_path / "weights.pt").exists()
     said = job.output.replace("\n", " ")
-    assert f"this process has finished a training in {tmp_path / 'checkpoints'} already" in said
+    assert f"this process has already finished a training in {tmp_path / 'checkpoints'}" in said
     assert 'name="fold2"' in said
 
 
@@ -150,7 +150,7 @@ def test_a_job_with_named_runs_can_be_shown(tmp_path):
             list(run.steps(1))
         if name == "fold0":
             assert forge.load(tmp_path).path == tmp_path / "saves/fold0/step_1"
-    with pytest.raises(forge.CheckpointError, match="checkpoints: saves/fold0, saves/fold1"):
+    with pytest.raises(forge.CheckpointError, match="saves/fold0, saves/fold1"):
         forge.load(tmp_path)
 
 

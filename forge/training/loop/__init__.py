@@ -1,1 +1,1 @@
-"""Loops over `run.steps`: where they are, and what runs at their boundaries."""
+"""Loops over `run.steps` and `run.epochs`, and what runs at their step boundaries."""

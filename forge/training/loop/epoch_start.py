@@ -1,8 +1,8 @@
-"""What the code before a pass sees: all of it as the epoch began, also if the job resumes later.
+"""Lets the code before a pass see the same values when the job resumes later in the epoch.
 
-Random states, the loaders of `run.loader` and the values of `run.state` are kept as an epoch begins
-and saved with each checkpoint of it. A sampler that is built before the pass from what the pass
-changes is so built from the same values at a resume.
+Random states, the positions of `run.loader` and the values of `run.state` are kept when an epoch
+begins, and saved with each of its checkpoints. So if the code before the pass builds a sampler
+from values that the pass changes, a resumed job builds the same sampler.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from forge.state.run_state import RunState, copied
 from forge.training.loop.loops import Loops
 
 MAX_BYTES = 64 << 20
-"""Bytes of `run.state` that are kept."""
+"""Largest `run.state` that is kept, in bytes."""
 
 
 class EpochStart:
-    """The start of the epoch that is under way.
+    """The start of the current epoch.
 
     Args:
-        loops: Where the run is.
+        loops: The current step and loop.
         own: `run.state`.
     """
 
@@ -32,7 +32,7 @@ class EpochStart:
         self._is_told = False
 
     def note(self) -> None:
-        """An epoch begins."""
+        """Keep the values when an epoch begins."""
         loops, place = self._loops, self._loops.place
         assert place is not None
         place.rng, place.step = rng.capture(), loops.step
@@ -44,14 +44,14 @@ class EpochStart:
         if is_large and not self._is_told:
             self._is_told = True
             messages.warn(
-                f"run.state is larger than {MAX_BYTES / 2**20:g} MiB, so it is not kept as each"
-                " epoch begins. If the job resumes in a pass, the code before the pass runs again,"
-                " and sees run.state as it was at the save: that code must not read what the pass"
-                " changes."
+                f"run.state is larger than {MAX_BYTES / 2**20:g} MiB, so forge does not keep a copy"
+                " of it when an epoch begins. If the job resumes inside a pass, the code before the"
+                " pass runs again and sees run.state as it was at the save: that code must not read"
+                " values that the pass changes."
             )
 
     def go_back(self) -> None:
-        """The job resumes in this epoch: put back what its start had."""
+        """The job resumes in this epoch: restore the values from its start."""
         loops, place = self._loops, self._loops.place
         assert place is not None
         loops.step = place.step

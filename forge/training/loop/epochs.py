@@ -1,12 +1,13 @@
-"""What `run.epochs` and `run.batches` iterate over: from the saved epoch and place in its pass.
+"""The iterators of `run.epochs` and `run.batches`, from the saved epoch and batch.
 
-    before    code before the pass        boundary: this is what is saved until the pass begins
+    before    code before the pass        boundary: this state is saved until the pass begins
     pass      a boundary before each step, and after the last
-    after     code after the pass         the end of the pass is held, and saved if a stop comes
+    after     code after the pass         the state at the end of the pass is held, and saved if
+                                          a stop comes
 
-A resumed job runs the code before a pass again, from the random state and the `run.state` of that
-time; as the pass is entered everything is put back from the checkpoint once more, so that what
-stood there acts once.
+A resumed job runs the code before a pass again, with the random state and the `run.state` of the
+epoch's start. When the pass begins, everything is restored from the checkpoint again, so that the
+code before the pass takes effect only once.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from forge.training.nan.update import Updater
 
 
 class Epochs:
-    """The one loop over `run.epochs` of an attempt, and the pass of its epoch."""
+    """The loop over `run.epochs`, and the pass of the current epoch."""
 
     def __init__(
         self,
@@ -53,13 +54,13 @@ class Epochs:
         self._pass: weakref.ref[Generator[tuple[int, Any], None, None]] | None = None
         self._is_pass_due = False
         self._may_stop = True
-        """Whether the end of the pass can be saved: what follows it has not begun."""
+        """Whether the end of the pass can be saved: the code after it has not begun."""
         self._older: list[Any] = []
-        """What there was as the first epoch of a resumed job began."""
+        """The state at the start of the first epoch of a resumed job."""
         self._kept: BaseException | None = None
-        """What went wrong as a pass was left by `break`: the end of the epoch raises it."""
+        """An error when the pass was left by `break`; raised at the end of the epoch."""
         self._is_resumed = False
-        """Whether the pass of this epoch begins where the checkpoint was saved."""
+        """Whether the pass of this epoch begins at the batch where the checkpoint was saved."""
 
     # -- epochs --------------------------------------------------------------------------------
 
@@ -67,23 +68,24 @@ class Epochs:
         """See `Run.epochs`."""
         if self._loops.positions:
             raise ForgeError(
-                "run.epochs() was called after another loop of this Run: have one loop over"
-                " run.epochs, or loops over run.steps; for stages have a Run each, with a name."
+                "run.epochs() was called after another loop of this Run. Use one loop over"
+                " run.epochs, or loops over run.steps; for several stages give each its own Run"
+                " with a name."
             )
         loop = self._epochs(count)
         self._last = weakref.ref(loop)
         return loop
 
     def end(self) -> None:
-        """After a break, where somebody still holds the iterators."""
+        """Close iterators that a script still references after a break."""
         self._close_pass()
         close(self._last)
         if self._kept is not None:
             raise self._kept
 
     def _close_pass(self) -> None:
-        """After a break, where a progress bar perhaps still holds the iterator."""
-        self._may_stop = False  # or what has followed the pass already would follow it again
+        """Close a pass whose iterator something (a progress bar) still references after a break."""
+        self._may_stop = False  # the code after the pass may have run, and would run twice
         close(self._pass)
         self._may_stop = True
 
@@ -119,10 +121,10 @@ class Epochs:
     @property
     def _place(self) -> Place:
         assert self._loops.place is not None
-        return self._loops.place  # another one once a checkpoint was loaded
+        return self._loops.place  # replaced when a checkpoint is loaded
 
     def _begin_epoch(self, count: int) -> bool:
-        """Whether there is another."""
+        """Whether there is another epoch."""
         loaded = self._loops.loaded
         if self._loops.is_over(math.inf) or self._place.epoch >= count:
             return False
@@ -151,7 +153,7 @@ class Epochs:
         if self._is_pass_due:
             raise ForgeError(
                 f"Epoch {place.epoch} has ended without `for step, batch in run.batches(loader):`,"
-                " which is where its steps are done and counted."
+                " the loop in which steps are done and counted."
             )
         self._is_resumed = False
         place.epoch, place.phase, place.values = place.epoch + 1, Phase.before, None
@@ -174,9 +176,9 @@ class Epochs:
         if not self._is_pass_due:
             raise ForgeError(
                 "run.batches() was called outside `for epoch in run.epochs(n):`, or twice in one"
-                " epoch. Each epoch has one pass: for batches of a second loader use"
-                " `second = run.loader(loader)` above the loop and `next(second)`; an evaluation"
-                " iterates over its loader itself."
+                " epoch. Each epoch has one pass. For batches of a second loader use"
+                " `second = run.loader(loader)` above the loop and `next(second)`; in an evaluation"
+                " iterate over its loader directly."
             )
         self._is_pass_due = False
         position = self._loops.open(loader, self._place.epoch)
@@ -205,11 +207,11 @@ class Epochs:
         self._end_pass()
 
     def _enter(self, position: Position, loader: Iterable[Any]) -> None:
-        """To where the checkpoint was saved, if it was saved in this pass."""
+        """Go to the saved batch, if the checkpoint was saved in this pass."""
         loops = self._loops
         if self._is_resumed:
             assert loops.saved_position is not None
-            # First: a sampler may draw by what the code before the pass has read in run.state.
+            # First: a sampler can depend on values that the code before the pass read in run.state.
             self._steps.go_to(position, loops.saved_position)
             self._boundary.put_back()
             assert loops.loaded is not None
@@ -220,7 +222,7 @@ class Epochs:
         if isinstance(before, Position):
             position.follow(before)
         elif before is not None and any(one is loader for one in older):
-            position.load_finished(before)  # but not where each epoch makes a loader of its own
+            position.load_finished(before)  # not if each epoch makes its own loader
             position.name_changes(before)
         self._older = []
         loops.positions[-1] = position
@@ -229,8 +231,8 @@ class Epochs:
 
     def _end_pass(self, *, is_left: bool = False) -> None:
         place = self._place
-        # By a break or by an error, which look the same: once a stop is due it may have caused it.
-        # Of many ranks each would know another; there all have left the pass by now.
+        # A break and an error look the same here. After a stop request, the stop may be the cause;
+        # with several ranks, all of them have left the pass by now.
         is_caused = is_left and self._boundary.is_alone and self._boundary.is_stopping
         may_stop = self._may_stop and not is_caused
         is_first = place.phase is Phase.within

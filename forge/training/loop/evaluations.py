@@ -1,4 +1,4 @@
-"""Functions of `run.every`: what runs between two steps, an evaluation above all."""
+"""Functions of `run.every`, which run between two steps; mostly evaluations."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class _Evaluation:
 
 
 class Evaluations:
-    """The functions that were registered, in order."""
+    """The registered functions, in order."""
 
     def __init__(self) -> None:
         self._all: list[_Evaluation] = []
         self._last_s: dict[str, float] = {}
         self.is_running = False
         self.is_after_pass = False
-        """Whether what follows the pass of an epoch is running: it may poll as well."""
+        """Whether the code after an epoch's pass is running: it can call `check_stop` too."""
         self.pid = os.getpid()
 
     def add(
@@ -45,10 +45,10 @@ class Evaluations:
         at_end: bool,
         epochs: int | None = None,
     ) -> None:
-        """Run `function` every so many steps, so many passes, or at the end of the loop.
+        """Run `function` every so many steps or passes, or at the end of the loop.
 
         Raises:
-            ForgeError: Where that is never.
+            ForgeError: If the function would never run.
         """
         name = getattr(function, "__name__", type(function).__name__)
         if steps is None and epochs is None and not at_end:
@@ -68,10 +68,10 @@ class Evaluations:
         self._all.append(_Evaluation(name, function, steps, at_end, epochs))
 
     def due_after_pass(self, epoch: int, step: int, *, is_new: bool) -> list[str]:
-        """The names of those that are due once so many passes are done.
+        """Names of the functions that are due after `epoch` passes.
 
         Args:
-            is_new: Whether those that are due after so many steps are still to run.
+            is_new: Whether the functions due at this step have not run yet.
         """
         by_steps = self.due(step, is_end=False)
         by_epochs = [one.name for one in self._all if one.epochs and epoch % one.epochs == 0]
@@ -79,11 +79,11 @@ class Evaluations:
         return [one.name for one in self._all if one.name in found]
 
     def due(self, step: int, *, is_end: bool, is_rest: bool = False) -> list[str]:
-        """The names of those that are due once so many steps are done; none before the first.
+        """Names of the functions that are due after `step` steps; none before the first step.
 
         Args:
             is_end: Whether the loop ends here.
-            is_rest: Whether those that are due without that have run.
+            is_rest: Whether the functions due at this step by number have already run.
         """
         if not self._all:
             return []
@@ -92,39 +92,38 @@ class Evaluations:
 
     @property
     def is_entered(self) -> bool:
-        """Whether one of them runs, or what follows a pass."""
+        """Whether one of the functions, or the code after a pass, is running."""
         return self.is_running or self.is_after_pass
 
     def may_poll(self) -> bool:
-        """Whether it is the main thread that asks, in one of the functions.
+        """Whether the caller is the main thread, inside one of the functions.
 
         Raises:
-            ForgeError: Where none of them is running; never in a worker, a thread or a child.
+            ForgeError: If none of them is running; never in a data worker, a thread or a child.
         """
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or os.getpid() != self.pid:
             return False
         if not self.is_entered:
             raise ForgeError(
-                "run.check_stop() was called outside a function of run.every, where no stop can"
-                " happen: move the evaluation into one (`@run.every(100)` above"
-                " `def evaluate(step):`)."
-                " Elsewhere a stop comes at the end of the step; `run.is_stopping` says when one is"
-                " due."
+                "run.check_stop() was called outside a function of run.every, where the run cannot"
+                " stop: move the evaluation into such a function (`@run.every(100)` above"
+                " `def evaluate(step):`). Elsewhere a stop happens at the end of the step;"
+                " `run.is_stopping` tells whether a stop is pending."
             )
         return True
 
     def last_s(self, names: list[str]) -> float:
-        """Seconds that these functions took when they last ran; infinite where one never did."""
+        """Seconds that these functions took in their last run; infinite if one has not run yet."""
         return sum(self._last_s.get(name, math.inf) for name in names)
 
     def run(self, names: list[str], step: int, before_each: Callable[[], object] = bool) -> None:
-        """Call those of these names, and `before_each` of them that."""
+        """Call the functions of these names, and `before_each` before each of them."""
         missing = set(names) - {one.name for one in self._all}
         if missing:
             messages.warn(
-                f"At step {step} {', '.join(sorted(missing))} of run.every is still to run, but the"
-                " script has no such function any more. Register them before run.steps()."
+                f"At step {step} the run.every function {', '.join(sorted(missing))} is due, but"
+                " the script no longer registers it. Register it before run.steps()."
             )
         self.is_running = True
         try:

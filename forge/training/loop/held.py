@@ -1,7 +1,7 @@
-"""A held boundary: its state, as a copy or on disk, while functions of `run.every` run.
+"""The state of a boundary, kept as a copy or on disk while functions of `run.every` run.
 
-What a stop commits is this and never the live objects: so it does not matter what a function has
-swapped, switched or caught. Nobody need poll for it: a thread commits once a stop is due.
+A stop commits this copy and never the live objects, so it does not matter what a function has
+changed or caught. A thread commits the copy when a stop is requested; no function needs to poll.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ _LOOK_S = 0.2
 
 
 class Held:
-    """One boundary.
+    """The state of one boundary.
 
     Args:
-        commit: Writes the copy to disk; None where it is there already.
+        commit: Writes the copy to disk; None if the state is on disk already.
     """
 
     def __init__(self, commit: Callable[[], None] | None) -> None:
         self._commit = commit
-        self._lock = threading.RLock()  # re-entrant: a handler may interrupt the main thread in it
+        self._lock = threading.RLock()  # re-entrant: a signal handler can interrupt commit()
         self._is_busy = False
 
     def commit(self) -> None:
-        """Once, whoever comes first; when this returns it survives a power cut.
+        """Write the state, the first time that it is called; when it returns, the state is durable.
 
         Raises:
-            CheckpointError: Where it could not be written; the next call tries again.
-            DirectoryInUse: Where a newer attempt has taken over.
+            CheckpointError: If it cannot be written; the next call tries again.
+            DirectoryInUse: If a newer attempt has taken over the directory.
         """
         with self._lock:
             if self._commit is None or self._is_busy:
@@ -46,7 +46,7 @@ class Held:
 
     @contextmanager
     def watched(self, is_stopping: Callable[[], bool]) -> Iterator[None]:
-        """Meanwhile a thread commits it as soon as `is_stopping()`; it is joined at the end."""
+        """In the block, a thread commits as soon as `is_stopping()`; joined at the end."""
         is_over = threading.Event()
 
         def watch() -> None:
@@ -55,7 +55,7 @@ class Held:
                     try:
                         self.commit()
                     except Exception as error:  # noqa: BLE001 - the main thread tries again
-                        messages.warn(f"The state before the evaluation was not saved: {error}")
+                        messages.warn(f"Could not save the state before the evaluation: {error}")
                     return
 
         thread = threading.Thread(target=watch, name="forge-held", daemon=True)

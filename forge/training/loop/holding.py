@@ -1,8 +1,9 @@
-"""A boundary that is held while functions of `run.every` run: where a stop can leave from.
+"""Holds the state of a boundary while functions of `run.every` run, so that a stop need not wait.
 
-With many ranks all of them hold it, or none does. Each is somewhere in its functions then, and no
-two have to meet: once all have heard of a stop while they hold, a thread of each commits its part,
-and each leaves as soon as its function lets it, or the end of another breaks what it stands in.
+With several ranks, all hold it or none. While the functions run, the ranks are at different places
+and cannot meet in a collective. Once all know of a stop, a thread of each rank commits its part,
+and each rank exits when its function allows it, or when the exit of another rank breaks the
+collective it hangs in.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ from forge.training.loop.loops import Loops
 from forge.training.saver import Saver
 
 _COPIES = 10
-"""A boundary is held where its functions take as long as so many copies of its state."""
+"""A boundary is held if its functions take at least as long as this many copies of the state."""
 
 _HEARD_S = 5.0
-"""Seconds until all ranks have heard of a stop that has broken a function on one of them."""
+"""Seconds until all ranks know of a stop that broke a function on one of them."""
 
 _LOOK_S = 0.02
-"""Between two looks whether all ranks have heard of a stop."""
+"""Seconds between two checks whether all ranks know of a stop."""
 
 
 class Holding:
-    """Holds boundaries of one run, one at a time.
+    """Holds the boundaries of a run, one at a time.
 
     Args:
         group: The ranks.
-        exchange: Of values, at a boundary.
-        saver: Makes the copy.
-        loops: Where the run is.
-        contents: What is held.
-        leaving: How a stop leaves.
+        exchange: Exchanges values at a boundary.
+        saver: Copies the state.
+        loops: The current step and loop.
+        contents: The state to hold.
+        leaving: Ends the attempt at a stop.
         is_stopping: Whether this process knows of a stop.
     """
 
@@ -67,18 +68,18 @@ class Holding:
         self._hold_s = 0.0
         """Seconds that the last copy took."""
         self._boundary = self._asked = 0
-        """The boundary that all ranks hold, and for which this one has asked to stop."""
+        """The boundary that all ranks hold, and the one for which this rank requested a stop."""
         self.held: Held | None = None
 
     def is_worth(self, last_s: float) -> bool:
-        """Whether to hold a boundary for functions that took so many seconds."""
+        """Whether to hold a boundary for functions that took `last_s` seconds."""
         return last_s >= _COPIES * self._hold_s
 
     def hold(self) -> None:
-        """Hold what is there now.
+        """Hold the current state.
 
         Raises:
-            CheckpointError: Where there was no memory for a copy, and it could not be written.
+            CheckpointError: If there is no memory for a copy, and it cannot be written.
         """
         began = time.monotonic()
         self.held = self._saver.hold(
@@ -87,7 +88,7 @@ class Holding:
         self._hold_s = time.monotonic() - began
 
     def hold_together(self, last_s: float, boundary: int) -> None:
-        """The same on all ranks or none, where it is worth it on one of them."""
+        """Hold the state on all ranks or none, if it is worth it on at least one."""
         give = self._exchange.give
         try:
             if any(give("an evaluation", lambda: self.is_worth(last_s))):
@@ -99,7 +100,7 @@ class Holding:
             self._leaving.give_up(error)
 
     def _is_held(self, boundary: int) -> bool:
-        """Whether this rank does; and before any other hears so, and may ask for a stop."""
+        """Hold the state and tell the group, before another rank can request a stop."""
         self.hold()
         if self.held is not None:
             self._boundary = boundary
@@ -107,7 +108,7 @@ class Holding:
         return self.held is not None
 
     def let_go(self) -> None:
-        """The functions have returned on all ranks; or all have heard of a stop before that."""
+        """The functions have returned on all ranks, or all ranks know of a stop."""
         try:
             asked = self._group.let_go()
         except RankLost as error:
@@ -117,7 +118,7 @@ class Holding:
         self.held = None
 
     def is_stop_due(self) -> bool:
-        """Whether what is held is to be committed; asks the other ranks for a stop, too."""
+        """Whether to commit the held state; also requests a stop on the other ranks."""
         if self._is_alone:
             return self._is_stopping()
         if self._asked != self._boundary and self._is_stopping():
@@ -126,7 +127,7 @@ class Holding:
         return self._group.held_stop() is not None
 
     def stop_if_due(self, within_s: float = 0.0) -> None:
-        """Commit what is held and leave, once that is due; else return."""
+        """Commit the held state and exit if a stop is due; else return."""
         if self.held is None:
             return
         until = time.monotonic() + within_s
@@ -139,13 +140,13 @@ class Holding:
         return self._group.held_stop() or self._leaving.asked()
 
     def stop_by(self, error: Exception, explains: Callable[[Exception], bool]) -> None:
-        """Leave where an error in a function follows from a stop; else return."""
+        """Exit if an error in a function was caused by a stop; else return."""
         is_known = self._is_stopping() or self._group.held_stop() is not None
         if self.held is not None and (is_known or explains(error)):
-            messages.warn(f"{type(error).__name__}: {error}, after a stop was asked for")
+            messages.warn(f"{type(error).__name__}: {error}, after a stop was requested")
             self.stop_if_due(_HEARD_S)
 
     def watched(self) -> contextlib.AbstractContextManager[None]:
-        """Meanwhile a thread commits it once that is due."""
+        """In the block, a thread commits the held state once a stop is due."""
         held = self.held
         return contextlib.nullcontext() if held is None else held.watched(self.is_stop_due)

@@ -1,4 +1,4 @@
-"""Where a run is: the loops over `run.steps`, the steps done, and the place of each in its data."""
+"""The progress of a run: its loops, the steps done, and the position of each loop in its data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forge.training.loop.resumable_loader import ResumableLoaders
 
 
 class Phase(Enum):
-    """Which part of an epoch of `run.epochs` is under way."""
+    """The current part of an epoch of `run.epochs`."""
 
     before = "before"
     within = "within"
@@ -27,24 +27,24 @@ class Phase(Enum):
 
 @dataclass
 class Place:
-    """Where a run is in the loop over `run.epochs`."""
+    """The position in the loop over `run.epochs`."""
 
     epoch: int = 0
     step: int = 0
-    """Steps done as the epoch began."""
+    """Steps done at the start of the epoch."""
     planned: int = 0
     """Epochs that the loop is to do."""
     phase: Phase = Phase.before
     rng: dict[str, Any] = field(default_factory=dict)
-    """The random state in which the epoch began."""
+    """The random state at the start of the epoch."""
     loaders: list[dict[str, Any]] = field(default_factory=list)
-    """Where those of `run.loader` were then."""
+    """Positions of the loaders of `run.loader` at the start of the epoch."""
     values: dict[str, Any] | bool | None = None
-    """`run.state` as the epoch began; in a checkpoint True: as it is saved. None: too large."""
+    """`run.state` at the epoch's start; in a checkpoint True: as saved there. None: too large."""
 
 
 class Loops:
-    """What a checkpoint knows of the loops that were begun."""
+    """The progress that a checkpoint stores."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -52,33 +52,33 @@ class Loops:
         self.planned: int | None = None
         """Steps that the last loop is to do."""
         self.due: list[str] | None = None
-        """Functions of `run.every` that are to run at this boundary; None: not known yet."""
+        """Functions of `run.every` that are still to run at this boundary; None: not determined."""
         self.finished_by = ""
-        """What `run.finish` was given, where that ended the last loop."""
+        """The reason given to `run.finish`, if that ended the last loop."""
         self.is_complete = False
-        """Whether a finished run was loaded, of which no loop has begun again."""
+        """Whether a finished run was loaded and no loop of it has begun again."""
         self.is_in_step = False
         self.is_between = False
         """Whether the user's code runs outside a loop, after one."""
         self._ended: list[dict[str, Any]] = []
-        """The random state in which each loop ended: what follows it runs again, and draws."""
+        """The random state at the end of each loop; code after a loop runs again from there."""
         self.loaded: dict[str, Any] | None = None
-        """The places and random states that were loaded, until a loop gets there."""
+        """Loaded positions and random states, until the loop they belong to begins."""
         self.positions: list[Position | dict[str, Any] | None] = []
-        """One a loop; one that was over before it began keeps the state it was loaded with."""
+        """The position of each loop; a loop that was over at its start keeps its loaded one."""
         self.loaders = ResumableLoaders()
-        """Those of `run.loader`."""
+        """The loaders of `run.loader`."""
         self.place: Place | None = None
-        """In the loop over `run.epochs`; None: there is none."""
+        """The position in the loop over `run.epochs`; None without such a loop."""
         self.fixed = FixedParts()
-        """Of the loaders that are read."""
+        """Fixed properties of the loaders in use."""
         self._broken_off: set[int] = set()
         self._is_longer = False
-        """Whether a loop was passed over that is to do more steps than were planned."""
+        """Whether a skipped loop now has more steps to do than it was planned with."""
         self._said: set[str] = set()
 
     def open(self, loader: Iterable[Any], epoch: int = 0) -> Position:
-        """At the start of its data; what no resume can repeat exactly is logged once."""
+        """Start reading a loader; log once what a resume cannot repeat exactly."""
         self.fixed.watch(loader)
         position = Position(loader, epoch)
         for before in self.positions:
@@ -86,13 +86,13 @@ class Loops:
                 position.know(before)
         for sentence in position.inexact():
             if sentence not in self._said:
-                messages.warn(f"A resume may not be exact here: {sentence}")
+                messages.warn(f"A resume could be inexact here: {sentence}")
                 self._said.add(sentence)
         return position
 
     @property
     def epoch(self) -> int:
-        """The epoch of `run.epochs`, else of the loader that is being read; 0 without one."""
+        """The epoch of `run.epochs`, or else of the loader being read; 0 without a loader."""
         if self.place is not None:
             return self.place.epoch
         position = self.positions[-1] if self.positions else None
@@ -100,7 +100,7 @@ class Loops:
 
     @property
     def batch(self) -> int:
-        """Batches done of the pass through the loader that is being read."""
+        """Batches done in this pass through the loader."""
         position = self.positions[-1] if self.positions else None
         if self.place is not None and self.place.phase is Phase.before:
             return 0
@@ -114,43 +114,43 @@ class Loops:
 
     @property
     def next_boundary(self) -> int:
-        """Steps that are done at the next boundary, or at the one where the run is."""
+        """Steps done at the next boundary, or at the current boundary."""
         return self.step + self.is_in_step
 
     @property
     def number(self) -> int:
-        """Of the loop that was begun last, from 0."""
+        """Number of the loop that began last, from 0."""
         return len(self.positions) - 1
 
     @property
     def saved_position(self) -> dict[str, Any] | None:
-        """The place of the loop that was begun last, where one was loaded."""
+        """The loaded position of the loop that began last, if there is one."""
         places = self.loaded["positions"] if self.loaded is not None else []
         return places[self.number] if self.is_known else None
 
     @property
     def is_known(self) -> bool:
-        """Whether the loop that was begun last had begun when the checkpoint was saved."""
+        """Whether the current loop had already begun when the checkpoint was saved."""
         return self.loaded is not None and self.number < len(self.loaded["positions"])
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the loop that was begun last is the one in which the checkpoint was saved."""
+        """Whether the checkpoint was saved inside the current loop."""
         return self.loaded is not None and len(self.loaded["positions"]) == len(self.positions)
 
     def is_in_pass_of(self, state: dict[str, Any]) -> bool:
-        """Whether a captured state is of the pass that is under way, or of the same loop."""
+        """Whether a captured state belongs to the current pass, or to the same loop."""
         saved, place = state["epochs"], self.place
         is_within = saved is not None and saved["phase"] == Phase.within.name
         return place is None or (is_within and saved["epoch"] == place.epoch)
 
     def enter_epochs(self) -> Place:
-        """The loop over `run.epochs` begins, where it was saved if it was."""
+        """Begin the loop over `run.epochs`, at its saved position if there is one."""
         if self.place is None and self.loaded is not None and self.loaded["positions"]:
             raise StateMismatch(
-                "data: expected the place in a loop over run.epochs, found that in one over"
-                " run.steps: a training cannot change from one to the other. Keep run.steps, or"
-                " start in a new directory"
+                "data: expected a position in a loop over run.epochs, found a position in a loop"
+                " over run.steps. A resumed training cannot switch between the two: keep run.steps,"
+                " or start in a new directory"
             )
         self.positions.append(None)
         self.positions[-1] = self.saved_position
@@ -158,19 +158,19 @@ class Loops:
         return self.place
 
     def is_over(self, n: float) -> bool:
-        """Whether nothing is left to train of the loop that was begun last."""
+        """Whether the current loop has no steps left to do."""
         return self.step >= n or self.number in self._broken_off
 
     def has_finished(self, n: float) -> bool:
-        """Whether a run was loaded that finished with so many steps planned, or more."""
+        """Whether the loaded run finished with at least `n` steps planned."""
         return self.is_complete and self.planned is not None and n <= self.planned
 
     def break_off(self) -> None:
-        """The loop ends before its `n`, at every later start as well."""
+        """End the loop before its `n`; a later start does not continue it either."""
         self._broken_off.add(self.number)
 
     def leave(self) -> None:
-        """The loop is left: what follows draws from here on."""
+        """The loop has ended: keep the random state for the code after it."""
         self.fixed.end_loop()
         self._ended.append(rng.capture())
         self.is_between = True
@@ -178,7 +178,7 @@ class Loops:
 
     @property
     def missing(self) -> str:
-        """What is wrong with a script that ends without its saved loop; empty: nothing is."""
+        """The error of a script that ends without reaching its saved loop; empty: no error."""
         saved = len(self.loaded["positions"]) if self.loaded is not None else 0
         if len(self.positions) >= saved or (self.is_complete and not self._is_longer):
             return ""
@@ -186,17 +186,18 @@ class Loops:
         after = f"after loop {len(self.positions)}" if self.positions else "before its first loop"
         return (
             f"the training is not finished: the checkpoint was saved in loop {saved} of this Run"
-            f" (run.{name}({n})), and the script left the `with` block {after}. If it begins that"
-            " loop only after an error that it caught, a resumed job never comes to it: catch the"
-            " error inside the step, or keep what it changed in run.state, and loop `while run.step"
-            " < n:`. To go on from this checkpoint, begin as many loops as it had"
+            f" (run.{name}({n})), but the script left the `with` block {after}. If the script"
+            " begins that loop only after it caught an error, a resumed job never reaches it: catch"
+            " the error inside the step, or keep what it changed in run.state, and loop `while"
+            " run.step < n:`. To continue from this checkpoint, begin as many loops as the saved"
+            " run"
         )
 
     def pass_over(self, n: float = 0) -> None:
-        """The loop had ended when the run was saved: what follows it draws as it did then.
+        """Skip a loop that had ended at the save; restores the random state of its end.
 
         Args:
-            n: Steps that it is to do now.
+            n: Steps that the loop is to do now.
         """
         self._is_longer = self._is_longer or (self.planned is not None and n > self.planned)
         self.positions[-1] = self.saved_position
@@ -206,7 +207,7 @@ class Loops:
         self.leave()
 
     def capture(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """The progress, for a checkpoint."""
         return {
             "step": self.step,
             "planned": self.planned,
@@ -220,7 +221,7 @@ class Loops:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Be where that checkpoint was saved."""
+        """Restore the progress from a checkpoint."""
         self.step, self.planned, self.due = state["step"], state["planned"], state["due"]
         self._broken_off = set(state["broken_off"])
         self.finished_by = state["finished_by"]
@@ -231,7 +232,7 @@ class Loops:
         self.loaded = {name: state[name] for name in ("positions", "ended", "rng")}
 
     def close(self) -> None:
-        """Give the loaders' iterators up."""
+        """Close the iterators of the loaders."""
         self.loaders.close()
         for position in self.positions:
             if isinstance(position, Position):

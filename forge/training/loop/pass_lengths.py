@@ -1,7 +1,8 @@
-"""That all ranks have a pass of the same length: one that ends first leaves the others in a step.
+"""Checks that all ranks have the same number of batches in a pass of `run.batches`.
 
-Before its first step they compare what their loaders say. Where one of them says nothing, those
-that come to the end of the pass wait for the others there, before what follows it runs.
+A rank that ends its pass first would leave the others waiting in a collective. Before the first
+step the ranks compare the lengths of their loaders. If a loader has no length, a rank that reaches
+the end of its pass waits there for the others before the code after the pass runs.
 """
 
 from __future__ import annotations
@@ -11,22 +12,22 @@ from forge.errors import ConfigError, RankLost
 from forge.training.leaving import ENDS, Leaving
 
 _REMEDY = (
-    "Every rank needs as many batches as the others: share the samples by a"
+    "Every rank needs the same number of batches: share the samples by a"
     " forge.data.GlobalBatchSampler or a torch.utils.data.DistributedSampler, or let all ranks end"
-    " after as many as the shortest has"
+    " after as many batches as the shortest loader has"
 )
 
 
 _LEFT_S = 30.0
-"""Seconds that the ranks may come after each other to a break after the same step."""
+"""Largest delay between ranks, in seconds, at a break after the same step."""
 
 
 class PassLengths:
-    """Those of the ranks' loaders, one pass after the other.
+    """Compares the lengths of the ranks' passes.
 
     Args:
-        exchange: Of values, at a boundary.
-        leaving: For a pass that not all of them could finish.
+        exchange: Exchanges values between ranks.
+        leaving: Ends the attempt if the lengths differ.
     """
 
     def __init__(self, exchange: Exchange, leaving: Leaving) -> None:
@@ -35,10 +36,10 @@ class PassLengths:
         self._is_known = True
 
     def compare(self, num_batches: int | None) -> None:
-        """A pass begins; leaves where it cannot end on all ranks together.
+        """Compare the lengths at the start of a pass; exits if they differ.
 
         Args:
-            num_batches: That this rank's loader has; None: it does not say.
+            num_batches: Batches of this rank's loader; None: unknown.
         """
         found = self._given("the length of a pass", num_batches)
         known = [one for one in found if one is not None]
@@ -47,7 +48,7 @@ class PassLengths:
             self._refuse("The loaders given to run.batches differ in length", found)
 
     def ended(self, taken: int) -> None:
-        """This rank's loader has come to its end; leaves where another's has not.
+        """This rank's loader has ended; exits if the loader of another rank has not.
 
         Args:
             taken: Batches of the pass.
@@ -57,19 +58,19 @@ class PassLengths:
         found = self._given(
             "the end of a pass",
             taken,
-            f"The loader of this rank has ended after {taken} batches: had those of the others"
-            f" more? {_REMEDY}",
+            f"The loader of this rank has ended after {taken} batches: did the loaders of the other"
+            f" ranks have more? {_REMEDY}",
         )
         if len(set(found)) > 1:
             self._refuse("The passes of the ranks differ in length", found)
 
     def left(self) -> None:
-        """This rank has left its pass by a break, as all ranks have to, or by an error of its own.
+        """This rank has left its pass by a break, as all ranks must, or by an error.
 
-        Before functions run that are due after it: they may hold collectives.
+        Called before the functions that are due after the pass, which can use collectives.
 
         Raises:
-            RankLost: Where the others have not: nothing of this pass is to follow then.
+            RankLost: If the other ranks have not left it: the code after the pass must not run.
         """
         self._exchange.give("the end of a pass that was left", lambda: None, within_s=_LEFT_S)
 

@@ -1,4 +1,4 @@
-"""The loops of a disabled Run: the same batches, steps and evaluations, and nothing is saved."""
+"""The loops of a disabled Run: the same batches, steps and evaluations, but no saves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forge.training.nan.update import Updater
 
 
 class PlainLoops:
-    """What `Run.steps`, `Run.epochs` and `Run.batches` are with `resilience.enabled=false`."""
+    """`Run.steps`, `Run.epochs` and `Run.batches` with `resilience.enabled=false`."""
 
     def __init__(self, updater: Updater, evaluations: Evaluations) -> None:
         self._updater = updater
@@ -31,7 +31,7 @@ class PlainLoops:
 
     @property
     def batch(self) -> int:
-        """Batches done of this pass."""
+        """Batches done in this pass."""
         return self._position.taken - self.is_in_step if self._position is not None else 0
 
     def loader(self, loader: Iterable[Any]) -> ResumableLoader[Any]:
@@ -51,7 +51,7 @@ class PlainLoops:
             yield from self._one((self.step, batch) if position is not None else self.step)
             is_end = self.step >= n or self.is_finished
             self._run_due(is_end=is_end)
-            if self.is_finished and not is_end:  # by a function that was due
+            if self.is_finished and not is_end:  # by a function of run.every
                 self._run_due(is_end=True, is_rest=True)
 
     def epochs(self, n: int) -> Iterator[int]:
@@ -86,7 +86,7 @@ class PlainLoops:
                 self._run_due(is_end=False)
                 asked = self.step
         finally:
-            is_new = self.step > asked  # after a break
+            is_new = self.step > asked  # after a break, functions due at this step have not run
             due = self._evaluations.due_after_pass(self.epoch + 1, self.step, is_new=is_new)
             self._evaluations.run(due, self.step)
             self._evaluations.is_after_pass = True

@@ -1,4 +1,4 @@
-"""`run.loader`: a second source of batches, whose place is saved with everything else."""
+"""`run.loader`: a second source of batches, whose position is saved and restored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Batch = TypeVar("_Batch")
 
 
 class ResumableLoader(Iterator[_Batch]):
-    """Gives batches one by one with `next()`, and begins again where a pass ends."""
+    """Returns batches with `next()`; starts a new pass when the loader ends."""
 
     def __init__(self, position: Position) -> None:
         self._position = position
@@ -27,19 +27,19 @@ class ResumableLoader(Iterator[_Batch]):
 
     @property
     def epoch(self) -> int:
-        """Passes through the loader that are done."""
+        """Number of complete passes through the loader."""
         return self._position.epoch
 
 
 class ResumableLoaders:
-    """All of them, in the order in which they were made."""
+    """All loaders of a run, in the order in which they were made."""
 
     def __init__(self) -> None:
         self.positions: list[Position] = []
         self._saved: list[dict[str, Any]] = []
 
     def add(self, position: Position) -> ResumableLoader[Any]:
-        """Another one; where it was saved, if it was."""
+        """Add a loader, at its saved position if there is one."""
         self.positions.append(position)
         number = len(self.positions) - 1
         if number < len(self._saved):
@@ -47,14 +47,14 @@ class ResumableLoaders:
         return ResumableLoader(position)
 
     def capture(self) -> list[dict[str, Any]]:
-        """For a checkpoint: those that are still to be made stay as they were saved."""
+        """Positions for a checkpoint; loaders not made yet keep their saved position."""
         return [one.state() for one in self.positions] + self._saved[len(self.positions) :]
 
     def load(self, saved: list[dict[str, Any]]) -> None:
-        """Be where that checkpoint was saved.
+        """Restore the positions from a checkpoint.
 
         Raises:
-            StateMismatch: Where there are more of them now, part of which was not there then.
+            StateMismatch: If there are now more loaders than were saved.
         """
         if len(saved) < len(self.positions):
             raise StateMismatch(
@@ -66,13 +66,13 @@ class ResumableLoaders:
             _load(position, state)
 
     def close(self) -> None:
-        """Give the iterators up, and their workers."""
+        """Close the iterators and their workers."""
         for position in self.positions:
             position.close()
 
 
 def _load(position: Position, state: dict[str, Any]) -> None:
-    """Where it was, at no cost to the random state."""
+    """Restore a position without changing the random state."""
     kept = rng.capture()
     try:
         position.load(state)

@@ -1,9 +1,9 @@
-"""How `forge rehearse` shortens a training: what a resume loses shows in a few steps.
+"""Shortens a training for `forge rehearse`: a few steps show whether a resume loses anything.
 
     FORGE_REHEARSED_STEPS=60
 
-A loop ends after so many steps (a second one after twice as many), a pass after a third of them,
-and periodic saves and functions of `run.every` come so often that each is seen.
+The loop ends after that many steps (a second loop after twice as many), a pass after a third of
+them. Periodic saves and functions of `run.every` are made frequent enough to happen several times.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _SAVES = 6
 
 
 def _steps() -> int:
-    """0: nothing is shortened."""
+    """Steps to shorten to; 0: not shortened."""
     return int(os.environ.get(VARIABLE, 0))
 
 
 def loop(n: float, number: int) -> float:
-    """Steps after which the loop of this number ends, of `n`."""
+    """Steps after which loop `number` ends, instead of `n`."""
     return min(n, (number + 1) * _steps()) if _steps() else n
 
 
 def is_over(epoch: int, step: int) -> bool:
-    """Whether no epoch follows so many, with so many steps."""
+    """Whether the loop over epochs ends, after so many epochs and steps."""
     return 0 < _steps() <= step and epoch >= 2
 
 
@@ -38,17 +38,17 @@ def is_pass_over(taken: int) -> bool:
 
 
 def every(steps: int | None) -> int | None:
-    """Steps from one evaluation to the next, of `steps`."""
+    """The interval between evaluations, in steps, instead of `steps`."""
     return min(steps, _interval(_PASSES)) if steps and _steps() else steps
 
 
 def every_epochs(epochs: int | None) -> int | None:
-    """Of `epochs`: there may be but two."""
+    """The interval between evaluations, in epochs: there can be as few as two epochs."""
     return 1 if epochs and _steps() else epochs
 
 
 def adapt(policy: Policy) -> None:
-    """Let it save often enough."""
+    """Make the policy save often enough."""
     if _steps():
         wanted = policy.checkpoint.every_steps or _steps()
         policy.checkpoint.every_steps = min(wanted, _interval(_SAVES))

@@ -1,4 +1,4 @@
-"""What `run.steps` iterates over: from where the run is to `n`, a boundary before each step."""
+"""The iterator of `run.steps`: from the current step to `n`, with a boundary before each step."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from forge.training.nan.update import Updater
 
 NESTED = (
     "run.steps() was called inside a step of another run.steps. For a second source of batches use"
-    " `second = run.loader(loader)` and `next(second)`; an evaluation iterates over its loader"
-    " itself, in a function of run.every."
+    " `second = run.loader(loader)` and `next(second)`; in an evaluation iterate over its loader"
+    " directly, in a function of run.every."
 )
 
 
 def again(n: float, step: int) -> str:
-    """What is wrong with a loop that would train nothing, and how to write it."""
+    """The error for a second loop that would train nothing, with the way to write it."""
     return (
-        f"run.steps({n}) was called again, and {step} steps are done already: it would train"
-        " nothing, since the first argument counts the steps of the whole run. Either have one"
-        " loop, `for step, batch in run.steps(epochs * len(loader), loader):`, or think in epochs:"
+        f"run.steps({n}) was called again after {step} steps were done: it would train nothing,"
+        " because the first argument counts the steps of the whole run. Either have one loop,"
+        " `for step, batch in run.steps(epochs * len(loader), loader):`, or loop over epochs:"
         " `for epoch in run.epochs(epochs):` and in it `for step, batch in run.batches(loader):`."
     )
 
 
 _EPOCHS = 3
-"""Loops over the same loader, each with a larger `n`, that look like epochs."""
+"""Loops over one loader, each with a larger `n`, that look like a loop over epochs."""
 
 
 def close(one: weakref.ref[Generator[Any, None, None]] | None) -> None:
-    """End a loop that was left by a break, where somebody still holds its iterator."""
+    """End a loop that was left by `break`, if the script still references its iterator."""
     loop = one() if one is not None else None
     if loop is not None:
         loop.close()
@@ -64,23 +64,23 @@ class Steps:
         self._metrics = metrics
         self._last: weakref.ref[Generator[Any, None, None]] | None = None
         self._repeated: tuple[Any, float, int] = (None, 0, 0)
-        """The last loop's loader and `n`, and how many loops had that loader, each a larger `n`."""
+        """The last loop's loader and `n`, and the number of loops in a row over that loader."""
 
     def begin(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
         if self._loops.place is not None:
             raise ForgeError(
-                "run.steps() was called in a Run that has a loop over run.epochs: its batches come"
-                " from `for step, batch in run.batches(loader):`."
+                "run.steps() was called in a Run that has a loop over run.epochs: iterate over its"
+                " batches by `for step, batch in run.batches(loader):`."
             )
         self._look_for_epochs(n, loader)
         loop = self._loop(n, loader)
-        # Weak: after a break nothing else holds it, and it ends at once.
+        # Weak: after a break nothing else references the iterator, so it ends immediately.
         self._last = weakref.ref(loop)
         return loop
 
     def end(self) -> None:
-        """After a break, where somebody still holds the iterator."""
+        """End the loop after a break, if the script still references its iterator."""
         close(self._last)
 
     def _look_for_epochs(self, n: float, loader: Iterable[Any] | None) -> None:
@@ -91,9 +91,9 @@ class Steps:
             messages.warn(
                 f"run.steps was called {_EPOCHS} times with the same loader and a growing number of"
                 " steps, as in a loop over epochs: write `for epoch in run.epochs(epochs):` and in"
-                " it `for step, batch in run.batches(loader):`. Between two loops over run.steps a"
-                " resumed job runs your code again, on a later state: a plateau schedule or a best"
-                " value there differs after a resume."
+                " it `for step, batch in run.batches(loader):`. A resumed job runs the code between"
+                " two loops over run.steps again, with a later state: a plateau schedule or a best"
+                " value updated there differs after a resume."
             )
 
     def _loop(self, n: float, loader: Iterable[Any] | None) -> Generator[Any, None, None]:
@@ -104,7 +104,7 @@ class Steps:
             raise ForgeError(again(n, loops.step))
         saved, is_over = loops.saved_position, loops.is_over(n)
         if loops.number and loops.is_resumed:
-            self._boundary.put_back()  # what stands between two loops has acted already
+            self._boundary.put_back()  # the code between two loops must take effect only once
         if loops.has_finished(n) or (is_over and not (loops.due and loops.is_resumed)):
             if loader is not None and saved is not None:
                 Position(loader).load_finished(saved)
@@ -133,36 +133,37 @@ class Steps:
                 self._boundary.run_end.leave_loop()
                 loops.leave()
                 raise
-        # What follows, an evaluation perhaps, belongs to this boundary.
+        # Code after the loop, perhaps an evaluation, belongs to this boundary.
         self._metrics.begin(loops.step)
         self._updater.begin(loops.step)
         loops.leave()
 
     def _go_to(self, position: Position | None, saved: dict[str, Any] | None) -> None:
-        """To the place in the data, and the random state, that were loaded, if any were."""
+        """Restore the position in the data and the random state, if they were loaded."""
         if position is not None and saved is not None:
             self.go_to(position, saved)
         loaded = self._loops.loaded
         if loaded is not None and self._loops.is_resumed:
-            # Only now: making an iterator draws. A later loop keeps what the code before it drew.
+            # Only now, since creating an iterator draws a random number. A later loop keeps the
+            # random state that the code before it left.
             rng.restore(loaded["rng"])
 
     def go_to(self, position: Position, state: dict[str, Any]) -> None:
-        """To a saved place in the data; leaves if the loader cannot go there."""
+        """Go to a saved position in the data; exits if the loader cannot go there."""
         try:
             position.load(state)
         except ENDS as error:
             self._leaving.give_up(error)
 
     def step(self, position: Position | None, batch: Any) -> Generator[Any, None, None]:
-        """One step, which yields once; it counts as it ends."""
+        """Yield one step; it counts when it ends."""
         loops = self._loops
         if position is not None:
             name = "steps" if loops.place is None else "batches"
             try:
                 position.check(f"the loader given to run.{name}")
             except ConfigError as error:
-                # Before the first step, not at the stop, which would cost all there is.
+                # Before the first step, not at the stop, which would lose all progress.
                 self._leaving.give_up(error)
         self._updater.begin(loops.step)
         self._metrics.begin(loops.step)

@@ -1,11 +1,11 @@
-"""A process that hits itself at a known step: how `forge rehearse` stops and kills a run.
+"""Sends a signal to this process at a given step, for `forge rehearse` to stop and kill a run.
 
     FORGE_STRIKE="SIGKILL 18 0.4"
 
-is SIGKILL once this process has come to its 18th step boundary, counted over all its runs, and
-0.4 of a step later, by the time of the step before it, or at the next boundary if the machine is
-too busy for that: never in another step. 0 is at the boundary, before its save.
-A signal from outside would come too late for a script that takes a second.
+sends SIGKILL 0.4 of a step after this process has reached its 18th step boundary, counted over all
+its Runs. A step's length is that of the step before. If the machine is too busy for that, the
+signal comes at the next boundary, never in another step. 0 means at the boundary, before its save.
+A signal from another process would be too late for a script that takes only a second.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import time
 VARIABLE = "FORGE_STRIKE"
 
 _boundaries: list[float] = []
-"""When each one came, while a strike is to come."""
+"""The times of the last boundaries, while a signal is still to be sent."""
 _pending: list[signal.Signals] = []
-"""The signal that a thread is to send within this step; whoever takes it out of here sends it."""
+"""The signal that a thread sends within this step; removed by whichever thread sends it."""
 
 
 def arrive() -> None:
-    """This process has come to a step boundary; nothing happens where nobody rehearses."""
+    """Count a step boundary; does nothing unless `forge rehearse` started this process."""
     if _pending:
-        _strike()  # its thread has not come to it
+        _strike()  # the thread has not sent it yet
     strike = os.environ.get(VARIABLE)
     if strike is None:
         return
@@ -35,7 +35,7 @@ def arrive() -> None:
     _boundaries.append(time.monotonic())
     if len(_boundaries) < int(count):
         return
-    del os.environ[VARIABLE]  # once, and none for the processes that begin from here on
+    del os.environ[VARIABLE]  # send it once, and not in child processes that start from now on
     _pending.append(signal.Signals[name])
     delay_s = float(fraction) * (_boundaries[-1] - _boundaries[-2] if len(_boundaries) > 1 else 0)
     if delay_s == 0:
@@ -45,5 +45,5 @@ def arrive() -> None:
 
 
 def _strike() -> None:
-    with contextlib.suppress(IndexError):  # none is to come
+    with contextlib.suppress(IndexError):  # the signal was already sent
         os.kill(os.getpid(), _pending.pop())

@@ -1,10 +1,10 @@
-"""What a process holds at step boundaries, written down for `forge rehearse` to compare.
+"""Writes the state of a process at step boundaries to a file, for `forge rehearse` to compare.
 
     FORGE_TRACE="97,98,99 /tmp/…/trace.jsonl"
 
-Only where a rehearsal has found a difference: at the first boundaries of each process and at those
-of the steps named, a line with the fingerprint of each leaf of a checkpoint, of the batch before
-it, and of each variable of the script.
+Used only after a rehearsal has found a difference. At the first boundaries of each process and at
+those of the given steps, a line has the fingerprint of each leaf of a checkpoint, of the last
+batch, and of each variable of the script.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from forge.training.loop.loops import Loops
 
 VARIABLE = "FORGE_TRACE"
 NUM_FIRST = 3
-"""Boundaries of each process that are written at any rate."""
+"""Number of first boundaries of each process that are always written."""
 
 _batch: list[Any] = []
-"""The last one, of this process."""
+"""The last batch of this process."""
 _num_written = [0]
 
 
 def is_rehearsed() -> bool:
-    """Whether `forge rehearse` has started this process."""
+    """Whether `forge rehearse` started this process."""
     return REHEARSAL in os.environ
 
 
 def took(batch: Any) -> None:
-    """A step begins with this batch."""
+    """Keep the batch with which a step begins."""
     if VARIABLE in os.environ:
         _batch[:] = [batch]
 
 
 def arrive(name: str, loops: Loops, contents: Contents) -> None:
-    """This process has come to a step boundary; nothing happens where nobody traces.
+    """Trace a step boundary; does nothing unless FORGE_TRACE is set.
 
     Args:
-        name: Of the `forge.Run`, among several.
-        loops: Where it is.
-        contents: What a checkpoint would hold.
+        name: The name of the `forge.Run`.
+        loops: The current step and loop.
+        contents: What a checkpoint would contain.
     """
     if VARIABLE not in os.environ:
         return

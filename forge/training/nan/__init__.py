@@ -1,1 +1,1 @@
-"""One update under the NaN policy."""
+"""One optimizer update under the NaN policy."""

@@ -1,4 +1,4 @@
-"""How many steps were bad, and how many of them in a row."""
+"""Counts bad steps, in total and in a row."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass, field
 
 @dataclass
 class NaNState:
-    """What a detector has seen."""
+    """Counters of the bad steps."""
 
     consecutive_nans: int = 0
     total_nans: int = 0
     last_good_loss: float = float("inf")
     last_good_step: int = 0
     nan_steps: list[int] = field(default_factory=list)
-    """The bad steps, the newest `max_history` of them."""
+    """Indices of the newest `max_history` bad steps."""
 
 
 class BadSteps:
-    """Counts the verdicts on steps.
+    """Counts the bad steps.
 
     Args:
         max_consecutive: Bad steps in a row after which `should_rollback` is true.
-        max_history: How many indices of bad steps are kept.
+        max_history: Number of indices of bad steps that are kept.
     """
 
     def __init__(self, max_consecutive: int, max_history: int) -> None:
@@ -32,15 +32,15 @@ class BadSteps:
         self.reset()
 
     def record(self, *, is_bad: bool, step: int, is_same_step: bool = False) -> None:
-        """Count one verdict.
+        """Count the verdict on one step.
 
         A step is bad if one of its verdicts is: a good loss must not end the streak of a step
-        whose gradients turn out to be bad, nor may one step count twice.
+        whose gradients are bad, and no step counts twice.
 
         Args:
-            is_bad: The verdict.
-            step: The step it belongs to.
-            is_same_step: Whether the last verdict was about this step, too.
+            is_bad: Whether the step is bad.
+            step: The step.
+            is_same_step: Whether the last verdict was about this step too.
         """
         state = self.state
         if not is_same_step:
@@ -59,7 +59,7 @@ class BadSteps:
 
     @property
     def should_rollback(self) -> bool:
-        """Ask whether the streak is long enough to go back.
+        """Return whether the streak is long enough for a rollback.
 
         Returns:
             Whether `max_consecutive` steps in a row were bad.
@@ -67,7 +67,7 @@ class BadSteps:
         return self.state.consecutive_nans >= self.max_consecutive
 
     def reset(self) -> None:
-        """Forget everything seen so far."""
+        """Reset all counters."""
         self.state = NaNState()
         self._step = None
         self._streak_before = 0

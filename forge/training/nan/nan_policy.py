@@ -1,8 +1,8 @@
-"""What a bad step leads to: warn, skip, roll back or halt, as `resilience.nan` says.
+"""The action on a bad step: warn, skip, roll back or halt, as set in `resilience.nan`.
 
-One check a step: the sum of loss and gradient norm is finite only where both are. Many ranks ask
-each other whether it is finite on all, and clip meanwhile. It overflows on huge finite ones, too,
-so an alarm is looked into exactly, by all ranks, before anything is decided.
+One check per step: the sum of loss and gradient norm is finite only if both are. With several
+ranks, an all-reduce finds whether it is finite on all of them, while they clip. The sum can also
+overflow for huge finite values, so after an alarm all ranks check exactly before they decide.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ _ACTION: Any = NanAction
 
 
 class Checked(NamedTuple):
-    """What one step's loss and gradients are like."""
+    """The result of checking one step's loss and gradients."""
 
     norm: torch.Tensor | None
-    """L2 norm of the gradients; None where it was not computed."""
+    """L2 norm of the gradients; None if it was not computed."""
     problem: str = ""
-    """What is wrong, in words; empty if nothing is."""
+    """A description of the problem; empty if there is none."""
     is_loss_bad: bool = False
     do_ranks_differ: bool = False
-    """Whether gradients are bad on one rank and good on another, whose scaler sees nothing."""
+    """Whether gradients are bad on some ranks only; a good rank's scaler does not notice."""
 
 
 class _Badness(Enum):
-    """What is wrong on a rank; the worst of any is what is wrong on all."""
+    """The kind of problem on a rank; the worst kind of any rank counts for all."""
 
     none = 0
     overflow = 1
-    """Squares of huge gradients, or another rank's shards."""
+    """The squares of huge gradients overflow, or the shards of another rank are bad."""
     gradient = 2
     loss = 3
 
 
 class NanPolicy:
-    """Judges steps. `wants` says what the next boundary has to do."""
+    """Judges steps. `wants` is the action for the next boundary."""
 
     def __init__(self, config: NanConfig) -> None:
         self._config = config
-        history = max(config.max_consecutive, 100)  # a whole streak, with the step it began in
+        history = max(config.max_consecutive, 100)  # a whole streak, with its first step
         self._bad_steps = BadSteps(config.max_consecutive, history)
         self.rollbacks = 0
         """Rollbacks so far."""
         self.lr_scale = 1.0
-        """What the learning rate is multiplied by."""
+        """Factor of the learning rate."""
         self._judged: int | None = None
         self.wants: Halt | RollBack | None = None
 
@@ -68,7 +68,7 @@ class NanPolicy:
 
     @property
     def first_bad_step(self) -> int | None:
-        """The first step of the streak that is under way."""
+        """The first step of the current streak."""
         state = self._bad_steps.state
         return state.nan_steps[-state.consecutive_nans :][0] if state.consecutive_nans else None
 
@@ -82,12 +82,13 @@ class NanPolicy:
     ) -> Checked:
         """Check one step's loss and gradients, with one host synchronisation, and clip them.
 
-        With many ranks: what is bad on one is bad on all, whose optimizers and scalers do the same.
+        With several ranks, a problem on one rank counts for all, so that all optimizers and scalers
+        do the same.
 
         Args:
             loss: Scalar.
-            parameters: Those that have a gradient.
-            names: What they are called, by `id`.
+            parameters: The parameters that have a gradient.
+            names: Their names, by `id`.
             clip_norm: Largest L2 norm of the gradients.
         """
         grads = [p.grad for p in parameters if p.grad is not None]
@@ -97,8 +98,8 @@ class NanPolicy:
         value = alarm = mean(loss)
         if norm is not None:
             alarm = value + norm.to(value.device)
-        # The gradients' verdict travels, too. After `no_sync`, a comm hook or a fault of one device
-        # they are one rank's own, and nothing says so.
+        # Ranks exchange whether gradients are good, too: after `no_sync`, a comm hook or a fault
+        # of one device, gradients differ between ranks without an error.
         are_fine = finite_on_all_ranks(alarm)
         if clip_norm is not None and norm is not None:
             clip(parameters, clip_norm, norm.where(norm.isfinite(), 0.0))
@@ -114,7 +115,7 @@ class NanPolicy:
         names: Mapping[int, str],
         clip_norm: float | None,
     ) -> Checked:
-        """What is bad, on whichever rank: all ranks come here, or none."""
+        """Find the problem, on any rank; called on all ranks or on none."""
         named = [(names.get(id(p), "a parameter"), p.grad) for p in parameters]
         grads = [(name, grad) for name, grad in named if grad is not None]
         is_finite = norm is None or math.isfinite(norm.item())
@@ -130,15 +131,15 @@ class NanPolicy:
         code, *found = largest_of_ranks([own.value * size + rank, bool(culprits), not culprits])
         worst, rank = divmod(code, size)
         if worst == _Badness.overflow.value and norm is not None:
-            norm = exact_norm([grad for _, grad in grads])  # all do: it may be a collective
+            norm = exact_norm([grad for _, grad in grads])  # on all ranks: can be a collective
         if not is_finite and clip_norm is not None:
-            clip(parameters, clip_norm, norm)  # which was left until now
+            clip(parameters, clip_norm, norm)  # was postponed until now
         if worst > _Badness.overflow.value:
             problem = problem or f"on rank {rank}"
         return Checked(norm, problem, worst == _Badness.loss.value, all(found))
 
     def judge(self, step: int, problem: str) -> tuple[bool, str]:
-        """Decide about a step that was looked at; once for each of its updates.
+        """Decide about a step that was checked; called once for each of its updates.
 
         Returns:
             Whether to update, and what to log (empty: nothing).
@@ -153,7 +154,7 @@ class NanPolicy:
         streak = f"{count} of {self._config.max_consecutive} in a row"
         action = self._config.action
         if action is _ACTION.warn:
-            return True, f"{what}; the update is applied (`resilience.nan.action=warn`)"
+            return True, f"{what}; the update was applied (`resilience.nan.action=warn`)"
         if action is _ACTION.halt:
             self.wants = Halt(f"{what}; `resilience.nan.action=halt`")
             return False, ""
@@ -163,7 +164,7 @@ class NanPolicy:
             self.wants = Halt(f"{what}; {streak} (`resilience.nan.max_consecutive`)")
         elif self.rollbacks >= self._config.rollback.max_rollbacks:
             self.wants = Halt(
-                f"{what}; {streak}, and {self.rollbacks} rollbacks were made"
+                f"{what}; {streak}, and {self.rollbacks} rollbacks were done already"
                 " (`resilience.nan.rollback.max_rollbacks`)"
             )
         else:
@@ -172,14 +173,14 @@ class NanPolicy:
         return False, f"{what}; this update is skipped ({streak})"
 
     def rolled_back(self) -> None:
-        """Note that a rollback was done."""
+        """Count a rollback."""
         self.rollbacks += 1
         self.lr_scale *= self._config.rollback.lr_scale
         self.wants = self._judged = None
         self._bad_steps.state.consecutive_nans = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Streak and budgets, for the checkpoint."""
+        """Counters, for a checkpoint."""
         return {
             "detector": asdict(self._bad_steps.state),
             "rollbacks": self.rollbacks,
@@ -187,7 +188,7 @@ class NanPolicy:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with a saved streak and budgets."""
+        """Restore the counters from a checkpoint."""
         self._bad_steps.state = NaNState(**state["detector"])
         self.rollbacks = state["rollbacks"]
         self.lr_scale = state["lr_scale"]
@@ -195,7 +196,7 @@ class NanPolicy:
 
 
 class RateScale:
-    """Multiplies the learning rate while an optimizer steps, whatever schedule sets it."""
+    """Multiplies the learning rate during each optimizer step, whichever schedule sets it."""
 
     def __init__(self, policy: NanPolicy, optimizer: torch.optim.Optimizer) -> None:
         self._policy = policy
@@ -206,7 +207,7 @@ class RateScale:
         ]
 
     def remove(self) -> None:
-        """Leave the optimizer as it was."""
+        """Remove the hooks from the optimizer."""
         for hook in self._hooks:
             hook.remove()
 

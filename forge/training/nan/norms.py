@@ -1,6 +1,6 @@
-"""Losses and gradients as numbers: whether they are finite, how large they are, and clipping.
+"""Losses and gradients as numbers: finiteness, norms and clipping.
 
-A loss is a scalar, or is judged element by element.
+A loss can be a scalar or a tensor; every element of a tensor is checked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def widest(device: torch.device) -> torch.dtype:
 
 
 def mean(loss: torch.Tensor | float) -> torch.Tensor:
-    """A loss as one number on its device; not finite if any element is not."""
+    """A loss as one number on its device; not finite if any element is not finite."""
     if not isinstance(loss, torch.Tensor):
         return torch.tensor(float(loss), dtype=torch.float64, device="cpu")
     loss = whole(loss.detach())
@@ -27,13 +27,13 @@ def mean(loss: torch.Tensor | float) -> torch.Tensor:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A DTensor as the tensor that all its ranks have then, a collective; any other as it is."""
+    """The full tensor of a DTensor (a collective); any other tensor unchanged."""
     full: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return full
 
 
 def by_mesh(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Those that torch can compute with together: plain ones, and the DTensors of each mesh."""
+    """Group tensors that torch can combine: plain tensors, and the DTensors of each mesh."""
     found: dict[Any, list[torch.Tensor]] = {}
     for tensor in tensors:
         found.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
@@ -43,7 +43,7 @@ def by_mesh(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
 def total_norm(grads: list[torch.Tensor]) -> torch.Tensor:
     """L2 norm over all gradients: a scalar tensor, with no host synchronisation.
 
-    Of sharded ones it is that of the whole, a collective.
+    For sharded gradients the norm of the full ones (a collective).
     """
     values = [g.coalesce().values() if g.layout is torch.sparse_coo else g for g in grads]
     norms = [whole(torch.nn.utils.get_total_norm(group)) for group in by_mesh(values)]
@@ -51,7 +51,7 @@ def total_norm(grads: list[torch.Tensor]) -> torch.Tensor:
 
 
 def exact_norm(grads: list[torch.Tensor]) -> torch.Tensor:
-    """The same where squares would overflow in the gradients' own dtype."""
+    """The same norm, for gradients whose squares overflow in their own dtype."""
     return _norm_of([whole(torch.linalg.vector_norm(g, dtype=widest(g.device))) for g in grads])
 
 
@@ -65,7 +65,7 @@ def _norm_of(norms: list[torch.Tensor]) -> torch.Tensor:
 def clip(
     parameters: Sequence[torch.Tensor], max_norm: float, norm: torch.Tensor | None = None
 ) -> None:
-    """Scale their gradients to an L2 norm of `max_norm` at most; `norm` is theirs, if known."""
+    """Scale gradients to an L2 norm of at most `max_norm`; `norm` is their norm, if known."""
     if norm is None:
         norm = total_norm([p.grad for p in parameters if p.grad is not None])
     for group in by_mesh(parameters):
@@ -73,9 +73,9 @@ def clip(
 
 
 def non_finite(named: list[tuple[str, torch.Tensor]]) -> list[str]:
-    """The gradients that hold NaN or Inf, each with how many; exact, and one look each.
+    """Gradients that contain NaN or Inf, each with the number; exact, one read for each gradient.
 
-    Of sharded ones this rank's part: no collective, in which a rank might not come.
+    For sharded gradients only this rank's shard: no collective, because not all ranks call it.
     """
     found = []
     for name, given in named:

@@ -1,4 +1,4 @@
-"""When a `GradScaler` moves its scale, and which bad gradients that move explains."""
+"""When a `GradScaler` updates its scale, and which bad gradients its scale explains."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from forge.state.registry import StateRegistry
 
 @dataclass
 class _Open:
-    """A scaler that has stepped optimizers since its scale was last moved."""
+    """A scaler that has stepped optimizers since its last `update`."""
 
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     schedules: list[Any] = field(default_factory=list)
 
 
 class Scaling:
-    """Calls `GradScaler.update` as a step of the loop ends, however many optimizers used the scale.
+    """Calls `GradScaler.update` once at the end of a step, however many optimizers used it.
 
-    So gradients of all of them that were made in one step carry one scale.
+    So the gradients of all optimizers in one step have the same scale.
     """
 
     def __init__(self, live: StateRegistry) -> None:
@@ -31,11 +31,11 @@ class Scaling:
         self._open: dict[Any, _Open] = {}
 
     def begin(self, scaler: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Before the gradients of `optimizers` are unscaled.
+        """Call before the gradients of `optimizers` are unscaled.
 
-        Where one is updated again in the same step (a GAN's critic), the scale moves first, and
-        gradients that were made with the old one are changed to carry the new one: usually by a
-        power of two, which costs no bit.
+        If an optimizer is updated again in the same step (a GAN's critic), the scale is updated
+        first, and gradients made with the old scale are rescaled to the new one. The factor is
+        usually a power of two, so no bits are lost.
         """
         opened = self._open.get(scaler)
         if opened is None or not any(one in opened.optimizers for one in optimizers):
@@ -55,13 +55,13 @@ class Scaling:
         optimizers: Sequence[torch.optim.Optimizer],
         schedules: Sequence[Any] = (),
     ) -> None:
-        """`optimizers` were stepped, or not to be; `schedules` step where the scaler let them."""
+        """`optimizers` were stepped or skipped; `schedules` step if the scaler did not skip."""
         opened = self._open.setdefault(scaler, _Open())
         opened.optimizers += optimizers
         opened.schedules += schedules
 
     def settle(self) -> None:
-        """Move every scale that was used: the step ends, or is saved."""
+        """Update every scale that was used: the step ends, or is saved."""
         for scaler in list(self._open):
             self._move(scaler)
 
@@ -69,59 +69,59 @@ class Scaling:
         opened = self._open.pop(scaler)
         before = scaler.get_scale() if opened.schedules else 0.0
         scaler.update()
-        # A lowered scale is the scaler's word that it skipped the step.
+        # A lowered scale means that the scaler skipped the step.
         if opened.schedules and scaler.get_scale() >= before:
             for schedule in opened.schedules:
                 schedule.step()
 
 
 _FALL = 2.0**4
-"""By how much a scale may fall from one good update to the next: it probes, and data differ."""
+"""Largest fall of a scale between two good updates: the scaler probes, and data differ."""
 _FIRST_FALL = 2.0**16
-"""By how much it may fall before the first good update: it starts too high by design."""
+"""Largest fall before the first good update: the initial scale is too high by design."""
 _NUM_QUIET = 4
 """Falls before the first good update that are not logged."""
 
 
 @dataclass
 class _Fall:
-    """How far a scale has fallen since the last good update with it."""
+    """How far a scale has fallen since the last good update."""
 
     top: float
-    """The scale of that update, or of the first bad one since: the lower of the two."""
+    """The scale of the last good update or of the first bad one since, whichever is lower."""
     has_updated: bool
     """Whether there was a good update."""
     num_bad: int = 0
-    """Bad updates since."""
+    """Number of bad updates since then."""
     last: float = math.inf
-    """The scale of the last of them."""
+    """The scale of the last bad update."""
 
 
 class Overflows:
-    """Tells overflows that a scaler brings about from gradients that are bad at any scale.
+    """Distinguishes overflows caused by a scaler from gradients that are bad at any scale.
 
-    A scaler looks for the largest scale without overflow, so that a bad gradient now and then is
-    its own doing. It lowers the scale, and the next one is good. A gradient that stays bad while
-    the scale falls and falls is the model's.
+    A scaler searches for the largest scale without overflow, so it causes a bad gradient now and
+    then; it then lowers the scale, and the next gradient is good. If gradients stay bad while the
+    scale falls further and further, the model is the cause.
     """
 
     def __init__(self) -> None:
         self._falls: dict[str, _Fall] = {}
         self.total = 0
-        """Updates that were left out for overflows of a scaler's own."""
+        """Updates that were skipped for overflows caused by a scaler."""
 
     def good(self, key: str, scale: float) -> None:
-        """The gradients that `key` stands for were good with this scale."""
+        """The gradients of `key` were good with this scale."""
         self._falls[key] = _Fall(scale, has_updated=True)
 
     def explain(self, key: str, scale: float, *, has_to_fall: bool) -> str:
-        """The gradients that `key` stands for, or their loss, are bad with this scale.
+        """The gradients of `key`, or their loss, are bad with this scale.
 
         Args:
-            has_to_fall: Whether the scale falls after each bad update: one that does not is held
-                from below, and lowering it no longer explains anything.
+            has_to_fall: Whether the scale must fall after each bad update: a scale that stays
+                is at its lower limit, and no longer explains bad gradients.
         Returns:
-            What speaks against an overflow, in words; empty where it may be one.
+            Why the scaler is not the cause; empty if it can be.
         """
         fall = self._falls.setdefault(key, _Fall(scale, has_updated=False))
         if not fall.num_bad:
@@ -137,21 +137,21 @@ class Overflows:
         return ""
 
     def warning(self, key: str) -> str:
-        """What to log of an overflow that was the scaler's own; empty: nothing."""
+        """The warning to log for an overflow caused by the scaler; empty: none."""
         fall = self._falls[key]
         if fall.has_updated or fall.num_bad <= _NUM_QUIET:
             return ""
         return (
-            f"the gradients overflow at a scale of {fall.last:g}, and no update was done yet after"
-            f" {fall.num_bad} tries. The GradScaler lowers its scale; below"
+            f"the gradients overflow at a scale of {fall.last:g}, and none of {fall.num_bad}"
+            " updates was done yet. The GradScaler lowers its scale; below"
             f" {fall.top / _FIRST_FALL:g} this counts as NaN"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint: a resume judges as the run would have."""
+        """For a checkpoint, so that a resumed run judges in the same way."""
         return {"total": self.total, "falls": {k: asdict(one) for k, one in self._falls.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Judge as the run that was saved."""
+        """Restore the values from a checkpoint."""
         self.total = state["total"]
         self._falls = {key: _Fall(**one) for key, one in state["falls"].items()}

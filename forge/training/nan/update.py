@@ -19,7 +19,7 @@ from forge.training.nan.scaling import Overflows, Scaling
 
 
 class Updater:
-    """Does the updates of a run's steps."""
+    """Does the updates of a run."""
 
     def __init__(self, live: StateRegistry, nan: NanPolicy, *, is_enabled: bool) -> None:
         self._live = live
@@ -29,12 +29,12 @@ class Updater:
         self.overflows = Overflows()
         self._names = {id(p): name for name, p in live.parameters()}
         self._accepted: set[tuple[int, ...]] = set()
-        """Objects that were given to an update, by `id`: `live` keeps them."""
+        """Objects that were given to an update, by `id`; `live` keeps them alive."""
         self._step = 0
         self.has_updated = False
-        """Whether this iteration's update was decided about."""
+        """Whether the update of this iteration has been decided."""
         self.was_called = False
-        """Whether an update was decided about in any iteration of this attempt."""
+        """Whether any update of this attempt has been decided."""
         self._has_gradients = False
         """Whether an update of this iteration had gradients."""
         self._is_told = False
@@ -43,12 +43,12 @@ class Updater:
         """Writes an event into the ledger."""
 
     def begin(self, step: int) -> None:
-        """A new iteration."""
+        """Begin a new iteration."""
         self._step = step
         self.has_updated = self._has_gradients = False
 
     def settle(self) -> None:
-        """Finish what the updates of this iteration have left open, before its state is taken."""
+        """Finish pending scale updates of this iteration, before its state is saved."""
         self._scaling.settle()
 
     def update(
@@ -85,7 +85,7 @@ class Updater:
             for one in optimizers:
                 one.step() if scaler is None else scaler.step(one)
         if scaler is not None:
-            # An update that is left out moves the scale as well, and unscale_ is forgotten.
+            # Also after a skipped update: lowers the scale, and allows unscale_ to be called again.
             self._scaling.end(scaler, optimizers, schedules if may_update else ())
         elif may_update:
             for schedule in schedules:
@@ -106,13 +106,13 @@ class Updater:
     def _is_own(
         self, scaler: Any, key: str, checked: Checked, *, has_to_fall: bool
     ) -> tuple[bool, str]:
-        """Whether it was the scaler that made the gradients bad; and the problem, explained."""
+        """Whether the scaler made the gradients bad; and the explained problem."""
         scale, problem = float(scaler.get_scale()), checked.problem
         if not problem:
             self.overflows.good(key, scale)
             return False, ""
         against = self.overflows.explain(key, scale, has_to_fall=has_to_fall)
-        if checked.is_loss_bad:  # it is judged before it is scaled
+        if checked.is_loss_bad:  # the loss is checked before it is scaled
             return False, problem
         if against:
             return False, f"{problem}, though {against}"
@@ -141,12 +141,12 @@ class Updater:
         for name, one in self._live.objects.items():
             if not (isinstance(one, torch.amp.GradScaler) and one.is_enabled()):
                 continue
-            if checked.do_ranks_differ:  # this rank's may not have unscaled yet, and then step
+            if checked.do_ranks_differ:  # this rank's scaler may find no inf, and then would step
                 of_torch.note_found_inf(one, self._live.optimizers)
             else:
                 is_own, problem = self._is_own(one, name, checked, has_to_fall=False)
                 if is_own:
-                    return True  # the scaler leaves this step out itself
+                    return True  # the scaler skips this step itself
         return self._judge(problem)
 
     def _look_for_gradients(
@@ -190,17 +190,17 @@ class Updater:
                 raise ForgeError(
                     "Run.update(optimizer=…): LBFGS computes the loss several times in one step."
                     " Call optimizer.step(closure) yourself if run.should_step(loss) is true, and"
-                    " give it to forge.Run(policy, …, optimizer=optimizer)."
+                    " give the optimizer to forge.Run(policy, …, optimizer=optimizer)."
                 )
         groups = [group for one in optimizers for group in one.param_groups]
         is_scaled = scaler is not None and scaler.is_enabled()
         if is_scaled and any(shards.is_sharded(p) for group in groups for p in group["params"]):
             raise ForgeError(
-                "Run.update(scaler=…): a GradScaler does not know of sharded parameters: each rank"
-                " would look at its own gradients alone. Train in bfloat16, which needs none."
+                "Run.update(scaler=…): a GradScaler does not support sharded parameters: each rank"
+                " would check only its own gradients. Train in bfloat16, which needs no scaler."
             )
         if not optimizers:
-            raise ForgeError("Run.update(optimizer=[]): name the optimizers that are to step.")
+            raise ForgeError("Run.update(optimizer=[]): expected at least one optimizer.")
         named = [("optimizer", one) for one in optimizers] + [("schedule", s) for s in schedules]
         for name, one in [*named, *([("scaler", scaler)] if scaler is not None else [])]:
             if not self._live.holds(one):

@@ -1,1 +1,1 @@
-"""What entering a Run does: check, claim, find what to begin with."""
+"""Entering a Run: check the config, claim the directory, load a checkpoint."""

@@ -1,7 +1,7 @@
-"""What all ranks of a job have to have alike: policy, config, forge, torch and the script.
+"""Checks that all ranks have the same policy, config, forge, torch and script.
 
-Ranks that differ in one of them train together all the same: a NaN that one of them skips and
-another one applies ends in a checkpoint as good as any.
+Ranks that differ would still train together, and save wrong checkpoints that look good: for
+example if one rank skips a NaN and another applies it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from forge.jobdir.identity import Identity
 from forge.training.start import preflight
 
 _SHOWN = 4
-"""Ranks that one line names."""
+"""Number of ranks that one line lists."""
 _ADVICE = """
-    Start all ranks with the same. If it is an argument that belongs to each rank (its number, its
-    GPU), give all settings but that: forge.Run(policy, config=…)."""
+    Start all ranks with the same values. If one is an argument that each rank needs (its number,
+    its GPU), pass the other settings only: forge.Run(policy, config=…)."""
 
 
 def check(
@@ -36,7 +36,7 @@ def check(
     """Compare all ranks with rank 0, in one exchange.
 
     Raises:
-        ConfigError: On all of them, naming ranks and keys.
+        ConfigError: On all ranks; names ranks and keys.
     """
     if exchange.ranks.size == 1:
         return
@@ -54,11 +54,11 @@ def check(
     ]
     if problems:
         problems[-1] += _ADVICE
-        raise ConfigError(problems, "What the ranks of this job run")
+        raise ConfigError(problems, "This job")
 
 
 def _of_this_rank(policy: Policy, name: str | None, config: dict[str, Any] | None) -> Any:
-    """As JSON: plain values by key, and what makes the job."""
+    """The values to compare, as JSON: plain values by key, and the job's identity."""
     job, checkpoint_dir = job_dir.current(policy.checkpoint.dir, name)
     values, _ = flat_config.given(policy)
     values["resume"] = "changed" if preflight.is_change_wanted(policy) else "same"
@@ -71,7 +71,7 @@ def _of_this_rank(policy: Policy, name: str | None, config: dict[str, Any] | Non
 
 
 def _within(job: Path, path: Path) -> str:
-    """A path as the job's directory, which each rank may have composed for itself, has it."""
+    """A path relative to the job's directory, which each rank composes for itself."""
     return str(path.relative_to(job)) if path.is_relative_to(job) else str(path)
 
 
@@ -81,4 +81,4 @@ def _script() -> str | None:
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] if path else None
     except OSError:
-        return None  # removed since it was started
+        return None  # the script was removed since it was started

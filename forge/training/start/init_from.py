@@ -1,12 +1,12 @@
-"""What a new job begins with, where `checkpoint.init_from` names a file or a checkpoint.
+"""Loads the initial weights of a new job from the file or checkpoint in `checkpoint.init_from`.
 
-Only state is taken, never the step, the place in the data or random states: training
-starts from step 0.
+Only the objects' state is loaded, never the step, the position in the data or random states:
+training starts from step 0.
 
-    keys are names given to forge.Run     each goes to the object of its name
+    keys are names given to forge.Run     each state goes to the object of that name
     a checkpoint of forge's               the same, from its `live` state
-    a bare state_dict                     to the one module
-    a checkpoint of Lightning             its `state_dict`, to the one module
+    a bare state_dict                     to the only module
+    a checkpoint of Lightning             its `state_dict`, to the only module
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from forge.state.optimizer_state import Copies
 from forge.state.registry import StateRegistry, refuse
 
 _SHOWN = 8
-"""Keys that one message names."""
+"""Number of keys that a message lists."""
 
 
 @dataclass
 class _Found:
-    """States by the name of the object they go to, and what was left out."""
+    """States by the name of their object, and what was not loaded."""
 
     what: str
     states: dict[str, Any]
     left_out: list[str] = field(default_factory=list)
     kinds: dict[str, str] = field(default_factory=dict)
-    """The classes that the states are of, where the source says so."""
+    """The classes that the states belong to, if the source names them."""
     unregistered: stray_parameters.Values = field(default_factory=dict)
-    """What optimizers trained and no module held."""
+    """Parameters that the optimizers trained and no module had."""
 
 
 def load(config: CheckpointConfig, live: StateRegistry) -> dict[str, Any]:
-    """Put what `config.init_from` names into the objects; compares first.
+    """Load the states that `config.init_from` names into the objects; compares first.
 
     Returns:
-        What was done, for the ledger.
+        A summary, for the ledger.
     Raises:
-        ConfigError: Where there is nothing of that name.
+        ConfigError: If the file or checkpoint does not exist.
         CheckpointError: If it cannot be read.
-        StateMismatch: Where it does not fit: nothing is loaded then, unless it is an object that
-            refuses by itself what is alike in every leaf.
+        StateMismatch: If a state does not fit. Nothing is loaded then, unless an object itself
+            refuses a state that is alike in every leaf.
     """
     assert config.init_from is not None
     key = f"`resilience.checkpoint.init_from={config.init_from}`"
@@ -71,8 +71,8 @@ def load(config: CheckpointConfig, live: StateRegistry) -> dict[str, Any]:
         _put(found, live)
     except StateMismatch as error:
         raise StateMismatch(
-            f"{key}: {error}\nThe run does not begin. What {path} does not hold would stay as the"
-            " script made it."
+            f"{key}: {error}\nThe run does not start. Parameters missing from {path} would keep"
+            " their initial values."
         ) from error
     except CheckpointError as error:
         raise CheckpointError(f"{key}: {error}") from error
@@ -116,17 +116,17 @@ def _read_file(path: Path, *, is_trusted: bool) -> Any:
             str(error).strip().splitlines()[-1].strip() if "global" in str(error).lower() else ""
         )
         raise CheckpointError(
-            f"{path}: holds more than tensors and plain values, or is not a torch.save file"
-            f" ({reason or str(error).splitlines()[0]}). Reading such a file executes what it says."
-            " If you trust whoever wrote it, set `resilience.checkpoint.init_trust_pickle` to true;"
-            " else save its state_dict alone."
+            f"{path}: contains more than tensors and plain values, or is not a torch.save file"
+            f" ({reason or str(error).splitlines()[0]}). Loading such a file can execute code in"
+            " it. If you trust the file's author, set `resilience.checkpoint.init_trust_pickle` to"
+            " true; else save only the state_dict."
         ) from error
-    except Exception as error:  # a pickle may raise anything
+    except Exception as error:  # a pickle can raise any exception
         raise CheckpointError(f"{path}: cannot be read by torch.load: {error}") from error
 
 
 def _assign(content: Any, live: StateRegistry) -> _Found:
-    """Which object each part of a file goes to."""
+    """Decide which object each part of a file goes to."""
     if not isinstance(content, dict):
         raise StateMismatch(f"expected a dict in the file, found a {type(content).__name__}")
     found = _by_name(content, live, "its keys are the names given to forge.Run")
@@ -158,14 +158,14 @@ def _the_module(live: StateRegistry) -> tuple[str, torch.nn.Module]:
     if len(modules) != 1:
         names = ", ".join(name for name, _ in modules) or "none"
         raise StateMismatch(
-            f"a state_dict goes to the one module, but forge.Run was given {len(modules)}"
-            f" ({names}). Save a dict whose keys are those names."
+            "a state_dict needs exactly one module to go to, but forge.Run was given"
+            f" {len(modules)} ({names}). Save a dict whose keys are these names."
         )
     return modules[0]
 
 
 def _renamed(state: dict[str, Any], module: torch.nn.Module) -> dict[str, Any]:
-    """`state` without a prefix that all of its keys have, where that makes all of them fit."""
+    """`state` without the common prefix of all its keys, if all keys fit without it."""
     expected, first = set(module.state_dict()), next(iter(state), None)
     for name in expected:
         prefix = first.removesuffix(name) if isinstance(first, str) else ""
@@ -176,7 +176,7 @@ def _renamed(state: dict[str, Any], module: torch.nn.Module) -> dict[str, Any]:
 
 
 def _put(found: _Found, live: StateRegistry) -> None:
-    """All of it is compared before anything is loaded."""
+    """Compare everything, then load it."""
     part = StateRegistry({name: live.objects[name] for name in found.states})
     refuse(
         sentence
@@ -195,11 +195,11 @@ def _put(found: _Found, live: StateRegistry) -> None:
 
 
 def _sharded(value: Any, likes: Mapping[int, torch.Tensor]) -> Any:
-    """`value`, with each tensor whose target is sharded cut to this rank's shard."""
+    """`value`, with each tensor of a sharded target cut to this rank's shard."""
     if id(value) in likes:
         return shards.part_of(value, likes[id(value)])
     if isinstance(value, dict):
-        found = copy.copy(value)  # with the attributes of a module's
+        found = copy.copy(value)  # with the attributes of a module's state_dict
         found.update((key, _sharded(one, likes)) for key, one in value.items())
         return found
     if type(value) in (list, tuple):

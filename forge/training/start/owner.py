@@ -1,10 +1,10 @@
-"""Whose checkpoints a directory holds: `job.json` beside the `step_*`.
+"""The job to which the checkpoints in a directory belong, stored in `job.json` next to them.
 
-It names the job (`forge/jobdir/identity.py`) and what the script had built
-(`forge/state/built.py`), under an id that every manifest repeats. A job that was taken on with
-another config has an id for each; so a checkpoint says what it was built
-with, whichever of them a resume begins with. Only whoever has claimed the directory writes it,
-before the first step, and again where something changes.
+The file identifies the job (`forge/jobdir/identity.py`) and the values that the script had built
+(`forge/state/built.py`), under an id that every manifest repeats. A job that was continued with
+another config has one id for each config, so that every checkpoint can be matched with the values
+it was built with. Only the process that has claimed the directory writes the file, before the
+first step, and again if something changes.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from forge.state.built import Built
 
 FILE = "job.json"
 _BY_CONFIG = (
-    "\n    If some of these options do not change the results (workers, a logger's id), pass those"
-    " that do: forge.Run(policy, config=…)."
+    "\n    If some of these options do not change the results (workers, a logger's id), pass only"
+    " the others: forge.Run(policy, config=…)."
 )
 _DAMAGE = (ValueError, KeyError, TypeError, RecursionError)
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A job under one config."""
+    """A job with one config."""
 
     id: str
     program: str
@@ -46,7 +46,7 @@ class _Entry:
     config: dict[str, Any] | None
     built: dict[str, Any]
     job_dir: str
-    """Where it was last started."""
+    """The directory in which it was last started."""
     words: list[str] | None = None
 
     @property
@@ -55,12 +55,12 @@ class _Entry:
 
 
 class Owner:
-    """Decides, once the directory is claimed, whether this job may train on from what is there.
+    """Decides, after the directory was claimed, whether this job can resume from it.
 
     Raises:
-        ConfigError: Where it is another job's, and nobody asked to take it on; or where somebody
-            did, and something cannot be decided.
-        CheckpointError: Where `job.json` cannot be read, and no checkpoint tells.
+        ConfigError: If the checkpoints belong to another job, and `resume=changed` is not set;
+            or if it is set, and a change cannot be applied.
+        CheckpointError: If `job.json` cannot be read, and no checkpoint identifies the job.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Owner:
         newest = _newest_id(steps)
         known = self._read(steps, newest, mine)
         self._before = known[-1] if known else None
-        if self._before is None or not steps:  # nothing was trained: nothing to be true to
+        if self._before is None or not steps:  # nothing is trained yet, so any config is fine
             known = [mine]
         elif not self._is_mine(known[-1], mine, is_change_wanted=is_change_wanted):
             known = [*(one for one in known if one.id != mine.id), mine]
-            os.environ.pop(RESUME, None)  # for this claim alone
+            os.environ.pop(RESUME, None)  # only for this claim
         else:
             known = [*known[:-1], self._resumed(known[-1], mine)]
         self._known = known
@@ -95,11 +95,11 @@ class Owner:
 
     @property
     def id(self) -> str:
-        """For the manifests."""
+        """The id that manifests repeat."""
         return self._known[-1].id
 
     def _read(self, steps: list[Path], newest: str | None, mine: _Entry) -> list[_Entry]:
-        """The entries, the current one last; none where this is the first start."""
+        """The entries, the current one last; empty at the first start."""
         try:
             return _read(self._path)
         except FileNotFoundError:
@@ -110,20 +110,20 @@ class Owner:
             return []
         if newest != mine.id:
             raise CheckpointError(
-                f"{self._path} {problem}, so it is not known whose checkpoints these are, only that"
-                " the newest was not saved by this job with its current config. Restore a copy of"
-                " the file, or start the job as before. To start a new job with these weights:"
-                " another `resilience.checkpoint.dir`, and"
+                f"{self._path} {problem}, so forge cannot tell which job these checkpoints belong"
+                " to, only that this job with its current config did not save the newest. Restore a"
+                " copy of the file, or start the job as before. To start a new job with these"
+                " weights: another `resilience.checkpoint.dir`, and"
                 f" `resilience.checkpoint.init_from={steps[0]}`."
             )
-        messages.warn(f"{self._path} {problem}; the newest checkpoint is this job's: rewritten.")
+        messages.warn(f"{self._path} {problem}; rewritten: the newest checkpoint is this job's.")
         return [mine]
 
     def _is_mine(self, known: _Entry, mine: _Entry, *, is_change_wanted: bool) -> bool:
-        """Whether the job resumes under the entry that is there; else under its own.
+        """Whether the job resumes under the existing entry; else under a new one.
 
         Raises:
-            ConfigError: Where it must not.
+            ConfigError: If the job must not resume.
         """
         self._changed = identity.differences(known.identity, mine.identity)
         if is_change_wanted:
@@ -131,10 +131,10 @@ class Owner:
         if self._changed:
             raise ConfigError(
                 [
-                    f"{self._path.parent} holds the checkpoints of another job (started in"
-                    f" {known.job_dir}). What differs:{identity.listed(self._changed, 6)}\n    To"
-                    f" resume that one as this:\n      {_taking_command(self._job)}\n    To train"
-                    " both, give each a directory of its own (`resilience.checkpoint.dir`)."
+                    f"{self._path.parent} has the checkpoints of another job (started in"
+                    f" {known.job_dir}). Differences:{identity.listed(self._changed, 6)}\n    To"
+                    f" resume that job as this one:\n      {_taking_command(self._job)}\n    To"
+                    " train both, give each its own directory (`resilience.checkpoint.dir`)."
                     + (_BY_CONFIG if mine.words is not None else "")
                 ],
                 "The checkpoint directory",
@@ -142,27 +142,27 @@ class Owner:
         kept = self._built.kept(known.built)
         if kept:
             messages.warn(
-                "The script builds other values now than at the first start, and the checkpoint"
-                " brings those of then back (`resilience.resume=changed` takes the new ones):"
+                "The script now builds other values than at the first start. The values in the"
+                " checkpoint replace them (`resilience.resume=changed` keeps the new values):"
                 f"{identity.listed(kept)}"
             )
         return True
 
     def _resumed(self, known: _Entry, mine: _Entry) -> _Entry:
-        """The entry that is there, for this start; it learns what it did not know."""
+        """The existing entry, updated for this start."""
         if not known.identity.is_known and mine.identity.is_known:
             messages.say(
-                f"{self._path} did not say which config this job has. It does from now on, as of"
-                " this start, and a start with another one is rejected."
+                f"{self._path} did not contain the job's config. It now has the config of this"
+                " start; a start with another config will be refused."
             )
             known = replace(known, config=mine.config, words=mine.words)
         return replace(known, job_dir=mine.job_dir)
 
     def _recorded(self, saved_by: str) -> dict[str, Any]:
-        """What was built where a checkpoint with this id was saved, if that is not as now.
+        """The values that were built where a checkpoint with this id was saved, if they differ.
 
         Raises:
-            CheckpointError: Where that is not known.
+            CheckpointError: If the id is unknown.
         """
         if saved_by in ("", self.id):
             return {}
@@ -171,22 +171,22 @@ class Owner:
                 return one.built
         raise CheckpointError(
             f"A checkpoint in {self._path.parent} was saved by another job ({saved_by[:12]}), which"
-            f" {FILE} does not know. Move it away."
+            f" {FILE} does not list. Move the checkpoint away."
         )
 
     def adapt(self, states: dict[str, Any], saved_by: str, ledger: Ledger) -> None:
-        """Put into saved states, which are then loaded, what the script builds otherwise now."""
+        """Replace values in saved states that the script now builds differently."""
         changed = self._built.adapt(states, self._recorded(saved_by))
         if changed:
             _record(ledger, changed)
-            text = "Changed in the state of the checkpoint, since the config has changed"
+            text = "Changed in the checkpoint's state, because the config has changed"
             messages.say(f"{text}:{identity.listed(changed)}")
 
     def keep(self, ledger: Ledger) -> None:
-        """Write down whose the directory is now, and say so where that is news.
+        """Write `job.json`, and log a change of the directory's job.
 
         Raises:
-            OSError: Where the disk does not take it.
+            OSError: If the file cannot be written.
         """
         before, now = self._before, self._known[-1]
         if not self._is_written():
@@ -220,7 +220,7 @@ def _record(ledger: Ledger, changed: list[Change]) -> None:
 
 
 def _taking_command(job: Path) -> str:
-    """The line that takes the job on; submitit's jobs have none that could be typed."""
+    """The command that resumes another job's checkpoints; jobs of submitit have no command."""
     by_policy = "`resume: changed` in the policy that is given to forge.Run"
     return job_dir.taking_command(job) or by_policy
 
@@ -243,7 +243,7 @@ def _read(path: Path) -> list[_Entry]:
     """The entries of a file; raises FileNotFoundError, or what `_DAMAGE` lists."""
     content = json.loads(read_plain(path))
     if content["checksum"] != _checksum(content):
-        raise ValueError("it does not match its own checksum")
+        raise ValueError("its checksum does not match")
     found = [_Entry(**one) for one in content["jobs"]]
     if not found:
         raise ValueError("it names no job")
@@ -251,7 +251,7 @@ def _read(path: Path) -> list[_Entry]:
 
 
 def _newest_id(steps: list[Path]) -> str | None:
-    """The id in the newest manifest that can be read; None without one."""
+    """The id in the newest readable manifest; None without one."""
     for path in steps:
         try:
             return manifest.read(path).job

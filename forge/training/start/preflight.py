@@ -1,4 +1,4 @@
-"""What a run checks before its first step."""
+"""Checks before the first step of a run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.=+,@-]{0,99}", re.ASCII)
 
 @contextmanager
 def exits() -> Iterator[None]:
-    """Turn errors that end a job into `Exit` with their code, and log them."""
+    """Log errors that end a job, and turn them into `Exit` with their code."""
     try:
         yield
     except ForgeError as error:
@@ -43,7 +43,7 @@ def exits() -> Iterator[None]:
 
 @contextmanager
 def told_to_parent(job: Path, checkpoint_dir: Path) -> Iterator[None]:
-    """Where a child of the job's main refuses to train, let the job end with its exit code."""
+    """If a child of the job's main process refuses to train, pass its exit code to the job."""
     try:
         yield
     except Exit as error:
@@ -61,7 +61,7 @@ def check_call(policy: Any, unnamed: tuple[Any, ...], stateful: Mapping[str, Any
 
 
 def checked_policy(policy: Any) -> Policy:
-    """The policy, checked; a bad one ends the process with code 78."""
+    """The checked policy; an invalid policy ends the process with code 78."""
     if sys.platform == "win32":
         raise ForgeError(
             "forge.Run needs POSIX signals and file locks, which Windows lacks. Use Linux, macOS"
@@ -74,7 +74,7 @@ def checked_policy(policy: Any) -> Policy:
 
 
 def checked_name(name: Any) -> str | None:
-    """The name of a Run, which is to be that of a directory; a bad one ends the process with 78."""
+    """The name of a Run, checked as a directory name; an invalid one ends the process with 78."""
     is_text = isinstance(name, str)
     is_step = is_text and step_of(Path(name.removeprefix(FINAL))) is not None
     is_taken = is_step or name == LATEST
@@ -84,35 +84,35 @@ def checked_name(name: Any) -> str | None:
     problem = (
         f"`name=` is {found}, and becomes the name of a directory: expected a string of at most 100"
         " letters, digits and `_ - . = + , @`, which begins with a letter or a digit, and is"
-        " none of `latest`, `step_<number>`, `final_step_<number>`. An object to be saved needs"
-        " another keyword."
+        " not `latest`, `step_<number>` or `final_step_<number>`. Give an object that is to be"
+        " saved another keyword."
     )
     with exits():
         raise ConfigError([problem], "This Run")
 
 
 def checked_config(config: Any) -> dict[str, Any] | None:
-    """`config=` by dotted keys; names what of it does not count. A bad one ends the process."""
+    """`config=` by dotted keys; warns of values that are ignored; an invalid one exits (78)."""
     if config is None:
         return None
     with exits():
         values, left_out = flat_config.given(config)
     if left_out:
         messages.warn(
-            f"`config=`: {messages.few(left_out, 5)} cannot be compared with an earlier start, and"
-            " does not count. Numbers, strings, booleans, None, paths, and lists and dicts of them"
-            " do."
+            f"`config=`: {messages.few(left_out, 5)} cannot be compared with an earlier start, so"
+            " forge ignores them. Use numbers, strings, booleans, None, paths, and lists and dicts"
+            " of them."
         )
     return values
 
 
 def is_change_wanted(policy: Policy) -> bool:
-    """Whether this start takes the job on with what has changed."""
+    """Whether this start continues the job with a changed config."""
     return identity.is_change_wanted() or policy.resume is Resume.changed
 
 
 def check_alone(*, is_inside: bool) -> None:
-    """Refuse what would take the signals away from another Run, or never get any.
+    """Refuse a Run that would receive no signals, or take them from another Run.
 
     Args:
         is_inside: Whether another Run of this process is open.
@@ -120,14 +120,14 @@ def check_alone(*, is_inside: bool) -> None:
     if threading.current_thread() is not threading.main_thread():
         raise ForgeError(
             f"forge.Run was entered in the thread {threading.current_thread().name!r}. Python"
-            " delivers signals to the main thread alone, so the Run could be neither stopped nor"
-            " saved: enter it there."
+            " delivers signals only to the main thread, so the Run could not stop and save: enter"
+            " it in the main thread."
         )
     if is_inside:
         problem = (
-            "it was entered inside another forge.Run, which listens to the signals of this process."
+            "it was entered inside another forge.Run, which handles the signals of this process."
             " Enter them one after the other, each with a name: forge.Run(policy,"
-            ' name="stage2", …). What belongs to one training goes into one Run.'
+            ' name="stage2", …). Objects that train together belong in one Run.'
         )
         with exits():
             raise ConfigError([problem], "This Run")
@@ -137,7 +137,7 @@ def check_code(directory: Path, action: CodeChange) -> None:
     """Compare the code with that of the job's first start.
 
     Raises:
-        ConfigError: Where it changed and the policy says refuse.
+        ConfigError: If the code changed and the policy is to refuse that.
     """
     changed = job_dir.changed_code(directory)
     if not changed:
@@ -146,15 +146,15 @@ def check_code(directory: Path, action: CodeChange) -> None:
     if action is CodeChange.refuse:
         raise ConfigError(
             [
-                f"`resilience.requeue.on_code_change=refuse`: {text}. Put the code back, or"
-                " start it with `resilience.requeue.on_code_change=warn`."
+                f"`resilience.requeue.on_code_change=refuse`: {text}. Restore the code, or"
+                " start the job with `resilience.requeue.on_code_change=warn`."
             ]
         )
     messages.warn(text)
 
 
 def keep_threads(directory: Path, *, is_resumed: bool) -> None:
-    """Let torch use as many threads as at the first start: another number gives other bits."""
+    """Set torch's number of threads as at the first start: another number gives other bits."""
     now = torch.get_num_threads()
     first = job_dir.first_threads(directory) if is_resumed else None
     if first is None:
@@ -162,7 +162,7 @@ def keep_threads(directory: Path, *, is_resumed: bool) -> None:
     elif first != now:
         torch.set_num_threads(first)
         messages.warn(
-            f"torch had {now} threads here, and {first} when this job was first started. It has"
-            f" {first} again, since the number of threads changes the order of sums. What ran"
-            f" before `forge.Run` had {now}; .forge/resume.sh starts with the original environment."
+            f"torch had {now} threads here, but {first} when this job was first started. forge sets"
+            f" {first} again, since the number of threads changes the order of sums. Code before"
+            f" `forge.Run` ran with {now}; .forge/resume.sh starts with the original environment."
         )

@@ -1,8 +1,8 @@
-"""What becomes of a checkpoint that another number of ranks has saved.
+"""Resuming a checkpoint with another number of ranks than saved it.
 
-Each rank has what rank 0 had: the step, schedules, the NaN policy, `run.state`, averages of a
-BatchNorm; and of what was sharded its own part. The random state is each rank's own where it was
-there; a new rank's is derived from that of rank 0. Sums are made in another order from here on.
+Each rank gets what rank 0 had (the step, schedules, the NaN policy, `run.state`, BatchNorm
+averages) and its own part of sharded tensors. A rank that existed before keeps its random state; a
+new rank's is derived from that of rank 0. From then on sums are computed in another order.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from forge.group.group import Group
 from forge.state import rng
 
 PERSONAL = ("rng", "ended")
-"""Keys of a state that remain each rank's own."""
+"""Keys of a state that each rank keeps for itself."""
 
 _SHOWN = 4
-"""Tensors that the message names."""
+"""Number of tensors that the message lists."""
 
 
 def adapt(found: Checkpoint, ranks: Group) -> None:
-    """Make of a state what this rank is to load; nothing where as many ranks have saved it."""
+    """Change a loaded state to the one that this rank needs; no-op for the same number of ranks."""
     before, state = found.manifest.world_size, found.state
     if ranks.size == before:
         return
-    state["live"]["buckets"] = {}  # of sums that are made otherwise now
+    state["live"]["buckets"] = {}  # of all-reduces that are computed differently now
     if ranks.rank >= before:
         state["rng"] = rng.derived(state["rng"], ranks.rank)
         state["ended"] = [rng.derived(one, ranks.rank) for one in state["ended"]]
@@ -33,12 +33,12 @@ def adapt(found: Checkpoint, ranks: Group) -> None:
 
 
 def described(found: Checkpoint, now: int) -> str:
-    """A sentence on what that means."""
+    """A sentence that explains the consequences."""
     before = found.manifest.world_size
     names = found.differing("live.", "run.state.")
-    only = f" Of {messages.few(names, _SHOWN)} each rank had its own: rank 0's is taken."
+    only = f" {messages.few(names, _SHOWN)} differed between ranks: rank 0's is used."
     return (
-        f"{found.path.name} was saved by {before} ranks and is resumed by {now}: sums are made in"
-        f" another order from here on, so that the run ends with other last bits than one with"
+        f"{found.path.name} was saved by {before} ranks and is resumed by {now}: from here on sums"
+        f" are computed in another order, so the last bits differ from those of a run with"
         f" {before} ranks throughout.{only if names else ''}"
     )

@@ -1,4 +1,4 @@
-"""What one attempt holds on disk: the claimed directory, its checkpoints, ledger and verdict."""
+"""An attempt's files: the claimed directory, its checkpoints, ledger and verdict."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _ACTION: Any = NanAction
 
 
 class RunDirectory:
-    """Claims the directories of a job; `release` gives them up.
+    """Claims the directories of a job; `release` releases them.
 
     Raises:
-        ConfigError: Where nothing can be written there.
-        DirectoryInUse: Where a live job holds them.
+        ConfigError: If they are not writable.
+        DirectoryInUse: If another running job owns them.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class RunDirectory:
         self.job = job
         self._ranks = ranks
         self._is_first = ranks.rank == 0
-        """Whether it speaks for all ranks."""
+        """Whether this is rank 0, which writes and logs for all ranks."""
         began = time.time()
         self._name = name
         self._training = f"Training of {name}" if name else "Training"
@@ -68,9 +68,9 @@ class RunDirectory:
         check_directory(policy, checkpoint_dir)
         if ledger.has_finished(job, checkpoint_dir):
             problem = (
-                f"this process has finished a training in {checkpoint_dir} already, from whose end"
-                " this one would resume: it would train nothing. Where a script has several Runs"
-                ' (folds, seeds, stages), give each a name: forge.Run(policy, name="fold2", …).'
+                f"this process has already finished a training in {checkpoint_dir}. This Run would"
+                " resume from its end and train nothing. If a script has several Runs (folds,"
+                ' seeds, stages), give each a name: forge.Run(policy, name="fold2", …).'
             )
             raise ConfigError([problem], "This Run")
         self._every = policy.checkpoint.every_steps or 1
@@ -93,7 +93,7 @@ class RunDirectory:
         self.store.logged = self.metrics.latest
         verdict.clear(job, checkpoint_dir, began)
         self.command = job_dir.resume_command(job)
-        """How to resume this job by hand."""
+        """The command that resumes this job by hand."""
         requeuer = None
         if self._is_first:
             if ranks.size > 1:
@@ -103,12 +103,12 @@ class RunDirectory:
             self.command = self.command if requeuer is None else requeuer.command
         self._is_supervised = job_dir.is_supervised()
         self._is_judged = self._is_supervised or requeuer is not None
-        """Whether somebody else says what becomes of the job after a stop."""
+        """Whether another process records what happens to the job after a stop."""
 
     def newest(self, live: StateRegistry) -> Checkpoint | None:
-        """The checkpoint to begin with; says why newer ones were passed over.
+        """The checkpoint to resume from; logs why newer ones were skipped.
 
-        Where there is none, the objects get what `checkpoint.init_from` names.
+        If there is none, the objects are loaded from `checkpoint.init_from`.
         """
         found = self.store.newest(place=_places(live))
         for reason in self.store.passed_over:
@@ -131,23 +131,23 @@ class RunDirectory:
                 messages.warn(resizing.described(found, now))
 
     def _note_torch(self, found: Checkpoint) -> None:
-        """Log that the checkpoint is from another version of torch: it can give other bits."""
+        """Log that another version of torch saved the checkpoint, which can give other bits."""
         before, now = found.manifest.versions.get("torch"), str(torch.__version__)
         if before not in (None, now) and self._is_first:
             messages.warn(
-                f"{found.path.name} was saved with torch {before}, and this is torch {now}. Its"
-                " kernels can add up in another order, so training can end with other bits than"
-                f" with one version throughout. For the same bits install torch {before} again."
+                f"{found.path.name} was saved with torch {before}, but this is torch {now}. Its"
+                " kernels can sum in another order, so training can end with other bits than with"
+                f" one version throughout. For the same bits install torch {before} again."
             )
 
     def begun_with(self, live: StateRegistry) -> Checkpoint:
-        """The checkpoint that `newest` gave, once more."""
+        """Read again the checkpoint that `newest` returned."""
         found = self.store.read(self._newest, _places(live))
         resizing.adapt(found, self._ranks)
         return found
 
     def begin(self, step: int, resumed_from: str | None, *, is_complete: bool) -> None:
-        """Record and log where this attempt starts."""
+        """Record and log the start of this attempt."""
         self.ledger.write(
             "start",
             step=step,
@@ -162,30 +162,30 @@ class RunDirectory:
         self.ledger.progress(step)
         self.saver.begin(step if resumed_from else None)
         if resumed_from:
-            self.saver.tidy()  # a stop leaves that to the next attempt
+            self.saver.tidy()  # a stop leaves old checkpoints for the next attempt to remove
         self.metrics.begin(step)
         if not self._is_first:
             return
         begins = f"resumes at step {step}" if resumed_from else "starts at step 0"
         if is_complete and self._name is not None:
             messages.say(
-                f"{self._training} already finished at step {step}: it is not trained again"
+                f"{self._training} already finished at step {step}: nothing is left to train"
             )
             return
         place = messages.escape(str(self.checkpoint_dir))
         messages.say(f"{self._training} {begins}; checkpoints in {place}")
         if is_complete:
             messages.warn(
-                f"This job already finished at step {step}: only steps beyond that are"
-                " trained. To train from scratch, choose another directory."
+                f"This job already finished at step {step}: only steps after that are trained."
+                " To train from scratch, choose another directory."
             )
         if not self._is_supervised:
             messages.say(f"To resume this job after a stop:\n  {self.command}")
 
     def rollback_target(self, live: StateRegistry, at_most: int) -> Checkpoint | None:
-        """The newest good checkpoint at a boundary with at most so many steps done.
+        """The newest good checkpoint at a boundary with at most `at_most` steps done.
 
-        Preferably one that every run of this job has: the saves of a stop are this one's own.
+        Preferably a checkpoint that an uninterrupted run has too: not one saved by a stop.
         """
         every, place = self._every, _places(live)
         newest = self.store.newest
@@ -201,19 +201,19 @@ class RunDirectory:
         try:
             self.store.pin(step)
         except OSError as error:
-            messages.warn(f"The checkpoint of step {step} could not be pinned: {error}")
+            messages.warn(f"Could not pin the checkpoint of step {step}: {error}")
 
     def in_place(self) -> str:
-        """A sentence on what a later start would begin with."""
+        """Names the checkpoint that a later start would resume from."""
         with contextlib.suppress(OSError):
             steps = step_dirs(self.checkpoint_dir)
-            return f"{steps[0].name} is in place" if steps else "There is no checkpoint yet"
+            return f"the newest is {steps[0].name}" if steps else "there is none yet"
         return f"{self.checkpoint_dir} cannot be read"
 
     def end(
         self, kind: str, reason: Reason, text: str, step: int, code: int, level: int, **details: Any
     ) -> None:
-        """Record and log why this attempt leaves."""
+        """Record and log why this attempt ends."""
         self._judge(reason, text, step, code)
         self.ledger.write(kind, reason=reason.name, text=text, step=step, code=int(code), **details)
         text = f"{text} at step {step}, exit code {int(code)}."
@@ -223,7 +223,7 @@ class RunDirectory:
             messages.say(text, level)
 
     def finish(self, step: int, because: str = "") -> None:
-        """Record and log that training is finished; `because`: what `run.finish` was given."""
+        """Record and log that training is finished; `because` is the argument of `run.finish`."""
         self.ledger.write("finish", step=step, text=because)
         text = f"finished: {because}" if because else "finished"
         self._judge(Reason.finished, text, step, ExitCode.FINISHED)
@@ -232,8 +232,8 @@ class RunDirectory:
         messages.say(f"{self._training} finished at step {step}{because and f': {because}'}")
 
     def fail(self, error: str, step: int) -> None:
-        """Record and log that the user's code raised."""
-        with contextlib.suppress(RuntimeError):  # values on a device that has failed stay there
+        """Record and log that the user's code raised an exception."""
+        with contextlib.suppress(RuntimeError):  # values on a failed device cannot be read
             self.metrics.flush()
         self.ledger.write("error", reason=Reason.failed.name, text=error, step=step)
         kind = error.partition(":")[0]  # Python prints all of it after this, with the traceback
@@ -246,7 +246,7 @@ class RunDirectory:
         """The end of a message about a stop: the command, if there is a checkpoint."""
         try:
             has_checkpoint = self.saver.is_pending or bool(step_dirs(self.checkpoint_dir))
-        except OSError:  # a disk that is away now can be back for the resume
+        except OSError:  # a disk that is unreachable now can be back for the resume
             has_checkpoint = True
         if has_checkpoint:
             return f" To resume:\n  {self.command}"
@@ -257,7 +257,7 @@ class RunDirectory:
         verdict.write(self.job, Verdict(reason, text, int(code), step, place))
 
     def release(self) -> None:
-        """Wait for the save that is under way and give everything up."""
+        """Wait for the save in progress, and release everything."""
         try:
             self.saver.finish()
         finally:
@@ -267,7 +267,7 @@ class RunDirectory:
 
 
 def check_directory(policy: Policy, checkpoint_dir: Path) -> None:
-    """Raise ConfigError where nothing can be written there."""
+    """Raise ConfigError if the directory is not writable."""
     problem = directory_problem(checkpoint_dir)
     if problem:
         key = f"`resilience.checkpoint.dir={policy.checkpoint.dir}`"
@@ -275,7 +275,7 @@ def check_directory(policy: Policy, checkpoint_dir: Path) -> None:
 
 
 def _places(live: StateRegistry) -> Place:
-    """Where a checkpoint's tensors go; refuses one that cannot be loaded."""
+    """The target of a checkpoint's tensors; refuses a checkpoint that cannot be loaded."""
 
     def place(state: dict[str, Any]) -> Offers:
         run_values.check(state)

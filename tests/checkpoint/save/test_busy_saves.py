@@ -69,7 +69,7 @@ def test_skip_goes_on_training_and_tells(busy, caplog):
     assert steps(store) == [1]
     [event] = [e for e in read(store.directory).attempts[0].events if e["kind"] == "save_skipped"]
     assert (event["step"], event["busy_with"]) == (2, 1)
-    assert "The save at step 2 is skipped: the one of step 1" in caplog.text
+    assert "Skipped the save at step 2: the save of step 1" in caplog.text
     assert saver.considered == 2  # or the same boundary would decide on it again
 
 

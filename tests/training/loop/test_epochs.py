@@ -297,7 +297,7 @@ def test_what_no_resume_repeats_exactly_is_logged_once(a_run, caplog):
     with a_run() as run:
         for _ in run.epochs(3):
             list(run.batches(iter([torch.ones(2)])))
-    assert caplog.text.count("A resume may not be exact here") == 1
+    assert caplog.text.count("A resume could be inexact here") == 1
 
 
 def nothing_in_an_epoch(run):
@@ -361,8 +361,8 @@ def loader_in_a_step(run):
         (two_passes, r"run\.batches\(\) was called .* or twice in one epoch"),
         (no_epoch, r"run\.batches\(\) was called outside `for epoch in run\.epochs"),
         (two_loops, r"run\.epochs\(\) was called after another loop"),
-        (steps_in_an_epoch, r"has a loop over run\.epochs: its batches come from"),
-        (steps_by_epoch, r"run\.steps\(3\) was called again, and 3 steps.*run\.epochs\(epochs\)"),
+        (steps_in_an_epoch, r"has a loop over run\.epochs: iterate over its batches by"),
+        (steps_by_epoch, r"run\.steps\(3\) was called again after 3 steps.*run\.epochs\(epochs\)"),
         (nested_steps, r"inside a step of another run\.steps"),
         (text_of_steps, r"run\.steps\(\): expected the number of steps .* found the str '3'"),
         (text_of_epochs, r"run\.epochs\(\): expected the number of epochs .* found the str '3'"),
@@ -397,7 +397,7 @@ def test_a_training_cannot_change_from_steps_to_epochs(a_run):
     """Its first epoch would come on top of the steps that are done."""
     with a_run() as run:
         list(run.steps(3, BATCHES))
-    complaint = r"found that in one over run\.steps"
+    complaint = r"found a position in a loop over run\.steps"
     with pytest.raises(forge.StateMismatch, match=complaint), a_run() as run:
         list(run.epochs(3))
 

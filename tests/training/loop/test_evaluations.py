@@ -102,7 +102,7 @@ def test_two_functions_of_a_name_are_told_apart_and_one_that_is_gone_is_named(a_
 
     a_run(1, register)
     assert len(set(names)) == 2
-    assert "At step 4 lost of run.every is still to run" in caplog.text
+    assert "At step 4 the run.every function lost is due" in caplog.text
 
 
 @pytest.mark.parametrize("steps", [0, -1, 2.5, True, "3"])
@@ -206,7 +206,7 @@ def test_an_error_in_an_evaluation_while_a_stop_is_pending_saves(tmp_path, make_
     """A helper has died of the same signal: the held boundary is exact all the same."""
     job = stopped(tmp_path, make_job, undisturbed, {"poll 1": "raise"}, "swaps")
     assert job.steps_repeated == [0]
-    assert "RuntimeError: a helper has died, after a stop was asked for" in job.output
+    assert "RuntimeError: a helper has died, after a stop was requested" in job.output
 
 
 def test_where_nobody_polls_a_thread_saves_the_held_boundary(tmp_path, make_job, undisturbed):
@@ -274,7 +274,7 @@ def test_a_stop_that_waited_long_for_its_step_names_run_every(a_run, monkeypatch
     with pytest.raises(forge.Exit, match="SIGTERM"):
         a_run(8, lambda run: None, loop)
     stopping.uninstall()
-    assert "Step 2 ended 0 s after the stop was asked for" in caplog.text
+    assert "Step 2 ended 0 s after the stop was requested" in caplog.text
     assert "`run.every`" in caplog.text
 
 
@@ -286,7 +286,7 @@ def test_a_forced_exit_in_a_step_names_run_every(tmp_path, make_job):
     process.wait_for((job.directory / "ready").exists, "the step")
     process.signal(signal.SIGTERM)
     assert process.wait() == 70
-    assert "Step 2 had not ended 1 s after the stop was asked for" in job.output
+    assert "Step 2 had not ended 1 s after the stop was requested" in job.output
     assert "`run.every`" in job.output
 
 

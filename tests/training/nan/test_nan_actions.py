@@ -40,7 +40,7 @@ def test_a_job_that_warns_goes_on_with_the_update(tmp_path):
     """Somebody asked to see the NaN take its course."""
     job = nan_job(tmp_path, "warn", 5)
     assert job.run() == 0
-    assert "Step 5: NaN or Inf: the loss is nan; the update is applied" in job.output
+    assert "Step 5: NaN or Inf: the loss is nan; the update was applied" in job.output
     assert not is_finite(job)
 
 
@@ -82,7 +82,7 @@ def test_a_job_whose_rollbacks_do_not_help_halts_with_65(tmp_path):
     assert job.run() == 65
     rollbacks = [e for a in job.history.attempts for e in a.events if e["kind"] == "rollback"]
     assert [(e["step"], e["first_bad"], e["from_step"]) for e in rollbacks] == [(4, 6, 8)] * 2
-    assert "2 rollbacks were made" in job.output
+    assert "2 rollbacks were done" in job.output
     assert (job.checkpoints / "latest").resolve().name == "step_4"
 
 

@@ -229,7 +229,7 @@ def test_a_list_of_optimizers_names_the_one_that_the_run_does_not_know(tmp_path)
             loss.backward()
             with pytest.raises(forge.ForgeError, match="this AdamW was not given"):
                 run.update(loss, optimizers)
-            with pytest.raises(forge.ForgeError, match="name the optimizers"):
+            with pytest.raises(forge.ForgeError, match="expected at least one optimizer"):
                 run.update(loss, [])
 
 
@@ -316,7 +316,7 @@ def test_a_step_of_an_optimizer_without_the_nan_policy_is_named_once(
                 OWN_STEPS[how](run, loss, optimizer)
                 optimizer.zero_grad()
     warned = caplog.text.count(
-        "Step 0: an optimizer steps, but this step has called neither run.update nor"
+        "Step 0: an optimizer steps, but this step called neither run.update nor"
         " run.should_step: the NaN policy (`resilience.nan.action=halt`) is not applied"
     )
     assert warned == (how in ("own", "scaled"))

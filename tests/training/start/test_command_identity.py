@@ -195,17 +195,17 @@ def test_a_job_whose_arguments_were_not_known_takes_them_on_with_a_notice(progra
     program.forget_words()
     resumed = program.start("--seed", "1", STOP="5")
     assert resumed.returncode == 143, resumed.stdout
-    assert "did not say which config this job has" in resumed.stdout
+    assert "did not contain the job's config" in resumed.stdout
     refused = program.start("--seed", "2")
     assert refused.returncode == 78, refused.stdout
-    assert "did not say" not in program.start("--seed", "1").stdout
+    assert "did not contain" not in program.start("--seed", "1").stdout
 
 
 def test_a_notebook_has_no_arguments(program):
     """Those of its kernel are another file's name each time."""
     program.begin("--seed", "1", NOTEBOOK="1")
     assert program.start("--seed", "2", STOP="5", NOTEBOOK="1").returncode == 143
-    assert "did not say which config" in program.start("--seed", "3").stdout
+    assert "did not contain the job's config" in program.start("--seed", "3").stdout
     left = program.start("--seed", "3", NOTEBOOK="1")
     assert left.returncode == 78
     assert "(config): not known (only the command's arguments) before, not known now" in left.stdout

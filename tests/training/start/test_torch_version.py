@@ -17,6 +17,6 @@ def test_another_version_of_torch_is_named_at_the_resume(tmp_path, caplog, monke
     assert "saved with torch" not in said("2.6.0+cpu", at={2: kill})
     resumed = said("2.7.1+cu128", at={2: kill})
     assert (
-        resumed.count("step_2 was saved with torch 2.6.0+cpu, and this is torch 2.7.1+cu128") == 1
+        resumed.count("step_2 was saved with torch 2.6.0+cpu, but this is torch 2.7.1+cu128") == 1
     )
     assert "saved with torch" not in said("2.7.1+cu128")
