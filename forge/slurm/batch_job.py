@@ -1,12 +1,12 @@
 """A batch script written by hand: the job comes back after a preemption or its time limit.
 
-Nothing outside its processes watches over such a job. So the outermost process of forge in it (rank
-0 of a Run; a launcher, for all its jobs) requeues it as its last act, when every rank has saved and
+No supervisor runs outside the processes of such a job. So its outermost forge process (rank 0 of a
+Run; a launcher, for all its jobs) requeues the job as its last act, when every rank has saved and
 run its callbacks:
 
     asks Slurm why ─► waits for the job's other steps ─► asks again ─► budgets ─► scontrol requeue
 
-If Slurm gives no reason, the job was stopped by hand, and is not requeued.
+If Slurm gives no reason, somebody stopped the job by hand, and it is not requeued.
 """
 
 from __future__ import annotations
@@ -38,35 +38,35 @@ from forge.slurm.client import JobInfo, Why
 from forge.slurm.own_job import ASK_S, OwnJob
 
 _START_S = 5.0
-"""What is asked at the start may take so long: a job trains without the answer, too."""
+"""Timeout for questions to Slurm at the start: a job also trains without the answers."""
 _SPARE_S = 10.0
-"""Before Slurm ends the job, for the requeue."""
+"""Seconds reserved for the requeue, before Slurm ends the job."""
 _LOOK_S = 1.0
-"""Between two looks at the job's other steps."""
+"""Seconds between two checks of the job's other steps."""
 _EARLY_S = 90.0
-"""Slurm announces a time limit up to a minute earlier than it was asked to."""
+"""Slurm sends the signal before the time limit up to a minute earlier than requested."""
 
 _FINAL = (ExitCode.HALTED, ExitCode.UNHEALTHY, ExitCode.IN_USE, ExitCode.BAD_CONFIG)
-"""Codes of ends that another start would not change, whatever Slurm does meanwhile."""
+"""Exit codes after which another start would end in the same way, whatever Slurm does."""
 _BY_A_PERSON = (ExitCode.INTERRUPTED, ExitCode.HANGUP)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What the job does, by which its budgets are kept."""
+    """The job's trainings or command, and the limits of its requeues."""
 
     limits: RequeueLimits
     warning_s: float
-    """Seconds before the time limit at which the policy expects its announcement."""
+    """Seconds before the time limit at which the policy expects Slurm's signal."""
     directories: list[Path]
-    """Of its trainings."""
+    """The directories of its trainings."""
     checkpoint_dir: str
-    """As the policy has it."""
+    """`checkpoint.dir` of the policy."""
     is_command: bool = False
-    """Whether nobody knows how far it has come."""
+    """Whether it is a command, whose progress forge cannot see."""
 
     def saved_step(self) -> int:
-        """How far all trainings have come; -1 before the first checkpoint."""
+        """The number of steps that all trainings have saved; -1 before the first checkpoint."""
         saved = (ledger.saved_steps(one, self.checkpoint_dir) for one in self.directories)
         return sum(step + 1 for step in saved) - 1
 
@@ -76,11 +76,11 @@ class Work:
 
 
 class BatchJob:
-    """The job, for the outermost process of forge in it.
+    """The Slurm job, as its outermost forge process sees it.
 
     Args:
-        directory: Where its budgets are counted.
-        work: What it does.
+        directory: The directory whose ledger counts the requeues.
+        work: The trainings or the command of the job.
     """
 
     def __init__(self, directory: Path, work: Work) -> None:
@@ -94,7 +94,7 @@ class BatchJob:
         with contextlib.suppress(SlurmError):
             self._learn(_START_S)
         self.stops_at = math.inf
-        """Unix time at which the job has to save and leave."""
+        """Unix time at which the job has to save and exit."""
         if not self.is_batch:
             return
         left_s = None if self._info is None else self._info.ends_in_s()
@@ -110,7 +110,7 @@ class BatchJob:
 
     @property
     def command(self) -> str:
-        """How to start it again by hand."""
+        """The shell command that starts the job again by hand."""
         info = self._info
         if info is None or not info.script:
             return self._own.command
@@ -162,13 +162,13 @@ class BatchJob:
         return self._is_back(reason, decision.because)
 
     def _ask(self, outcome: Outcome) -> tuple[Why, Reason | None]:
-        """Why Slurm ends the job, and why it is to come back; None: it is not."""
+        """Why Slurm ends the job, and the reason to requeue it, or None to let it end."""
         info = self._learn()
         why = self._own.why(info)
         return why, self._reason(why, outcome, info)
 
     def _decide(self, outcome: Outcome, reason: Reason) -> Decision:
-        """By the budgets; without a save it counts as a failure."""
+        """Whether the limits allow a requeue; an attempt that did not save counts as a failure."""
         work, info = self._work, self._info
         if info is not None and not info.is_requeueable:
             return Decision(starts_again=False, because=f"{reason.value}, but Requeue=0")
@@ -183,7 +183,7 @@ class BatchJob:
         )
 
     def _reason(self, why: Why, outcome: Outcome, info: JobInfo) -> Reason | None:
-        """Why the job is to come back; None: it is not."""
+        """The reason to requeue the job; None if it ends here."""
         code = outcome.code
         if why is Why.cancelled or (code in _BY_A_PERSON and why is not Why.requeued):
             return None
@@ -198,7 +198,7 @@ class BatchJob:
         return Reason.time_limit if is_near else Reason.requested
 
     def _wait_for_steps(self, imposed: Reason) -> bool:
-        """Until no other step runs; as long as there is time. Returns whether it had to wait."""
+        """Wait until no other step runs, or time runs out. Returns whether it had to wait."""
         own = f"{self._own.name}.{os.environ.get('SLURM_STEP_ID', '')}"
         until = time.monotonic() + self._left_s(imposed)
         has_waited = False
@@ -210,13 +210,13 @@ class BatchJob:
                     break
                 if not has_waited:
                     what = f"step{'s' * (len(others) > 1)} {', '.join(others)}"
-                    messages.say(f"Job {self._own.name} will be requeued when {what} ended")
+                    messages.say(f"Job {self._own.name} will be requeued when {what} has ended")
             has_waited = True
             time.sleep(_LOOK_S)
         return has_waited
 
     def _left_s(self, imposed: Reason) -> float:
-        """Seconds that the other steps have."""
+        """Seconds that the other steps have to end."""
         left_s = self._info.ends_in_s() if self._info is not None else None
         if imposed is Reason.requested or left_s is None:
             return self._work.warning_s
@@ -238,7 +238,7 @@ class BatchJob:
         self._record.write(state, because, code, argv=sys.argv[1:])  # for `same_dir`
 
     def _judge(self, text: str, code: int, reason: Reason | None = None) -> None:
-        """Add it to what the Run has said of its end."""
+        """Add the text to the verdict that the Run has written."""
         said = verdict.read(self._directory)
         if said is not None and said.pid == os.getpid():
             reason, text = reason or said.reason, f"{said.text}; {text}"
@@ -246,7 +246,7 @@ class BatchJob:
 
 
 def here(directory: Path, work: Work) -> BatchJob | None:
-    """The batch job that this process is the outermost one of forge in; None: it is not."""
+    """The batch job whose outermost forge process this is; None in any other process."""
     is_interactive = hasattr(builtins, "__IPYTHON__") or hasattr(sys, "ps1")
     if "SLURM_JOB_ID" not in os.environ or is_interactive or REHEARSAL in os.environ:
         return None
@@ -258,6 +258,6 @@ def here(directory: Path, work: Work) -> BatchJob | None:
 
 
 def of_run(policy: Policy, directory: Path) -> BatchJob | None:
-    """The same for a training with this policy, whose job lies there."""
+    """The same for a training with this policy, in the job directory `directory`."""
     limits, place = RequeueLimits.of(policy.requeue), policy.checkpoint.dir
     return here(directory, Work(limits, policy.signal.warning_s, [directory], place))

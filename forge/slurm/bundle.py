@@ -1,8 +1,8 @@
-"""All jobs of one submission in one file: a network disk is slow with thousands of small ones.
+"""All jobs of one submission in one file: a network disk is slow with thousands of small files.
 
-The launcher writes it; in the batch script each job's wrapper takes out its own, into the job's
-directory. The file begins with one line of JSON that says where everything is, and is written in
-one step. Standard library only.
+The launcher writes the file. In the batch script, each job's wrapper unpacks its own job into the
+job's directory. The first line of the file is JSON and lists the position of each part. The file is
+written atomically. Standard library only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SUFFIX = ".bundle"
 
 
 def paths(folder: Path) -> Iterator[Path]:
-    """For new bundles: each name is higher than all that are there, whatever the clock says."""
+    """Paths for new bundles: each name is higher than all existing ones, whatever the clock is."""
     names = (path.stem for path in folder.glob(f"*{_SUFFIX}"))
     highest = max((int(name) for name in names if name.isdecimal()), default=0)
     first = max(time.time_ns(), highest + 1)
@@ -50,9 +50,9 @@ def write(
 
     Args:
         path: One of `paths`.
-        common: What all jobs have in common, pickled.
-        jobs: The directory, the plan and the pickled config of each.
-        code: As `job_dir.code_fingerprint` has it: what they are started with.
+        common: The part that is the same for all jobs, pickled.
+        jobs: The directory, the plan and the pickled config of each job.
+        code: The fingerprint of the code that starts them (`job_dir.code_fingerprint`).
     """
     entries, parts, position = [], [common], len(common)
     for directory, plan, config in jobs:
@@ -75,9 +75,9 @@ def read_plan(path: Path, number: int) -> JobPlan:
 
 
 def unpack(path: Path, number: int) -> Path:
-    """Put a job's plan and task where its wrapper looks for them, unless that was done.
+    """Write a job's plan and task into the job's directory, unless they are there already.
 
-    What an earlier launch has left of the job's budgets is forgotten; its checkpoints stay.
+    The requeue counts of an earlier launch are reset; its checkpoints stay.
 
     Returns:
         The job's directory.
@@ -87,8 +87,8 @@ def unpack(path: Path, number: int) -> Path:
         begin = file.tell()
         name, position, plan_size, config_size = head["jobs"][number]
         directory = Path(name)
-        # A later launch has the higher name: what it has put there stays, and so does what a
-        # job works with that runs (one of an earlier launch that somebody has requeued by hand).
+        # Keep the files of a later launch (its bundle has a higher name), and those of a job that
+        # is running (somebody has requeued a job of an earlier launch by hand).
         if read_earlier(directory).launch >= path.name or is_busy(directory):
             return directory
         common = file.read(head["common"])
@@ -103,5 +103,5 @@ def unpack(path: Path, number: int) -> Path:
         write_json(forge_dir(directory) / CODE, head["code"])
     task = pickle.dumps({"common": common, "config": config})
     write_atomically(forge_dir(directory) / TASK, task)
-    replace(plan, launch=path.name).write(directory)  # last: now it is there
+    replace(plan, launch=path.name).write(directory)  # last: it marks the job as unpacked
     return directory

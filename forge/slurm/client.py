@@ -1,8 +1,8 @@
-"""What Slurm knows of a job, and what is asked of it: the only caller of Slurm's commands.
+"""Slurm's commands: questions about a job, and requests. No other module calls them.
 
-A signal alone cannot tell a preemption from a cancel: both are SIGCONT and SIGTERM. So the
-controller is asked. Standard library only: this runs in the batch script, outside containers.
-One module, since every call is made in one way: its environment, its patience, what a refusal says.
+A preempted job and a cancelled job get the same signals, SIGCONT and SIGTERM, so forge asks the
+controller why. Standard library only: this runs in the batch script, outside containers.
+One module, since all commands share their environment, timeouts, retries and errors.
 Source: scontrol(1); the table of `why` was measured on Slurm 22.05.
 """
 
@@ -23,9 +23,9 @@ from pathlib import Path
 from forge.errors import NoAnswer, NoSuchJob, NotRequeueable, SlurmRefused
 
 _CALL_S = 10.0
-"""One question may take so long; a busy controller answers in seconds."""
+"""Timeout for one command; a busy controller answers within seconds."""
 _SUBMIT_S = 300.0
-"""sbatch gives up by itself after 120 s where the queue is full, later where nobody answers."""
+"""sbatch itself gives up after 120 s if the queue is full, later if the controller is silent."""
 _FIRST_PAUSE_S = 0.2
 
 
@@ -38,45 +38,45 @@ class Why(Enum):
     requeued = "already requeued by Slurm"
     script_killed = "its batch script was killed"
     unknown = "unknown"
-    """Slurm has no reason: somebody sent the signal by hand."""
+    """Slurm gives no reason: somebody sent the signal by hand."""
 
 
 @dataclass(frozen=True)
 class JobInfo:
-    """The fields of `scontrol show job` that decide."""
+    """The fields of `scontrol show job` that forge needs."""
 
     state: str
     """JobState: RUNNING, COMPLETING, PENDING, CANCELLED, …"""
     reason: str
     restarts: int
     preempt_time: str | None
-    """When it was preempted; None where it was not."""
+    """When the job was preempted; None if it was not."""
     left_s: float | None = None
-    """Seconds until the time limit, by the controller's clock; None where there is no limit."""
+    """Seconds until the time limit, by the controller's clock; None without a limit."""
     excluded: str = ""
-    """ExcNodeList: the nodes it must not run on."""
+    """ExcNodeList: the nodes on which the job must not run."""
     required: str = ""
-    """ReqNodeList: the nodes that it has to have."""
+    """ReqNodeList: the nodes that the job must get."""
     features: str = ""
-    """What its nodes have to have (`--constraint`)."""
+    """The features that its nodes must have (`--constraint`)."""
     gres: frozenset[str] = frozenset()
-    """Names of the generic resources that its nodes have to have: gpu."""
+    """Names of the generic resources that its nodes must have, such as gpu."""
     end_time: str = ""
-    """When it ended; of one that runs, when it will."""
+    """When the job ended, or will end if it is running."""
     partition: str = ""
     is_requeueable: bool = True
-    """Whether Slurm would requeue it."""
+    """Whether Slurm allows a requeue (Requeue=1)."""
     is_batch: bool = False
-    """Whether sbatch has started it; else salloc or srun has."""
+    """Whether sbatch started the job, and not salloc or srun."""
     script: str = ""
-    """Path of its batch script, and the arguments of that; empty if there is no such file."""
+    """Path and arguments of its batch script; empty without a script."""
     work_dir: str = ""
-    """Where the batch script is started."""
+    """The working directory of the batch script."""
 
     @staticmethod
     def parse(text: str) -> JobInfo:
-        """From one line of `scontrol --oneliner show job`."""
-        # A job's name and what stands last (comment, command) are free text, which may look alike.
+        """Parse one line of `scontrol --oneliner show job`."""
+        # The name and the last fields (comment, command) are free text that can look like a field.
         text = re.sub(r" JobName=.*? UserId=", " UserId=", text, count=1, flags=re.DOTALL)
         fields: dict[str, str] = {}
         script = re.search(r" Command=(.*?) WorkDir=(.*?) StdErr=", text)
@@ -107,13 +107,13 @@ class JobInfo:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it runs no more; its processes may still."""
+        """Whether the job has ended; some of its processes can still be running."""
         return self.state in ("COMPLETING", "CANCELLED", "TIMEOUT", "FAILED", "PREEMPTED")
 
     def ends_in_s(self) -> float | None:
-        """Seconds until Slurm ends it: at its limit, or after the grace time; None: nobody knows.
+        """Seconds until Slurm ends the job, at its limit or after the grace time; None if unknown.
 
-        EndTime has both, by the controller's clock.
+        EndTime covers both, by the controller's clock.
         """
         with contextlib.suppress(ValueError):  # Unknown
             end = time.mktime(time.strptime(self.end_time, "%Y-%m-%dT%H:%M:%S")) - time.time()
@@ -122,10 +122,10 @@ class JobInfo:
 
     @property
     def is_preempted_at_end(self) -> bool:
-        """Whether a preemption ended it, and not a cancel while it was saving after one.
+        """Whether a preemption ended the job, and not a cancel during the grace time.
 
-        PreemptTime is when the grace time began and, once Slurm has ended the job, when it did:
-        a cancel in between leaves it before the end.
+        Slurm sets PreemptTime when the grace time begins, and again when it ends the job. If the
+        job is cancelled in between, PreemptTime is earlier than the end.
         """
         has_both = bool(self.preempt_time and self.end_time)
         return has_both and str(self.preempt_time) >= self.end_time
@@ -144,8 +144,8 @@ def seconds(text: str) -> float | None:
 def own_job(environment: Mapping[str, str]) -> str:
     """The name of this process's job for scontrol.
 
-    One task of every array has the array's own number as its SLURM_JOB_ID: asked by that, scontrol
-    would mean all of them.
+    In every array, one task's SLURM_JOB_ID is the number of the array: with this number, scontrol
+    would act on all tasks.
     """
     array = environment.get("SLURM_ARRAY_JOB_ID")
     if array:
@@ -154,22 +154,22 @@ def own_job(environment: Mapping[str, str]) -> str:
 
 
 def show(job: str, within_s: float) -> JobInfo:
-    """Ask the controller, again and again if it is too busy to answer.
+    """Ask the controller about a job, and retry while the controller is too busy to answer.
 
     Args:
-        job: As `own_job` has it.
+        job: The job's name, as from `own_job`.
         within_s: Seconds after which to give up.
     Raises:
-        NoAnswer: Where it did not answer within that time.
-        NoSuchJob: Where it does not know the job.
+        NoAnswer: If the controller did not answer within that time.
+        NoSuchJob: If the controller does not know the job.
     """
     return JobInfo.parse(_scontrol(["--oneliner", "show", "job", job], within_s))
 
 
 def requeue(job: str, within_s: float) -> None:
-    """Put the job back into the queue; it ends now. Raises as `show` does, and NotRequeueable.
+    """Requeue the job, which ends now. Raises as `show` does, and NotRequeueable.
 
-    One that is in the queue already stays there: somebody was faster.
+    A job that is pending already stays so: Slurm or a person has requeued it before.
     """
     said = _scontrol(["requeue", job], within_s, settled=("pending execution", *_NEVER))
     if any(words in said for words in _NEVER):
@@ -185,9 +185,9 @@ def delay(job: str, seconds: float, within_s: float) -> None:
 
 
 def requeues_preempted(partition: str, within_s: float) -> bool:
-    """Whether Slurm brings back by itself what it preempts in this partition.
+    """Whether Slurm itself requeues the jobs that it preempts in this partition.
 
-    Where quality of service decides that, nobody knows: False. Raises as `show` does.
+    False also if this depends on the quality of service. Raises as `show` does.
     """
     if re.search(r"PreemptType\s*=.*qos", _scontrol(["show", "config"], within_s)):
         return False
@@ -196,7 +196,7 @@ def requeues_preempted(partition: str, within_s: float) -> bool:
 
 
 def exclude(job: str, nodes: Sequence[str], within_s: float) -> None:
-    """Keep a job that waits in the queue off these nodes alone. Raises as `show` does."""
+    """Set the ExcNodeList of a pending job to these nodes. Raises as `show` does."""
     _scontrol(["update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}"], within_s)
 
 
@@ -208,9 +208,9 @@ def hostnames(nodes: str, within_s: float) -> list[str]:
 
 
 def nodes_for(info: JobInfo, within_s: float) -> dict[str, bool]:
-    """The nodes of a job's partitions, with whether it could be started there, now or later.
+    """The nodes of a job's partitions, and whether the job could start there, now or later.
 
-    By features and generic resources as far as they are simple: what is not counts as fitting.
+    Simple features and generic resources are compared; complex ones count as a match.
     Source: sinfo(1), "NODE STATE CODES". Raises SlurmRefused.
     """
     form = ["--noheader", "--Node", "--format=%N|%T|%f|%G"]
@@ -225,11 +225,11 @@ def nodes_for(info: JobInfo, within_s: float) -> dict[str, bool]:
 
 
 _GONE = ("down", "drain", "fail", "error", "unk", "inval", "future", "perfctrs")
-"""How the states of nodes begin that take no jobs until somebody acts."""
+"""Beginnings of the node states in which a node takes no jobs until an administrator acts."""
 
 
 def _has_features(features: str, wanted: str) -> bool:
-    """Whether a node has what `a&b|c` asks for; counts, brackets and the like are not looked at."""
+    """Whether a node has the features `a&b|c`; a form with counts or brackets is not compared."""
     if not re.fullmatch(r"[\w.:=-]+([&,|][\w.:=-]+)*", wanted):
         return True
     has = set(features.split(","))
@@ -237,19 +237,19 @@ def _has_features(features: str, wanted: str) -> bool:
 
 
 def lost_nodes(nodes: str, within_s: float) -> list[str]:
-    """Those of `n[1-2]` that are down, or do not answer the controller. Raises as `show` does."""
+    """Nodes of `n[1-2]` that are down or do not answer the controller. Raises as `show` does."""
     shown = _scontrol(["--oneliner", "show", "node", nodes], within_s)
     found = re.findall(r"^NodeName=(\S+).*? State=(\S+)", shown, re.MULTILINE)
     return [name for name, state in found if re.search(r"\bDOWN|NOT_RESPONDING|\*", state)]
 
 
 def end_step(job: str, number: int, within_s: float) -> None:
-    """Kill a step and wait until nothing of it is left; one that is gone is left alone.
+    """Kill a step and wait until all of its processes have ended, if the step exists.
 
-    By its number: killing the tasks of `job` would cancel it where it waits in the queue.
+    `scancel` gets the step's number: with the job's number it would also cancel a pending job.
 
     Raises:
-        NoAnswer: Where something of it is left, or nobody answers.
+        NoAnswer: If the step does not end, or the controller does not answer.
     """
     deadline = time.monotonic() + within_s
     try:
@@ -257,16 +257,16 @@ def end_step(job: str, number: int, within_s: float) -> None:
         while f"{job}.{number}" in steps(job, within_s):
             if time.monotonic() > deadline:
                 raise NoAnswer(f"the step {job}.{number} does not end")
-            time.sleep(_FIRST_PAUSE_S)  # Slurm tells nobody
+            time.sleep(_FIRST_PAUSE_S)  # Slurm does not notify
     except SlurmRefused as error:
         raise NoAnswer(str(error)) from error
 
 
 def signal_step(job: str, number: int, name: str, within_s: float) -> bool:
-    """Signal every task of a step; False where there is no such step.
+    """Signal every task of a step; False if there is no such step.
 
     Raises:
-        NoAnswer: Where the controller refuses, or does not answer.
+        NoAnswer: If the controller refuses, or does not answer.
     """
     step = f"{job}.{number}"
     try:
@@ -279,7 +279,7 @@ def signal_step(job: str, number: int, name: str, within_s: float) -> bool:
 
 
 def steps(job: str, within_s: float) -> list[str]:
-    """The steps of a job that run, `<job>.<number>`. Raises SlurmRefused."""
+    """The running steps of a job, `<job>.<number>`. Raises SlurmRefused."""
     form = ["--noheader", "--steps", f"--jobs={job}", "--format=%i"]
     try:
         return _ask("squeue", *form, within_s=within_s).split()
@@ -290,37 +290,37 @@ def steps(job: str, within_s: float) -> list[str]:
 
 
 def srun(options: list[str], output: str, command: list[str]) -> list[str]:
-    """The command that starts a step; what its tasks print is appended to a file.
+    """The command that starts a step; the output of its tasks is appended to a file.
 
     Args:
         options: More options for srun.
         output: Path of that file.
-        command: What every task runs.
+        command: The command that every task runs.
     """
     path = output.replace("%", "%%")
     fixed = ["srun", "--unbuffered", f"--output={path}", "--open-mode=append", "--input=none"]
-    fixed.append("--export=ALL")  # sbatch's --export is not for the step
-    # The others have to save: they end by themselves, or by the job's wrapper.
+    fixed.append("--export=ALL")  # else srun would apply sbatch's --export
+    # If a task fails, the other tasks still have to save: they exit, or the wrapper kills them.
     return [*fixed, "--kill-on-bad-exit=0", "--wait=0", *options, *command]
 
 
 def why(info: JobInfo, own_restarts: int, within_s: float = _CALL_S) -> Why:
-    """Why the job is being stopped. Raises as `show` does: it may have to ask once more.
+    """Why the job is being stopped. Raises as `show` does, since it can ask the controller again.
 
     Args:
-        info: What the controller says now.
+        info: The controller's current answer.
         own_restarts: SLURM_RESTART_COUNT of this start.
-        within_s: Seconds for that question.
+        within_s: Timeout in seconds for the second question.
     """
     if info.restarts > own_restarts:
-        return Why.requeued  # GraceTime=0: Slurm did it before it told us
+        return Why.requeued  # GraceTime=0: Slurm requeued it without a notice
     if info.state == "PREEMPTED":
         return Why.preempted
     if info.has_ended:
         if info.reason == "TimeLimit" or info.state == "TIMEOUT":
             return Why.time_limit
         # A cancel in the very second of a preemption's notice looks like PreemptMode=CANCEL; but
-        # where Slurm would have requeued the job, it was no preemption that ended it.
+        # if Slurm would have requeued the job, it was a cancel that ended it.
         if not info.is_preempted_at_end:
             return Why.cancelled
         is_brought_back = info.is_requeueable and requeues_preempted(info.partition, within_s)
@@ -329,7 +329,7 @@ def why(info: JobInfo, own_restarts: int, within_s: float = _CALL_S) -> Why:
 
 
 _OURS = ("SIGNAL", "REQUEUE", "NO_REQUEUE", "ARRAY_INX", "OUTPUT", "ERROR", "OPEN_MODE", "WAIT")
-"""What sbatch would read from the environment, and the batch script sets."""
+"""Variables that sbatch would read as options, and that the batch script sets itself."""
 
 
 # -- the launcher's side ---------------------------------------------------------------------
@@ -344,18 +344,18 @@ NO_COMMANDS = (
 
 
 def submit(script: Path, *options: str, tell: Callable[[str], None] = lambda text: None) -> str:
-    """Submit a batch script; the number of the job, or of the array.
+    """Submit a batch script; returns the number of the job, or of the array.
 
-    Where the queue is full sbatch itself tries again, for two minutes.
+    If the queue is full, sbatch itself retries for two minutes.
 
     Args:
-        script: Its path.
-        options: More options for sbatch, which hold before those in the script.
-        tell: Told what sbatch says while it tries.
+        script: Path of the batch script.
+        options: More options for sbatch, which override those in the script.
+        tell: Called with the messages that sbatch prints while it retries.
     Raises:
-        SlurmRefused: Where sbatch refuses it, with its words.
+        SlurmRefused: If sbatch refuses the script, with sbatch's message.
     """
-    # What belongs to a job that we may ourselves stand in is not for the new one.
+    # If this process runs inside a job, that job's variables must not reach the new one.
     inner = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "FORGE_")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(inner) or k == "SLURM_CONF"}
     for name in _OURS:  # SBATCH_ACCOUNT and the like are the user's own defaults
@@ -375,7 +375,7 @@ def submit(script: Path, *options: str, tell: Callable[[str], None] = lambda tex
 def _run_telling(
     command: Sequence[str], environment: Mapping[str, str], tell: Callable[[str], None]
 ) -> tuple[str, str, int]:
-    """(stdout, stderr, exit code) of a command, which is ended after `_SUBMIT_S`."""
+    """(stdout, stderr, exit code) of a command, which is killed after `_SUBMIT_S`."""
     pipe, none = subprocess.PIPE, subprocess.DEVNULL
     environment = {**environment, "LC_ALL": "C"}
     deadline, told = time.monotonic() + _SUBMIT_S, ""
@@ -395,7 +395,7 @@ def _run_telling(
 
 
 def cancel(job: str) -> None:
-    """End a job, in the queue or running; one that has ended already stays as it is."""
+    """Cancel a pending or running job; nothing happens to a job that has ended."""
     with contextlib.suppress(SlurmRefused):
         _ask("scancel", job)
 
@@ -412,7 +412,7 @@ class Queued:
 
     @property
     def is_alive(self) -> bool:
-        """Whether something may still come of it."""
+        """Whether the job is pending, running, or between these."""
         return self.state in _ALIVE
 
 
@@ -430,14 +430,14 @@ def queue() -> dict[str, Queued]:
     """All of this user's jobs that the controller remembers, by number or `<array>_<task>`.
 
     Raises:
-        SlurmRefused: Where squeue does not answer.
+        SlurmRefused: If squeue does not answer.
     """
     user = f"--user={os.getuid()}"
     found = {}
     for line in _ask(
         "squeue", user, "--noheader", "--array", "--states=all", "--format=%i|%T|%r|%o"
     ).splitlines():
-        # %o is the script with its arguments; those of other jobs may hold newlines, anything.
+        # %o is the script with its arguments; those of other jobs can contain newlines, anything.
         if match := _JOB_LINE.fullmatch(line.strip()):
             name, state, reason, script = match.groups()
             found[name] = Queued(state, reason, script)
@@ -463,7 +463,7 @@ def unresponsive_nodes() -> dict[str, list[str]]:
 
 
 def resubmitted(job: str, script: str, queue: Mapping[str, Queued]) -> str | None:
-    """Another number of a job that is gone: that of a live one with its script and array task."""
+    """The new number of a vanished job: a live job with the same script and array task."""
     task = job.partition("_")[2]
     for name, queued in queue.items():
         is_alike = queued.script == script != "" and name.partition("_")[2] == task
@@ -473,14 +473,14 @@ def resubmitted(job: str, script: str, queue: Mapping[str, Queued]) -> str | Non
 
 
 def settings() -> dict[str, str]:
-    """The cluster's configuration. Raises SlurmRefused where it does not answer."""
+    """The cluster's configuration. Raises SlurmRefused if the controller does not answer."""
     lines = _ask("scontrol", "show", "config", within_s=2 * _CALL_S).splitlines()
     pairs = (line.partition("=") for line in lines if "=" in line)
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def partitions() -> dict[str, dict[str, str]]:
-    """Every partition's fields, by name. Raises SlurmRefused without an answer."""
+    """Each partition's fields, by its name. Raises SlurmRefused if there is no answer."""
     found = {}
     lines = _ask("scontrol", "--oneliner", "show", "partition", within_s=2 * _CALL_S)
     for line in lines.splitlines():
@@ -504,7 +504,7 @@ def _ask(
 def _run(
     command: Sequence[str], within_s: float, environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """In plain English, whatever the user's language; free text of others need not be UTF-8."""
+    """Run with English messages, whatever the user's language; output need not be UTF-8."""
     return subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
@@ -516,11 +516,11 @@ def _run(
     )
 
 
-# -- asking again and again ------------------------------------------------------------------
+# -- retries ---------------------------------------------------------------------------------
 
 
 def _scontrol(arguments: list[str], within_s: float, settled: Sequence[str] = ()) -> str:
-    """Ask until there is an answer; a refusal with any of the words `settled` is one."""
+    """Retry until there is an answer; an error that contains one of `settled` is an answer, too."""
     deadline = time.monotonic() + within_s
     pause_s, said = _FIRST_PAUSE_S, ""
     while (left_s := deadline - time.monotonic()) > 0:

@@ -1,11 +1,11 @@
-"""Nodes on which a health check has failed, and which of them a job stays off.
+"""Nodes on which a health check has failed, and which of them a job avoids.
 
 <job dir>/.forge/excluded/<node>.json     by this job, with the action `refuse`
 <sweep dir>/.forge/excluded/<node>.json   by any job of the sweep, with `exclude_node`
 
-A file for each node, written in one step: what two jobs find at once is not lost, and of a job
-that is killed meanwhile either all of it is there or nothing. Nobody removes one, since somebody
-else may just have renewed it: it says until when it holds. Standard library only.
+Each node has a file, written atomically: two jobs can add nodes at the same time, and a job that is
+killed leaves no half-written file. A file contains the time at which the exclusion expires; forge
+does not remove the file, since another job may just have renewed it. Standard library only.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _NODE = re.compile(r"\w[\w.-]*")
 
 @dataclass(frozen=True)
 class Exclusion:
-    """A node that a check has failed on, and until when jobs stay off it."""
+    """A node on which a health check has failed, and until when jobs avoid it."""
 
     node: str
     check: str
-    """Name of the check; empty where nobody has said."""
+    """Name of the check; empty if it is unknown."""
     text: str
-    """What was found, for people."""
+    """The finding, for people."""
     job: str
     """Directory of the job that found it."""
     found: float
@@ -45,7 +45,7 @@ class Exclusion:
     """Unix time."""
 
     def __str__(self) -> str:
-        """For people."""
+        """The node, the check and the expiry, for messages."""
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.until))
         what = f"`{self.check}` failed there" if self.check else "a check failed there"
         return f"{self.node} ({what} for the job in {self.job}; excluded until {when})"
@@ -53,18 +53,18 @@ class Exclusion:
 
 @dataclass(frozen=True)
 class Choice:
-    """What becomes of the exclusions that hold."""
+    """Which of the current exclusions are applied to a job."""
 
     kept: list[Exclusion] = field(default_factory=list)
     left_out: list[Exclusion] = field(default_factory=list)
-    """Those without which enough nodes are left for the job."""
+    """Exclusions that are ignored, so that enough nodes are left for the job."""
     before: list[str] = field(default_factory=list)
-    """The job's ExcNodeList."""
+    """The job's current ExcNodeList."""
     names: list[str] = field(default_factory=list)
-    """What it is to be."""
+    """The new ExcNodeList."""
 
     def missing(self, job: Path) -> list[str]:
-        """The nodes that this very job has found sick, where it cannot do without all of them."""
+        """The nodes that this job itself has found sick, if it needs at least one of them."""
         own = str(job)
         if not any(one.job == own for one in self.left_out):
             return []
@@ -72,32 +72,32 @@ class Choice:
 
 
 class Exclusions:
-    """What one job knows of sick nodes, and has made of it."""
+    """The exclusions that apply to one job, and the nodes that forge has excluded for it."""
 
     def __init__(
         self, job: Path, sweep: Path, hours: float, say: Callable[[str], None] = print
     ) -> None:
-        """`job` and `sweep` are their directories."""
+        """`job` and `sweep` are the directories of the job and of its sweep."""
         self._job, self._hours, self._say = job, hours, say
         self._own, self._shared = forge_dir(job) / FOLDER, forge_dir(sweep) / FOLDER
         self._noted: list[Exclusion] = []
         self._said: set[Exclusion] = set()
         self.ours: list[str] = []
-        """Nodes in the job's ExcNodeList that are there by forge, and not by its user."""
+        """Nodes in the job's ExcNodeList that forge, and not the user, has added."""
         self.left: list[str] = []
-        """Nodes that it has left since the last attempt, without having tried them."""
+        """Nodes on which the job has not tried to start since its last attempt."""
 
     def load(self, state: Mapping[str, Any], *, is_same_list: bool) -> None:
-        """Take over from an earlier start; with another number, the job has another list."""
+        """Restore the state of an earlier start; a job with a new number has a new ExcNodeList."""
         self.ours = list(state.get("excluded", ())) if is_same_list else []
         self.left = list(state.get("left", ())) if is_same_list else []
 
     def to_json(self) -> dict[str, Any]:
-        """What `load` takes."""
+        """The state for `load`."""
         return {"excluded": self.ours, "left": self.left}
 
     def note(self, found: Iterable[Sick]) -> None:
-        """Take in what the ranks of an attempt say of their nodes."""
+        """Exclude the nodes that the ranks of an attempt have reported as sick."""
         for one in found:
             if one.action == "halt" or not _NODE.fullmatch(one.node):
                 continue
@@ -109,11 +109,13 @@ class Exclusions:
             try:
                 make_directory(folder)
                 write_json(folder / f"{one.node}.json", asdict(made), is_synced=True)
-            except (OSError, Untrusted) as error:  # a full disk ends no job
-                self._say(f"could not tell other jobs, and later starts, that {made}: {error}")
+            except (OSError, Untrusted) as error:  # a full disk must not end the job
+                self._say(
+                    f"could not exclude a node for other jobs and later starts: {made}: {error}"
+                )
 
     def standing(self) -> list[Exclusion]:
-        """What holds now, one for each node: what this job has found first, then the newest."""
+        """The current exclusions, one for each node: first those of this job, then the newest."""
         now, own = time.time(), str(self._job)
         found = [*self._noted, *self._read(self._own), *self._read(self._shared)]
         by_node = dict[str, Exclusion]()
@@ -123,12 +125,12 @@ class Exclusions:
         return list(by_node.values())
 
     def choose(self, info: JobInfo | None, needed: int, within_s: float) -> Choice:
-        """Which nodes the job is kept off, so that enough of them are left.
+        """Choose the nodes to exclude, so that enough nodes are left for the job.
 
         Args:
-            info: What the controller says of the job; None: it has not said anything.
-            needed: Nodes of the job.
-            within_s: Seconds for each question.
+            info: The job, as the controller describes it; None if the controller did not answer.
+            needed: Number of nodes of the job.
+            within_s: Timeout in seconds for each question to the controller.
         """
         standing = self.standing()
         if info is None or not (standing or self.ours):
@@ -151,10 +153,10 @@ class Exclusions:
         return Choice(kept, left_out, before, names)
 
     def apply(self, job: str, choice: Choice, within_s: float) -> bool:
-        """Bring the choice into the list of a job that waits in the queue.
+        """Set the ExcNodeList of a job that waits in the queue.
 
         Returns:
-            Whether that has changed the list.
+            Whether the list has changed.
         Raises:
             NoAnswer, NoSuchJob: As `client.exclude`.
         """
@@ -165,7 +167,7 @@ class Exclusions:
         return True
 
     def take(self, choice: Choice) -> None:
-        """It is the job's list now."""
+        """Note that the choice has become the job's ExcNodeList."""
         fixed = [name for name in choice.before if name not in self.ours]
         self.ours = [name for name in choice.names if name not in fixed]
 
@@ -173,7 +175,7 @@ class Exclusions:
         try:
             paths = sorted(folder.glob("[!.]*.json"))
             return [one for path in paths if (one := _read_one(path)) is not None]
-        except (OSError, Untrusted) as error:  # nothing there is worth a job
+        except (OSError, Untrusted) as error:  # the job is more important
             self._say(f"the list of excluded nodes cannot be read: {error}")
             return []
 
@@ -185,20 +187,20 @@ def choose(
     required: Collection[str],
     needed: int,
 ) -> tuple[list[Exclusion], list[Exclusion]]:
-    """Split exclusions into those that are kept, and those that would leave too few nodes.
+    """Split exclusions into those that are applied, and those that would leave too few nodes.
 
     Args:
-        standing: The most important ones first.
-        nodes: The job's nodes, with whether it could be started there; None: nobody knows.
-        fixed: Nodes that its user has excluded.
-        required: Nodes that it has to have (`--nodelist`).
-        needed: How many nodes it has to have.
+        standing: The exclusions, the most important first.
+        nodes: The nodes that the job can get, and whether it could start there; None if unknown.
+        fixed: Nodes that the user has excluded.
+        required: Nodes that the user requires (`--nodelist`).
+        needed: Number of nodes of the job.
     """
     kept, left_out = [], []
     usable = {name for name, is_usable in (nodes or {}).items() if is_usable} - set(fixed)
     for one in standing:
         if one.node in fixed or (nodes is not None and one.node not in nodes):
-            continue  # Slurm would not start it there in any case
+            continue  # Slurm would not start the job there in any case
         is_affordable = nodes is None or one.node not in usable or len(usable) > needed
         if one.node in required or not is_affordable:
             left_out.append(one)
@@ -209,7 +211,7 @@ def choose(
 
 
 def _read_one(path: Path) -> Exclusion | None:
-    """None: there is none, or none that makes sense."""
+    """Read a file; None if it is missing or malformed."""
     content, kinds = read_json(path) or {}, {"found": float, "until": float}
     try:
         values: dict[str, Any] = {

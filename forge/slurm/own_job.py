@@ -1,7 +1,7 @@
-"""The job of Slurm's that this process runs in: why it is being stopped, and its requeue.
+"""The Slurm job in which this process runs: why the job is being stopped, and its requeue.
 
-For a process of the job itself. Slurm signals it together with all others, so the commands that it
-starts block these signals.
+Slurm signals all processes of the job together, this process too, so the commands that it starts
+block these signals.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from forge.slurm import client
 from forge.slurm.client import JobInfo, Why
 
 ASK_S = 20.0
-"""One question to Slurm's controller, repeated while it is busy, may take so long."""
+"""Timeout for one question to Slurm's controller, with retries while the controller is busy."""
 
 
 class OwnJob:
-    """As the environment describes it."""
+    """The job that the environment describes."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.name = client.own_job(environment)
-        """For scontrol."""
+        """The job's name for scontrol."""
         self.restarts = int(environment.get("SLURM_RESTART_COUNT") or 0)
         self.command = f"scontrol requeue {self.name}"
         """The shell line that resumes the job."""
 
     def show(self, within_s: float = ASK_S) -> JobInfo:
-        """What the controller says of it. Raises as `client.show` does."""
+        """Ask the controller about the job. Raises as `client.show` does."""
         with stopping.block_signals():
             return client.show(self.name, within_s)
 
     def why(self, info: JobInfo | None = None) -> Why:
-        """Why it is being stopped. Raises as `client.show` does.
+        """Why the job is being stopped. Raises as `client.show` does.
 
         Args:
-            info: What the controller said; None: it is asked now.
+            info: The controller's answer; None to ask now.
         """
         info = self.show() if info is None else info
         with stopping.block_signals():
             return client.why(info, self.restarts, ASK_S)
 
     def requeue(self) -> None:
-        """Put it back into the queue; the answer may be lost, since Slurm ends this step meanwhile.
+        """Requeue the job. The answer can get lost, since Slurm ends this step meanwhile.
 
         Raises:
-            NoAnswer: If nobody answers.
-            NotRequeueable: If Slurm refuses, and has not brought it back by itself.
+            NoAnswer: If the controller does not answer.
+            NotRequeueable: If Slurm refuses, and has not requeued the job itself.
         """
         try:
             with stopping.block_signals():

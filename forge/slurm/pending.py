@@ -1,6 +1,6 @@
-"""Why a job waits in the queue: Slurm's own word, and what to do where it would wait forever.
+"""Why a job waits in the queue: Slurm's reason, and what to do if the job would wait forever.
 
-Most reasons pass when other jobs end. Some do not: somebody has to act, and nobody would know.
+Most reasons pass when other jobs end. For the rest somebody has to act, so forge prints a hint.
 Source: squeue(1), "JOB REASON CODES"; the names of 22.05 and later.
 """
 
@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-_RELEASE = "`scontrol release {jobs}` ends that"
+_RELEASE = "`scontrol release {jobs}` releases it"
 _ANEW = "`scancel {jobs}`, and start the sweep again"
 _STUCK = {
     "DependencyNeverSatisfied": "the condition in `hydra.launcher.dependency` can no longer"
-    f" come true. {_ANEW} without it, or with another",
+    f" become true. {_ANEW} without it, or with another",
     "JobHeldUser": f"held by hand. {_RELEASE}",
     "JobHeldAdmin|.*requeued.held": "held by an administrator, or by Slurm itself. Ask an"
     f" administrator; {_RELEASE} if it was Slurm",
@@ -22,18 +22,20 @@ _STUCK = {
     "PartitionDown|PartitionInactive": "the partition starts no jobs until an administrator opens"
     " it. Ask them, or choose another: `scontrol update JobId=<job> Partition=<name>`"
     " (jobs: {jobs})",
-    "PartitionTimeLimit|PartitionNodeLimit": "more time or nodes than the partition allows."
+    "PartitionTimeLimit|PartitionNodeLimit": "it requests more time or nodes than the partition"
+    " allows."
     f" {_ANEW} with a lower `hydra.launcher.timeout_min` or `nodes`",
     "BadConstraints": "no node has the requested features or resources"
     f" (`hydra.launcher.constraint`, `gres`, `nodelist`, `exclude`, …). {_ANEW} with other options",
-    "NodeDown|ReqNodeNotAvail(?!.*[Rr]eserved).*": "a node that is needed is down or drained:"
+    "NodeDown|ReqNodeNotAvail(?!.*[Rr]eserved).*": "a required node is down or drained:"
     f" `sinfo -R` says why. Wait for it, or {_ANEW} with another `hydra.launcher.nodelist`",
-    "ReservationDeleted|ReservationInvalid": f"the reservation is gone. {_ANEW} without it",
-    "Invalid(Account|QOS)|(Account|QOS)NotAllowed": "you may not use this account or QOS here."
+    "ReservationDeleted|ReservationInvalid": "the reservation does not exist any more."
+    f" {_ANEW} without it",
+    "Invalid(Account|QOS)|(Account|QOS)NotAllowed": "you have no access to this account or QOS."
     f" {_ANEW} with another `hydra.launcher.account`, `qos` or `partition`",
     "(Assoc|QOS)(Max|Min).*(PerJob|PerNode|NotSatisfied).*|MaxMemPerLimit"
-    "|Association(Resource|Time)Limit|QOS(Resource|Time)Limit": "more than the account or the QOS"
-    f" allows for one job. {_ANEW} with other options",
+    "|Association(Resource|Time)Limit|QOS(Resource|Time)Limit": "it requests more than the account"
+    f" or the QOS allows for one job. {_ANEW} with other options",
     "(Assoc|QOS)Grp(Wall|.*(?<!Run)Minutes).*|QOSUsageThreshold": "the budget of the account or"
     " the QOS is used up. Have it raised, or choose another:"
     " `scontrol update JobId=<job> Account=<name>` (jobs: {jobs})",
@@ -41,16 +43,16 @@ _STUCK = {
 }
 """Reasons, as regular expressions, that do not end by themselves -> why, and what to do."""
 _PASSING = ("Priority", "Resources")
-"""They take turns while a job waits for its place."""
+"""Slurm alternates between these while a job waits for its turn."""
 _SHOWN = 6
 
 
 def advice(reason: str, jobs: Sequence[str]) -> str:
-    """What to do about a reason that does not end by itself; empty where it does.
+    """What to do about a reason that does not end by itself; empty for any other reason.
 
     Args:
-        reason: As squeue has it.
-        jobs: Slurm's numbers of the jobs that wait for it.
+        reason: The reason as squeue prints it.
+        jobs: Slurm's numbers of the jobs that wait for this reason.
     """
     for pattern, text in _STUCK.items():
         if re.fullmatch(pattern, reason):
@@ -61,15 +63,15 @@ def advice(reason: str, jobs: Sequence[str]) -> str:
 
 @dataclass
 class Told:
-    """What was said of the jobs that wait, so that each change is said once."""
+    """The reasons that were printed for waiting jobs, so that each change is printed once."""
 
     _last: dict[int, str] = field(default_factory=dict)
-    """Hydra's number of a job -> the reason that was said."""
+    """Hydra's number of a job -> the reason that was printed last."""
 
     def news(self, waiting: Iterable[tuple[int, str, str]]) -> list[tuple[str, bool]]:
-        """Lines for what has changed, one a reason, with whether somebody has to act.
+        """A line for each reason that has changed, and whether somebody has to act.
 
-        `waiting`: (number, Slurm's number, reason) of every job; without a reason it waits no more.
+        `waiting`: (number, Slurm's number, reason) of each job; no reason: it no longer waits.
         """
         changed: dict[str, list[tuple[int, str]]] = {}
         for number, slurm_id, reason in waiting:

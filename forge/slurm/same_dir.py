@@ -1,7 +1,7 @@
-"""The directory of a job that Slurm has started again, if its name has the time of the start.
+"""The earlier directory of a job that Slurm has started again, if its name contains the time.
 
-Hydra's own are named by `${now:…}`: a requeued job would begin anew in another one. The state in
-the directory of the start before says whose it is.
+Hydra's default names contain `${now:…}`: a requeued job would start from 0 in a new directory. The
+state file in the earlier directory contains the number of the job that it belongs to.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from forge.slurm import client
 
 
 def of_start_before(written: str) -> str | None:
-    """The directory that an earlier start of this job, with these arguments, has made.
+    """The directory that an earlier start of this job has made with the same arguments.
 
     Args:
-        written: As the config has it, with its interpolations.
+        written: The directory in the config, with its interpolations.
     Returns:
-        Its path; None if this is a first start, or no batch job, or there is none.
+        Its path; None at a first start, outside a batch job, or if there is no such directory.
     """
     is_again = int(os.environ.get("SLURM_RESTART_COUNT") or 0) > 0
     if "SLURM_JOB_ID" not in os.environ or not is_again or job_dir.is_supervised():

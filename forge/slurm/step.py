@@ -1,8 +1,8 @@
 """One task of a Slurm step: what srun starts, on every node and for every rank.
 
-A small shell stands at the top, since it is there in a millisecond: from then on a signal is
-written down, and nobody dies of it while Python starts. Below it, in a container where there is
-one, runs the supervisor; it takes in what was written down, and then starts the task.
+srun starts a small shell script first, since it is ready within a millisecond: it writes signals
+into a file, so that no process dies of them while Python starts. The shell starts the supervisor,
+in the container if there is one. The supervisor reads the file and then starts the task.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from forge.jobdir.plan import read
 from forge.process import world
 
 EARLY = "early"
-"""`<job dir>/.forge/early<rank>`: names of the signals that the shell has heard."""
+"""`<job dir>/.forge/early<rank>`: names of the signals that the shell has received."""
 
 _SIGNALS = "TERM HUP INT USR1 USR2"
-# Written down first, then passed on: the supervisor listens first, then reads, so it misses none. A
-# child that is just forked dies of a signal until it has said URG (its other traps are gone, and
-# the default of this one is nothing); that signal is written down, so it is forked once more.
-# bash may have collected the child already where a signal ends `wait`: asked again it knows, or,
-# if both come within microseconds, says -1 (the report has the code in any case). So URG, which
-# takes a millisecond, is not waited for in `wait`.
+# The shell writes a signal down and then passes it on; the supervisor sets its handlers and then
+# reads the file, so it misses none. A new child dies of a signal until it has sent URG (a fork
+# resets the traps, and URG is ignored by default); the signal is in the file, so the shell forks
+# again. If a signal ends `wait`, bash can have collected the child already: a second `wait` returns
+# its code or, if both come within microseconds, -1 (the report has the code in any case). So the
+# shell does not wait for URG, which takes a millisecond, with `wait`.
 _SHELL = f"""
 early=$1; shift
 [ "${{SLURM_PROCID:-0}}" = 0 ] || early=$early.$SLURM_PROCID
@@ -35,7 +35,7 @@ for name in {_SIGNALS}; do
 done
 trap deaf=yes URG
 mask=$(umask)
-umask 077  # what is written down is for nobody else to change
+umask 077  # other users must not change the file
 while :; do
   (trap '' {_SIGNALS}; umask "$mask"; kill -URG $$; exec "$@") &
   child=$! tries=0
@@ -54,7 +54,7 @@ done
 
 
 def command(directory: Path, start: list[str]) -> list[str]:
-    """What srun has to run; `start` begins this module's `main`."""
+    """The command for srun; `start` is the command that runs this module's `main`."""
     return ["/bin/sh", "-c", _SHELL, "forge-step", str(forge_dir(directory) / EARLY), *start]
 
 
@@ -64,11 +64,11 @@ def main(directory: Path) -> int:
     plan = read(directory)
     assert plan.slurm is not None
     os.environ[RANK] = os.environ.get("SLURM_PROCID", "0")
-    if plan.exec is None or plan.slurm.ranks > 1:  # a command may be srun with several
+    if plan.exec is None or plan.slurm.ranks > 1:  # a command can itself call srun
         os.environ[RANKS] = str(plan.slurm.ranks)
-    if plan.slurm.ranks > 1:  # for whatever knows torch's names, and not Slurm's
+    if plan.slurm.ranks > 1:  # for programs that read torch's variables, not Slurm's
         os.environ.update(world.of(os.environ).variables())
-    # The interpreter of this very process: in a container it is another than the launcher's.
+    # The interpreter of this process: in a container it is not the launcher's.
     task = [sys.executable, *plan.command[1:]]
     output = output_of(directory) if suffix() else os.dup(1)
     early = forge_dir(directory) / f"{EARLY}{suffix()}"

@@ -1,7 +1,7 @@
-"""A job that Slurm ends and does not bring back, resubmitted: once, whoever is killed meanwhile.
+"""Resubmits a job that Slurm ends and does not requeue: once, even if a process is killed then.
 
-What is about to be submitted is written down before sbatch. Whoever finds that note, and no number
-in it, asks the queue for another job with this batch script before it submits.
+A note is written before sbatch is called. A process that finds a note without a job number first
+looks in the queue for another job with this batch script.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ NOTE = "successor.json"
 
 
 def is_noted(folder: Path, job: str, restarts: int) -> bool:
-    """Whether this start of the job was to have a successor."""
+    """Whether there is a note for this start of the job."""
     return (read_json(folder / NOTE) or {}).get("of") == [job, restarts]
 
 
 def submit(folder: Path, script: Path, job: str, restarts: int, options: list[str]) -> str:
-    """Submit a job's batch script once more, for this job alone; its new number.
+    """Submit a job's batch script again, for this job alone; returns the new number.
 
     Args:
-        folder: Where the note is kept.
+        folder: The directory of the note.
         script: The batch script.
         job: The job's number, `<array>_<task>` in an array.
-        restarts: Which start of it is to have a successor.
+        restarts: SLURM_RESTART_COUNT of the start that gets a successor.
         options: More options for sbatch.
     Raises:
-        SlurmRefused: With Slurm's words.
-        OSError: Where it could not be written down before.
+        SlurmRefused: If sbatch refuses, with Slurm's message.
+        OSError: If the note cannot be written.
     """
     path = folder / NOTE
     found = None

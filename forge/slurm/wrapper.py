@@ -1,17 +1,16 @@
 """A job on a cluster: `python -m forge.slurm.wrapper <bundle>`, in its batch script.
 
-The batch script is the one place of a job that outlives its tasks, stands outside the container
-and has Slurm's commands. From there the tasks are started, as a step; why they ended is asked of
-the controller; and this is the only place that requeues the job:
+The batch script outlives the tasks, runs outside the container and has Slurm's commands. Its
+wrapper starts the tasks as a step, asks the controller why they ended, and alone requeues the job:
 
-    preempted, time limit, asked to, unhealthy or lost node ─► requeued, within its budget
-    one of its nodes excluded by another job of the sweep   ─► requeued, before anything is started
-    crashed, killed, hung, forced exit, SIGTERM     ─► started again right here, the nodes are ours
-    cancelled                                       ─► never again
+    preempted, time limit, requested, unhealthy or lost node ─► requeued, within the limits
+    another job of the sweep has excluded one of its nodes   ─► requeued before the tasks start
+    crashed, killed, hung, forced exit, SIGTERM              ─► restarted on the same nodes
+    cancelled                                                ─► not started again
 
-Where Slurm refuses to requeue it, the job is resubmitted; where the controller does not answer
-until the allocation ends, the job's state says so, and the launcher submits it. One module, since
-what is known of an end (by the tasks, by srun, by the controller) decides what becomes of the job.
+If Slurm refuses the requeue, the wrapper resubmits the job. If the controller does not answer until
+the allocation ends, the wrapper notes this in the job's state, and the launcher submits the job.
+One module, since the decision needs all facts: from the tasks, from srun and from the controller.
 """
 
 from __future__ import annotations
@@ -51,36 +50,36 @@ from forge.slurm.client import JobInfo, Why
 from forge.slurm.exclusions import Choice, Exclusions
 
 _ASK_S = 10.0
-"""Seconds for a question whose answer can be done without."""
+"""Timeout for a question whose answer is not essential."""
 _TICK_S = 1.0
 _LEAD_SLACK_S = 90.0
-"""Slurm announces the time limit up to a minute earlier than it was asked to."""
+"""Slurm sends the signal before the time limit up to a minute earlier than requested."""
 _RESTART_S = 60.0
-"""A task is not started again where less than this is left before the limit is announced."""
+"""The tasks are not restarted if less time than this is left before the time limit's signal."""
 _GRACE_S = 3600.0
 """Longer than any grace time of a preemption."""
 _SRUN_FAILED = 1
-"""Exit code of srun where there is no step: its nodes do not answer, say."""
+"""Exit code of srun if it cannot start a step, for example since a node does not answer."""
 _LOOK_S = (10.0, 600.0)
-"""Seconds between two looks at the time limit, which may be moved."""
+"""Seconds between two checks of the time limit, which an administrator can change."""
 _END_S = 15.0
-"""Seconds of the allocation that are left for its end: until then a silent controller is asked."""
+"""Seconds before the end of the allocation in which a silent controller is no longer asked."""
 _SRUN_S = 15.0
-"""Seconds for srun to end after its tasks have."""
+"""Seconds for srun to end after its tasks have ended."""
 _HERE = (
     *(Reason.signalled, Reason.crashed, Reason.out_of_memory),
     *(Reason.rank_lost, Reason.forced, Reason.failed, Reason.hung),
 )
-"""Reasons to start the task again on the same nodes."""
+"""Reasons to restart the tasks on the same nodes."""
 _BROUGHT_BACK = "requeued by Slurm: preempted without a grace time, or `scontrol requeue` by hand"
-"""The controller says the same of both."""
+"""The controller's answer is the same for both."""
 
 
 class SlurmJob(Job):
     """The wrapper of a job that was submitted by `hydra/launcher=slurm`."""
 
     def __init__(self, directory: Path, script: Path) -> None:
-        """`script` is what sbatch was called with."""
+        """`script` is the batch script."""
         super().__init__(directory)
         assert self.plan.slurm is not None, "planned for one machine"
         self.slurm = self.plan.slurm
@@ -88,11 +87,11 @@ class SlurmJob(Job):
         self._job = client.own_job(os.environ)
         self._slurm_restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         self._is_ending = False
-        """Whether Slurm has begun to end the job: the batch script got a signal, too."""
+        """Whether Slurm has begun to end the job: the batch script has received a signal, too."""
         self._is_by_hand = False
-        """Whether somebody else has signalled the batch script to end."""
+        """Whether a person, not Slurm, has signalled the batch script to end."""
         self._pending_signals: list[int] = []
-        """Signals to the batch script that nobody has passed on to the tasks."""
+        """Signals to the batch script that the tasks have not received yet."""
         self._srun = 0
         self._step = -1
         """Number of the step, as Slurm counts them in each start of the job."""
@@ -103,22 +102,22 @@ class SlurmJob(Job):
         self._info: JobInfo | None = None
         self._why = Why.unknown
         self._end_time: float | None = None
-        """When the time limit is, by the monotonic clock; None where there is none."""
+        """The time limit, by the monotonic clock; None without a limit."""
         self._batch_shell = os.getppid()
         self._ancestors: list[str] = []
         """Numbers under which the job was submitted before, the oldest first."""
         self._is_ours = False
-        """Whether the allocation is new, though an attempt has just been accounted for."""
+        """Whether the allocation is new, so that the job need not be requeued after the outcome of
+        an attempt of an earlier start."""
 
     def _take_over(self) -> Outcome | None:
-        """Take over the budgets of this job's earlier starts.
+        """Take over the requeue counts of this job's earlier starts.
 
         Returns:
-            How the attempt ended that nobody could account for, since its wrapper was killed as
-            well; None where there is none.
+            The outcome of the last attempt, if its wrapper was killed before it could count it.
         """
         self._end_strays()
-        state = read_json(self.forge / STATE)  # the launcher has removed that of earlier sweeps
+        state = read_json(self.forge / STATE)  # the launcher has removed those of earlier sweeps
         if state is None:
             self.counts.best_step = self._saved_step()
             self.counts.restarts = self._slurm_restarts
@@ -136,14 +135,14 @@ class SlurmJob(Job):
             sys.exit(int(ExitCode.REQUEUE))
         has_ended = state["state"] in ENDED
         if has_ended and is_same_start:  # it had ended, and then its wrapper was killed
-            code = state["code"] or ExitCode.TERMINATED  # 0: of a command that was asked to stop
+            code = state["code"] or ExitCode.TERMINATED  # 0: a command that was asked to stop
             sys.exit(int(code) if code >= 0 else 128 - code)
         if has_ended and "unrequeued" not in state:
             self.counts.best_step = self._saved_step()
             return None  # requeued by hand: another chance
         self.counts = Counts(**state["counts"])
         if is_same_start and successor.is_noted(self.forge, self._job, before):
-            refusal = "a wrapper that was resubmitting it was killed"
+            refusal = "its wrapper was killed while it resubmitted the job"
             sys.exit(self._resubmit(state["because"], int(ExitCode.REQUEUE), 0.0, refusal))
         self._step = int(state.get("step", -1)) if is_same_start else -1
         # Slurm starts a job that was resubmitted without a requeue.
@@ -154,12 +153,12 @@ class SlurmJob(Job):
         progress = ledger.read_progress(self.directory)
         self._began = state["time"]
         self._took_s = max(progress.began - self._began, 0.0) if progress is not None else 0.0
-        # What its ranks have said of their nodes, the killed wrapper may not have read.
+        # The killed wrapper has perhaps not read the ranks' reports of sick nodes.
         self._exclusions.note(sick.read_all(self.directory, self.slurm.ranks).values())
         if is_same_start:  # our wrapper was killed, and the batch script has started another
             self._end_step()
             return Outcome(-signal.SIGKILL)
-        # Slurm has requeued it by itself: there was no time to say so, or nobody left to.
+        # Slurm itself has requeued the job: the wrapper had no time to note it, or was killed.
         self._is_ours = True
         is_told = state.get("is_ending", False)
         if is_told:
@@ -167,7 +166,7 @@ class SlurmJob(Job):
         return Outcome(-signal.SIGKILL, Reason.node_failed)
 
     def _account(self, unseen: int) -> None:
-        """Requeues by Slurm of which no wrapper has seen anything."""
+        """Count requeues by Slurm that no wrapper has seen."""
         if unseen > 0:
             self.counts.preemptions += unseen
             self.counts.restarts += unseen
@@ -186,7 +185,7 @@ class SlurmJob(Job):
         super()._write_state(state, because, **start, step=self._step, **more)
 
     def _end_step(self) -> None:
-        """Nothing of the last step may live when the next begins."""
+        """No process of the last step must be left when the next step begins."""
         try:
             client.end_step(self._job, self._step, _ASK_S)
         except NoAnswer as error:
@@ -214,8 +213,9 @@ class SlurmJob(Job):
         )
         self._step += 1
         self._write_state("running", self._because)  # with the step's number
-        # Not waited for by Popen: `processes.reap` collects every child. In a session of its own,
-        # since `scancel --full` signals our process group: of a SIGTERM srun kills the tasks.
+        # Popen does not wait for it: `processes.reap` collects every child. srun gets a session of
+        # its own, since `scancel --full` signals our process group, and srun kills the tasks on
+        # SIGTERM.
         self._popen = subprocess.Popen(
             command, env=environment, stdout=output, stderr=output, start_new_session=True
         )
@@ -223,16 +223,16 @@ class SlurmJob(Job):
         return self._srun
 
     def _end_time_env(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """The end for the task; what Slurm has put into the environment may be an earlier one."""
+        """The end time for the tasks; the one that Slurm has set can be outdated."""
         others = {k: v for k, v in environment.items() if k != time_limit.SLURM_END_TIME}
         return time_limit.env_for_child(self._left_s(), self.plan, others)
 
     def _look_at_limit(self) -> None:
-        """Now and then, and more often near the end: somebody may have moved the time limit."""
+        """Check from time to time, more often near the end, whether the time limit was changed."""
         before = self._left_s()
         if before is None or time.monotonic() < self._next_look:
             return
-        # A full disk ends no job, and the end is asked for again.
+        # A full disk must not end the job; the next check retries.
         with contextlib.suppress(SlurmError, OSError):
             info = client.show(self._job, _TICK_S)
             if info.left_s is not None and not info.has_ended and abs(info.left_s - before) > 5:
@@ -247,16 +247,16 @@ class SlurmJob(Job):
         self._next_look = time.monotonic() + min(max(until_s / 4, _LOOK_S[0]), _LOOK_S[1])
 
     def _time_left(self) -> float | None:
-        """Seconds until the time limit; None where there is none."""
+        """Seconds until the time limit; None without a limit."""
         try:
             return client.show(self._job, _ASK_S).left_s
         except SlurmError as error:
-            self._print(f"{error}; the time limit is counted from this start")
+            self._print(f"{error}; forge counts the time limit from now")
             limit_s: float | None = self.plan.time_limit_s
             return limit_s
 
     def _wait(self, child: int, began: float) -> int:
-        """Until the step has ended, or Slurm leaves no more time to wait for that."""
+        """Wait until the step has ended, or Slurm leaves no more time to wait."""
         poll = select.poll()
         poll.register(self._reader, select.POLLIN)
         deadline, is_killed = math.inf, False
@@ -271,7 +271,7 @@ class SlurmJob(Job):
             if self._pending_signals and not self._is_ending:
                 self._pass_on()
             if self._is_ending and not was_ending:
-                # If it is killed before it can say why.
+                # In case the wrapper is killed before it can write the reason.
                 self._write_state("running", self._because, time=self._began)
                 deadline = min(deadline, time.monotonic() + self._patience_s())
             reports = self._reports()
@@ -284,8 +284,8 @@ class SlurmJob(Job):
                 deadline = time.monotonic() + _SRUN_S
             if time.monotonic() > deadline:
                 self._print("tasks have not exited in time: killing them")
-                # By a SIGTERM srun kills its step. Not by scancel, which at this moment may hit a
-                # job that Slurm has requeued. Where Slurm ends the job it kills the step itself.
+                # srun kills its step on SIGTERM. Not scancel, which could now cancel a job that
+                # Slurm has just requeued. If Slurm ends the job, it kills the step itself.
                 is_last = self._is_ending or is_killed
                 processes.send(child, signal.SIGKILL if is_last else signal.SIGTERM)
                 deadline = time.monotonic() + self.slurm.kill_wait_s + _ASK_S
@@ -295,14 +295,14 @@ class SlurmJob(Job):
         return status
 
     def _patience_s(self) -> float:
-        """Seconds for tasks to leave, once one of them has failed or Slurm ends the job."""
-        if self._is_ending:  # after KillWait nobody is left who could requeue
+        """Seconds for tasks to exit, once a task has failed or Slurm ends the job."""
+        if self._is_ending:  # after KillWait no process is left that could requeue
             kill_wait_s = self.slurm.kill_wait_s
             return float(max(kill_wait_s * 0.6, kill_wait_s - 5.0))
         return super()._patience_s()
 
     def _reports(self) -> list[dict[str, Any] | None]:
-        """What the supervisor of each rank says; None where it has not said anything."""
+        """The report of each rank's supervisor; None for a rank without a report."""
         ranks = range(self.slurm.ranks)
         return [read_json(self.forge / f"{REPORT}{suffix(rank)}") for rank in ranks]
 
@@ -313,12 +313,12 @@ class SlurmJob(Job):
                 self._pending_signals.append(number)
 
     def _pass_on(self) -> None:
-        """Pass on to the tasks what `scancel --full` has sent to the batch script alone."""
+        """Pass the signals on to the tasks that `scancel --full` has sent to the script alone."""
         while self._pending_signals:
             name = signal_name(self._pending_signals[0])
             try:
                 if not client.signal_step(self._job, self._step, name, _ASK_S):
-                    return  # not there yet
+                    return  # the step does not exist yet
             except NoAnswer as error:
                 return self._print(f"could not pass {name} on to the tasks yet: {error}")
             self._record("passed on", signal=name)
@@ -327,9 +327,9 @@ class SlurmJob(Job):
     # -- how it ended --------------------------------------------------------------------------
 
     def _outcome(self, status: int) -> Outcome:
-        """By the rank that ended first with an error, and by what the controller says."""
+        """From the rank that failed first, and the controller's answer."""
         reports = self._reports()
-        if not all(reports) and not self._is_ending:  # srun is gone, and perhaps the step is not
+        if not all(reports) and not self._is_ending:  # srun is gone, but tasks can be running
             self._end_step()
             reports = self._reports()
         self._has_begun = any(reports) or self._is_by_hand
@@ -358,7 +358,7 @@ class SlurmJob(Job):
         return outcome
 
     def _sick(self, outcome: Outcome, reports: list[dict[str, Any] | None]) -> list[Sick]:
-        """What the ranks say of their nodes; by the code alone, it is that of the first to end."""
+        """The nodes that ranks report as sick; else the node of the first unhealthy rank."""
         found = list(sick.read_all(self.directory, self.slurm.ranks).values())
         if found or outcome.reason is not Reason.unhealthy:
             return found
@@ -367,9 +367,9 @@ class SlurmJob(Job):
         return [Sick(first["node"], "", str(outcome), "refuse")]
 
     def _has_finished(self, found: Outcome) -> bool:
-        """Whether that is beyond doubt; else the controller knows more."""
+        """Whether the task has certainly finished; if not, the controller is asked."""
         if self._is_command and found.is_finished:
-            # Slurm signals us and the command: one that exits 0 at once may have been faster.
+            # Slurm signals us and the command, which can exit with 0 before we see the signal.
             declared = self.plan.exec is not None and self.plan.exec.is_zero_finished
             return declared and not self._is_recovering
         return found.is_finished
@@ -382,10 +382,10 @@ class SlurmJob(Job):
         return Outcome(code, asked, is_command=self._is_command)
 
     def _from_srun(self, status: int) -> int:
-        """The code of a rank that left no report, from srun's wait status: at best a signal.
+        """The exit code of a rank without a report, from srun's wait status.
 
-        One that came in the first instant of the task, before anybody could keep it, ends the
-        task as the policy says of this signal.
+        A signal in the first instant of the task, before a handler was set, has the effect that
+        the policy gives to this signal.
         """
         code = os.waitstatus_to_exitcode(status)
         if code > 128 and signal_name(code - 128).startswith("SIG"):
@@ -396,7 +396,7 @@ class SlurmJob(Job):
         return code if code > 0 else -signal.SIGKILL
 
     def _reason(self, found: Outcome) -> Reason | None:
-        """Why Slurm ends the job, if it does; asked once for each stop."""
+        """Why Slurm ends the job, or None; the controller is asked once for each stop."""
         code = found.code
         self._ask_controller(self._asking_s())
         if self._why is Why.cancelled:
@@ -412,7 +412,7 @@ class SlurmJob(Job):
         signalled = 128 + number
         if self._why is Why.time_limit:
             return Reason.time_limit
-        # One that was still importing, or just ending, when the limit was announced.
+        # A task that was importing, or about to exit, when the time limit's signal came.
         is_stopped = found.is_held or code in (
             *(ExitCode.REQUEUE, ExitCode.FORCED, signalled, -number),
         )
@@ -429,7 +429,7 @@ class SlurmJob(Job):
         return found.asked
 
     def _has_lost_node(self) -> bool:
-        """Whether a node of the job is gone, as far as the controller knows."""
+        """Whether the controller reports a node of the job as down or not responding."""
         nodes = os.environ.get("SLURM_JOB_NODELIST")
         with contextlib.suppress(NoAnswer):
             return bool(nodes and client.lost_nodes(nodes, self._asking_s()))
@@ -440,13 +440,13 @@ class SlurmJob(Job):
         return left_s is not None and left_s <= self.plan.warning_s + _LEAD_SLACK_S
 
     def _left_s(self) -> float | None:
-        """Seconds until the time limit; None where there is none, or nobody knows."""
+        """Seconds until the time limit; None if there is none, or it is unknown."""
         if self._why is Why.requeued:
-            return None  # what the controller says is the next start's
+            return None  # the controller's answer is about the next start
         return None if self._end_time is None else self._end_time - time.monotonic()
 
     def _ask_controller(self, within_s: float) -> bool:
-        """Learn why; False where nobody answers: what is known stays, and is said."""
+        """Ask why Slurm stops the job; False, with a message, if the controller does not answer."""
         try:
             self._learn(within_s)
         except NoAnswer as error:
@@ -461,7 +461,7 @@ class SlurmJob(Job):
             self._info = client.show(self._job, within_s)
             self._why = client.why(self._info, self._slurm_restarts, within_s)
         except NoSuchJob:
-            self._why = Why.cancelled  # it is gone: there is nothing to requeue
+            self._why = Why.cancelled  # without a job there is nothing to requeue
         else:
             if self._why is Why.cancelled and os.getppid() != self._batch_shell:
                 self._why = Why.script_killed
@@ -469,13 +469,13 @@ class SlurmJob(Job):
                 self._is_by_hand |= self._is_ending and self._why is Why.unknown
                 self._is_ending = False
             if self._why is not Why.unknown:
-                self._pending_signals.clear()  # Slurm tells the tasks, too
+                self._pending_signals.clear()  # Slurm signals the tasks, too
             left_s = self._info.left_s
             self._end_time = None if left_s is None else time.monotonic() + left_s
         self._record("why", answer=self._why.name, left_s=self._left_s(), is_answered=True)
 
     def _asking_s(self) -> float:
-        """Seconds that a question may take now: what the end needs is not for questions."""
+        """Timeout for a question now: the seconds that the end of the job needs are reserved."""
         if self._is_ending:
             return self._patience_s() / 2
         left_s = self._left_s()
@@ -489,14 +489,14 @@ class SlurmJob(Job):
     # -- starting again ------------------------------------------------------------------------
 
     def _move_on(self, outcome: Outcome, pause_s: float) -> int | None:
-        """Requeue the job and leave; None where its nodes are still ours and it stays."""
+        """Requeue the job and return the exit code; None to restart on the same nodes."""
         if self._is_ours or (outcome.reason in _HERE and self._can_stay()):
             return None
         code, choice = outcome.exit_code, Choice()
         if self.plan.requeue.is_up_to_site:
             return self._leave_it_to_slurm()
         try:
-            # Once more: it may have been cancelled while it was saving.
+            # Ask again: the job can have been cancelled while it was saving.
             self._insist(self._learn)
             if self._why is Why.cancelled:
                 cancelled = replace(outcome, asked=Reason.cancelled)
@@ -520,7 +520,7 @@ class SlurmJob(Job):
     # -- sick nodes ----------------------------------------------------------------------------
 
     def _decide(self, outcome: Outcome) -> Decision:
-        """Nor does it start again where it would have to on a node that it has found sick."""
+        """Also stop if the job could start only on a node that it has found sick."""
         before = replace(self.counts)
         decision = super()._decide(outcome)
         if outcome.reason is not Reason.unhealthy or not decision.starts_again:
@@ -537,7 +537,7 @@ class SlurmJob(Job):
         return self._exclusions.choose(self._info, needed, min(self._asking_s() / 2, _ASK_S))
 
     def _exclude(self, choice: Choice) -> None:
-        """Keep the job, which waits in the queue again, off the nodes. Raises SlurmError."""
+        """Exclude the nodes for the job, which is pending again. Raises SlurmError."""
         if self._exclusions.apply(self._job, choice, _ASK_S):
             left_out = [one.node for one in choice.left_out]
             self._record("excluded", nodes=choice.names, left_out=left_out)
@@ -549,10 +549,10 @@ class SlurmJob(Job):
         return super()._attempt()
 
     def _leave_sick_nodes(self) -> None:
-        """Where another job of the sweep has found one of our nodes sick, start elsewhere.
+        """Requeue the job if another job of the sweep has found one of its nodes sick.
 
-        Within no budget, since nothing has been tried. But a node that Slurm gives it in spite of
-        that, or that it cannot do without, is tried.
+        Such a requeue does not count, since nothing was started. But if Slurm allocates the node
+        again, or too few other nodes are left, the job starts on it.
         """
         limits = self.plan.requeue
         if not limits.enabled or limits.is_up_to_site or not self._exclusions.standing():
@@ -564,7 +564,7 @@ class SlurmJob(Job):
                 return
             self._learn(_ASK_S)
             if self._why is not Why.unknown:
-                return  # it is to stop in any case
+                return  # Slurm stops the job in any case
             choice = self._choose()
             left = self._exclusions.left
             going = [one for one in found if one in choice.kept and one.node not in left]
@@ -573,13 +573,13 @@ class SlurmJob(Job):
                 self._record("stays", nodes=nodes, because="Slurm gives it no others")
                 what = ", ".join(map(str, found))
                 return self._print(
-                    f"starts on nodes that failed a health check, since Slurm has no others: {what}"
+                    f"starting on nodes that failed a health check, as Slurm has no others: {what}"
                 )
             client.requeue(self._job, _ASK_S)
         except SlurmError as error:
-            return self._print(f"starts on nodes that failed a health check: {error}")
+            return self._print(f"starting on nodes that failed a health check: {error}")
         left += [one.node for one in going]
-        self._because = f"requeued before it began, to stay off {', '.join(map(str, going))}"
+        self._because = f"requeued before it began, to avoid {', '.join(map(str, going))}"
         self._print(self._because)
         self._record("requeued", job=self._job, because=self._because)
         try:
@@ -589,12 +589,12 @@ class SlurmJob(Job):
         self._write_state("starting", self._because)
         sys.exit(int(ExitCode.REQUEUE))
 
-    # -- where Slurm does not do it ------------------------------------------------------------
+    # -- if Slurm does not requeue the job -----------------------------------------------------
 
     def _leave_it_to_slurm(self) -> int:
-        """Without a policy: whether the job comes back is the site's to say.
+        """If requeues are left to the site: wait for Slurm to requeue the job.
 
-        Whoever ends in the grace time has ended for Slurm, and is not brought back: so we stay.
+        Slurm does not requeue a job that exits during the grace time, so the wrapper waits.
         """
         deadline = time.monotonic() + _GRACE_S
         while self._why is Why.preempted and time.monotonic() < deadline:
@@ -603,10 +603,10 @@ class SlurmJob(Job):
         return int(ExitCode.REQUEUE)
 
     def _insist(self, ask: Callable[[float], None]) -> None:
-        """Ask until there is an answer, or until the rest of the allocation is for its end.
+        """Retry until there is an answer, or the allocation is about to end.
 
         Raises:
-            NoAnswer: What the last try has raised.
+            NoAnswer: The error of the last try.
         """
         while True:
             try:
@@ -619,10 +619,10 @@ class SlurmJob(Job):
                 self._print(f"asking the controller again until the time limit: {error}")
 
     def _leave_note(self, what: str, code: int, problem: str) -> int:
-        """The job could not be requeued: the launcher resubmits it, or whoever resumes."""
+        """Note for the launcher, or a command that resumes the sweep, to resubmit the job."""
         because = f"{what}; could not be requeued: {problem}"
         self._print(
-            f"{because}; the launcher resubmits the job, or the command that resumes the sweep"
+            f"{because}; the launcher, or the command that resumes the sweep, resubmits the job"
         )
         self._record("stopped", because=because)
         self._write_state(
@@ -633,7 +633,7 @@ class SlurmJob(Job):
     def _resubmit(
         self, what: str, code: int, pause_s: float, refusal: str, choice: Choice | None = None
     ) -> int:
-        """Slurm ends the job and does not bring it back: the same again, as another job."""
+        """Submit the same job again under a new number, since Slurm does not requeue it."""
         options = [f"--begin=now+{math.ceil(pause_s)}"] if pause_s else []
         if choice is not None and choice.names:
             options.append(f"--exclude={','.join(choice.names)}")
@@ -645,7 +645,7 @@ class SlurmJob(Job):
             return self._leave_note(what, code, f"{refusal}; {error}")
         if choice is not None:
             self._exclusions.take(choice)
-        self._record("submitted anew", job=self._job, successor=job)
+        self._record("resubmitted", job=self._job, successor=job)
         self._print(
             f"Slurm does not requeue job {self._job} ({refusal}): resubmitted as {job}."
             f" Jobs that depend on {self._job} do not wait for it."
@@ -654,7 +654,7 @@ class SlurmJob(Job):
         return int(ExitCode.REQUEUE)
 
     def _can_stay(self) -> bool:
-        """Whether the nodes are ours for long enough."""
+        """Whether the allocation lasts long enough for a restart."""
         if self._is_ending or self._why is not Why.unknown or not self._has_begun:
             return False
         left_s = self._left_s()
@@ -662,9 +662,9 @@ class SlurmJob(Job):
 
 
 def _wait_for_room(path: Path, number: int, error: OSError) -> int:
-    """No room for the job's first files: it goes back into the queue for a while, within budget."""
+    """The disk is full at the first start: requeue the job for later, within its limits."""
     job, limits = client.own_job(os.environ), bundle.read_plan(path, number).requeue
-    # Whatever has restarted it so far was this: once unpacked, a job has a state of its own.
+    # All restarts so far had this cause: once unpacked, a job has a state of its own.
     counts = Counts(failures=int(os.environ.get("SLURM_RESTART_COUNT") or 0))
     decision = decide(Outcome(ExitCode.DISK_FULL), counts, limits, -1, has_run=False)
     decision = spread(decision, job, counts.failures)
@@ -675,7 +675,7 @@ def _wait_for_room(path: Path, number: int, error: OSError) -> int:
             client.delay(job, decision.pause_s, _ASK_S)
     except SlurmError as refusal:
         text += f"; could not be requeued: {refusal}"
-    with contextlib.suppress(OSError):  # it may lie there as well
+    with contextlib.suppress(OSError):  # stderr can be on the same disk
         os.write(2, f"forge: {text}\n".encode())
     return int(ExitCode.DISK_FULL)
 

@@ -177,7 +177,7 @@ def test_a_full_disk_ends_no_job_and_it_leaves_the_node_all_the_same(jobs, tmp_p
     (forge_dir(tmp_path) / "excluded").write_text("in the way")
     ended = fails(jobs[0], "n1", "exclude_node")
     assert (ended.code, ended.did) == (75, LEAVES)
-    assert "could not tell other jobs, and later starts, that n1" in ended.said
+    assert "could not exclude a node for other jobs and later starts: n1" in ended.said
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"node": "n1"}', "odd node", "odd time"])
@@ -261,7 +261,7 @@ def test_a_job_does_not_begin_on_a_node_that_a_sibling_has_excluded(jobs):
     assert (ended.code, ended.did, ended.num_attempts) == (0, [], 1)
     of_the_attempt = {"no_progress": 0, "unsaved_s": 0.0}
     assert ended.state["counts"] | of_the_attempt == NO_COUNTS
-    assert "since Slurm has no others" in ended.said
+    assert "as Slurm has no others" in ended.said
 
 
 def test_a_job_on_other_nodes_asks_nobody(jobs):
@@ -316,7 +316,7 @@ def test_a_job_that_cannot_be_requeued_tries_the_node(error, jobs):
     job, sibling = jobs
     fails(job, "n1", "exclude_node")
     ended = begin(sibling, RUNS, refuses=error)
-    assert f"starts on nodes that failed a health check: {error}" in ended.said
+    assert f"starting on nodes that failed a health check: {error}" in ended.said
     assert (ended.code, ended.num_attempts) == (0, 1)
 
 

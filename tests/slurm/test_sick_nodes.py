@@ -141,7 +141,7 @@ def test_a_job_and_its_siblings_end_on_another_node(app, undisturbed):
     assert jobs["pending"].restarts == 1
     assert not any(value for value in jobs["pending"].counts.values() if value != 30), "budgets"
     left = next(one for one in jobs["pending"].told if one["kind"] == "requeued")
-    assert f"to stay off {sick} (`site` failed there for the job in" in left["because"]
+    assert f"to avoid {sick} (`site` failed there for the job in" in left["because"]
     (found,) = app.excluded().values()
     assert found["job"] == str(jobs["finds"].directory)
     assert f"the fan of {sick} stands still" in found["text"]
