@@ -104,7 +104,7 @@ def test_a_loop_without_boundaries_is_warned_at_its_first_update_and_fails_at_th
     """There is no checkpoint, so another start would do the same again."""
     one = jobs["by hand"]
     one.signal(signal.SIGUSR2)
-    with pytest.raises(FailedJobError, match="there is no checkpoint to start it again from"):
+    with pytest.raises(FailedJobError, match="has no checkpoint to resume from"):
         one.result()
     assert len(one.noted("starts")) == 1
     assert one.job.stderr().count("An optimizer steps outside `run.steps`") == 1

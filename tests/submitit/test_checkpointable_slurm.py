@@ -143,7 +143,7 @@ def test_a_budget_of_time_limits_that_is_used_up(jobs):
 
 def test_a_loop_without_boundaries_and_checkpoints_fails_at_the_deadline(jobs):
     """Slurm says so, too."""
-    with pytest.raises(FailedJobError, match="there is no checkpoint to start it again from"):
+    with pytest.raises(FailedJobError, match="has no checkpoint to resume from"):
         jobs.by_hand.result()
     wait_for(lambda: jobs.cluster.show(jobs.by_hand.job_id)["JobState"] == "FAILED", "end")
     assert len(jobs.noted("by hand", "starts")) == 1

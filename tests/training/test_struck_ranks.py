@@ -168,8 +168,8 @@ def test_a_rank_that_enters_the_run_alone_ends_and_says_so(who, tmp_path):
     codes = run(job)
     assert (codes[who], codes[1 - who]) == (70, 0), job.output
     said = " ".join(job.printed[who])
-    assert f"Rank {1 - who}" in said
-    assert "every rank has to enter" in said
+    assert f"rank {who} waited for rank {1 - who} of 2" in said
+    assert "Every rank has to enter" in said
 
 
 def test_a_save_outside_a_loop_is_called_by_every_rank(undisturbed, tmp_path):

@@ -73,7 +73,7 @@ def test_the_plan_has_the_script_the_signals_and_every_job(app):
     assert "T=10 min:  T-120 s USR2, saves and requeues · T-30 s forced exit" in shown
     for number in (0, 1):
         assert f"{app.sweep_dir}/{number}" in shown
-    assert "The cluster was not asked" in shown
+    assert "Not checked against the cluster" in shown
     assert "it ran" not in shown
     assert not (app.sweep_dir / ".forge").exists()
 
@@ -133,7 +133,7 @@ def test_a_sweeper_that_needs_values_has_to_wait(app):
     )
     assert done.returncode != 0
     assert "Fussy" in done.stdout + done.stderr
-    assert "it has to wait" in done.stdout + done.stderr
+    assert "the launcher has to wait" in done.stdout + done.stderr
 
 
 def test_a_cluster_that_does_not_answer_is_told_at_the_submission(app):
