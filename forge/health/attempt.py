@@ -1,10 +1,11 @@
-"""The health checks of one attempt: all of them before it trains, the passive ones beside that.
+"""The health checks of one attempt: all of them before training, the passive ones also during it.
 
-    at the start   of the node by its first task, of its own GPUs by each, then all ranks together
-    beside         every `health.every_s` a thread looks again; what it finds is proposed to all
-                   ranks, which leave together at a boundary
+    at the start   the first task of a node checks the node, each task its GPUs, then all ranks
+                   check each other
+    in training    every `health.every_s` a thread repeats the passive checks; it proposes a
+                   failure to all ranks, which stop together at a step boundary
 
-All ranks have the same policy, and so make the same checks in the same order.
+All ranks have the same policy, and therefore run the same checks in the same order.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from forge.health.verdicts import Refusal, Verdicts
 from forge.process import world
 
 _LEAVE_S = 2.0
-"""Seconds that leaving waits for the thread: a check that hangs is left behind."""
+"""Seconds that `close` waits for the thread: it does not wait for a check that hangs."""
 
 
 class Health:
-    """What looks after one attempt's node, on one rank.
+    """Runs the health checks of one attempt, on one rank.
 
     Args:
-        config: Of the checks.
-        context: Of this rank.
-        note: Writes an event into the ledger.
-        is_stopping: Whether this process is to leave: then it does not wait for checks of its own.
+        config: The policy's section `health`.
+        context: The context of this rank.
+        note: Writes an event to the ledger.
+        is_stopping: Whether this process is shutting down: then it does not wait for its checks.
     """
 
     def __init__(
@@ -53,22 +54,22 @@ class Health:
         self._is_stopping = is_stopping
         self._verdicts = Verdicts(context.job, context.ranks.rank, note)
         self._answers: dict[str, Answer] = {}
-        """By check, the last one: what has not answered in time may still run."""
+        """The last answer of each check; a check that timed out can still be running."""
         self._thread: threading.Thread | None = None
 
     # -- at the start ----------------------------------------------------------------------------
 
     def check_node(self) -> None:
-        """Make the checks of this node and of this task's devices.
+        """Run the checks of this node and of this task's devices.
 
         Raises:
-            Exit: With code 69, if one fails and the policy says more than to log it.
-            DiskFull: If the disk is full, which is no fault of the node's.
+            Exit: With code 69, if a check fails whose action is not `warn`.
+            DiskFull: If the disk is full, which is not a fault of the node.
         """
         self._check(Scope.node, Scope.task)
 
     def check_ranks(self) -> None:
-        """Make the checks of the ranks against each other; every rank has to call it.
+        """Run the checks that all ranks make together; every rank has to call this.
 
         Raises:
             Exit: As `check_node`.
@@ -85,12 +86,12 @@ class Health:
 
     @property
     def limit_s(self) -> float:
-        """Seconds that the checks of a rank may take together, before the others give it up."""
+        """Seconds that all checks of a rank can take, before the other ranks stop waiting."""
         every = asked_for(self._config, replace(self._context, is_first_of_node=True))
         return sum(check.timeout_s for check, _ in every if check.scope is not Scope.ranks)
 
     def _made(self, check: Check, action: CheckAction) -> Refusal | None:
-        # The ranks meet in theirs: all of them make it, or none.
+        # A check of all ranks contains collectives: all ranks run it, or none.
         is_left = bool if check.scope is Scope.ranks else self._is_stopping
         if is_left() or self._answers.get(check.name, Answer()).is_pending:
             return None
@@ -100,7 +101,7 @@ class Health:
             return None  # the end of the attempt may have caused it
         return self._verdicts.judge(check, action, answer)
 
-    # -- beside training -------------------------------------------------------------------------
+    # -- during training -------------------------------------------------------------------------
 
     def watch(self) -> None:
         """Repeat the passive checks in a thread, until `close`."""
@@ -118,13 +119,13 @@ class Health:
         while not self._context.stopped.wait(max(due - time.monotonic(), 0.0)):
             try:
                 refusal = self._look()
-            except Exception as error:  # noqa: BLE001 - a watch that fails must not end a training
+            except Exception as error:  # noqa: BLE001 - an error here must not end a training
                 messages.warn(f"Health checks in the background stopped with an error: {error!r}")
                 return
             if refusal is not None:
                 self._context.ranks.propose(refusal.fact)
                 return
-            due = max(due + every_s, time.monotonic())  # none is made up for
+            due = max(due + every_s, time.monotonic())  # a missed round is not repeated
 
     def _look(self) -> Refusal | None:
         """The first refusal of a round."""
@@ -136,11 +137,11 @@ class Health:
         return None
 
     def stop(self) -> None:
-        """The attempt leaves: what is found from now on, its end may have caused."""
+        """Ignore failures from now on: the end of the attempt can have caused them."""
         self._context.stopped.set()
 
     def close(self) -> None:
-        """Give up; the thread ends by itself where it hangs in a check."""
+        """Stop the background checks; a thread that hangs in a check is not waited for."""
         self.stop()
         if self._thread is not None:
             self._thread.join(_LEAVE_S)
@@ -150,7 +151,7 @@ class Health:
 def asked_for(
     config: HealthConfig, context: Context, *scopes: Scope
 ) -> list[tuple[Check, CheckAction]]:
-    """The checks of these scopes, or of all, that this rank makes, in order, with their actions."""
+    """The checks of these scopes (default: all) that this rank runs, with their actions."""
     checks = [(check, config.checks[check.name]) for check in CHECKS]
     checks += [(command.check(name, one), one.action) for name, one in config.commands.items()]
     return [
@@ -169,14 +170,14 @@ def here(
     ranks: Group | None = None,
     state_bytes: int = 0,
 ) -> Context:
-    """What the checks of this rank may look at.
+    """The context for the checks of this rank.
 
     Args:
-        config: Of the checks.
+        config: The policy's section `health`.
         job: The job's directory.
-        checkpoint_dir: Where it saves.
-        ranks: All ranks of the job; None: there is no other.
-        state_bytes: What a checkpoint of this rank's objects takes at least.
+        checkpoint_dir: The job's checkpoint directory.
+        ranks: All ranks of the job; None: there is only this one.
+        state_bytes: The least size of a checkpoint of this rank's objects.
     """
     ranks = ranks or Solo()
     try:
@@ -195,7 +196,7 @@ def here(
 
 
 def devices() -> tuple[int, ...]:
-    """The CUDA devices that are this task's own; asking opens no context."""
+    """The CUDA devices of this task; the query does not open a CUDA context."""
     from forge.health.devices import own_devices  # it needs torch
 
     return tuple(own_devices())

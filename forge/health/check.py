@@ -1,8 +1,8 @@
-"""What a health check is, and how one is made without its ever holding up a run.
+"""Health checks as values, and a way to run a check that can never block training.
 
-A check is a value: its name, which is also its key in the policy, and a function that looks at one
-thing and says what it has found. It neither logs nor ends anything: `verdicts.py` knows what the
-policy makes of a finding.
+A check has a name, which is also its key in the policy, and a function that examines one thing and
+returns a `Finding`. A check does not log and does not end anything: `verdicts.py` applies the
+policy to its finding.
 """
 
 from __future__ import annotations
@@ -19,63 +19,62 @@ from forge.errors import DiskFull, RankLost
 from forge.group.group import Group, Solo
 
 TIMEOUT_S = 60.0
-"""Seconds after which a built-in check has failed. Source: Slurm's own HealthCheckProgram is ended
-after 60 s."""
+"""Timeout of a built-in check. Source: Slurm kills its own HealthCheckProgram after 60 s."""
 _EXCHANGES = 5
-"""More than the ranks have in their check."""
+"""More than the number of exchanges in the check of all ranks."""
 _LOOK_S = 0.2
-"""Seconds until somebody who may have to leave is asked again."""
+"""Seconds between two calls of `unless`."""
 
 
 class Scope(Enum):
-    """Who makes a check."""
+    """The tasks that run a check."""
 
     node = "node"
     """The first task of each node."""
     task = "task"
-    """Each task, of its own devices."""
+    """Each task, for its own devices."""
     ranks = "ranks"
-    """All ranks together, each of which calls it at the same time."""
+    """All ranks together: each calls it at the same time."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check has found."""
+    """The result of a check."""
 
     value: str
-    """In a few words, with its unit: `0.4 GiB free in /dev/shm`."""
+    """A few words, with the unit: `0.4 GiB free in /dev/shm`."""
     is_failed: bool = False
-    """Whether something is wrong."""
+    """Whether the check failed."""
     only_warns: bool = False
-    """Whether that is only logged, whatever the policy says."""
+    """Whether a failure is only logged, whatever the policy says."""
     remedy: str = ""
-    """What people can do about it, in a sentence."""
+    """How people can fix it, in a sentence."""
     culprits: tuple[int, ...] | None = None
-    """Whose nodes have failed, by rank; None: the one that the check was made on."""
+    """The ranks whose nodes failed; None: the node that ran the check."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a check may look at."""
+    """The input of a check."""
 
     checkpoint_dir: Path
-    """It may not be there yet."""
+    """Does not necessarily exist yet."""
     job: Path
-    """The job's directory; `.forge` in it is there."""
+    """The job's directory; its `.forge` exists."""
     devices: tuple[int, ...] = ()
-    """The CUDA devices that are this task's own, as CUDA counts."""
+    """The CUDA devices of this task, by CUDA's numbers."""
     ranks: Group = field(default_factory=Solo)
-    """All ranks; `gather` is what a check may use of it."""
+    """All ranks; a check can call its `gather`."""
     is_first_of_node: bool = True
     """Whether this rank is the first of its node."""
     state_bytes: int = 0
-    """What a checkpoint of this process's objects takes at least; 0: unknown."""
+    """The least size of a checkpoint of this process's objects; 0: unknown."""
     action: CheckAction = CheckAction.warn
-    """What the policy makes of a failure of this check."""
+    """The policy's action if this check fails."""
     is_beside: bool = False
-    """Whether a training runs meanwhile; else it waits for the checks."""
+    """Whether training runs at the same time; otherwise it waits for the checks."""
     stopped: threading.Event = field(default_factory=threading.Event)
-    """Set once nobody waits for the answer any more."""
+    """Set when the answer is no longer needed."""
 
 
 @dataclass(frozen=True)
@@ -85,48 +84,48 @@ class Check:
     name: str
     """Its key in `health.checks`, or in `health.commands`."""
     look: Callable[[Context], Finding | None]
-    """Says what it has found; None if it does not apply here. It may block; what it raises is no
-    verdict, except `DiskFull` and `RankLost`."""
+    """Returns the finding; None if the check does not apply here. The function can block. An
+    exception does not count as a failure, except `DiskFull` and `RankLost`."""
     scope: Scope
     is_passive: bool = False
-    """Whether it may run beside training: it computes nothing on a GPU, writes nothing then, and
-    meets no other rank."""
+    """Whether the check can run during training: it computes nothing on a GPU, then writes nothing,
+    and communicates with no other rank."""
     is_doubtful: bool = False
-    """Whether a failure puts in doubt what was computed since the last checkpoint."""
+    """Whether results since the last checkpoint can be wrong after a failure."""
     timeout_s: float = TIMEOUT_S
-    """Seconds after which it has failed."""
+    """Seconds after which the check counts as failed."""
     is_command: bool = False
-    """Whether it is a site's own."""
+    """Whether the check is a command from `health.commands`."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """How one check went."""
+    """The outcome of running a check."""
 
     finding: Finding | None = None
-    """None if it does not apply here, and if it could not be made."""
+    """None if the check does not apply here, or crashed."""
     error: str = ""
-    """Why it could not be made: no verdict on the node."""
+    """The error of a check that crashed, which does not count as a failure."""
     left: threading.Thread | None = None
-    """What is still at it, if it has not answered in time."""
+    """The thread of a check that timed out."""
 
     @property
     def is_pending(self) -> bool:
-        """Whether it still runs, so that it cannot be made again."""
+        """Whether the check still runs, and therefore cannot be started again."""
         return self.left is not None and self.left.is_alive()
 
 
 def make(check: Check, context: Context, unless: Callable[[], bool] = lambda: False) -> Answer:
-    """Make one check; it fails if it takes longer than its `timeout_s`.
+    """Run a check; it fails if it takes longer than its `timeout_s`.
 
-    Its thread stays behind then, blocked in a call that does not return.
+    After a timeout, its thread stays blocked in the call that does not return.
 
     Args:
-        check: Which.
-        context: What it looks at.
-        unless: Once it comes true nobody waits any longer, and nothing is found.
+        check: The check.
+        context: Its input.
+        unless: As soon as it returns true, the wait ends without a finding.
     Raises:
-        DiskFull: If the disk is: that is no fault of the node's.
+        DiskFull: If the disk is full, which is not a fault of the node.
     """
     answers: list[Answer | DiskFull] = []
 
@@ -135,15 +134,15 @@ def make(check: Check, context: Context, unless: Callable[[], bool] = lambda: Fa
             answers.append(Answer(check.look(context)))
         except DiskFull as error:
             answers.append(error)
-        except RankLost as lost:  # it is not known why, nor whose node is to blame
+        except RankLost as lost:  # neither the reason nor the node is known
             remedy = "Find out what that rank waits for, and check the network."
             answers.append(Answer(Finding(str(lost), is_failed=True, remedy=remedy, culprits=())))
-        except Exception as error:  # noqa: BLE001 - who cannot look has seen no fault of the node
+        except Exception as error:  # noqa: BLE001 - a check that crashes proves no fault of the node
             answers.append(Answer(error=f"{type(error).__name__}: {error}"))
 
     thread = threading.Thread(target=look, name="forge-check", daemon=True)
     thread.start()
-    # Ranks that meet have a limit for each exchange; one that is not kept, they notice together.
+    # A check of all ranks has a timeout for each exchange, which all ranks notice together.
     is_of_all = check.scope is Scope.ranks
     deadline = time.monotonic() + check.timeout_s * (_EXCHANGES if is_of_all else 1)
     while thread.is_alive() and (left_s := deadline - time.monotonic()) > 0 and not unless():
@@ -156,13 +155,13 @@ def make(check: Check, context: Context, unless: Callable[[], bool] = lambda: Fa
 
 
 def _late(check: Check, context: Context) -> Finding:
-    """What is found of a check that does not answer."""
+    """The finding for a check that timed out."""
     return Finding(
         f"no answer within {check.timeout_s:g} s",
         is_failed=True,
-        # A file system may be busy with what the training itself reads and writes.
+        # The training's own reads and writes can keep a file system busy.
         only_warns=context.is_beside and check.scope is Scope.node,
         remedy="Find out what the check waits for.",
-        # Of ranks that meet any may be to blame.
+        # In a check of all ranks, any rank can be the culprit.
         culprits=() if check.scope is Scope.ranks else None,
     )

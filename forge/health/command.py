@@ -1,7 +1,7 @@
-"""A site's own checks: commands, as `health.commands` has them.
+"""A site's own health checks: the commands in `health.commands`.
 
-A command fails by any exit code but 0, and its last line says why. It runs in a process group of
-its own, which is killed at the timeout as a whole, whatever it has started there.
+Any exit code other than 0 is a failure, and the last line of output is the reason. The command runs
+in its own process group; at the timeout the whole group is killed.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from forge.config.schema import CommandCheckConfig
 from forge.health.check import Check, Context, Finding, Scope
 
 _KEPT = 16_384
-"""Bytes of its output that are kept: the last ones."""
+"""The last bytes of the output that are kept."""
 _LOOK_S = 0.1
-"""Seconds until it is seen that the command has ended, or that nobody waits any longer."""
+"""Seconds between two checks of whether the command has ended, or has to stop."""
 _MARGIN = 0.9
-"""Of the timeout: the rest is for killing it."""
+"""Share of the timeout that the command can use; the rest is for killing it."""
 _SHOWN = 500
-"""Characters of its last line that are shown."""
+"""Characters shown of the last line."""
 _STOPS = {getattr(signal, f"SIG{name}", None) for name in ("TERM", "INT", "HUP", "USR1", "USR2")}
-"""What Slurm, or people, send to all processes of a job that is to leave."""
+"""Signals with which Slurm or people stop all processes of a job."""
 
 
 def check(name: str, config: CommandCheckConfig) -> Check:
-    """The check that this command is."""
+    """A check that runs this command."""
     return Check(
         name,
         lambda context: _run(config, context),
@@ -54,12 +54,12 @@ def _run(config: CommandCheckConfig, context: Context) -> Finding:
         )
     except (OSError, ValueError) as error:
         remedy = "Correct the command, or install it on every node."
-        return Finding(f"it cannot be started: {error}", is_failed=True, remedy=remedy)
+        return Finding(f"the command cannot be started: {error}", is_failed=True, remedy=remedy)
     with process:
         try:
             output = _followed(process, limit_s, context.stopped)
         finally:
-            # Also what it has left behind: the group is there until its leader is collected.
+            # Also the processes that it left behind: the group exists until its leader is reaped.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
@@ -70,18 +70,18 @@ def _run(config: CommandCheckConfig, context: Context) -> Finding:
 
 
 def _judged(command: list[str], code: int, output: bytes) -> Finding:
-    """What its end says.
+    """The finding, from the exit code and the output.
 
     Raises:
-        InterruptedError: Where somebody has stopped it: that says nothing of the node.
+        InterruptedError: If the command was stopped by a signal, which proves nothing of the node.
     """
-    number = -code if code < 0 else code - 128  # a shell's own way to say so
+    number = -code if code < 0 else code - 128  # how a shell reports a signal
     if number in _STOPS:
         raise InterruptedError(f"`{shlex.join(command)}` was stopped by a signal ({number})")
     lines = output.decode(errors="replace").strip().splitlines()
     last = f": {lines[-1].strip()[:_SHOWN]}" if lines else ", and printed nothing"
     ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    remedy = f"Run `{shlex.join(command)}` there."
+    remedy = f"Run `{shlex.join(command)}` on that node."
     return Finding(ended + last, is_failed=code != 0, remedy=remedy)
 
 
@@ -112,7 +112,7 @@ def _followed(
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it has; on Linux it stays a zombie until then, so that its group is still its own."""
+    """Whether the command ended; on Linux it stays a zombie, so that its group id is not reused."""
     if not hasattr(os, "waitid"):
         return process.poll() is not None
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -1,4 +1,4 @@
-"""A task's CUDA devices, and whether they compute right, alone and with the other ranks."""
+"""A task's CUDA devices, and whether they compute correctly, alone and with the other ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forge.group.collectives import backends
 from forge.process.world import largest_count
 
 _HAS_BFLOAT16 = (8, 0)
-"""From this compute capability on, NVIDIA's GPUs multiply it."""
+"""The lowest compute capability that multiplies bfloat16."""
 
 
 def check_gpu_health(device: int = 0) -> dict[str, Any]:
@@ -24,8 +24,8 @@ def check_gpu_health(device: int = 0) -> dict[str, Any]:
     Args:
         device: Its number, as CUDA counts.
     Returns:
-        cuda_available, device_accessible, compute_ok, memory_ok (bool) and error (str, empty
-        where nothing failed).
+        cuda_available, device_accessible, compute_ok, memory_ok (bool) and error (str, empty if
+        nothing failed).
     """
     result: dict[str, Any] = {
         "cuda_available": torch.cuda.is_available(),
@@ -42,8 +42,8 @@ def check_gpu_health(device: int = 0) -> dict[str, Any]:
         torch.cuda.get_device_properties(where)
         result["device_accessible"] = True
         a = torch.arange(64 * 64, dtype=torch.float32, device=where).reshape(64, 64) % 7
-        # Small integers: exact in float32 whatever the order of the sums. In bfloat16 all up to 256
-        # are, and ones and zeros add up to 64 at most.
+        # Small integers: exact in float32 in any order of summation. bfloat16 is exact up to 256,
+        # and ones and zeros add up to 64 at most.
         products = [a]
         if torch.cuda.get_device_capability(where) >= _HAS_BFLOAT16:
             products.append((a % 2).bfloat16())
@@ -62,16 +62,16 @@ def check_gpu_health(device: int = 0) -> dict[str, Any]:
 
 
 def _is_product_right(matrix: torch.Tensor) -> bool:
-    """Whether its device multiplies it with its transpose as the CPU does, which is exact."""
+    """Whether the device's product with the transpose equals the CPU's, which is exact."""
     host = matrix.cpu().float()
     return torch.equal((matrix @ matrix.T).cpu().float(), host @ host.T)
 
 
 def own_devices() -> list[int]:
-    """The visible CUDA devices that are this task's; asking opens no context.
+    """The visible CUDA devices of this task; the query does not open a CUDA context.
 
-    Where the tasks of a node all see the same devices each of them has its share, by its local
-    rank (torchrun's, or Slurm's in a step): what the others train on is not to be touched.
+    If all tasks of a node see the same devices, each task gets its share by its local rank
+    (torchrun's, or Slurm's in a step): the devices of other tasks must not be touched.
     """
     count, env = torch.cuda.device_count(), os.environ
     rank = largest_count(env.get("LOCAL_RANK") or env.get("SLURM_LOCALID"), 0)
@@ -85,9 +85,9 @@ def check_nccl_health(timeout_sec: float = 10.0) -> bool:
     """Check an all-reduce over all ranks, on any backend (nccl, gloo).
 
     Args:
-        timeout_sec: Seconds after which it has failed.
+        timeout_sec: Timeout in seconds.
     Returns:
-        Whether it came back right in time; True where torch.distributed is not initialised.
+        Whether the sum was correct and in time; True if torch.distributed is not initialised.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return True
@@ -102,16 +102,16 @@ def check_nccl_health(timeout_sec: float = 10.0) -> bool:
             work = dist.all_reduce(ones, async_op=True)
             work.wait(timedelta(seconds=timeout_sec))
             answers.append(int(ones.item()) == dist.get_world_size())
-        except Exception as error:  # noqa: BLE001 - a failed check is an answer, and logged
-            messages.warn(f"health check failed: {error}")
+        except Exception as error:  # noqa: BLE001 - logged, and the check fails
+            messages.warn(f"health check: the all-reduce failed: {error}")
 
     thread = threading.Thread(target=reduce, name="forge-health", daemon=True)
     thread.start()
-    thread.join(timeout_sec)  # NCCL's own wait ends when the GPU has the sum, or never
+    thread.join(timeout_sec)  # NCCL's own wait ends only when the GPU has the sum
     return answers == [True]
 
 
 def _own_device() -> int:
-    """The current device, if it is one of this task: a thread that chose none has device 0."""
+    """The current device, if it belongs to this task: the default is 0 in every task."""
     own, current = own_devices(), torch.cuda.current_device()
     return current if current in own or not own else own[0]

@@ -1,7 +1,7 @@
-"""What the driver says of a task's own GPUs: memory errors, worn out rows, a recovery action.
+"""Faults that the driver reports for a task's GPUs: memory errors, worn rows, recovery actions.
 
-A GPU or a driver that has no answer to a question has nothing to fail: a consumer's GPU counts no
-memory errors, an older driver knows no recovery action.
+A query that the GPU or driver does not support never fails the check: consumer GPUs do not count
+memory errors, and older drivers do not report recovery actions.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _RECOVERY = {
     3: "the end of all peer-to-peer traffic of the GPU, and a reset then",
     4: "the end of all work on the GPU, and a reset then",
 }
-"""NVML_GPU_RECOVERY_ACTION_…: what the usual ones ask for."""
+"""The usual values of NVML_GPU_RECOVERY_ACTION_…."""
 
 
 def gpu_driver(context: Context) -> Finding | None:
-    """Whether the driver reports a fault of a GPU; it opens no CUDA context."""
+    """Whether the driver reports a fault of a GPU; does not open a CUDA context."""
     return of_each(context, _uncorrected_errors, _remapped_rows, _recovery_action)
 
 
 def of_each(context: Context, *questions: Callable[[Gpu], Finding | None]) -> Finding | None:
-    """Ask all of them of each of the task's own GPUs.
+    """Run all queries on each of the task's GPUs.
 
-    It finds the failures, each with its GPU's name; if there are none, what all have; nothing if no
-    GPU has an answer. A GPU that no longer answers has failed. An error that says nothing of a GPU
+    Returns the failures, each with the name of its GPU; without failures, the values of all GPUs;
+    None if no GPU supports a query. A GPU that no longer answers has failed. Any other NVML error
     is raised if nothing has failed.
     """
     failed, passed, errors = list[tuple[str, Finding]](), list[Finding](), []
@@ -43,7 +43,7 @@ def of_each(context: Context, *questions: Callable[[Gpu], Finding | None]) -> Fi
             try:
                 finding = question(gpu)
             except GpuGone as gone:
-                text = f"does not answer its driver any more ({gone})"
+                text = f"no longer answers its driver ({gone})"
                 failed.append((gpu.name, Finding(text, is_failed=True, remedy=_RESET)))
                 break
             except gpu.nvml.NVMLError as error:
@@ -66,7 +66,7 @@ def of_each(context: Context, *questions: Callable[[Gpu], Finding | None]) -> Fi
 
 
 def _uncorrected_errors(gpu: Gpu) -> Finding | None:
-    """Whether bits of its memory were lost since its driver was loaded."""
+    """Whether the GPU lost bits of its memory since the driver was loaded."""
     kind, since = gpu.nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, gpu.nvml.NVML_VOLATILE_ECC
     count = gpu.ask("TotalEccErrors", kind, since)
     if count is None:
@@ -74,27 +74,27 @@ def _uncorrected_errors(gpu: Gpu) -> Finding | None:
     return Finding(
         f"uncorrected memory errors since the driver was loaded: {count}",
         is_failed=count > _MAX_UNCORRECTED,
-        remedy="What was computed on it may be wrong. Have the GPU reset, then tested.",
+        remedy="Results of this GPU can be wrong. Have it reset, then tested.",
     )
 
 
 def _remapped_rows(gpu: Gpu) -> Finding | None:
-    """Whether rows of its memory are worn out and not replaced. Source: Azure (`azure_gpu_ecc`)."""
+    """Whether worn rows of its memory are not replaced. Source: Azure (`azure_gpu_ecc`)."""
     rows = gpu.ask("RemappedRows")
     if rows is None:
         return None
     corrected, uncorrected, is_pending, has_failed = rows
     if has_failed:
-        remedy = "No spare row is left there: have the GPU replaced."
-        return Finding("a row could not be remapped", is_failed=True, remedy=remedy)
+        remedy = "Its memory has no spare row left: have the GPU replaced."
+        return Finding("a memory row could not be remapped", is_failed=True, remedy=remedy)
     if is_pending:
-        remedy = "Have the GPU reset, or the node rebooted: the row is remapped then."
-        return Finding("a row waits to be remapped", is_failed=True, remedy=remedy)
-    return Finding(f"remapped rows: {corrected + uncorrected}, none waits")
+        remedy = "Have the GPU reset, or the node rebooted: this remaps the row."
+        return Finding("a memory row waits to be remapped", is_failed=True, remedy=remedy)
+    return Finding(f"remapped memory rows: {corrected + uncorrected}, none pending")
 
 
 def _recovery_action(gpu: Gpu) -> Finding | None:
-    """Whether the driver wants the GPU reset, the node rebooted or the like; driver 570 and on.
+    """Whether the driver requests a recovery action, such as a reset; from driver 570 on.
 
     Source: NVIDIA's resiliency extension (`shared_utils/health_check.py`).
     """
@@ -106,6 +106,6 @@ def _recovery_action(gpu: Gpu) -> Finding | None:
         return Finding("no recovery action")
     wanted = _RECOVERY.get(action, f"recovery action {action}")
     remedy = (
-        "Do this before anything else runs on the GPU; the kernel's log has the XID that led to it."
+        "Do this before anything else runs on the GPU; the kernel log has the XID of the cause."
     )
     return Finding(f"its driver asks for {wanted}", is_failed=True, remedy=remedy)

@@ -1,8 +1,8 @@
-"""What other processes hold of the memory of a task's own GPUs.
+"""The memory that other processes use on a task's GPUs.
 
-What a process held that was killed goes a moment after it, so that the next one may find its GPU
-full. Before a training begins, those that are about to go are waited for; where the policy acts on
-this check, all others are, too: an earlier job may still be asked to stop.
+The memory of a killed process is freed a moment after its end, so that the next process can find
+its GPU full. Before training, this check waits for such memory. If the check's action is not
+`warn`, it also waits for running processes: an earlier job can still be stopping.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _MAX_MIB = 512
 """Source: NVIDIA's resiliency extension, which waits for less before a restart (`config.py`)."""
 _LOOK_S = 1.0
 _MARGIN_S = 5.0
-"""So much before `make` stops waiting, so that the answer comes in time."""
+"""Seconds before the timeout of `make`, so that the answer is in time."""
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h
 FAMILIES = (
     (TOKEN,),
     ("SLURM_JOB_ID", "SLURM_STEP_ID"),
     ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),
 )
-"""Variables that, all together, only the processes of one job have with the same values."""
+"""Sets of variables: only processes of one job have the same values for all of a set."""
 
 
 def gpu_memory(context: Context) -> Finding | None:
-    """Whether other processes hold more of its memory than 512 MiB; waits for them to go."""
+    """Whether other processes use more than 512 MiB of a GPU; waits for them to end."""
     if not _knows_pids():
-        return None  # the driver has the numbers of another namespace: ours could be among others'
+        return None  # the driver has the pids of another namespace: ours are not recognised there
     end = time.monotonic() + TIMEOUT_S - _MARGIN_S
     while True:
         leaving: list[int] = []
@@ -51,7 +51,7 @@ def gpu_memory(context: Context) -> Finding | None:
 
 
 def _held(gpu: Gpu, leaving: list[int]) -> Finding | None:
-    """What others hold of one GPU; those whose memory is about to go are added to `leaving`."""
+    """Memory of others on a GPU; adds processes that have ended already to `leaving`."""
     try:
         running = None if gpu.is_split else gpu.ask("ComputeRunningProcesses_v3")
     except GpuGone:  # `gpu_driver` says so
@@ -68,14 +68,14 @@ def _held(gpu: Gpu, leaving: list[int]) -> Finding | None:
         named.append(f"and by {len(largest) - 4} more")
     mib = sum(others.values())
     return Finding(
-        f"{mib:.0f} MiB held by others" + (f": {', '.join(named)}" if named else ""),
+        f"{mib:.0f} MiB used by other processes" + (f": {', '.join(named)}" if named else ""),
         is_failed=mib > _MAX_MIB,
         remedy="Kill these processes; if they do not exit, have the node checked.",
     )
 
 
 def _knows_pids() -> bool:
-    """Whether this process counts processes as the driver does: not within a container's count."""
+    """Whether this process has the driver's pids: not in a container's pid namespace."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
     except OSError:
@@ -83,7 +83,7 @@ def _knows_pids() -> bool:
 
 
 def _family(pids: Iterable[int]) -> set[int]:
-    """Those of them that are this process, descend from it or belong to the same job."""
+    """The pids of this process, its descendants, and processes of the same job."""
     own = {os.getpid(), *processes.descendants()}
     mine = [{name: os.environ.get(name) for name in names} for names in FAMILIES]
     known = [family for family in mine if None not in family.values()]
@@ -95,22 +95,22 @@ def _is_of(pid: int, family: dict[str, str | None]) -> bool:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether only its memory is still to go; not of one that is hidden (`hidepid`)."""
+    """Whether the process ended and only its memory is left; False if hidden (`hidepid`)."""
     try:
         state = Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2]
-        return state.split()[0] in "ZXD"  # D: it is being taken down by the driver
+        return state.split()[0] in "ZXD"  # D: the driver is cleaning up
     except OSError:
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
             return True
-        except PermissionError:  # it is somebody else's
+        except PermissionError:  # a process of another user
             pass
         return False
 
 
 def _described(pid: int) -> str:
-    """For people: its number, what it runs and whose it is."""
+    """For people: the pid, the user and the command."""
     shown = "".join(c if c.isascii() and c.isprintable() else "?" for c in processes.command(pid))
     try:
         user = os.stat(f"/proc/{pid}").st_uid

@@ -1,7 +1,7 @@
-"""Asking the NVIDIA driver about a GPU.
+"""Queries of the NVIDIA driver about a GPU.
 
-NVML is the driver's own library. Asking it opens no CUDA context and takes no memory of a GPU. Its
-binding, nvidia-ml-py, is imported only where a task has GPUs and something is to be asked.
+NVML is the driver's own library. A query does not open a CUDA context and uses no GPU memory. Its
+Python binding, nvidia-ml-py, is imported only for a query, in a task that has GPUs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from forge.errors import GpuGone
 _NO_DRIVER = ("NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_DRIVER_NOT_LOADED")
 _GONE = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED")
 _NO_ANSWER = (
-    "NVML_ERROR_NOT_SUPPORTED",  # by this GPU: without ECC, a consumer's, an instance of MIG
-    "NVML_ERROR_INVALID_ARGUMENT",  # a handle or a field that this question is not for
-    "NVML_ERROR_FUNCTION_NOT_FOUND",  # by this driver, which is older
+    "NVML_ERROR_NOT_SUPPORTED",  # by this GPU: no ECC, a consumer GPU, a MIG instance
+    "NVML_ERROR_INVALID_ARGUMENT",  # a handle or a field that the query does not accept
+    "NVML_ERROR_FUNCTION_NOT_FOUND",  # in this driver, which is older
     "NVML_ERROR_ARGUMENT_VERSION_MISMATCH",
     "NVML_ERROR_DEPRECATED",
     "NVML_ERROR_NO_PERMISSION",
@@ -29,31 +29,31 @@ _NO_ANSWER = (
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU that a task computes on, or on a part of."""
+    """A GPU of the task; with MIG, the GPU that contains the task's instance."""
 
     nvml: Any
     """The module pynvml, initialised."""
     handle: Any
-    """None: it no longer answers, not even who it is."""
+    """None: the GPU no longer answers, not even with its UUID."""
     name: str
-    """As people find it: CUDA's number in this task, the UUID, the address on the PCI bus."""
+    """For people: CUDA's number in this task, the UUID, the PCI bus address."""
     is_split: bool = False
     """Whether the task has only a part of it (MIG)."""
 
     def ask(self, question: str, *args: Any) -> Any:
-        """Ask one thing of the GPU.
+        """Run a query on the GPU.
 
         Args:
             question: A function of pynvml, without `nvmlDeviceGet`.
-            args: What it takes after the handle.
+            args: The arguments after the handle.
         Returns:
-            The answer; None where this GPU, or its driver, has none.
+            The answer; None if this GPU or its driver does not support the query.
         Raises:
-            GpuGone: Where the GPU no longer answers.
-            pynvml.NVMLError: For any other error, as "Unknown Error".
+            GpuGone: If the GPU no longer answers.
+            pynvml.NVMLError: For any other error, such as "Unknown Error".
         """
         if self.handle is None:
-            raise GpuGone("its UUID is not known")
+            raise GpuGone("its UUID cannot be read")
         try:
             return getattr(self.nvml, f"nvmlDeviceGet{question}")(self.handle, *args)
         except self.nvml.NVMLError as error:
@@ -65,18 +65,18 @@ class Gpu:
 
 
 def is_one_of(nvml: Any, error: Any, names: tuple[str, ...]) -> bool:
-    """Whether NVML's error has one of these names, of pynvml's constants."""
+    """Whether an NVML error is one of these constants of pynvml."""
     return any(error.value == getattr(nvml, name) for name in names)
 
 
 @functools.cache
 def driver() -> Any:
-    """The module pynvml, initialised; None where there is no driver.
+    """The module pynvml, initialised; None if there is no driver.
 
-    It is never shut down: the first question to a driver that nobody else uses can take seconds.
+    NVML is never shut down: the first query to an otherwise unused driver can take seconds.
 
     Raises:
-        pynvml.NVMLError: Where the driver is there, and cannot be asked.
+        pynvml.NVMLError: If there is a driver, but a query fails.
     """
     import pynvml
 

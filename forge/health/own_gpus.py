@@ -1,7 +1,7 @@
-"""Which GPUs, as the driver knows them, the CUDA devices of a task are.
+"""The driver's handles for the CUDA devices of a task.
 
-CUDA counts the devices that CUDA_VISIBLE_DEVICES names, NVML those that this process may open. A
-device of which it is not known which GPU it is, is left out: no check looks at somebody else's.
+CUDA counts the devices in CUDA_VISIBLE_DEVICES, NVML all GPUs that this process can open. A device
+whose GPU is ambiguous is left out: no check examines the GPU of another job.
 Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
 """
 
@@ -17,14 +17,14 @@ from forge.health.nvml import Gpu
 
 
 def own_gpus(devices: Sequence[int]) -> list[Gpu]:
-    """Find the GPUs that CUDA devices are, or are parts of.
+    """Find the GPUs of CUDA devices.
 
     Args:
-        devices: The task's own, as CUDA counts.
+        devices: The task's devices, by CUDA's numbers.
     Returns:
-        Those that can be told; none where there is no driver.
+        The GPUs that are certain; none if there is no driver.
     Raises:
-        pynvml.NVMLError: Where the driver is there, and cannot be asked.
+        pynvml.NVMLError: If there is a driver, but a query fails.
     """
     pynvml = nvml.driver() if devices else None
     if pynvml is None:
@@ -41,9 +41,9 @@ def own_gpus(devices: Sequence[int]) -> list[Gpu]:
 
 
 def _accessible(pynvml: Any) -> list[Any]:
-    """The GPUs that this process may open, as those of its cgroup: CUDA sees no others.
+    """The GPUs that this process can open, those of its cgroup: CUDA sees no others.
 
-    None for one that no longer answers: it may be somebody else's, and the others keep their place.
+    None for a GPU that no longer answers, so that the indices of the others stay the same.
     """
     found: list[Any] = []
     for index in range(pynvml.nvmlDeviceGetCount()):
@@ -56,7 +56,7 @@ def _accessible(pynvml: Any) -> list[Any]:
 
 
 def _by_number(pynvml: Any, handles: list[Any], named: str | None) -> list[Any]:
-    """CUDA takes the numbers up to the first that is none; where one comes twice it takes none."""
+    """CUDA uses the numbers up to the first invalid one, and none at all if one is repeated."""
     numbers: list[int] = []
     for text in [str(n) for n in range(len(handles))] if named is None else named.split(","):
         if not text.strip().isdecimal() or int(text) >= len(handles):
@@ -67,7 +67,7 @@ def _by_number(pynvml: Any, handles: list[Any], named: str | None) -> list[Any]:
 
 
 def _by_uuid(pynvml: Any, handles: list[Any], names: list[str]) -> list[Any]:
-    """The UUID of a GPU may be cut short, where one GPU alone begins so."""
+    """The UUID of a GPU can be abbreviated, if the prefix is unique."""
     found: list[Any] = []
     for name in names:
         if name.startswith("MIG-"):
@@ -82,17 +82,17 @@ def _by_uuid(pynvml: Any, handles: list[Any], names: list[str]) -> list[Any]:
 
 
 def _is_order_known(pynvml: Any, handles: list[Any]) -> bool:
-    """NVML counts by the PCI bus. CUDA does so on demand, and else begins with the fastest."""
+    """NVML counts by PCI bus. CUDA does so on request, and otherwise begins with the fastest."""
     is_same = len({_known(pynvml, "Name", one) for one in handles} - {""}) <= 1
     return is_same or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
 
 
 def _known(pynvml: Any, question: str, handle: Any) -> Any:
-    """What a GPU that may be somebody else's says; an empty text where it does not answer."""
+    """The answer of a GPU, possibly of another job; an empty text if it does not answer."""
     try:
         return Gpu(pynvml, handle, "").ask(question) or ""
     except (GpuGone, pynvml.NVMLError):
-        return ""  # whoever has it is to know
+        return ""  # the checks of the job that has this GPU report it
 
 
 def _gpu(pynvml: Any, number: int, handle: Any) -> Gpu:

@@ -1,4 +1,4 @@
-"""Whether the task's own GPUs compute right: a product in each of two types, and memory."""
+"""Whether the task's GPUs compute correctly: a product in each of two types, and memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from forge.health.check import Context, Finding
 
 
 def gpu(context: Context) -> Finding | None:
-    """Whether each device answers, multiplies without an error, and keeps what is written."""
+    """Whether each device answers, multiplies correctly, and keeps what is written to memory."""
     if not context.devices:
         return None
     import torch
@@ -19,7 +19,7 @@ def gpu(context: Context) -> Finding | None:
     errors = "; ".join(result["error"] for result in results if result["error"])
     named = ", ".join(f"cuda:{device}" for device in context.devices)
     return Finding(
-        errors or f"{named} computed right",
+        errors or f"{named} computed correctly",
         is_failed=bool(errors),
         remedy="Have the GPU tested (`nvidia-smi -q`, `dcgmi diag -r 2`).",
     )

@@ -1,4 +1,4 @@
-"""Checks of file systems: the one that the checkpoints go to, and /dev/shm."""
+"""Checks of file systems: that of the checkpoint directory, and /dev/shm."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from forge.health.check import Context, Finding
 
 _GIB = 2**30
 _MIN_CHECKPOINTS = 2
-"""One is written before an older one is removed. Ours: others look at a share of the disk (NVRx,
-gcm and imbue: 83 to 95 % full), which says little of a large one."""
+"""A checkpoint is written before an older one is removed. Our own limit: others check the share of
+the disk in use (NVRx, gcm and imbue: 83 to 95 %), which means little on a large disk."""
 _MIN_INODES = 10_000
-"""Ours: a checkpoint needs a few for each rank."""
+"""Our own limit: a checkpoint needs a few inodes for each rank."""
 _SHM = "/dev/shm"
 _MIN_SHM_GIB = 1.0
-"""Ours: Docker gives 64 MB, in which loaders' workers die of SIGBUS (PyTorch issue 5040)."""
+"""Our own limit: with Docker's 64 MB, DataLoader workers die of SIGBUS (PyTorch issue 5040)."""
 
 
 def disk(context: Context) -> Finding:
-    """Whether the checkpoint directory takes a synced file; little room there only warns.
+    """Whether a file can be written in the checkpoint directory; little free space only warns.
 
-    NVRx and gcm write as much (4 KB). While a training runs, nothing is written.
+    NVRx and gcm write the same amount (4 KB). During training, nothing is written.
 
     Raises:
-        DiskFull: If not even that file has room.
+        DiskFull: If there is no space even for this file.
     """
     place = _there(context.checkpoint_dir)
     if not context.is_beside:
@@ -56,12 +56,12 @@ def disk(context: Context) -> Finding:
 
 
 def _little_room(context: Context, system: os.statvfs_result, free: int) -> Iterator[str]:
-    """What is wrong if few more checkpoints fit, as large as the newest one, or as the state."""
+    """A problem if few more checkpoints fit, of the size of the newest one or of the state."""
     size = _newest_bytes(context.checkpoint_dir) or context.state_bytes
-    # A tmpfs without a limit, or a file system that does not say, has no blocks.
+    # A tmpfs without a limit, or a file system that does not report it, has 0 blocks.
     if size and system.f_blocks and free / size < _MIN_CHECKPOINTS:
         yield (
-            f"room for {free / size:.1f} more checkpoints of {size / _GIB:.2f} GiB, less than"
+            f"space for {free / size:.1f} more checkpoints of {size / _GIB:.2f} GiB, less than"
             f" {_MIN_CHECKPOINTS} ({free / _GIB:.1f} GiB free)"
         )
 
@@ -74,24 +74,24 @@ def _newest_bytes(checkpoint_dir: Path) -> int:
             return 0
         with os.scandir(newest) as files:
             return sum(file.stat(follow_symlinks=False).st_size for file in files)
-    except OSError:  # retention removes it at this moment; the next look finds another one
+    except OSError:  # retention is removing it; the next round finds another one
         return 0
 
 
 def _few_inodes(place: Path, system: os.statvfs_result) -> Iterator[str]:
-    if system.f_files and system.f_favail < _MIN_INODES:  # btrfs and others say 0 of how many
+    if system.f_files and system.f_favail < _MIN_INODES:  # btrfs and others report 0 files
         yield f"{system.f_favail} free inodes in {place}, less than {_MIN_INODES}"
 
 
 def _there(path: Path) -> Path:
-    """The first directory that exists, from there upwards."""
+    """The path itself if it exists, otherwise its nearest parent that does."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
 
 
 def shm(context: Context) -> Finding | None:
-    """Whether the workers of loaders have room for the batches that they hand over."""
+    """Whether DataLoader workers have enough shared memory to pass their batches on."""
     if not os.path.isdir(_SHM):
         return None
     system = os.statvfs(_SHM)
@@ -102,5 +102,5 @@ def shm(context: Context) -> Finding | None:
     return Finding(
         f"{free_gib:.2f} GiB free in {_SHM}" + (f", less than {_MIN_SHM_GIB:g} GiB" * is_failed),
         is_failed=is_failed,
-        remedy="Give the container more (`--shm-size`, `--ipc=host`), or remove files from there.",
+        remedy="Give the container more (`--shm-size`, `--ipc=host`), or delete files in /dev/shm.",
     )

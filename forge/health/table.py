@@ -1,4 +1,4 @@
-"""The built-in health checks, in the order in which they are made."""
+"""The built-in health checks, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from forge.health.check import Check, Scope
 CHECKS: tuple[Check, ...] = (
     Check("disk", storage.disk, Scope.node, is_passive=True),
     Check("shm", storage.shm, Scope.node, is_passive=True),
-    # The driver is asked first: a product on a GPU that is gone may not return.
+    # The driver checks come first: a product on a GPU that is gone might never return.
     Check("gpu_memory", gpu_memory.gpu_memory, Scope.task, is_passive=True),
     Check("gpu_driver", gpu_driver.gpu_driver, Scope.task, is_passive=True, is_doubtful=True),
     Check("gpu", product.gpu, Scope.task),

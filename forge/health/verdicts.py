@@ -1,4 +1,4 @@
-"""What the policy makes of what the checks of an attempt find: it is logged, or the job leaves."""
+"""Applies the policy to the findings of health checks: a failure is logged, or the job stops."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from forge.jobdir import sick
 
 @dataclass(frozen=True)
 class Refusal:
-    """The job is not to run here any longer."""
+    """The decision that the job must stop on this node."""
 
     text: str
     """Why, for people."""
     reason: Reason
-    """`halted` where it is not to be started again."""
+    """`halted` if the job must not be started again."""
     is_doubtful: bool
-    """Whether what was computed since the last checkpoint is not to be saved."""
+    """Whether the state can be wrong since the last checkpoint, and is not saved."""
 
     @property
     def exit(self) -> Exit:
-        """How a job leaves that has not begun to train."""
+        """The exit of a job that has not begun to train."""
         return Exit(ExitCode.UNHEALTHY, self.text, self.reason)
 
     @property
     def fact(self) -> StopAsked | Failed:
-        """How a training leaves, at its next boundary."""
+        """The request that stops a running training at its next step boundary."""
         code = int(ExitCode.UNHEALTHY)
         if self.is_doubtful:
             return Failed(code, self.text, self.reason)
@@ -43,12 +43,12 @@ class Refusal:
 
 
 class Verdicts:
-    """The judge of one attempt, on one rank.
+    """Decides on the findings of one attempt, on one rank.
 
     Args:
         job: The job's directory.
         rank: This process's number.
-        note: Writes an event into the ledger.
+        note: Writes an event to the ledger.
     """
 
     def __init__(self, job: Path, rank: int, note: Callable[..., None]) -> None:
@@ -56,21 +56,20 @@ class Verdicts:
         self._rank = rank
         self._note = note
         self._logged: set[str] = set()
-        """The checks of which a failure was logged, and those that could not be made, since they
-        passed last."""
+        """The checks whose failure or crash was logged since they last passed."""
         self.node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-        """As Slurm knows it."""
+        """Slurm's name of this node."""
 
     def judge(self, check: Check, action: CheckAction, answer: Answer) -> Refusal | None:
-        """Log that a check has failed, unless it has not passed since that was logged.
+        """Log a failure, once until the check passes again, and decide whether the job stops.
 
         Returns:
-            None if the job may stay.
+            None if the job can continue here.
         """
         finding, name = answer.finding, check.name
         if answer.error and name not in self._logged:
             self._logged.add(name)
-            self._log(name, f"Health check `{name}` could not be made: {answer.error}")
+            self._log(name, f"Health check `{name}` crashed, and was ignored: {answer.error}")
         if finding is None:
             return None
         if not finding.is_failed:
@@ -79,7 +78,7 @@ class Verdicts:
         where = f" on {self.node}" if finding.culprits is None else ""
         text = f"Health check `{name}` failed{where}: {finding.value}"
         advice = f". {finding.remedy}" if finding.remedy else "."
-        # What all ranks find, one of them says.
+        # A finding of all ranks is logged by rank 0 only.
         is_mine = check.scope is not Scope.ranks or self._rank == 0
         if action is CheckAction.warn or finding.only_warns:
             why = "whatever its action" if finding.only_warns else f"`{_key(check)}=warn`"
@@ -87,7 +86,8 @@ class Verdicts:
                 self._logged.add(name)
                 self._log(name, f"{text}{advice} Only logged ({why}).", action="warn")
             return None
-        # Of no node, if it is not this one: else the first that leaves would be taken for sick.
+        # Without a node if this one is not a culprit: otherwise the first node to report would be
+        # excluded as faulty.
         is_own = finding.culprits is None or self._rank in finding.culprits
         node = self.node if is_own else ""
         sick.write(self._job, sick.Sick(node, name, text, action.name))
@@ -108,7 +108,7 @@ class Verdicts:
 
 
 def _key(check: Check) -> str:
-    """The key of the policy that gives a check its action."""
+    """The key of the policy with the action of a check."""
     if check.is_command:
         return f"resilience.{COMMANDS}{check.name}.action"
     return f"resilience.health.checks.{check.name}"

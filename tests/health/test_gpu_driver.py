@@ -49,7 +49,7 @@ def test_a_healthy_gpu_does_not_fail(look, name):
     ("changed", "value"),
     [
         ({"TotalEccErrors__gpu1__1__0": 3}, "memory errors since the driver was loaded: 3"),
-        ({"RemappedRows__gpu1": (2, 1, 1, 0)}, "a row waits"),
+        ({"RemappedRows__gpu1": (2, 1, 1, 0)}, "a memory row waits"),
         ({"RemappedRows__gpu1": (2, 1, 1, 1)}, "could not be remapped"),
         ({"FieldValues__gpu1__[230]": fields(1)}, "a reset of the GPU"),
         ({"FieldValues__gpu1__[230]": fields(99)}, "recovery action 99"),
@@ -68,8 +68,8 @@ def test_all_that_is_wrong_is_said_and_what_all_gpus_have_once(look):
     """A table with the same words for each of eight GPUs is not read."""
     finding = look(RemappedRows__gpu0=(4, 1, 0, 0))  # rows that have been remapped are no fault
     assert finding.value == (
-        "uncorrected memory errors since the driver was loaded: 0; remapped rows: 5, none waits;"
-        " no recovery action; remapped rows: 0, none waits"
+        "uncorrected memory errors since the driver was loaded: 0; remapped memory rows: 5, none"
+        " pending; no recovery action; remapped memory rows: 0, none pending"
     )
     finding = look(TotalEccErrors__gpu1__1__0=3, RemappedRows__gpu1=(2, 1, 1, 0))
     assert finding.value.count(SECOND) == 2
@@ -90,7 +90,7 @@ def test_a_gpu_that_is_gone_fails(look, question, error):
     """Nothing can be computed there; the others are their tasks'."""
     finding = look(**{question: {"error": NUMBER[error]}})
     assert finding.is_failed
-    assert f"{SECOND}: does not answer" in finding.value
+    assert f"{SECOND}: no longer answers" in finding.value
     assert not look((0,), **{question: {"error": NUMBER[error]}}).is_failed
 
 
@@ -101,7 +101,7 @@ def test_an_unknown_error_is_no_verdict_and_hides_none(look):
     answer = make(check, Context(Path(), Path()))
     assert (answer.finding, "Unknown Error" in answer.error) == (None, True)
     for question in ("RemappedRows__gpu0", "RemappedRows__gpu1"):
-        assert "a row waits" in look(**unknown, **{question: (2, 1, 1, 0)}).value
+        assert "a memory row waits" in look(**unknown, **{question: (2, 1, 1, 0)}).value
 
 
 def test_nothing_is_asked_of_a_gpu_that_is_another_s(look):

@@ -90,7 +90,7 @@ def test_others_are_named_with_what_they_run(look, strangers):
     one, two = waiting(), waiting()
     found, _ = look({one.pid: 400, two.pid: 9000})
     assert found.is_failed
-    held = f"9400 MiB held by others: 9000 MiB by pid {two.pid} of user {os.getuid()} (`"
+    held = f"9400 MiB used by other processes: 9000 MiB by pid {two.pid} of user {os.getuid()} (`"
     assert held in found.value
     assert f"400 MiB by pid {one.pid}" in found.value
     assert "import sys" in found.value
@@ -160,7 +160,7 @@ def test_of_many_processes_the_largest_are_named(look, monkeypatch):
     monkeypatch.setattr(gpu_memory, "_described", lambda pid: f"pid {pid}")
     found, _ = look({HIDDEN + n: 1000 * n for n in range(1, 7)}, is_beside=True)
     named = [f"{n}000 MiB by pid {HIDDEN + n}" for n in (6, 5, 4, 3)]
-    text = f"21000 MiB held by others: {', '.join(named)}, and by 2 more"
+    text = f"21000 MiB used by other processes: {', '.join(named)}, and by 2 more"
     assert found.value.endswith(f": {text}")
 
 

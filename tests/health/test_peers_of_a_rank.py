@@ -47,7 +47,7 @@ def test_ranks_that_all_see_one_directory_pass_and_keep_nothing_there(tmp_path):
     assert not any(one.is_failed for one in found)
     assert (
         found[0].value
-        == "3 ranks read the same directory, and an all-reduce returned the right sum"
+        == "3 ranks read the same directory, and an all-reduce returned the correct sum"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -102,7 +102,7 @@ def test_a_collective_that_fails_on_some_ranks_names_them(tmp_path, monkeypatch)
         found = found_by([tmp_path] * 6, look=look)
         assert all(one.is_failed for one in found)
         assert {one.culprits for one in found} == {culprits}
-    assert found[0].value.count("did not get the right sum within 60 s") == 4
+    assert found[0].value.count("did not get the correct sum within 60 s") == 4
     assert found[0].value.endswith("; 2 more")
 
 

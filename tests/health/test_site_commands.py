@@ -48,7 +48,7 @@ def test_exit_code_0_passes_and_any_other_fails_with_the_last_line(tmp_path):
 def test_a_command_that_cannot_be_started_fails_and_says_so(run, tmp_path):
     found = answer(run, tmp_path).finding
     assert found.is_failed
-    assert found.value.startswith("it cannot be started: ")
+    assert found.value.startswith("the command cannot be started: ")
 
 
 def test_a_command_that_hangs_is_killed_with_what_it_has_started(tmp_path):

@@ -93,10 +93,10 @@ def test_a_refusal_names_the_sick_node_and_ends_with_69(action, reason, judge, l
 @pytest.mark.parametrize("action", ["refuse", "exclude_node", "halt"])
 def test_little_room_is_only_logged_whatever_the_action(action, judge, logged, tmp_path):
     """Another node has the same file system: to exclude this one would take them all away."""
-    little = Answer(Finding("room for 1.0 more", is_failed=True, only_warns=True, remedy="Tidy."))
+    little = Answer(Finding("space for 1.0 more", is_failed=True, only_warns=True, remedy="Tidy."))
     assert judge.judge(DISK, CheckAction[action], little) is None
     assert logged == [
-        "Health check `disk` failed on n1: room for 1.0 more. Tidy. Only logged (whatever its"
+        "Health check `disk` failed on n1: space for 1.0 more. Tidy. Only logged (whatever its"
         " action)."
     ]
     assert sick.read_all(tmp_path, 2) == {}
@@ -130,7 +130,7 @@ def test_what_could_not_be_made_is_logged_and_does_nothing(judge, logged):
     answer = Answer(error="ValueError: no such line")
     for _ in range(2):
         assert judge.judge(DISK, CheckAction.halt, answer) is None
-    assert logged == ["Health check `disk` could not be made: ValueError: no such line"]
+    assert logged == ["Health check `disk` crashed, and was ignored: ValueError: no such line"]
 
 
 def blocks(language):

@@ -128,7 +128,7 @@ FAULTS = [
         (),
         'mount -t tmpfs -o size=4m tmpfs "$1"; mkdir "$1/step_5";'
         ' head -c 2m /dev/zero > "$1/step_5/tensors_rank00000.safetensors"',
-        shown="room for 1.0 more checkpoints",
+        shown="space for 1.0 more checkpoints",
     ),
     Fault(
         "few inodes",
