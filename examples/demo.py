@@ -40,8 +40,8 @@ STALL_S = 120.0
 INTRODUCTION = (
     "One sweep, twice, on two cores: a small GPT learns to write Python from the source of Python's"
     " standard library, in {steps} steps, with two learning rates side by side. The first sweep is"
-    " not interrupted. The second one meets five faults: the launcher restarts jobs that are killed"
-    " by itself; after Ctrl+C and after SIGKILL of the launcher, the demo runs the command that the"
+    " not interrupted. The second sweep has five faults: the launcher restarts killed jobs by"
+    " itself; after Ctrl+C and after SIGKILL of the launcher, the demo runs the command that the"
     " launcher printed."
 )
 
@@ -96,7 +96,7 @@ class Demo:
     problems: list[str]
 
     def run(self, faults: list[Fault], overrides: list[str]) -> None:
-        """The whole story; raises Unexpected where it cannot continue."""
+        """Run both sweeps and inject the faults; raises Unexpected if the demo cannot continue."""
         train = [sys.executable, str(TRAIN), "-m", "hydra/launcher=local", *overrides]
         for sweep in (self.uninterrupted, self.interrupted):
             print(f"\n{paint(f'The {sweep.name} sweep', 'bold')}")
@@ -117,7 +117,7 @@ class Demo:
         before = {job.number: job.stand()[0] for job in hit}
         where = " and ".join(f"job {job.number} at step {job.stand()[1]}" for job in hit)
         self.screen.tell("✗", f"{fault.name}, {where}: {fault.story}", "bad")
-        if fault.code == 143:  # the table is no longer drawn: what is not seen now comes too late
+        if fault.code == 143:  # the killed launcher no longer draws: wait for its last drawing
             until = time.monotonic() + 2.0
             self._wait_until(
                 sweep, lambda: self.screen.is_told or time.monotonic() > until, "the next drawing"
@@ -133,7 +133,7 @@ class Demo:
             self._see_it_resume(fault, job, hit_attempt, attempts[hit_attempt.number])
 
     def _is_time(self, fault: Fault, hit: list[Job]) -> bool:
-        """Whether the jobs train, in the step that was chosen or after it."""
+        """Whether the jobs train, and have reached the chosen step."""
         return all(
             job.stand()[1] >= fault.step
             and job.attempts()[-1].began
@@ -155,7 +155,7 @@ class Demo:
             self.screen.tell("", flipped, "bad")
 
     def _resume(self, fault: Fault) -> None:
-        """See the launcher end, and resume the sweep."""
+        """Wait for the end of the launcher, and resume the sweep."""
         sweep = self.interrupted
         self._wait_until(sweep, sweep.has_ended, f"the end of the launcher after {fault.name}")
         self.screen.drain()
@@ -163,7 +163,7 @@ class Demo:
         code = sweep.launcher.returncode
         expected = 130 if fault.name == "Ctrl+C" else -signal.SIGKILL
         self._expect(code == expected, f"the launcher ended with exit code {code}, not {expected}")
-        self.screen.tell("→", "resumed by the command that it has printed, its resume.sh", "good")
+        self.screen.tell("→", "resumed by the command that it printed, its resume.sh", "good")
         sweep.resume(self.screen)
 
     def _see_it_resume(self, fault: Fault, job: Job, before: Attempt, after: Attempt) -> None:
@@ -183,7 +183,7 @@ class Demo:
             self._expect(is_seen, f"{what}: the damage of {fault.damaged} went unnoticed")
 
     def _wait_until(self, sweep: Sweep, condition: Callable[[], bool], what: str) -> None:
-        """Show what the launcher shows, and take samples, until something is true."""
+        """Pass the launcher's output on, and take samples, until a condition is true."""
         seen: list[tuple[int, int]] = []
         deadline = time.monotonic() + STALL_S
         while not condition():
@@ -232,7 +232,7 @@ def main() -> int:
     print(paint("forge demo", "bold"))
     width = min(100, shutil.get_terminal_size((100, 24)).columns)
     print(textwrap.fill(INTRODUCTION.format(steps=options.steps), width))
-    print(f"Everything is kept below {root}")
+    print(f"All files are kept in {root}")
     sweeps = [Sweep(name, root / name, []) for name in ("uninterrupted", "interrupted")]
     for sweep in sweeps:
         sweep.jobs = [
@@ -248,7 +248,7 @@ def main() -> int:
         demo.problems.append(str(unexpected))
         is_whole = False
     except KeyboardInterrupt:
-        print("\nInterrupted: every job is ended.")
+        print("\nInterrupted: all jobs are killed.")
         return 130
     finally:
         processes.kill_descendants()

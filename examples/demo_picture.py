@@ -16,7 +16,7 @@ matplotlib.use("Agg")
 
 # The uninterrupted sweep is light and broad; the interrupted one is dark and narrow, on top.
 COLOURS = (("#9ecae1", "#08519c"), ("#b7e0a8", "#1b7837"))
-"""Of each job: (uninterrupted, interrupted)."""
+"""(uninterrupted, interrupted) for each job."""
 AGAIN, STARTING = "#fd8d3c", "#d4d4d4"
 ASKED, KILLED = "#7b3294", "#cb181d"
 SMOOTHING_STEPS = 21

@@ -1,4 +1,4 @@
-"""What the demo says at its end: a sample, a table, and whether a single bit differs."""
+"""The demo's report: a sample, a table, and whether a single bit differs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ WIDTHS = (3, 7, 19, 9, 9, 8, 9)
 
 
 def print_sample(sweep: Sweep, num_lines: int = 12) -> None:
-    """The beginning of what the better model wrote."""
+    """Print the beginning of the text that the better model wrote."""
     job = min(sweep.jobs, key=lambda job: final(job, "held_out"))
     lines = job.output().splitlines()
     first = next((i for i, line in enumerate(lines) if line.startswith("class ")), len(lines))
-    print(f"\n{paint(f'What the model with {job.label} writes now', 'bold')}")
+    print(f"\n{paint(f'A sample from the model with {job.label}', 'bold')}")
     for line in lines[first : first + num_lines]:
         print(paint(f"    {line}", "dim"))
 
@@ -61,7 +61,7 @@ def final(job: Job, name: str) -> float:
 
 
 def compare(uninterrupted: Sweep, interrupted: Sweep) -> list[str]:
-    """Compare weights and logged losses bit by bit; tell, and return, what differs."""
+    """Compare weights and logged losses bit by bit; print and return the differences."""
     problems = []
     for jobs in zip(uninterrupted.jobs, interrupted.jobs, strict=True):
         print()
@@ -79,7 +79,7 @@ def _compare(uninterrupted: Job, interrupted: Job) -> list[str]:
             problems.append(f"{label}: the weights of {name} differ")
     for step in sorted(metrics[0].keys() | metrics[1].keys()):
         if metrics[0].get(step) != metrics[1].get(step):
-            problems.append(f"{label}: what was logged in step {step} differs")
+            problems.append(f"{label}: the values logged in step {step} differ")
             break
     num_values = sum(map(len, metrics[0].values()))
     if len(metrics[0]) != uninterrupted.steps:
@@ -98,7 +98,7 @@ def _compare(uninterrupted: Job, interrupted: Job) -> list[str]:
 
 
 def _raw_tensors(path: Path) -> dict[str, bytes]:
-    import torch  # two seconds that the start of the demo need not wait for
+    import torch  # takes two seconds, which the start of the demo does not need
 
     state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
     return {

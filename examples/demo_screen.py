@@ -1,8 +1,8 @@
-"""The demo's terminal: the launcher draws its display, the demo tells its story between the lines.
+"""The demo's terminal: the launcher's display, with the demo's own lines in between.
 
-The launcher gets a pseudo-terminal as wide as ours, and what it writes is passed on as it is. The
-table that it redraws begins, each time, by moving up and erasing: there the demo's own lines go in,
-as the launcher's own do. Where nobody watches (a pipe, a file) there is no table, only lines.
+The launcher writes to a pseudo-terminal as wide as ours, and its output is passed on unchanged.
+Each time it redraws its table, it first moves up and erases: there the demo inserts its own lines,
+as the launcher does. If the output is a pipe or a file, there is no table, only lines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 COLOURS = {"bad": "31", "good": "32", "note": "33", "dim": "2", "bold": "1"}
 INDENT = 10
 POLL_S, PATIENCE_S = 0.1, 5.0
-# How rich begins to redraw; what follows belongs to the new table.
+# How rich begins to redraw; the rest of the output is the new table.
 ERASE = re.compile(rb"\r\x1b\[2K(?:\x1b\[1A\x1b\[2K)*(?!\x1b\[1A|\r|$)")
 SHOW_CURSOR, HIDE_CURSOR = b"\x1b[?25h", b"\x1b[?25l"
 
@@ -36,14 +36,14 @@ def clock(seconds: float) -> str:
 
 
 def paint(text: str, style: str) -> str:
-    """`text` in a colour, where somebody sees it and did not ask for none."""
+    """`text` in a colour, if the output is a terminal and NO_COLOR is not set."""
     if not style or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return text
     return f"\x1b[{COLOURS[style]}m{text}\x1b[0m"
 
 
 class Screen:
-    """Passes on what the launcher shows; `tell` adds to it."""
+    """Passes on the launcher's output; `tell` adds lines to it."""
 
     def __init__(self) -> None:
         self.t0 = time.time()
@@ -54,7 +54,7 @@ class Screen:
         self._waiting: list[str] = []
 
     def start(self, command: Sequence[str | Path]) -> subprocess.Popen[bytes]:
-        """Run a command whose output is seen here."""
+        """Run a command, and show its output here."""
         self.drain()
         if self._is_terminal:
             self._source, theirs = os.openpty()
@@ -68,7 +68,7 @@ class Screen:
             stdin=subprocess.DEVNULL,
             stdout=theirs,
             stderr=theirs,
-            start_new_session=True,  # a Ctrl+C that is meant for the demo stays there
+            start_new_session=True,  # Ctrl+C at the terminal reaches only the demo
         )
         os.close(theirs)
         return process
@@ -89,11 +89,11 @@ class Screen:
 
     @property
     def is_told(self) -> bool:
-        """Whether every event can be seen; it waits for the next redrawing."""
+        """Whether every event is on the screen; new ones wait for the next redrawing."""
         return not self._waiting
 
     def pump(self, timeout_s: float) -> bool:
-        """Pass on what comes within this time; False once the command has closed its output."""
+        """Pass on output that arrives in this time; False once the command closed its output."""
         self._fit()
         if self._source < 0:
             return False
@@ -108,14 +108,14 @@ class Screen:
             return True
         os.close(self._source)
         self._source = -1
-        if self._has_table:  # it was killed: its table stays, and the cursor is ours
+        if self._has_table:  # the launcher was killed: keep its table, show the cursor
             self._has_table = False
             os.write(1, b"\n" + SHOW_CURSOR)
         self._write(b"")
         return False
 
     def drain(self) -> None:
-        """Pass on all that is left of the newest command."""
+        """Pass on the rest of the newest command's output."""
         until = time.monotonic() + PATIENCE_S
         while self.pump(POLL_S) and time.monotonic() < until:
             pass
@@ -134,7 +134,7 @@ class Screen:
             self._has_table = ends[0] > ends[1]
 
     def _write(self, data: bytes) -> None:
-        """The events, then what the launcher wrote."""
+        """Write the events, then the launcher's output."""
         sys.stdout.flush()
         told, self._waiting = "".join(self._waiting), []
         os.write(1, told.encode(sys.stdout.encoding, "replace") + data)

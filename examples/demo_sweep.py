@@ -19,15 +19,15 @@ from forge.process import processes
 
 @dataclass
 class Fault:
-    """One thing done to the sweep, when every job it hits stands at `step` or after it."""
+    """A fault, injected once every job that it hits has reached `step`."""
 
     name: str
     target: str
-    """Which process gets the signal: the task or the supervisor of a job, or the launcher."""
+    """The process that gets the signal: the task or the supervisor of a job, or the launcher."""
     hits: Sequence[int]
     """Numbers of the jobs that it ends."""
     code: int
-    """What their tasks have to end with: an exit code, or minus the signal that killed them."""
+    """The expected end of their tasks: an exit code, or minus the number of the fatal signal."""
     story: str
     damages: bool = False
     step: int = 0
@@ -39,28 +39,28 @@ class Fault:
 
 @dataclass
 class Attempt:
-    """One task of a job; times in unix seconds, 0 for what has not happened."""
+    """One task of a job; times in unix seconds, 0 if the event has not happened."""
 
     number: int
     started: float
     ended: float = 0.0
     code: int | None = None
     text: str = ""
-    """How it ended, in the words of the job's wrapper."""
+    """How the task ended, in the words of the job's wrapper."""
     began: float = 0.0
     """When training began, at `first_step`."""
     first_step: int = 0
     last_step: int = 0
     repeated: int = 0
-    """Steps that the attempt before it had done already."""
+    """Steps that the previous attempt had already done."""
     regained: float = 0.0
-    """When it was again where the attempt before it ended."""
+    """When the attempt reached the step at which the previous one ended."""
     passed_over: list[str] = field(default_factory=list)
     fault: Fault | None = None
 
     @property
     def ended_by(self) -> str:
-        """What was done to it, or how it ended by itself."""
+        """The fault that ended the attempt, or how it ended by itself."""
         return self.fault.name if self.fault else self.text
 
 
@@ -73,10 +73,10 @@ class Job:
     directory: Path
     steps: int
     samples: list[tuple[float, int, int]] = field(default_factory=list)
-    """(unix time, attempt, steps done), whenever they were seen to have changed."""
+    """(unix time, attempt, steps done), recorded at each change."""
 
     def sample(self) -> None:
-        """Note where it stands."""
+        """Record the progress, if it changed."""
         progress = ledger.read_progress(self.directory)
         if progress is not None and (progress.attempt, progress.step) != self.stand():
             self.samples.append((time.time(), progress.attempt, progress.step))
@@ -90,19 +90,19 @@ class Job:
         return self.stand()[0] > attempt
 
     def state(self) -> dict[str, Any]:
-        """What its wrapper says of it."""
+        """The state that the job's wrapper wrote."""
         return read_json(forge_dir(self.directory) / STATE) or {"state": "", "pid": 0}
 
     def metrics(self) -> dict[int, dict[str, float]]:
-        """What was logged in each step."""
+        """The values logged in each step."""
         return ledger.read(self.directory).metrics
 
     def output(self) -> str:
-        """What its tasks have printed."""
+        """The output of its tasks."""
         return (self.directory / OUTPUT).read_text(errors="replace")
 
     def attempts(self, faults: Sequence[Fault] = ()) -> list[Attempt]:
-        """Everything that its ledgers know, put together."""
+        """The attempts, put together from the job's ledgers."""
         found: list[Attempt] = []
         path = forge_dir(self.directory) / "ledger" / "job.jsonl"
         for event in map(json.loads, path.read_text().splitlines() if path.exists() else ()):
@@ -165,18 +165,18 @@ class Sweep:
         self.launcher = screen.start(command)
 
     def resume(self, screen: Screen) -> None:
-        """Resume it by the script that its launcher has left, which is the command it printed."""
+        """Resume the sweep by its resume.sh, which has the command that the launcher printed."""
         self.start(["sh", forge_dir(self.directory) / "resume.sh"], screen)
 
     def has_ended(self) -> bool:
-        """Whether its launcher is gone."""
+        """Whether the launcher has ended."""
         if self.launcher is None or self.launcher.poll() is None:
             return False
         self.ended = time.time()
         return True
 
     def processes_of(self, job: Job) -> dict[str, int]:
-        """The pids of a job's supervisor and task; empty while there are none that are ours."""
+        """The pids of a job's supervisor and task; empty while this sweep has not started them."""
         wrapper = job.state()["pid"]
         if self.launcher is None or wrapper not in processes.descendants(self.launcher.pid):
             return {}

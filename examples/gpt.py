@@ -1,10 +1,10 @@
 """A small GPT in plain PyTorch that learns to write Python, and the text it learns from.
 
 Everything that `train.py` and `train_plain.py` share, in the order it happens: the source files
-of Python's own standard library are read, a vocabulary of short strings is learned from them, the
-text becomes tokens and the tokens become windows; then come the model, its loss, its optimizer,
-and what it writes. Nothing here knows of forge. Where the environment says that this is one of
-several ranks (torchrun, forge's launchers), they train together, each on windows of its own.
+of Python's standard library are read, a vocabulary of short strings is learned from them, the text
+becomes tokens and the tokens become windows; then come the model, its loss, its optimizer, and
+sampling. Nothing here uses forge. If the environment has the variables of several ranks (torchrun,
+forge's launchers), the ranks train together, each on its own windows.
 
 Dimensions: B windows in a batch, T tokens in a window, D width, V size of the vocabulary.
 """
@@ -63,7 +63,7 @@ def read_sources(max_file_bytes: int, max_bytes: int) -> list[str]:
             break
         texts.append(text)
     if not texts:
-        raise FileNotFoundError(f"{root}: no source files of Python's standard library there")
+        raise FileNotFoundError(f"{root}: no source files of Python's standard library found")
     return texts
 
 
@@ -86,7 +86,7 @@ class Vocabulary:
         self._tokens_of: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, which may hold only `CHARACTERS`."""
+        """The tokens of a text, which must consist of `CHARACTERS`."""
         tokens: list[int] = []
         for word in WORD.findall(text):
             if word not in self._tokens_of:
@@ -99,7 +99,7 @@ class Vocabulary:
         return "".join(self.pieces[token] for token in tokens)
 
     def _spell(self, word: str) -> list[int]:
-        """A known word is one token, any other the longest known pieces from left to right."""
+        """One token for a known word, otherwise the longest known pieces from left to right."""
         if word in self._token_of:
             return [self._token_of[word]]
         tokens = []
@@ -126,7 +126,7 @@ class Windows(Dataset[Tensor]):
 
 @dataclass
 class Data:
-    """What is learned from, what is held out, and the vocabulary of both."""
+    """Training data, held-out data, and their vocabulary."""
 
     vocabulary: Vocabulary
     train: Windows
@@ -208,7 +208,7 @@ class GPT(nn.Module):
 
 
 def unwrapped(model: nn.Module) -> GPT:
-    """The model itself, without what makes it one of several ranks."""
+    """The model without its DistributedDataParallel wrapper."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
@@ -239,7 +239,7 @@ def build(cfg: Any) -> tuple[nn.Module, torch.optim.Optimizer, LambdaLR, DataLoa
         dist.init_process_group()
         model = DistributedDataParallel(model)
         sampler = DistributedSampler(data.train, seed=cfg.seed, drop_last=True)
-        torch.manual_seed(cfg.seed + dist.get_rank())  # each drops other features
+        torch.manual_seed(cfg.seed + dist.get_rank())  # different dropout on each rank
     is_shuffled = sampler is None
     loader = DataLoader(data.train, cfg.batch_size, is_shuffled, sampler, drop_last=True)
     return model, optimizer, schedule, loader, data
@@ -269,7 +269,7 @@ def evaluate(
 
 
 def report(step: int, held_out: float) -> float:
-    """Print the held-out loss after so many steps, and hand it on."""
+    """Print and return the held-out loss after `step` steps."""
     print(f"step {step}: held-out loss {held_out:.3f}", flush=True)
     return held_out
 
@@ -283,7 +283,7 @@ def sample(
     temperature: float,
     seed: int,
 ) -> str:
-    """What the model writes after `prompt`; its own generator leaves the training's alone."""
+    """Text that the model generates after `prompt`; does not use the training's generator."""
     model = unwrapped(trained).eval()
     generator = torch.Generator(model.angles.device).manual_seed(seed)
     tokens = torch.tensor([vocabulary.encode(prompt)], device=model.angles.device)

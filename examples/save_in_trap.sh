@@ -1,6 +1,6 @@
 #!/bin/bash
-# Counts to 60, a step a second, and saves when it is asked to stop. It knows nothing of forge but
-# where its job lies, and that 75 means "checkpointed, run me again".
+# Counts to 60, a step a second, and saves when it gets SIGTERM. All it uses of forge is the job's
+# directory in FORGE_JOB_DIR, and exit code 75, which means "checkpointed, run me again".
 #
 #   forge exec -- examples/save_in_trap.sh 60
 #   forge exec hydra/launcher=slurm -- examples/save_in_trap.sh 60

@@ -1,4 +1,4 @@
-"""A training that knows nothing of forge: no torch, no Hydra, checkpoints of its own.
+"""A training without forge: no torch, no Hydra, its own checkpoints.
 
 forge exec --config-dir examples/conf --config-name command lr=0.1,0.2 seed=1,2
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Fit a line to points that are drawn; save when asked to stop, and resume from there."""
+    """Fit a line to random points; save on SIGTERM, and resume from the saved state."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import forge
 
-# Hydra 1.3 asks for a version_base, and Hydra 1.4 warns of one.
+# Hydra 1.3 warns without a version_base, and Hydra 1.4 warns of one.
 VERSION_BASE = {"version_base": None} if hydra.__version__ < "1.4" else {}
 
 
