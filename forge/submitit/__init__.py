@@ -1,1 +1,1 @@
-"""What plain submitit submits."""
+"""`forge.Checkpointable`: a task for plain submitit, without Hydra."""

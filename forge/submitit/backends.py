@@ -1,6 +1,6 @@
-"""What submitit started this process with, and how the job is started again.
+"""The submitit backend that started this process (Slurm or local), and how it restarts the job.
 
-submitit's own `_requeue` is not used: under Slurm it asks for no reason, and tries once.
+submitit's own `_requeue` is not used: under Slurm it ignores why the job stopped, and tries once.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _LOOK_S = 0.05
 
 
 class Backend(ABC):
-    """What started this process, and can start it again."""
+    """The backend that started this process, and can restart its job."""
 
     job: str
     command: str
     """The shell line that resumes the job."""
     start: str
-    """Which start of the job this is: the same for all of its tasks."""
+    """Identifies this start of the job: the same text in all of its tasks."""
     restart_code = int(ExitCode.REQUEUE)
-    """What a process that is to be started again ends with."""
+    """The exit code that requests a restart."""
 
     def __init__(self, environment: Any) -> None:
         self.rank, self.size = environment.global_rank, environment.num_tasks
@@ -47,11 +47,11 @@ class Backend(ABC):
         self.own_signal: signal.Signals = signal.Signals[f"SIG{environment.USR_SIG}"]
 
     def world(self) -> World:
-        """This task among those of the job."""
+        """The rank of this task, and the number of tasks."""
         return world.of(os.environ)
 
     def raised_elsewhere(self, within_s: float) -> int | None:
-        """Another rank that has stored an error, if one does in time."""
+        """Wait for another rank to store an error; returns the rank, or None after a timeout."""
         from submitit.core.utils import JobPaths
 
         until = time.monotonic() + within_s
@@ -66,17 +66,17 @@ class Backend(ABC):
 
     @abstractmethod
     def why(self, received: signal.Signals | None, code: int) -> Reason:
-        """Why the job is being stopped, having received that signal and leaving with that code."""
+        """Why the job is being stopped, given the signal that it received and its exit code."""
 
     def refusal(self, restarts: int) -> str:
-        """Why the job cannot be started again after so many restarts; empty where it can."""
+        """Why the job cannot be started again after this many restarts; empty if it can."""
         return ""
 
     def requeue(self) -> None:  # noqa: B027 - optional
-        """Have the job started again, once this process has ended with `restart_code`."""
+        """Request a restart of the job, after this process ends with `restart_code`."""
 
     def store_error(self, text: str) -> None:
-        """What `job.result()` raises, where the main thread cannot raise it."""
+        """Make `job.result()` raise an error, if the main thread cannot raise one itself."""
         import cloudpickle
 
         write_atomically(self.result, cloudpickle.dumps(("error", text)))
@@ -90,7 +90,7 @@ class _Slurm(Backend):
         self.start = str(self._own.restarts)
 
     def why(self, received: signal.Signals | None, code: int) -> Reason:
-        """Slurm is asked: the signals are the same for a preemption and for a cancel."""
+        """Queries Slurm, since a preemption and a cancellation send the same signals."""
         why = self._own.why()
         if why is Why.requeued:
             raise AlreadyRequeued
@@ -105,7 +105,7 @@ class _Slurm(Backend):
         return Reason.signalled if received is signal.SIGTERM else Reason.requested
 
     def requeue(self) -> None:
-        """Raises SlurmError if Slurm does not do it."""
+        """Raises SlurmError if Slurm refuses."""
         self._own.requeue()
 
 
@@ -115,7 +115,7 @@ class _Local(Backend):
 
         super().__init__(environment)
         self.job = environment.job_id
-        self.start = str(os.getppid())  # submitit's controller, which starts no job that has ended
+        self.start = str(os.getppid())  # submitit's controller, which never restarts an ended job
         self.restart_code = local.LOCAL_REQUEUE_RETURN_CODE
         self._most = inspect.signature(local.Controller.run).parameters["max_retry"].default
         line = ["env", "SUBMITIT_EXECUTOR=local", f"SUBMITIT_LOCAL_JOB_ID={self.job}"]
@@ -123,24 +123,24 @@ class _Local(Backend):
         self.command = f"cd {shlex.quote(os.getcwd())} && {shlex.join(line)}"
 
     def world(self) -> World:
-        """submitit starts all of them on this machine, by one process that is their parent."""
+        """submitit starts all tasks on this machine, from one parent process."""
         port = world.port_of("submitit", self.job)
         return World(self.rank, self.size, self.rank, self.size, "127.0.0.1", port)
 
     def why(self, received: signal.Signals | None, code: int) -> Reason:
-        """As the policy's action for the signal says, which the exit code tells."""
+        """Derived from the exit code, which depends on the policy's action for the signal."""
         if code != ExitCode.REQUEUE:
             return Reason.interrupted if received is signal.SIGINT else Reason.cancelled
         return Reason.time_limit if received in (None, self.own_signal) else Reason.requested
 
     def refusal(self, restarts: int) -> str:
-        """submitit's controller would give up without a word."""
+        """A message, since submitit's controller stops restarting without one."""
         text = f"submitit's LocalExecutor starts a job at most {self._most} times"
         return text if restarts >= self._most else ""
 
 
 def current() -> Backend | None:
-    """What started this process; None where submitit did not, or runs it in its own process."""
+    """The backend that started this process; None without submitit, or with its debug executor."""
     kinds: dict[str, Callable[[Any], Backend]] = {"slurm": _Slurm, "local": _Local}
     kind = kinds.get(os.environ.get("SUBMITIT_EXECUTOR", ""))
     if kind is None or "SUBMITIT_FOLDER" not in os.environ:

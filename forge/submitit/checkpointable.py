@@ -3,17 +3,17 @@
     executor = submitit.SlurmExecutor("log")
     job = executor.submit(forge.Checkpointable(train, policy), lr=1e-3)
 
-submitit alone ignores SIGTERM, which is Slurm's notice of a preemption; it saves inside a signal
-handler, and brings cancelled jobs back. Here forge's handlers take the place of submitit's:
+submitit alone ignores SIGTERM, Slurm's notice of a preemption; it saves inside a signal handler,
+and requeues cancelled jobs. forge's handlers replace submitit's:
 
-    signal ─► flag ─► the loop's next boundary saves and leaves
+    signal ─► flag ─► the loop's next step boundary saves and exits
                                                         ▼
     main thread: callbacks, children ─► asks Slurm why ─► budgets ─► requeues, or raises JobError
-                └─ a main thread that does not come out: `MARGIN_S` before the forced exit a thread
-                   requeues the job from its last checkpoint; without one it fails
+                └─ if the main thread hangs: `MARGIN_S` before the forced exit, a thread requeues
+                   the job from its last checkpoint; without a checkpoint the job fails
 
-Counts of the budgets are kept in `<directory>/.forge/state.json`. submitit's own pickle is left as
-it is, so that a kill can never leave a job without one.
+The counts for the budgets are in `<directory>/.forge/state.json`. submitit's own pickle is never
+rewritten, so that a kill cannot leave a job without it.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from forge.submitit import backends
 from forge.submitit.backends import Backend
 
 MARGIN_S = 10.0
-"""Before the forced exit, to requeue a job whose main thread does not come out of its task."""
+"""Seconds before the forced exit, for requeueing a job whose main thread does not return."""
 _LOOK_S = 0.2
 _BEGIN_LOOK_S = 1.0
-"""Between two looks of another rank whether rank 0 has begun."""
+"""Seconds between two checks by another rank whether rank 0 has begun."""
 _RAISED_S = 5.0
-"""For another rank to store what it has raised."""
+"""Seconds for another rank to store its exception."""
 _ENDED = ("stopped", "given up", "failed")
 """States of a job that is not started again."""
 
@@ -62,25 +62,25 @@ _ENDED = ("stopped", "given up", "failed")
 class Checkpointable:
     """A task that survives time limits and preemptions under plain submitit.
 
-    `policy` is checked here, before anything is submitted. The task builds its own `forge.Run`
-    with the same policy; relative checkpoint directories lie in the job's `directory`. What the
-    task returns is `job.result()`, what it raises fails the job, as ever. A job that is stopped
-    for good (cancelled, or a budget of `requeue` is used up) raises with the reason.
+    `policy` is checked here, before anything is submitted. The task builds its own `forge.Run` with
+    the same policy; relative checkpoint directories are inside the job's `directory`. As usual,
+    `job.result()` returns the task's value, and an exception of the task fails the job. A job that
+    is not restarted (cancelled, or a budget of `requeue` is used up) raises with the reason.
 
-    A stop comes at the next step boundary, and a job resumes with the same bits. A main thread
-    that reaches none (a collective that hangs, a loop without `run.steps`) cannot save: the job is
-    requeued from its last good checkpoint, `MARGIN_S` before the forced exit, and that counts as a
-    failure. Without any checkpoint it fails then.
+    A job stops at the next step boundary, and resumes with the same bits. If the main thread does
+    not reach a boundary (a hanging collective, a loop without `run.steps`), it cannot save:
+    `MARGIN_S` before the forced exit, the job is requeued from its last good checkpoint, which
+    counts as a failure. Without a checkpoint the job fails.
 
-    A job may have several tasks, the ranks of one training: each calls the task,
-    with torchrun's variables in its environment, and rank 0 decides what follows.
+    A job can have several tasks, the ranks of one training: each calls `task`, with torchrun's
+    variables in its environment, and rank 0 decides whether the job is restarted.
 
     Args:
-        task: What to call in the job, with the arguments given to `submit`.
+        task: The function to call in the job, with the arguments of `submit`.
         policy: `cfg.resilience`, a mapping, a `forge.Policy`, or None for the defaults.
-        directory: The job's own; `%j` stands for its number (`<array>_<task>` in arrays). By
-            default `<job>_forge_<id of this object>` in submitit's folder. A later submission with
-            the same directory resumes from what lies there, on budgets of its own.
+        directory: The job's directory; `%j` is replaced by the job id (`<array>_<task>` in arrays).
+            By default `<job>_forge_<id of this object>` in submitit's folder. A later submission
+            with the same directory resumes from its checkpoints, with new budgets.
     Raises:
         ConfigError: For a policy that cannot work.
     """
@@ -93,23 +93,23 @@ class Checkpointable:
     ) -> None:
         self.task = task
         self.policy: Policy = loading.load(policy)
-        # Numbers of jobs come again (a LocalExecutor's are pids): a new one must not resume from
-        # what an old one left.
+        # Job ids are reused (a LocalExecutor's are pids): a new job must not resume from the
+        # checkpoints of an old one.
         self.directory = str(directory or f"%j_forge_{uuid.uuid4().hex[:8]}")
         self._is_in_folder = directory is None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What submitit pickles: the policy as plain values, which later versions of forge read."""
+        """The pickled state: the policy as plain values, which later versions of forge can read."""
         return vars(self) | {"policy": removed.plain(self.policy)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """In the job: keys that exist no longer are ignored, with a notice."""
+        """In the job: keys that no longer exist are ignored, with a notice."""
         policy, ignored = removed.without(removed.plain(state["policy"]))
         removed.notify(ignored)
         vars(self).update(state | {"policy": loading.load(policy)})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the task; outside a job of submitit's just call it."""
+        """Run the task; outside a submitit job, just call it."""
         backend = backends.current()
         if backend is None:
             return self.task(*args, **kwargs)
@@ -123,17 +123,17 @@ class Checkpointable:
         return (attempt.follow if backend.rank else attempt.run)(self.task, args, kwargs)
 
     def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """Save what an open `forge.Run` can save here and now, and resubmit this.
+        """Save the state of an open `forge.Run`, if possible now, and resubmit this object.
 
-        submitit's protocol: its own handler (before the task begins) and plugins call this in the
-        main thread, and requeue. forge's own handlers do not need it. Between two loops the Run
-        saves; elsewhere the job resumes from its last checkpoint, and a message says which.
+        This is submitit's protocol: its own handler (before the task begins) and plugins call this
+        in the main thread, and requeue. forge's handlers do not need it. The Run can only save
+        between two loops; elsewhere the job resumes from its last checkpoint, which is logged.
 
         Args:
-            args: Those of the task.
-            kwargs: Those of the task.
+            args: The positional arguments of the task.
+            kwargs: The keyword arguments of the task.
         Returns:
-            What submitit is to submit.
+            The object for submitit to submit.
         """
         from submitit.core.utils import DelayedSubmission
 
@@ -147,10 +147,10 @@ class Checkpointable:
 
 
 class _Attempt:
-    """One start of a job: listens, runs the task, decides what follows."""
+    """One start of a job: handles signals, runs the task, decides on a restart."""
 
     def __init__(self, policy: Policy, directory: Path, backend: Backend) -> None:
-        # At once: until here submitit's handlers ignore a SIGTERM.
+        # First of all: until here submitit's handlers ignore SIGTERM.
         name = backend.own_signal.name.removeprefix("SIG")
         policy.signal.actions.setdefault(name, SignalAction.requeue)
         self._handler = stopping.install(policy, forge_dir(directory))
@@ -163,10 +163,10 @@ class _Attempt:
         self._record = Record(directory, backend.job, backend.start)
         self._has_left = threading.Event()
         self._decider = threading.Lock()
-        """Held by the thread that decides what follows."""
+        """Held by the thread that decides whether the job is restarted."""
 
     def run(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The value of the task; or raises, or leaves to be started again."""
+        """Returns the value of the task; otherwise raises, or exits for a restart."""
         value: Any = None
         refusal: JobError | None = None
         try:
@@ -190,7 +190,7 @@ class _Attempt:
         raise following from None
 
     def follow(self, task: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The task of another rank than 0, which decides for all: this one leaves as it says."""
+        """Run the task on another rank than 0; rank 0 decides how all ranks end."""
         self._backend.result.unlink(missing_ok=True)
         threading.Thread(target=self._watch_rank_0, name="forge-rank-0", daemon=True).start()
         try:
@@ -207,7 +207,7 @@ class _Attempt:
             self._has_left.set()
 
     def _watch_rank_0(self) -> None:
-        """Until it has begun; where it refuses to, nobody else would meet anyone."""
+        """Wait until rank 0 has begun; exit if it refuses to, since rendezvous would time out."""
         while not (self._record.of_this_start() or self._has_left.wait(_BEGIN_LOOK_S)):
             pass
         if self._record.of_this_start() in _ENDED and not self._has_left.is_set():
@@ -219,19 +219,19 @@ class _Attempt:
         try:
             return task(*args, **kwargs)
         finally:
-            # What follows must not be interrupted: a result that is being stored, a requeue.
+            # No interruption from here on, while a result is stored or the job is requeued.
             stopping.hold_interrupts(is_held=True)
             self._has_left.set()
-            self._decider.acquire()  # forever, where the other thread ends this process
+            self._decider.acquire()  # blocks forever if the other thread is ending this process
 
     # -- the job's own record ------------------------------------------------------------------
 
     def _begin(self) -> JobError | None:
-        """Take over the counts; an error where the job must not be started again."""
+        """Take over the counts; returns an error if the job must not be started again."""
         self._warn_of_others()
         make_directory(forge_dir(self._directory))
-        # The outcome of an earlier start no longer holds; and over the temporary file of a kill
-        # in the middle of storing one submitit stumbles.
+        # The result of an earlier start is stale. submitit also fails if a kill while it stored a
+        # result left a temporary file.
         result = self._backend.result
         for path in (result, result.with_suffix(f"{result.suffix}.save_tmp")):
             path.unlink(missing_ok=True)
@@ -246,31 +246,34 @@ class _Attempt:
         if state == "running":
             decision = self._decide(Outcome(-signal.SIGKILL))
             if not decision.starts_again:
-                because = f"an earlier start left no record of its end, as if {decision.because}"
+                because = (
+                    "an earlier start did not record its end, which counts as a kill:"
+                    f" {decision.because}"
+                )
                 return self._give_up(because, 128 + signal.SIGKILL)
         self._record.write("running")
         return None
 
     def _warn_of_others(self) -> None:
-        """It is submitit that executes what lies in its folder: too late to refuse."""
+        """Only warn: submitit has already executed the files in its folder."""
         for path in (self._backend.folder, self._backend.submitted):
             found = foreign(path)
             if found:
                 messages.warn(
-                    f"{path} {found}. submitit executes files from there, as you, at each start of"
-                    " this job: let nobody else write there (`chmod -R go-w`), or choose another"
-                    " folder."
+                    f"{path} {found}. submitit executes files from this folder, with your rights,"
+                    " at each start of this job: remove the write permission of others"
+                    " (`chmod -R go-w`), or choose another folder."
                 )
                 return
 
     def _saved_step(self) -> int:
-        """How far all Runs of the job have come; -1 before the first checkpoint."""
+        """The last saved step of all Runs of the job; -1 before the first checkpoint."""
         return ledger.saved_steps(self._directory, self._policy.checkpoint.dir)
 
     # -- deciding ------------------------------------------------------------------------------
 
     def _what_follows(self, ending: BaseException) -> BaseException:
-        """Requeue if that is due; returns what this process leaves with."""
+        """Requeue if that is due; returns the exception with which this process ends."""
         received = self._handler.signal_received
         is_stop = received is not None
         if isinstance(ending, SystemExit):
@@ -279,12 +282,12 @@ class _Attempt:
             said = ending.reason if isinstance(ending, Exit) else None
             is_stop = code in (ExitCode.REQUEUE, None if received is None else 128 + received)
         else:
-            # With a signal: it hit a helper first, or the task stumbled over it.
+            # After a signal: it killed a helper process first, or caused the error.
             code = self._handler.exit_code if is_stop else 1
             text, said = f"{type(ending).__name__}: {ending}", None
         outcome, is_back = Outcome(int(code), said=said, text=text), False
         if said is Reason.rank_lost and (rank := self._backend.raised_elsewhere(_RAISED_S)):
-            outcome = Outcome(1, text=f"rank {rank} has raised an error: see its log, and result")
+            outcome = Outcome(1, text=f"rank {rank} raised an error: see its log, and its result")
         try:
             if is_stop:
                 outcome = replace(outcome, asked=self._backend.why(received, outcome.code))
@@ -312,7 +315,7 @@ class _Attempt:
         return self._give_up(f"{text}; not started again: {because}", outcome.code, is_back=is_back)
 
     def _start_again(self, decision: Decision, *, must_ask: bool) -> Exit:
-        """Requeue; the job's record says so before Slurm can end this process."""
+        """Requeue; first writes the job's record, since Slurm can end this process then."""
         if must_ask and self._backend.why(None, int(ExitCode.REQUEUE)) is Reason.cancelled:
             raise NoSuchJob("it was cancelled")
         leaving = stopping.leave(self._backend.restart_code, f"requeued: {decision.because}")
@@ -333,7 +336,7 @@ class _Attempt:
         )
 
     def _give_up(self, because: str, code: int, *, is_back: bool = False) -> JobError:
-        # A job that is requeued by hand after its end has new budgets.
+        # A job that is requeued by hand after its end gets new budgets.
         self._record.write("given up" if is_back else "stopped", because, code)
         return JobError(
             f"{because}. Its checkpoints are in {self._directory}; to resume:\n"
@@ -341,10 +344,10 @@ class _Attempt:
             code,
         )
 
-    # -- a task that does not come out ---------------------------------------------------------
+    # -- a task that does not return -----------------------------------------------------------
 
     def _watch(self) -> None:
-        """Wait for a stop, then decide for a main thread that does not come out."""
+        """Wait for a stop, then decide if the main thread does not return in time."""
         while not self._handler.should_shutdown():
             if self._has_left.wait(_LOOK_S):
                 return
@@ -355,7 +358,7 @@ class _Attempt:
                 self._end_by_force()
 
     def _end_by_force(self) -> None:
-        """The main thread is in a call that does not end, or swallows `Exit`: without it, then."""
+        """End without the main thread, which is in a call that hangs, or swallows `Exit`."""
         self._handler.cancel_forced_exit()
         with contextlib.suppress(OSError), open(2, "w", closefd=False) as output:
             faulthandler.dump_traceback(output, all_threads=True)

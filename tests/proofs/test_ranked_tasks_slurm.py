@@ -127,7 +127,7 @@ def test_what_one_rank_raises_fails_the_job(jobs):
     for rank, error in enumerate(("is gone", "ValueError: no such luck", "rank 1", "rank 1")):
         with pytest.raises(FailedJobError, match=error):
             one.job.task(rank).result()
-    assert "rank 1 has raised an error: see its log" in one.state["because"]
+    assert "rank 1 raised an error: see its log" in one.state["because"]
     assert [len(starts) for starts in one.noted("starts")] == [1] * SIZE
 
 

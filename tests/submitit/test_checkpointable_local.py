@@ -187,7 +187,7 @@ def test_a_folder_that_a_group_can_write_to_is_warned_of(forked, tmp_path):
         os.umask(before)
     said = one.job.stderr() + one.job.stdout()
     assert f"{one.job.paths.folder} can be written by the group gid 4321" in said
-    assert said.count("submitit executes files from there") == 1
+    assert said.count("submitit executes files from this folder") == 1
 
 
 HANDED_OVER = {"held": "step_6", 7: "step_7", "step": "step_4"}

@@ -74,7 +74,7 @@ def test_what_one_rank_raises_fails_the_job(jobs):
     with pytest.raises(FailedJobError):
         one.job.results()
     assert one.state["state"] == "stopped"
-    assert "rank 1 has raised an error: see its log" in one.state["because"]
+    assert "rank 1 raised an error: see its log" in one.state["because"]
     assert len(one.noted(0, "starts")) == 1
     with pytest.raises(FailedJobError, match="ValueError: no such luck"):
         one.job.task(1).result()
