@@ -1,4 +1,4 @@
-"""The jobs of a batch before any starts: their configs, their directories, what is wrong."""
+"""Composes the configs of a batch's jobs, and checks all of them before any job starts."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from forge.launch.plan import ComposedJob
 from forge.launch.sweep import Place, SweepDir
 
 _SHOWN = 8
-"""Jobs that one problem names."""
+"""The most jobs that an error message names."""
 
 _LONGEST_NAME = 255
-"""Bytes of a file's name, on every file system that clusters have."""
+"""The longest name of a file in bytes, on the file systems of clusters."""
 
 
 def compose(
@@ -38,12 +38,12 @@ def compose(
     request: Request,
     complete: Callable[[DictConfig], None] = lambda cfg: None,
 ) -> list[ComposedJob]:
-    """Every job's config and directory; all problems of all jobs at once.
+    """Compose every job's config and directory; raises all problems of all jobs together.
 
     Args:
-        sweep: Where they lie.
-        request: What Hydra asks for.
-        complete: Puts what the launcher's own options say into a job's config.
+        sweep: The directory of the sweep.
+        request: The batch, as Hydra passed it.
+        complete: Puts the launcher's own options into a job's config.
     """
     jobs: list[ComposedJob] = []
     problems: list[str] = []
@@ -53,7 +53,7 @@ def compose(
     job_overrides = request.job_overrides
     earlier = sweep.of_earlier_batches()
     known = sweep.find_all([list(overrides) for overrides in job_overrides])
-    # What all of them have is not what anybody wants to see.
+    # Labels show only the overrides that differ between jobs.
     several = len(job_overrides) > 1
     common = set.intersection(*map(set, job_overrides)) if several else set()
     for index, (overrides, place) in enumerate(zip(job_overrides, known, strict=True)):
@@ -72,10 +72,10 @@ def compose(
             written = identity.as_written(cfg)
             job = ComposedJob(place, directory, cfg, None, label, program, composed, written)
             problem = _place_problem(job, sweep, batch)
-            if problem:  # not looked into further: what lies there is another job's
+            if problem:  # no further checks: the files in the directory belong to another job
                 problems.append(f"job {number} ({label}): {problem}")
                 continue
-            complete(cfg)  # before it is compared with what the job began with
+            complete(cfg)  # before the comparison with the config of the job's first start
             _settle(job, sweep.path, may_refer="${" in text)
             if request.function is exec.run:
                 job.command = exec.command_of(cfg)
@@ -97,7 +97,7 @@ def compose(
 
 
 def _check_source(job: ComposedJob) -> None:
-    """Raise ConfigError where the job could not begin with what its policy names."""
+    """Raise ConfigError if the checkpoint that the policy starts from cannot be used."""
     if job.policy is not None and job.is_active:
         where = Path(job.config.hydra.runtime.cwd)
         problem = job_dir.init_problem(job.policy.checkpoint, job.directory, where)
@@ -108,11 +108,11 @@ def _check_source(job: ComposedJob) -> None:
 def _shared_checkpoints(
     jobs: list[ComposedJob], earlier: list[tuple[Place, Path]]
 ) -> Iterator[str]:
-    """A sentence for each checkpoint directory that several jobs would save into.
+    """An error for each checkpoint directory that several jobs would save to.
 
     Args:
-        jobs: The batch.
-        earlier: Those of the batches before it, which have run, and where they lie.
+        jobs: The jobs of this batch.
+        earlier: The jobs of earlier batches, which have run, and their directories.
     """
     users: dict[str, list[tuple[str, str]]] = {}
     for place, path in earlier:
@@ -130,33 +130,33 @@ def _shared_checkpoints(
             names = [name for name, _ in sharing[:_SHOWN]]
             names += [f"{len(sharing) - _SHOWN} more"] if len(sharing) > _SHOWN else []
             yield (
-                f"jobs {', '.join(names[:-1])} and {names[-1]} would all save into {directory}:"
-                f" `resilience.checkpoint.dir={sharing[0][1]}`. Make it relative, so that"
-                " it lies in each job's own directory, or make it different for each job:"
+                f"jobs {', '.join(names[:-1])} and {names[-1]} would all save to {directory}:"
+                f" `resilience.checkpoint.dir={sharing[0][1]}`. Make it relative, so that each"
+                " job saves in its own directory, or make it different for each job:"
                 " `${hydra:job.num}` or `${hydra:job.override_dirname}`."
             )
 
 
 def _shown(cfg: DictConfig) -> str:
-    """The user's part of a config as a text, interpolations and all."""
+    """The user's part of a config as a text, with unresolved interpolations."""
     plain = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(plain, dict)
     return repr({str(key): value for key, value in plain.items() if key != "hydra"})
 
 
 def _place_problem(job: ComposedJob, sweep: SweepDir, batch: dict[str, Place]) -> str | None:
-    """Why a job cannot lie where it would; `batch` has those before it by directory."""
+    """Why a job cannot use its directory; `batch` has the earlier jobs of this batch."""
     longest = max(len(os.fsencode(part)) for part in job.directory.parts)
     if longest > _LONGEST_NAME:
         return (
-            f"`hydra.sweep.subdir={job.place.subdir}` has a name of {longest} bytes, and that of a"
-            f" directory can have {_LONGEST_NAME}. Use `${{hydra.job.num}}`, or leave keys out by"
+            f"`hydra.sweep.subdir={job.place.subdir}` has a name of {longest} bytes, and the limit"
+            f" for a directory is {_LONGEST_NAME}. Use `${{hydra.job.num}}`, or leave keys out with"
             " `hydra.job.config.override_dirname.exclude_keys`."
         )
     if os.path.normpath(job.directory) == os.path.normpath(sweep.path):
         return (
-            f"`hydra.sweep.subdir={job.place.subdir}` puts it into the sweep's own directory. Each"
-            " job needs one of its own, `${hydra.job.num}` for example."
+            f"`hydra.sweep.subdir={job.place.subdir}` is the sweep's own directory. Each job needs"
+            " a directory of its own, `${hydra.job.num}` for example."
         )
     problem = _way_out(job, sweep)
     if problem:
@@ -166,21 +166,21 @@ def _place_problem(job: ComposedJob, sweep: SweepDir, batch: dict[str, Place]) -
     if owner.number == job.place.number:
         return _stranger(job)
     return (
-        f"would be in {job.directory}, which is the directory of job {owner.number}"
-        f" ({messages.escape(' '.join(owner.overrides))}). Make it different for each job:"
-        " `hydra.sweep.subdir`, `${hydra.job.num}` for example."
+        f"its directory would be {job.directory}, which is the directory of job {owner.number}"
+        f" ({messages.escape(' '.join(owner.overrides))}). Make `hydra.sweep.subdir` different for"
+        " each job, `${hydra.job.num}` for example."
     )
 
 
 def _way_out(job: ComposedJob, sweep: SweepDir) -> str | None:
-    """Why it is not its own config that has a job lie outside of the sweep."""
+    """Why a job's directory is outside of the sweep, although its config did not ask for that."""
     if Path(sweep.key(job.place.subdir)).is_relative_to(os.path.realpath(sweep.path)):
         return None
     asked = str(job.config.hydra.sweep.subdir)
     if job.place.subdir != asked:
         return (
-            f"the sweep's list of jobs puts it into {job.directory}, which is outside of the sweep,"
-            f" and `hydra.sweep.subdir={asked}` does not. Remove the line from {sweep.index}, or"
+            f"the sweep's list of jobs names {job.directory}, which is outside of the sweep, and"
+            f" does not match `hydra.sweep.subdir={asked}`. Remove the line from {sweep.index}, or"
             " choose another `hydra.sweep.dir`."
         )
     for place in (job.directory, *job.directory.parents):
@@ -195,25 +195,25 @@ def _way_out(job: ComposedJob, sweep: SweepDir) -> str | None:
 
 
 def _stranger(job: ComposedJob) -> str | None:
-    """Why what lies in the job's directory is another job."""
+    """Why the files in the job's directory belong to another job."""
     before = read_earlier(job.directory)
     overrides = before.overrides
     if overrides is not None and sorted(overrides) != sorted(job.place.overrides):
         return (
-            f"would be in {job.directory}, where a job with other overrides was started"
+            f"its directory would be {job.directory}, where a job with other overrides was started"
             f" ({messages.escape(' '.join(overrides))}). Choose another `hydra.sweep.dir` or"
             " `hydra.sweep.subdir`."
         )
     if before.program not in (None, job.program):
         return (
-            f"{job.directory} holds a job of {before.program}, and this is {job.program}. Choose"
-            " another `hydra.sweep.dir`."
+            f"{job.directory} contains a job of {before.program}, and this job is of {job.program}."
+            " Choose another `hydra.sweep.dir`."
         )
     return None
 
 
 def _called(function: Callable[[Any], Any]) -> str:
-    """Script and function, which with the config are what the overrides are overrides of."""
+    """Script and function, which identify the program together with the config's name."""
     main = payload.main_module() or {}
     script = main.get("module") or os.path.basename(main.get("path", ""))
     module = getattr(function, "__module__", "")
@@ -222,7 +222,7 @@ def _called(function: Callable[[Any], Any]) -> str:
 
 
 def _writable(node: Any) -> AbstractContextManager[Any]:
-    """With both flags at once: each change of one costs a walk through everything below."""
+    """Changes both flags in one call, since each call walks through all nodes below."""
     return flag_override(node, ["readonly", "struct"], [False, False])
 
 
@@ -235,9 +235,9 @@ def _set_number(cfg: Any, number: int) -> None:
 
 
 def _settle(job: ComposedJob, sweep_path: Path, *, may_refer: bool) -> None:
-    """Put what is known only now into the job's config, as values: above all its paths.
+    """Put the values that are known only now, mainly paths, into the job's config.
 
-    `may_refer`: whether there are interpolations in the user's part.
+    `may_refer`: whether the user's part can contain interpolations.
     """
     cfg = job.config
     hydra = cfg.hydra
@@ -251,7 +251,7 @@ def _settle(job: ComposedJob, sweep_path: Path, *, may_refer: bool) -> None:
                 frozen.restore(cfg, job.directory)
             may_refer = True
         elif not plan.is_finished(job.directory):
-            frozen.forget(job.directory)  # nothing was trained yet: nothing to be true to
+            frozen.forget(job.directory)  # nothing was trained yet: use the new config
             job_dir.forget_code(job.directory)
     if may_refer:
         with read_write(cfg):
@@ -261,21 +261,23 @@ def _settle(job: ComposedJob, sweep_path: Path, *, may_refer: bool) -> None:
 def is_stale(job: ComposedJob, code: dict[str, str]) -> bool:
     """Whether a finished job runs again.
 
-    One with a policy never does: its state is all it would come back to. One without, that knows
-    nothing of states, does where the code or the config has changed, as with Hydra's own launcher.
+    A job with an active policy never does: it would only resume its final state. A job without one
+    runs again if the code or the config has changed, as with Hydra's own launcher.
 
-    `code`: as `job_dir.code_fingerprint` has it now.
+    `code`: the result of `job_dir.code_fingerprint`.
     """
     changed = job_dir.changed_code(job.directory, code)
     if not changed and (job.is_active or read_earlier(job.directory).composed == job.composed):
         return False
     if job.is_active:
-        messages.warn(f"{job.directory} was finished with other code: {', '.join(changed[:5])}")
+        messages.warn(
+            f"{job.directory} was finished with a different version of {', '.join(changed[:5])}"
+        )
         return False
     return True
 
 
 def start_over(job: ComposedJob) -> None:
-    """Let a finished job run again, with the code as it is now."""
+    """Prepare a finished job to run again, with the current code."""
     job_dir.forget_code(job.directory)
     (forge_dir(job.directory) / STATE).unlink(missing_ok=True)

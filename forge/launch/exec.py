@@ -3,7 +3,7 @@
     forge exec [overrides] -- COMMAND…               the command is on the command line
     forge exec --config-name job -m lr=1e-3,1e-4     or in a config: `command: [python, train.py]`
 
-It is a Hydra app whose jobs the launchers start; its jobs run a command instead of a function.
+It is a Hydra app, and the launchers start its jobs, which run a command instead of a function.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Examples: forge exec -- python simulate.py --seed 1
           forge exec --config-name job -m lr=1e-3,1e-4
 """
 _USAGE_CODE = 2
-"""Exit code if no command is named; argparse's for wrong arguments."""
+"""Exit code if no command is named: argparse's code for wrong arguments."""
 
 
 def main(arguments: list[str]) -> int:
@@ -93,9 +93,9 @@ def main(arguments: list[str]) -> int:
     given = [*options, *overrides]
     has_launcher = any(one.startswith("hydra/launcher=") for one in overrides)
     if not has_launcher:
-        # Of one that is still to be added: Hydra's own has no such keys.
+        # `++` adds keys of a launcher that is chosen later; Hydra's default launcher lacks them.
         given = [f"++{one}" if one.startswith(_OPTION) else one for one in given]
-    # As if the program were `forge exec`: from these two the command that resumes is made.
+    # As if the program were `forge exec`: the command that resumes is built from these two.
     program = [*sys.orig_argv[: 1 - len(sys.argv)], "exec"]
     sys.orig_argv[:] = [*program, *given]
     sys.argv[1:] = given
@@ -108,13 +108,13 @@ def main(arguments: list[str]) -> int:
 
 
 def _names_no_command(options: list[str], overrides: list[str]) -> bool:
-    """Whether neither a config, nor an override, nor an option of Hydra's can have the command."""
+    """Whether no config, override or Hydra option can contain the command."""
     keys = {word.partition("=")[0].lstrip("+") for word in overrides}
     return set(options) <= {"-m", "--multirun"} and not keys & {"command", _LINE}
 
 
 def _one_of_many(environment: Mapping[str, str]) -> str:
-    """Why this task of srun must not start the command: all tasks would, in one directory."""
+    """Why this srun task must not start the command: each task would, in the same directory."""
     number = environment.get("SLURM_STEP_NUM_TASKS") or "1"
     if number == "1" or environment.get(RANKS) == "1":
         return ""
@@ -128,9 +128,9 @@ def _one_of_many(environment: Mapping[str, str]) -> str:
 
 
 def _separated(typed: list[str]) -> tuple[list[str], list[str]]:
-    """(options, overrides): Hydra takes no overrides on both sides of an option.
+    """(options, overrides): Hydra does not accept overrides on both sides of an option.
 
-    It would look for a relative --config-path beside this file.
+    --config-path becomes absolute, since Hydra would resolve it relative to this file.
     """
     options: list[str] = []
     overrides: list[str] = []
@@ -161,7 +161,7 @@ def _run(given: list[str]) -> int:
 
 
 def run(cfg: DictConfig) -> None:
-    """What Hydra takes for the main of the app; called where none of forge's launchers runs it."""
+    """The app's main for Hydra, which is only called under a launcher that is not forge's."""
     try:
         _check_policy(cfg)
         raise _problem(
@@ -175,22 +175,22 @@ def run(cfg: DictConfig) -> None:
 
 
 class Command(NamedTuple):
-    """What a job runs in place of a main."""
+    """The command that a job runs instead of a main function."""
 
     words: list[str]
     environment: dict[str, str]
-    """`hydra.job.env_set`: Hydra would set it for a main."""
+    """`hydra.job.env_set`, which Hydra would set for a main function."""
     is_in_job_dir: bool
-    """`hydra.job.chdir`: whether it begins in the job's directory."""
+    """`hydra.job.chdir`: whether the command starts in the job's directory."""
 
 
 def command_of(cfg: DictConfig) -> Command:
-    """The command of a job, by its composed config.
+    """The command in a job's composed config.
 
     Args:
-        cfg: The job's, with Hydra's own part.
+        cfg: The job's config, with Hydra's own part.
     Raises:
-        ConfigError: With what is wrong with it.
+        ConfigError: If the command or the policy is missing or wrong.
     """
     declared, line = _value(cfg, "command"), _value(cfg, _LINE)
     if declared is not None and line is not None:
@@ -234,7 +234,7 @@ def _check_policy(cfg: DictConfig) -> None:
 
 
 def _value(cfg: DictConfig, key: str) -> Any:
-    is_open = key != _LINE  # there ??? is a word like any other
+    is_open = key != _LINE  # on the command line, ??? is an ordinary argument
     try:
         value = OmegaConf.select(cfg, key, throw_on_missing=is_open)
         if isinstance(value, (ListConfig, DictConfig)):
@@ -247,7 +247,7 @@ def _value(cfg: DictConfig, key: str) -> Any:
 
 
 def _check_program(name: str, cfg: DictConfig) -> None:
-    """Raise ConfigError where the command cannot be started; on a cluster its nodes may know it."""
+    """Raise ConfigError if the program is missing; a Slurm job can find it on its node alone."""
     launcher: Any = OmegaConf.select(cfg, "hydra.launcher")
     is_elsewhere = ".slurm." in str(launcher.get("_target_"))
     if is_elsewhere and (launcher.get("python") or os.sep not in name):
@@ -266,7 +266,7 @@ def _check_program(name: str, cfg: DictConfig) -> None:
         )
     where = "in PATH"
     if os.sep in name:
-        where = "there" if os.path.isabs(name) else f"in {os.getcwd()}"
+        where = "at this path" if os.path.isabs(name) else f"in {os.getcwd()}"
     raise _problem(
         f"`command[0]={name}`: expected a program, found none of that name {where}. Correct the"
         " name, or give the absolute path."

@@ -1,4 +1,4 @@
-"""What Hydra calls: the base of both launchers, and the arguments of one batch, as one value."""
+"""The interface to Hydra: the base class of both launchers, and the arguments of a batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forge import messages
 
 @dataclass(frozen=True)
 class Request:
-    """One batch of a sweep, as Hydra asks for it."""
+    """One batch of a sweep, as Hydra passes it."""
 
     options: dict[str, Any]
     """The launcher's own options, not yet checked."""
@@ -27,13 +27,13 @@ class Request:
     function: TaskFunction
     """The user's main."""
     config: DictConfig
-    """The sweep's, composed by Hydra."""
+    """The sweep's config, composed by Hydra."""
     job_overrides: list[list[str]]
     """The task overrides of each job."""
     first_number: int
     """Hydra's number of the first job."""
     taken: set[int]
-    """Numbers of the jobs that this launcher has run so far; grows with each batch."""
+    """Numbers of the jobs that this launcher has run; grows with each batch."""
 
 
 class HydraLauncher(Launcher):
@@ -53,9 +53,9 @@ class HydraLauncher(Launcher):
         self._hide_interrupts()
 
     def _hide_interrupts(self) -> None:
-        """Show no traceback for Ctrl+C while Hydra composes configs: nothing is wrong then.
+        """Print no traceback for Ctrl+C while Hydra composes configs.
 
-        In the launcher Ctrl+C has a handler. Python ends the process by SIGINT all the same.
+        While jobs run, the launcher handles Ctrl+C. The process still ends by SIGINT.
         """
         shown = sys.excepthook
 

@@ -1,4 +1,4 @@
-"""The signals that stop a sweep, or the waiting for it."""
+"""The signals that stop a sweep, or stop waiting for it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 @contextmanager
 def handled(handler: Callable[[int, FrameType | None], None], *more: int) -> Iterator[None]:
-    """Take SIGINT, SIGTERM, SIGHUP and `more` meanwhile, where this is the main thread."""
+    """Handle SIGINT, SIGTERM, SIGHUP and `more` inside, if this is the main thread."""
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # no child would have a code
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # exit codes would be lost
             before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for stopping in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *more):
             if signal.getsignal(stopping) is not signal.SIG_IGN:  # nohup

@@ -1,4 +1,4 @@
-"""How a launcher begins: logging, the sweep's directory, and the message if that fails."""
+"""The start of a launcher: logging, the sweep's directory, and the message if that fails."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from forge.launch.sweep import SweepDir
 
 @contextmanager
 def exit_on_error(sweep_config: DictConfig) -> Iterator[Path]:
-    """Set Hydra up. An error or a Ctrl+C inside ends the process with a message and its exit code.
+    """Set Hydra up. An error or Ctrl+C inside ends the process with a message and its exit code.
 
     Yields:
-        The sweep's directory, which can be missing.
+        The sweep's directory, which does not necessarily exist.
     """
     setup_globals()
     configure_log(sweep_config.hydra.hydra_logging, sweep_config.hydra.verbose)
@@ -39,7 +39,7 @@ def exit_on_error(sweep_config: DictConfig) -> Iterator[Path]:
 
 
 def sweep_dir(directory: Path, request: Request) -> SweepDir:
-    """Make the directory and claim it; raises as SweepDir does."""
+    """Create the directory and lock it; raises as SweepDir does."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         mode = request.config.hydra.sweep.get("mode")
@@ -56,6 +56,6 @@ def _unusable(directory: Path, error: Exception) -> ConfigError:
 
 
 def _refused(error: ForgeError) -> Exit:
-    hints.composition_succeeded()  # the error says what to do; a hint for Hydra's would mislead
+    hints.composition_succeeded()  # no hint for an error of Hydra's: this error has its own advice
     messages.say(str(error), logging.ERROR)
     return Exit(error.exit_code, str(error))

@@ -1,4 +1,4 @@
-"""What both launchers ask of their options; every problem is reported at once."""
+"""Checks of the options of both launchers; all problems are reported together."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PROGRESS = ("auto", "live", "plain", "none")
 def read(
     kind: type[_Options], given: Mapping[str, Any], least: Mapping[str, float]
 ) -> tuple[_Options, dict[str, str]]:
-    """The options as a value of their dataclass, and what is wrong with them, by key.
+    """The options as their dataclass, and their problems by key.
 
     Args:
-        kind: Their dataclass; it has `timeout_min` and `progress`.
-        given: What was given.
-        least: What options have to be at least, where they are not null.
+        kind: The dataclass, which has `timeout_min` and `progress`.
+        given: The options in the config.
+        least: The minimum of each option that is not null.
     """
     typed = OmegaConf.structured(kind)
     problems: dict[str, str] = {}
@@ -52,7 +52,7 @@ def read(
 
 
 def sentences(given: Mapping[str, Any], problems: Mapping[str, str], group: str) -> list[str]:
-    """Problems by key as whole sentences; `group` is where the keys are in the config."""
+    """Problems by key as whole sentences; `group` is the config group of the keys."""
     shown = {key: f"{key}={value}" for key, value in given.items()}
     return [f"`{group}.{shown.get(key, key)}`: {one}" for key, one in problems.items()]
 
@@ -64,7 +64,7 @@ def _near(key: str, known: list[str]) -> str:
 
 
 def _literal(value: Any) -> Any:
-    """As OmegaConf reads it back: a shell's `${HOME}` is no interpolation."""
+    """Escaped for OmegaConf, so that a shell's `${HOME}` is not taken for an interpolation."""
     if isinstance(value, (DictConfig, ListConfig)):
         value = OmegaConf.to_container(value, resolve=True)
     if isinstance(value, list):

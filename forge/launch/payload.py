@@ -1,9 +1,9 @@
-"""What a job's process is handed: the function to call and the config to call it with.
+"""The pickle for a job's process: the function to call, and the config to call it with.
 
-What the process can import goes by name. The script that was started as `__main__` is imported
-there as multiprocessing does it, under the name `__mp_main__`: its classes and enums are then the
-same objects for the config, for the function and for DataLoader workers that are spawned. What
-has no importable name (a closure, a lambda among the resolvers) goes by value.
+Objects that the process can import are pickled by name. It imports the script that was started as
+`__main__` under the name `__mp_main__`, as multiprocessing does: the script's classes and enums are
+then the same objects in the config, in the function and in spawned DataLoader workers. Objects
+without an importable name (a closure, a lambda as a resolver) are pickled by value.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Reference:
 
 
 def _refer_to(function: Callable[[Any], Any]) -> _Reference | Callable[[Any], Any]:
-    """The function by name where that leads to it, else the function itself."""
+    """A reference to the function if it can be imported by name, otherwise the function."""
     module = getattr(function, "__module__", None)
     qualname = getattr(function, "__qualname__", "")
     found: Any = sys.modules.get(module) if module else None
@@ -64,7 +64,7 @@ def _refer_to(function: Callable[[Any], Any]) -> _Reference | Callable[[Any], An
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle, but for what `__main__` holds under a name: that goes by this name."""
+    """cloudpickle, except that named objects of `__main__` are pickled by name."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -82,10 +82,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def main_module() -> dict[str, str] | None:
-    """How another process imports this one's `__main__`; None where it cannot."""
+    """How another process imports this process's `__main__`; None if that is impossible."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
-    if spec is not None and spec.name != "__main__":  # as a folder has it: `python project/`
+    if spec is not None and spec.name != "__main__":  # it is `__main__` for `python project/`
         return {"module": spec.name}
     path = getattr(main, "__file__", None)
     if path is None or not Path(path).is_file():
@@ -94,7 +94,7 @@ def main_module() -> dict[str, str] | None:
 
 
 class Shared:
-    """What all jobs of a launch have in common, pickled once."""
+    """The content shared by all jobs of a launch, pickled once."""
 
     def __init__(self, function: Callable[[Any], Any], context: Any) -> None:
         reference = _refer_to(function)
@@ -108,19 +108,19 @@ class Shared:
         self._main = main_module()
 
     def dump(self, config: DictConfig) -> tuple[bytes, dict[str, str] | None]:
-        """(one job's own part, how to import `__main__` before it is read or None)."""
+        """(a job's own part, how to import `__main__` before unpickling or None)."""
         data, needs_main = _dump(config)
         return data, self._main if needs_main or self._needs_main else None
 
     def with_config(self, config: DictConfig) -> tuple[bytes, dict[str, str] | None]:
-        """(the payload of one job, how to import `__main__` before it is read or None)."""
+        """(a job's payload, how to import `__main__` before unpickling or None)."""
         data, main = self.dump(config)
         return pickle.dumps({"common": self.common, "config": data}), main
 
 
 def _culprit(function: Any, error: Exception) -> str:
-    """A sentence on what no other process can be handed."""
-    name = "what Hydra passes to its launcher"
+    """An error that names the object that cannot be pickled."""
+    name = "the context that Hydra passes to its launcher"
     resolvers = {f"the resolver `{one}`": it for one, it in of_omegaconf.resolvers().items()}
     for one, part in {**resolvers, "main": function}.items():
         try:
@@ -130,8 +130,8 @@ def _culprit(function: Any, error: Exception) -> str:
             break
     return (
         f"{name} cannot be passed to the process of a job ({type(error).__name__}: {error}). It"
-        " holds something that belongs to this process, such as a lock or an open file: make that"
-        " at the top level of a module, and use it from there by its name."
+        " contains an object that cannot be pickled, such as a lock or an open file: create that"
+        " object at the top level of a module, and refer to it by its name there."
     )
 
 
@@ -143,7 +143,7 @@ def _dump(content: Any) -> tuple[bytes, bool]:
 
 
 def load(data: bytes) -> tuple[Callable[[Any], Any], Any, DictConfig]:
-    """(function, Hydra's context, config), after the singletons of Hydra are set as they were."""
+    """(function, Hydra's context, config); first restores Hydra's singletons."""
     outer = pickle.loads(data)
     common = pickle.loads(outer["common"])
     of_hydra.set_singletons(common["singletons"])
@@ -161,7 +161,7 @@ def import_main(main: dict[str, str]) -> None:
     decorate = hydra.main
 
     def deferring(*args: Any, **kwargs: Any) -> Any:
-        """hydra.main; but a script that calls its main at import must not start a sweep."""
+        """hydra.main, except that a call of main while the script is imported starts no sweep."""
 
         def wrap(function: Any) -> Any:
             decorated = decorate(*args, **kwargs)(function)
@@ -186,7 +186,7 @@ def import_main(main: dict[str, str]) -> None:
         pass
     except SystemExit as error:
         raise ImportError(
-            f"{module.__file__} ended with {error.code} while it was imported"
+            f"{module.__file__} called sys.exit({error.code!r}) while it was imported"
         ) from error
     finally:
         hydra.main = definition.main = decorate
@@ -194,14 +194,14 @@ def import_main(main: dict[str, str]) -> None:
 
 
 def _prepare(module: types.ModuleType, main: dict[str, str]) -> types.CodeType:
-    """The code of the script; what imports see of the module is set."""
+    """Compile the script, and set the attributes of the module that imports use."""
     if "module" in main:
         spec = importlib.util.find_spec(main["module"])
         if spec is None or spec.loader is None or spec.origin is None:
-            raise ImportError(f"the module {main['module']} that started the sweep is not found")
+            raise ImportError(f"the module {main['module']}, which started the sweep, is not found")
         path = spec.origin
         module.__package__ = spec.parent
-        module.__spec__ = spec  # by it, workers that are spawned import it in their turn
+        module.__spec__ = spec  # spawned DataLoader workers import the module by its spec
     else:
         path = main["path"]
     module.__file__ = path

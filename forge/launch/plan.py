@@ -1,4 +1,4 @@
-"""A job's plan is made; what of an earlier start must not change is kept."""
+"""Makes a job's plan, and keeps the values of an earlier start that must not change."""
 
 from __future__ import annotations
 
@@ -36,33 +36,33 @@ _TAIL_BYTES = 2**16
 _TAIL_COLUMNS = 500
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-"""What has to be on sys.path to import forge."""
+"""The entry of sys.path from which forge can be imported."""
 
 
 @dataclass
 class ComposedJob:
-    """One job of a batch, composed: what its plan is made of."""
+    """A composed job of a batch, the input for its plan."""
 
     place: Place
     directory: Path
     """Absolute."""
     config: DictConfig
     policy: Policy | None
-    """None where it has none: then it is started once."""
+    """None: the config has no policy, and the job is started once."""
     label: str
     """Its overrides, for people."""
     program: str
-    """What the overrides are overrides of."""
+    """The script, the function and the config to which the overrides apply."""
     composed: str
-    """sha256 of its config as it was composed."""
+    """sha256 of the composed config."""
     written: dict[str, Any]
-    """`identity.as_written` of it."""
+    """`identity.as_written` of the config."""
     command: Command | None = None
-    """What it runs in place of a main."""
+    """The command that the job runs instead of a main function."""
 
     @property
     def is_active(self) -> bool:
-        """Whether it has a policy that is not switched off."""
+        """Whether the job has a policy that is enabled."""
         return self.policy is not None and self.policy.enabled
 
 
@@ -73,21 +73,21 @@ def make(
     threads: int,
     tasks: int = 1,
 ) -> JobPlan:
-    """The plan of a job in its directory; what must not change is taken from an earlier one.
+    """Make a job's plan; values that must not change are copied from an earlier plan.
 
     Args:
-        job: As it was composed.
+        job: The composed job.
         main: How the task imports the sweep's `__main__`.
-        time_limit_s: Seconds that one start may take.
-        threads: Value of OMP_NUM_THREADS, where the environment has none.
+        time_limit_s: Time limit of one start, in seconds.
+        threads: Value of OMP_NUM_THREADS, if the environment does not set it.
         tasks: Ranks of a job on one machine.
     """
     directory, command = job.directory, job.command
     before = read_earlier(directory)
     place = _place(directory)
     is_same = bool(place) and before.place == place  # a copy of a job is another job
-    # The number of threads changes the order of sums, so it stays what it was at first, even
-    # where it came from the environment of a shell that is gone.
+    # The number of threads changes the order of sums, so the number of the first start is kept,
+    # even if it came from the environment of another shell.
     name = "OMP_NUM_THREADS"
     at_first = before.environment.get(name)
     has_started = has_begun(directory) if command is None else job_ledger(directory).exists()
@@ -108,7 +108,7 @@ def make(
     if command is not None:
         name = policy.exec.signal
         if actions.get(name) != SignalAction.requeue.name:
-            actions[name] = SignalAction.stop.name  # whatever it is for a main
+            actions[name] = SignalAction.stop.name  # whatever the action for a main function is
         words, cwd = command.words, str(directory) if command.is_in_job_dir else cwd
         added |= command.environment
         if is_active and has_started and is_same and policy.resume is not Resume.changed:
@@ -130,7 +130,7 @@ def make(
         checkpoint_dir=policy.checkpoint.dir,
         time_limit_s=time_limit_s,
         signal=name,
-        warning_s=policy.signal.warning_s if is_active else 0.0,  # no policy there to hear it
+        warning_s=policy.signal.warning_s if is_active else 0.0,  # otherwise nothing handles it
         timeout_s=policy.stop_s,
         actions=actions if is_active else {},
         requeue=requeue,
@@ -157,12 +157,12 @@ def _exec_plan(config: ExecConfig) -> ExecPlan:
 
 
 def _as_at_first(command: list[str], first: list[str], directory: Path) -> list[str]:
-    """The command that the job was first started with: what it has saved is that command's."""
+    """The command of the job's first start, since the saved state belongs to that command."""
     if first and command != first:
         messages.warn(
-            f"The job in {directory} resumes with the command that it was first started with:"
-            f" {shlex.join(first)}. Its config now gives {shlex.join(command)}; to take that, add"
-            " resilience.resume=changed"
+            f"The job in {directory} resumes with the command of its first start:"
+            f" {shlex.join(first)}. Its config now has {shlex.join(command)}; to use this command,"
+            " add resilience.resume=changed"
         )
     return first or command
 
@@ -176,18 +176,18 @@ def _place(directory: Path) -> list[int]:
 
 
 def is_finished(directory: Path) -> bool:
-    """Whether the job has reached its end."""
+    """Whether the job is finished."""
     state = read_json(forge_dir(directory) / STATE)
     return state is not None and state.get("state") == "finished"
 
 
 def has_begun(directory: Path) -> bool:
-    """Whether the job has trained: a checkpoint or a step under way belongs to its config."""
+    """Whether the job has trained, so that its config must not change any more."""
     return ledger.saved_steps(directory, read_earlier(directory).checkpoint_dir) >= 0
 
 
 def last_output(directory: Path, rank: int, lines: int = 20) -> str:
-    """The last lines that a rank of the job printed, for an error's text."""
+    """The last lines that a rank of the job printed, for an error message."""
     path = directory / f"{OUTPUT}{suffix(rank)}"
     try:
         with os.fdopen(open_file(path), "rb") as file:

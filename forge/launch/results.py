@@ -1,4 +1,4 @@
-"""What a job's main returned or raised, brought back to Hydra's sweeper."""
+"""Returns to Hydra's sweeper the value or the exception of each job's main."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from forge.launch.progress.view import State
 
 
 class JobError(errors.JobError, CompactHydraException):
-    """Hydra shows its text alone: its own frames would say nothing of the job."""
+    """Hydra prints only its text, since frames of the launcher do not explain the job's error."""
 
-    __module__ = errors.__name__  # by that it is caught, and comes out of a pickle
+    __module__ = errors.__name__  # for `except` and for pickles
 
 
 def result_of(job: ComposedJob, queued: ObservedJob) -> JobReturn:
-    """What the job's main returned or raised; a JobError where neither is known.
+    """The value or the exception of the job's main; a JobError if neither is known.
 
-    Of a job that is still in the queue: None.
+    None for a job that is still in the queue.
     """
     result: JobReturn | None = None
     if queued.state is State.finished or queued.reason is Reason.failed:
@@ -67,7 +67,7 @@ def _stored(directory: Path, rank: int) -> JobReturn | None:
         return result
     assert isinstance(found, JobReturn)
     if shown:
-        frames, origin = shown  # no pickle of an error keeps them
+        frames, origin = shown  # the pickle of an exception has no traceback
         raised = of_hydra.outcome(found).with_traceback(tracebacks.made_again(frames))
         raised.__cause__ = JobTraceback(f"\n{origin}") if origin else None
     return found

@@ -1,7 +1,7 @@
-"""A sweep's directory: which job lies where, and who may run them.
+"""A sweep's directory: the directory of each job, and a lock for the launcher.
 
-<sweep dir>/.forge/jobs.jsonl   one line a job: its number, directory and overrides
-<sweep dir>/.forge/lock         held by the launcher that runs the sweep
+<sweep dir>/.forge/jobs.jsonl   one line for each job: its number, directory and overrides
+<sweep dir>/.forge/lock         locked by the launcher that runs the sweep
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from forge.jobdir.job_files import LOCK, forge_dir
 
 @dataclass(frozen=True)
 class Place:
-    """Where a job lies."""
+    """A job's number and directory in the sweep."""
 
     number: int
     subdir: str
     overrides: tuple[str, ...]
-    """Sorted: their order makes no difference."""
+    """Sorted, since their order makes no difference."""
 
 
 def _of_the_user(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Those of them that make it another job."""
+    """The overrides that identify a job: all except those of the policy."""
     policy = ("resilience.", "resilience=")
     return tuple(sorted(o for o in overrides if not o.lstrip("+~").startswith(policy)))
 
@@ -38,13 +38,13 @@ class SweepDir:
     """The directory of a sweep, while its launcher runs.
 
     Raises:
-        DirectoryInUse: Where another launcher runs it.
+        DirectoryInUse: If another launcher runs this sweep.
     """
 
     def __init__(self, path: Path, taken: set[int], *, is_looked_at: bool = False) -> None:
-        """`taken`: numbers of jobs that this process has run already.
+        """`taken`: numbers of jobs that this process has already run.
 
-        One that is only looked at need not be there, and is not claimed.
+        With `is_looked_at`, the directory can be missing, and is not locked.
         """
         self.path = path
         self.index = forge_dir(path) / "jobs.jsonl"
@@ -64,7 +64,7 @@ class SweepDir:
             )
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
-        self._remember(self._read())  # now nobody adds to it
+        self._remember(self._read())  # no other launcher adds jobs from here on
 
     def _remember(self, known: list[Place]) -> None:
         self._known = known
@@ -75,7 +75,7 @@ class SweepDir:
             self._by_overrides.setdefault(place.overrides, []).append(place)
 
     def close(self) -> None:
-        """Let others run the sweep."""
+        """Release the lock."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -93,7 +93,7 @@ class SweepDir:
         return list(found.values())
 
     def find(self, overrides: list[str]) -> Place | None:
-        """The place of a job with these overrides that nobody has asked for yet."""
+        """The place of a job with these overrides, if no earlier call returned it."""
         for place in self._by_overrides.get(tuple(sorted(overrides)), []):
             if place.number not in self._taken:
                 self._taken.add(place.number)
@@ -101,10 +101,10 @@ class SweepDir:
         return None
 
     def find_all(self, jobs: list[list[str]]) -> list[Place | None]:
-        """The places of jobs, each once.
+        """The places of jobs; each place is returned once.
 
-        The policy may change from start to start: where no job has these overrides, it is the one
-        that has them but for those below `resilience`, if there is one of either.
+        The policy can change between starts: if no job has exactly these overrides, a job that
+        differs only in overrides of `resilience` counts, unless that is ambiguous.
         """
         found = [self.find(overrides) for overrides in jobs]
         alike: dict[tuple[str, ...], tuple[list[int], list[Place]]] = {}
@@ -122,26 +122,26 @@ class SweepDir:
         return found
 
     def free_number(self, number: int) -> int:
-        """`number`, or where an earlier start of this sweep has used it the next that is free."""
+        """`number`, or the next free number if an earlier start of this sweep used it."""
         while number in self._numbers or number in self._taken:
             number += 1
         self._taken.add(number)
         return number
 
     def of_earlier_batches(self) -> list[Place]:
-        """The jobs that this process has run already; to be asked before any other is found."""
+        """The jobs that this process has already run; call it before `find` and `find_all`."""
         return [place for place in self._known if place.number in self._taken]
 
     def owner(self, subdir: str) -> Place | None:
-        """The known job that lies in this directory, however it is spelled."""
+        """The known job in this directory, however the path is spelled."""
         return self._by_key.get(self.key(subdir))
 
     def key(self, subdir: str) -> str:
-        """The same for every way to spell a subdirectory."""
+        """A key that is the same for all spellings of a subdirectory."""
         return os.path.realpath(self.path / subdir)
 
     def add(self, places: list[Place]) -> None:
-        """Remember new jobs; before they are started, so that they can be found."""
+        """Record new jobs, before they are started, so that a later start finds them."""
         known = set(self._known)
         new = [place for place in places if place not in known]
         if not new:

@@ -1,7 +1,7 @@
-"""The process of a job in which the user's main runs; started by the supervisor.
+"""The process that runs the user's main; the supervisor starts it.
 
-It takes the config that was frozen at submission, calls main as Hydra would, and leaves what main
-returned or raised in `<job dir>/.forge/result.pkl`.
+It loads the config that was frozen at submission, calls main as Hydra would, and stores main's
+return value or exception in `<job dir>/.forge/result.pkl`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(directory: Path) -> int:
     except KeyboardInterrupt:
         traceback.print_exc()
         return int(ExitCode.INTERRUPTED)
-    except OSError as error:  # of Hydra's own files or of ours: what main raises is in the result
+    except OSError as error:  # from Hydra's files or ours: an exception of main is in the result
         if not is_disk_full(error):
             raise
         traceback.print_exc()
@@ -46,13 +46,13 @@ def main(directory: Path) -> int:
 
 
 def _run(directory: Path) -> int:
-    atexit.register(_at_exit)  # the first of all, so it comes after the others
+    atexit.register(_at_exit)  # registered first, so that it runs last
     plan = read(directory)
     due_s = min(plan.timeout_s or plan.warning_s, plan.warning_s)
     announcement = Announcement(plan.signal, due_s, forge_dir(directory))
     _listen_early(
         plan.actions, announcement, os._exit
-    )  # no import may take it for an error of its own
+    )  # `os._exit`, since an import could catch an exception
     if stacks.ALL_SIGNAL:
         faulthandler.register(stacks.ALL_SIGNAL, file=2, all_threads=True)
     stacks.register(os.environ)
@@ -60,7 +60,7 @@ def _run(directory: Path) -> int:
     sys.orig_argv[:] = plan.orig_argv
     sys.path[:] = [*plan.path, *(sys.path if not plan.has_whole_path else ())]
 
-    gc.disable()  # what is loaded now stays: to look through it again and again is a tenth
+    gc.disable()  # objects of imports stay alive: collecting among them takes a tenth of the time
     from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 
     from forge.launch import payload
@@ -95,7 +95,7 @@ def _run(directory: Path) -> int:
 
 
 def _drop_removed_keys(config: Any) -> None:
-    """The job may have been submitted by an earlier version of forge, and waited."""
+    """Ignore policy keys of an earlier forge version that submitted this job."""
     from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
     from forge.config import removed
@@ -115,7 +115,7 @@ def _drop_removed_keys(config: Any) -> None:
 
 
 def _leave_files_to_rank_0(config: Any) -> None:
-    """`.hydra` is written by one rank; what each logs goes into a file of its own."""
+    """Only rank 0 writes `.hydra`; each other rank logs to its own file."""
     from omegaconf import open_dict, read_write
 
     own = config.hydra
@@ -127,10 +127,10 @@ def _leave_files_to_rank_0(config: Any) -> None:
 
 
 def _at_exit() -> None:
-    """The job has ended, however it did.
+    """Runs at the end of the job, however it ended.
 
-    What main has left in cycles goes as it does anywhere. What importing main has made was frozen,
-    and nobody looks through it again, but for files.
+    Reference cycles that main left are collected as usual. Objects created by importing main were
+    frozen, and are not collected; only their files are flushed.
     """
     gc.collect()
     interpreter_exit.fast_exit()
@@ -139,11 +139,11 @@ def _at_exit() -> None:
 def _listen_early(
     actions: dict[str, str], announcement: Announcement, end: Callable[[int], NoReturn]
 ) -> None:
-    """Until the policy's handlers stand: a stop has nothing to save, so leave at once.
+    """Until the policy's handlers are registered, a stop exits immediately: nothing to save yet.
 
-    But for a time limit that is announced early: there may be time to train, and to save.
+    The exception is an early warning of the time limit: there can be time to train and to save.
 
-    Signals that came even earlier were blocked by the supervisor, and arrive here.
+    The supervisor blocked signals that came even earlier; they arrive here.
     """
     for name, action in actions.items():
         number = signal.Signals[f"SIG{name}"]
@@ -153,7 +153,7 @@ def _listen_early(
             def leave(number: int, frame: FrameType | None, code: int = int(code)) -> None:
                 if announcement.put_off(number):
                     return
-                for other in actions:  # the same once more would kill an interpreter that ends
+                for other in actions:  # a repeated signal would kill the exiting interpreter
                     signal.signal(signal.Signals[f"SIG{other}"], signal.SIG_IGN)
                 end(code)
 
@@ -164,7 +164,7 @@ def _listen_early(
 
 
 def _show(error: BaseException) -> tuple[Any, str]:
-    """The traceback into the job's log; returns what the launcher makes it of again."""
+    """Print the traceback to the job's log; returns the data to rebuild it in the launcher."""
     from forge.launch import tracebacks
 
     frames = tracebacks.shorten(error)
@@ -174,19 +174,19 @@ def _show(error: BaseException) -> tuple[Any, str]:
 
 
 def _log_error(error: BaseException, directory: Path) -> None:
-    """One line for whoever watches the job: its wrapper has the verdict."""
+    """Write the job's verdict, a single line, for the wrapper."""
     line = str(error).strip().split("\n")[0][:300]
     text = f"{type(error).__name__}: {line}" if line else type(error).__name__
     verdict.write(directory, Verdict(Reason.failed, text, 1))
 
 
 def _store(result: Any, shown: tuple[Any, str] | None, directory: Path) -> None:
-    """Leave the result for the launcher, with the traceback: no pickle of an error keeps one."""
+    """Store the result for the launcher; the traceback separately, as pickles omit it."""
     import cloudpickle
 
     try:
         data = cloudpickle.dumps((result, shown))
-        cloudpickle.loads(data)  # some exceptions can be written, and not read
+        cloudpickle.loads(data)  # some exceptions can be pickled, but not unpickled
     except Exception as error:  # noqa: BLE001 - whatever the user's object raises
         value, result.return_value = of_hydra.outcome(result), None
         if isinstance(value, BaseException):
@@ -194,7 +194,7 @@ def _store(result: Any, shown: tuple[Any, str] | None, directory: Path) -> None:
         else:
             sys.stderr.write(
                 f"forge: main returned a {type(value).__name__} that cannot be sent to the"
-                f" sweeper ({type(error).__name__}: {error}); it gets None\n"
+                f" sweeper ({type(error).__name__}: {error}); the sweeper gets None\n"
             )
         data = cloudpickle.dumps((result, shown))
     write_atomically(forge_dir(directory) / f"{RESULT}{suffix()}", data, is_synced=True)

@@ -1,7 +1,7 @@
-"""A job's exception as Hydra shows one: the frames of the user's code, and no others.
+"""A job's exception as Hydra prints it: only with frames of the user's code.
 
-No pickle holds a traceback. Its frames go from the job's process to the launcher's as texts, and
-are made again there; what Hydra prints of them then is what it prints of a job that it runs itself.
+A traceback cannot be pickled. The job's process sends its frames to the launcher as texts, and the
+launcher rebuilds them, so that Hydra prints the same as for a job that it runs itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import hydra
 import omegaconf
 
 Frames = list[tuple[str, str, int]]
-"""File, function and line of each, the outermost first."""
+"""File, function and line of each frame, the outermost first."""
 
 _FORGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARIES = tuple(
@@ -26,9 +26,9 @@ _LIBRARIES = tuple(
 
 
 def shorten(error: BaseException) -> Frames:
-    """Leave out the frames below the user's code; Hydra leaves out those above it by itself.
+    """Remove the frames below the user's code; Hydra itself removes the frames above it.
 
-    With HYDRA_FULL_ERROR=1 none is left out.
+    With HYDRA_FULL_ERROR=1 all frames are kept.
     """
     entries = list(_entries(error.__traceback__))
     if os.environ.get("HYDRA_FULL_ERROR") != "1":
@@ -43,7 +43,7 @@ def shorten(error: BaseException) -> Frames:
 
 
 def shown(error: BaseException) -> str:
-    """The text of a shortened error, without the frames above the user's code too."""
+    """The text of a shortened exception, also without the frames above the user's code."""
     entries = list(_entries(error.__traceback__))
     first = entries[0] if entries else None
     if os.environ.get("HYDRA_FULL_ERROR") != "1":
@@ -52,7 +52,7 @@ def shown(error: BaseException) -> str:
 
 
 def origin(error: BaseException) -> str:
-    """The text of what the error was raised from; empty where it was raised from nothing."""
+    """The text of the exception's cause or context; empty if there is neither."""
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return "".join(traceback.format_exception(before)) if before is not None else ""
 

@@ -119,5 +119,5 @@ def test_a_subdirectory_with_too_long_a_name_is_named_before_anything_starts(app
     done = app.run("i=4,5", f"+word={long}", "hydra.sweep.subdir=${hydra.job.override_dirname}")
     assert done.returncode == 78, done.stdout
     assert "job 1 (i=5): `hydra.sweep.subdir=+word=xxx" in done.stdout
-    assert "has a name of 310 bytes, and that of a directory can have 255" in done.stdout
+    assert "has a name of 310 bytes, and the limit for a directory is 255" in done.stdout
     assert not list(app.sweep_dir.glob("*/output.log"))

@@ -434,7 +434,7 @@ def test_a_sweep_that_resumes_keeps_the_command_it_began_with(tmp_path):
         conf.write_text(conf.read_text().replace("1, 1", "2, 0"))
         again = commands.run(*command)
         assert again.returncode == 1
-        assert "resumes with the command that it was first started with" in again.stdout
+        assert "resumes with the command of its first start" in again.stdout
         assert commands.run(*command, "resilience.resume=changed").returncode == 0
         assert (commands.job(0).directory / "ran").read_text() == "x1x1x2"
 
@@ -497,7 +497,7 @@ BAD = {
     "command: [no-such-program]": ["`command[0]=no-such-program`", "found none", "in PATH"],
     "command: [./conf.yaml]": ["`command[0]=./conf.yaml`", "not executable", "chmod +x"],
     "command: [./nowhere]": ["`command[0]=./nowhere`", "found none", "absolute path"],
-    "command: [/nowhere/x]": ["`command[0]=/nowhere/x`", "found none of that name there"],
+    "command: [/nowhere/x]": ["`command[0]=/nowhere/x`", "found none of that name at this path"],
     "command: [./trap.sh]\nhydra: {job: {chdir: true}}": [
         "`command[0]=./trap.sh`: expected an absolute path, since the command starts in the job's",
         "project/trap.sh",

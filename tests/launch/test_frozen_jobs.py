@@ -160,14 +160,14 @@ def test_jobs_that_would_share_a_directory_are_refused_before_any_starts(tmp_pat
     done = app.run("lr=1,2,3", "fails=false", "hydra.sweep.subdir=f${fails}")
     assert done.returncode == 78
     for number, lr in ((1, 2), (2, 3)):
-        assert f"job {number} (lr={lr}): would be in {app.sweep_dir}/f" in done.stdout
+        assert f"job {number} (lr={lr}): its directory would be {app.sweep_dir}/f" in done.stdout
     assert "the directory of job 0 (fails=False lr=1)" in done.stdout
     assert "${hydra.job.num}" in done.stdout
     assert not (app.sweep_dir / "ffalse").exists()
 
     twice = app.run("lr=1,1", "fails=false", "hydra.sweep.subdir=${hydra.job.override_dirname}")
     assert twice.returncode == 78
-    assert "would be in" in twice.stdout
+    assert "its directory would be" in twice.stdout
 
     app.finish("lr=1", "fails=false", "hydra.sweep.subdir=mine")
     later = app.run("lr=2", "fails=false", "hydra.sweep.subdir=mine")
@@ -177,7 +177,7 @@ def test_jobs_that_would_share_a_directory_are_refused_before_any_starts(tmp_pat
 
     own = app.run("lr=2", "fails=false", "hydra.sweep.subdir=.")
     assert own.returncode == 78
-    assert "`hydra.sweep.subdir=.` puts it into the sweep's own directory" in own.stdout
+    assert "`hydra.sweep.subdir=.` is the sweep's own directory" in own.stdout
 
 
 def test_another_config_in_a_directory_that_trained_is_refused(tmp_path):

@@ -71,7 +71,7 @@ def test_a_script_that_ends_while_it_is_imported_is_no_finished_job(tmp_path):
     done = app.run("what=a")
     assert done.returncode == 1
     assert app.job(0).state["state"] == "failed"
-    assert "train.py ended with None while it was imported" in app.job(0).output
+    assert "train.py called sys.exit(None) while it was imported" in app.job(0).output
 
 
 SPAWN = """

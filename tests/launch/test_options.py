@@ -167,15 +167,15 @@ def test_the_machine_is_shared_out(monkeypatch, given, devices, cores, expected)
 @pytest.mark.parametrize(
     ("given", "visible", "expected"),
     [
-        ({"gpus_per_job": 3}, "0,1", "gpus_per_job=3`: 2 can be seen here (0, 1)."),
-        ({"gpus_per_job": 1}, "", "gpus_per_job=1`: 0 can be seen here (nvidia-smi shows none)."),
+        ({"gpus_per_job": 3}, "0,1", "gpus_per_job=3`: 2 visible here (0, 1)."),
+        ({"gpus_per_job": 1}, "", "gpus_per_job=1`: 0 visible here (nvidia-smi lists none)."),
         (
             {"gpus_per_job": 2, "n_jobs": 3},
             "0,1,2,3",
-            "n_jobs=3`: with `hydra.launcher.gpus_per_job=2` the 4 GPUs carry 2 jobs at a time."
+            "n_jobs=3`: with `hydra.launcher.gpus_per_job=2` the 4 GPUs allow 2 jobs at a time."
             " Lower one of the two.",
         ),
-        ({"tasks_per_job": 3}, "0,1", "gpus_per_job=3`: 2 can be seen here (0, 1)."),
+        ({"tasks_per_job": 3}, "0,1", "gpus_per_job=3`: 2 visible here (0, 1)."),
         (
             {"tasks_per_job": 4, "gpus_per_job": 2},
             "0,1",
@@ -293,7 +293,7 @@ def test_bad_options_end_the_sweep_before_it_makes_a_directory(tmp_path):
     assert not app.job(0).directory.exists()
     done = app.run("x=1,2", "hydra.launcher.gpus_per_job=3", CUDA_VISIBLE_DEVICES="0,1")
     assert done.returncode == 78
-    assert "2 can be seen here (0, 1)" in done.stdout
+    assert "2 visible here (0, 1)" in done.stdout
     assert not app.job(0).directory.exists()
 
 

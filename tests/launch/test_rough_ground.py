@@ -155,7 +155,7 @@ def test_a_directory_of_other_overrides_or_another_script_is_refused(plain):
     command.append("hydra.sweep.subdir=../shared/${hydra.job.num}")
     done = start(command, plain)
     assert done.returncode == 78
-    assert "has a job of train.py:main" in done.stdout
+    assert "contains a job of train.py:main" in done.stdout
 
 
 def test_one_job_that_cannot_be_started_stops_nobody_else(plain):

@@ -22,7 +22,7 @@ def test_a_sweep_whose_jobs_share_a_directory_is_refused_before_any_starts(app, 
         SLURM_CONF=str(app.folder / "none.conf"),
     )
     assert done.returncode == 78, done.stdout
-    for said in ("jobs 0 (lr=0.1", "3 (lr=0.2", f"save into {app.folder}/ck", "${hydra:job.num}"):
+    for said in ("jobs 0 (lr=0.1", "3 (lr=0.2", f"save to {app.folder}/ck", "${hydra:job.num}"):
         assert said in done.stdout
     assert not (app.folder / "ck").exists()
     assert not (app.sweep_dir / "0").exists()
@@ -45,5 +45,5 @@ def test_a_batch_whose_jobs_share_the_directory_of_an_earlier_one_does_not_start
     )
     assert done.returncode == 78, done.stdout
     assert "jobs 0 (an earlier batch) and 1 (" in done.stdout
-    assert f"would all save into {app.folder}/ck" in done.stdout
+    assert f"would all save to {app.folder}/ck" in done.stdout
     assert not (app.sweep_dir / "1").exists()

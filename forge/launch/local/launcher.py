@@ -1,4 +1,4 @@
-"""`hydra/launcher=local`: one batch of a sweep, from its overrides to what its jobs returned."""
+"""`hydra/launcher=local`: one batch of a sweep, from its overrides to the results of its jobs."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def launch(request: Request) -> list[JobReturn]:
     """Run a batch to its end.
 
     Raises:
-        SystemExit: 78 where something is wrong before the first job starts, 73 where another
-            launcher runs this sweep, 129, 130 or 143 after a stop.
+        SystemExit: 78 for an error before the first job starts, 73 if another launcher runs this
+            sweep, 129, 130 or 143 after a stop.
     """
     if sys.platform == "win32":
         raise ForgeError("hydra/launcher=local needs POSIX signals and locks. Use WSL, or Linux.")
@@ -66,7 +66,7 @@ def launch(request: Request) -> list[JobReturn]:
         code = int(ExitCode.REQUEUE) if stopped_by in LIMIT else 128 + stopped_by
         how = how_to_resume(queued, command) if batch is None else ""
         messages.say(f"The sweep was stopped. {how}".rstrip())
-        if batch is not None:  # every job has saved, and left
+        if batch is not None:  # every job has saved and exited
             code = batch.requeue(code, Reason.of_code(code))
         raise Exit(code, f"the sweep was stopped by {signal.Signals(stopped_by).name}")
     results = [result_of(job, one) for job, one in zip(jobs, queued, strict=True)]
@@ -76,7 +76,7 @@ def launch(request: Request) -> list[JobReturn]:
 
 
 def _batch_job(directory: Path, jobs: list[ComposedJob]) -> BatchJob | None:
-    """The job of Slurm's that the whole sweep runs in, if nobody else of forge's requeues that."""
+    """The Slurm job that this whole sweep runs in, unless another part of forge requeues it."""
     policies = [job.policy for job in jobs if job.policy is not None and job.policy.enabled]
     if not policies:
         return None
@@ -93,7 +93,7 @@ def _batch_job(directory: Path, jobs: list[ComposedJob]) -> BatchJob | None:
 def _freeze(
     jobs: list[ComposedJob], shared: payload.Shared, options: resources.LocalOptions
 ) -> None:
-    """Write down how each job is started, unless it is finished."""
+    """Write the config and the plan of each job that is not finished."""
     outer = HydraConfig.instance().cfg
     code = job_dir.code_fingerprint()
     for job in jobs:
@@ -105,9 +105,9 @@ def _freeze(
         try:
             make_trusted_directory(forge_dir(job.directory))
             (forge_dir(job.directory) / STATE).unlink(missing_ok=True)
-            if job.is_active and job.command is None:  # what a command began with is in its plan
+            if job.is_active and job.command is None:  # a command is kept in the job's plan
                 frozen.freeze(job.config, job.directory, job.written)
-            job_dir.changed_code(job.directory, code)  # the first start notes it
+            job_dir.changed_code(job.directory, code)  # the first start records it
             data, main = shared.with_config(job.config)
             write_atomically(forge_dir(job.directory) / TASK, data)
             tasks = options.tasks_per_job

@@ -1,4 +1,4 @@
-"""The local queue: starts jobs where there is room, watches them, and stops them all together."""
+"""The local queue: starts jobs in free slots, monitors them, and stops them all together."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ from forge.launch.progress.view import State
 _START = f"import sys; sys.path.append({ROOT!r}); from forge.job.local import main;"
 _START += " sys.exit(main(sys.argv[1:]))"
 _LOOK_S = 0.1
-"""Between two looks at the jobs and their files."""
+"""Seconds between two checks of the jobs and their files."""
 _MAX_WRAPPERS = 2
 LIMIT: tuple[signal.Signals, ...] = (
     (signal.SIGUSR2, signal.SIGUSR1) if sys.platform != "win32" else ()
 )
 """Signals that announce a time limit, as Slurm's `--signal` does."""
 _REFUSED = (ExitCode.IN_USE, ExitCode.BAD_CONFIG)
-"""Codes with which a wrapper ends that would say the same again."""
+"""Exit codes after which a new wrapper would fail for the same reason."""
 
 
 @dataclass
 class QueuedJob(ObservedJob):
-    """A job of the batch, from waiting to its end."""
+    """A job of the batch, from the queue to its end."""
 
     process: subprocess.Popen[bytes] | None = None
     slot: int | None = None
     wrappers: int = 0
-    """How many of its wrappers have ended without saying why."""
+    """Number of its wrappers that ended without a final state."""
 
     def is_own(self, content: dict[str, Any]) -> bool:
-        """Whether it was written by the wrapper that we started."""
+        """Whether the state was written by the wrapper that this queue started."""
         return self.process is not None and content.get("pid") == self.process.pid
 
 
 class Queue:
-    """Runs the jobs of a batch; `run` returns when none is left."""
+    """Runs the jobs of a batch; `run` returns when all have ended."""
 
     def __init__(
         self, jobs: list[QueuedJob], slots: Slots, progress: Any, stops_at: float = math.inf
     ) -> None:
-        """`stops_at`: Unix time at which all jobs have to save and leave."""
+        """`stops_at`: Unix time at which all jobs have to save and exit."""
         self._jobs = jobs
         self._slots = slots
         self._free = list(range(slots.count))[::-1]
@@ -79,14 +79,14 @@ class Queue:
                 self._loop()
             except BaseException:
                 self._received.append(signal.SIGTERM)
-                self._loop()  # no job is left alone
+                self._loop()  # wait for the jobs to end
                 raise
         return self._received[0] if self._received else None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # Only a person insists. A connection that drops hangs up twice, by kernel and shell; srun
-        # passes on the SIGTERM that its task gets as well; and the end of a job that we run in
-        # signals all below it more than once.
+        # Only a repeated Ctrl+C counts. A lost connection sends SIGHUP twice, by kernel and shell;
+        # srun forwards a SIGTERM that its task also gets; and the end of an enclosing Slurm job
+        # signals all its processes more than once.
         if not self._received or (number == signal.SIGINT and TOKEN not in os.environ):
             self._received.append(number)
 
@@ -108,7 +108,7 @@ class Queue:
                     has_ended = True
             self._display.update([job.view() for job in self._jobs])
             if has_ended and not self._received and self._next() is not None:
-                continue  # its place is free: whoever waits for it starts now
+                continue  # start the next job in the free slot now
             if not any(job.process is not None for job in self._jobs):
                 return
             time.sleep(_LOOK_S)
@@ -132,10 +132,10 @@ class Queue:
             job.slot = None
 
     def _spawn(self, job: QueuedJob, environment: dict[str, str], *, is_continued: bool) -> None:
-        # The job's own token, also where we are a job's ourselves.
+        # The job's own token, also if this launcher runs inside a job with a token.
         environment[TOKEN] = plan.read_earlier(job.directory).token
         if not environment[TOKEN]:
-            what = "its plan is gone: is another directory in the place of"
+            what = "the job's plan is missing: was this directory replaced?"
             raise FileNotFoundError(errno.ENOENT, what, str(job.directory))
         flags = ["--parent", str(os.getpid())] + ["--continue"] * is_continued
         output = open_file(job.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -146,14 +146,14 @@ class Queue:
                 stdout=output,
                 stderr=output,
                 env=environment,
-                start_new_session=True,  # a Ctrl+C reaches us alone, and we pass it on
+                start_new_session=True,  # Ctrl+C reaches only the launcher, which passes it on
             )
         finally:
             os.close(output)
         job.state = State.starting
 
     def _ended(self, job: QueuedJob) -> None:
-        """The job's wrapper is gone: because the job has ended, or because it was killed."""
+        """Handle the end of a job's wrapper: the job ended, or the wrapper was killed."""
         assert job.process is not None
         code = job.process.returncode
         job.poll()
@@ -164,7 +164,7 @@ class Queue:
         elif not self._received and job.wrappers <= _MAX_WRAPPERS and code not in _REFUSED:
             how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
             self._display.say(f"job {job.number}: its wrapper {how}")
-            job.wrappers += code >= 0  # a kill is chance, an end may be a habit
+            job.wrappers += code >= 0  # a kill does not count; another error might repeat
             self._start(job, is_continued=True)
             return
         elif self._received:
@@ -179,7 +179,7 @@ class Queue:
     # -- stopping ------------------------------------------------------------------------------
 
     def _stop(self, number: int, count: int) -> None:
-        """The first signal has the jobs save and leave, the second kills them."""
+        """On the first signal the jobs save and exit; the second kills them."""
         live = [job for job in self._jobs if job.process is not None]
         name = "Ctrl+C" if number == signal.SIGINT else signal.Signals(number).name
         again = "pressing it again" if number == signal.SIGINT else "Ctrl+C"

@@ -1,4 +1,4 @@
-"""The options of `hydra/launcher=local`, and what this machine has."""
+"""The options of `hydra/launcher=local`, and the cores and GPUs of this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forge.launch import option_check
 
 @dataclass
 class LocalOptions:
-    """What conf/hydra/launcher/local.yaml sets."""
+    """The options in conf/hydra/launcher/local.yaml."""
 
     n_jobs: int | None = None
     tasks_per_job: int = 1
@@ -27,12 +27,12 @@ class LocalOptions:
 
     @property
     def time_limit_s(self) -> float | None:
-        """Seconds that one start of a job may take."""
+        """Time limit of one start of a job, in seconds."""
         return None if self.timeout_min is None else 60.0 * self.timeout_min
 
 
 def cores() -> int:
-    """CPU cores that this process may use; a cgroup's quota counts."""
+    """CPU cores available to this process, limited by the quota of its cgroup."""
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
     else:
@@ -48,15 +48,15 @@ def cores() -> int:
 
 
 def gpus() -> list[str]:
-    """The GPUs that jobs may use, as CUDA_VISIBLE_DEVICES names them."""
+    """The GPUs available to jobs, as names for CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        # CUDA sees what stands before the first name that is none: `-1`, `NoDevFiles`.
+        # CUDA uses the names before the first invalid one, such as `-1` or `NoDevFiles`.
         names = [name.strip() for name in visible.split(",")]
         return list(dict.fromkeys(itertools.takewhile(_is_device, names)))
     if shutil.which("nvidia-smi") is None:
         return []
-    # By UUID: the numbers of nvidia-smi and of CUDA need not agree.
+    # By UUID: nvidia-smi and CUDA can number the GPUs differently.
     query = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
     try:
         listing = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30)
@@ -74,9 +74,9 @@ class Slots:
     """How many jobs run at a time, and the GPUs of each slot."""
 
     gpus: list[list[str]]
-    """One entry a slot; empty ones where jobs get no GPUs."""
+    """The GPUs of each slot; empty lists if jobs get no GPUs."""
     has_gpus: bool
-    """Whether there are any: then a job that gets none must see none."""
+    """Whether the machine has GPUs: then they must be hidden from jobs that get none."""
 
     @property
     def count(self) -> int:
@@ -101,16 +101,16 @@ def options(given: dict[str, Any]) -> LocalOptions:
 
 
 def slots(chosen: LocalOptions) -> Slots:
-    """Share the machine out.
+    """Divide the machine into slots.
 
     Raises:
-        ConfigError: Where a job asks for more GPUs than there are.
+        ConfigError: If the jobs request more GPUs than there are.
     """
     devices = gpus()
     tasks = chosen.tasks_per_job
     each = chosen.gpus_per_job if chosen.gpus_per_job is not None else tasks * bool(devices)
     if each > len(devices):
-        seen = f"{len(devices)} can be seen here ({', '.join(devices) or 'nvidia-smi shows none'})"
+        seen = f"{len(devices)} visible here ({', '.join(devices) or 'nvidia-smi lists none'})"
         raise ConfigError(
             [f"`hydra.launcher.gpus_per_job={each}`: {seen}."], "The launcher's configuration"
         )
@@ -129,7 +129,7 @@ def slots(chosen: LocalOptions) -> Slots:
         raise ConfigError(
             [
                 f"`hydra.launcher.n_jobs={count}`: with `hydra.launcher.gpus_per_job={each}` the"
-                f" {len(devices)} GPUs carry {by_gpus} jobs at a time. Lower one of the two."
+                f" {len(devices)} GPUs allow {by_gpus} jobs at a time. Lower one of the two."
             ],
             "The launcher's configuration",
         )

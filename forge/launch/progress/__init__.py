@@ -1,1 +1,1 @@
-"""What a launcher shows of its jobs."""
+"""The progress of a sweep, as its launcher shows it."""

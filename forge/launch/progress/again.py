@@ -1,4 +1,4 @@
-"""What starting a sweep's command again does, in words for the line that shows the command."""
+"""The line that says how to resume a sweep, and what the command does."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from forge.launch.progress.observed import ObservedJob
 from forge.launch.progress.view import State
 
 _WORDS: dict[Reason | None, str] = {Reason.cancelled: "cancelled", Reason.halted: "halted"}
-"""Reasons that say more than the state of a job: perhaps nobody wants it back."""
+"""Reasons to show instead of the job's state, since the user might not want the job to restart."""
 
 
 def how_to_resume(jobs: Iterable[ObservedJob], command: str, in_queue: int = 0) -> str:
-    """The command, and what it does with each job that is not finished; empty if all are.
+    """The command, and its effect on the jobs that are not finished; empty if all are finished.
 
     Args:
-        jobs: Those that have ended, or that no launcher has started.
-        command: The sweep's.
-        in_queue: Jobs that run or wait on a cluster, for which the command waits.
+        jobs: The jobs that have ended, or were never started.
+        command: The command that starts the sweep.
+        in_queue: Number of jobs in the cluster's queue, for which the command would wait.
     """
     ended: Counter[str] = Counter()
     waiting = 0

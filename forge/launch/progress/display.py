@@ -1,8 +1,8 @@
-"""The progress of a sweep: lines on what happens, and below them a live table on a terminal.
+"""The display of a sweep: a line for each event, and below them a live table on a terminal.
 
-`Display.update` draws, in its caller's thread; nothing runs beside it. A reader who went away, or
-does not read, holds nobody up: `_Stream` looks before it writes, and swallows what nobody can get.
-rich is imported (20 to 45 ms) only where there is a table to draw.
+`Display.update` draws in its caller's thread; there is no background thread. A closed or full
+output cannot block the launcher: `_Stream` checks before it writes, and drops output that cannot
+be written. rich is imported (20 to 45 ms) only if there is a table to draw.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Mode = Literal["auto", "live", "plain", "none"]
 
 FRAME_S = 0.125
-"""Least time between two drawings of the table."""
+"""Least number of seconds between two drawings of the table."""
 SUMMARY_S = 600.0
 """Seconds between two summaries of all jobs, if there is no table."""
 PATIENCE_S = 1.0
@@ -37,11 +37,11 @@ _ORDER = (
 
 
 class Display:
-    """Shows how the jobs of a sweep get on; a context manager.
+    """Shows the progress of the jobs of a sweep; a context manager.
 
-    The table stays whole while other code of this process prints to the same terminal: such lines
-    appear above it. What writes past `sys.stdout` and `sys.stderr` is not covered: logging handlers
-    that hold them from before, child processes that inherit the terminal, C code, `os.write`.
+    Lines that other code of this process prints to the same terminal appear above the table. This
+    does not cover output that bypasses `sys.stdout` and `sys.stderr`: logging handlers created
+    before, child processes that inherit the terminal, C code, `os.write`.
 
     Args:
         stream: Where to write; stderr by default, as stdout belongs to the jobs.
@@ -68,19 +68,19 @@ class Display:
         self.close()
 
     def update(self, views: Sequence[JobView]) -> None:
-        """Show all jobs as they stand now; cheap enough to be called many times a second."""
+        """Show the current state of all jobs; cheap enough to be called many times a second."""
         self._views = views
         for view in views:
             text = news(view, self._last.get(view.number))
             self._last[view.number] = view
-            if text and (view.remark or view.hang or not self.is_live):  # else the table says it
+            if text and (view.remark or view.hang or not self.is_live):  # else it is in the table
                 self._note(f"job {view.number}: {text}", STYLES[view.state])
         if not self.is_live and time.monotonic() - self._summed_s >= SUMMARY_S:
             self._summarize()
         self._show()
 
     def say(self, text: str, style: str = "") -> None:
-        """Show a line, or several, that stay; `style` is rich's ("bold red"), markup is not."""
+        """Print one or more lines; `style` is a rich style ("bold red"), markup is not parsed."""
         first, *below = text.split("\n")
         self._note(escape(first), style)
         self._pending.extend((escape(line), style) for line in below)
@@ -92,15 +92,15 @@ class Display:
         self._pending.append((f"{now}{line}", style))
 
     def close(self) -> None:
-        """Leave the last state on screen and the terminal in order; may be called again."""
-        # Who paused the terminal sees nothing more of us: the sweep must be able to end.
+        """Show the last state and restore the terminal; can be called again."""
+        # A paused terminal gets no further output: the sweep must be able to end.
         self._stream.is_gone |= not self._stream.is_ready(PATIENCE_S)
         if self._views and not self.is_live:
             self._summarize()
         self._next_frame_s = 0.0
         try:
             self._show()
-        finally:  # also where one more Ctrl+C ended the drawing
+        finally:  # also if another Ctrl+C interrupted the drawing
             live, self._live, self._views = self._live, None, ()
             if live is not None:
                 live.stop()
@@ -123,7 +123,7 @@ class Display:
         now = time.monotonic()
         if self._live and now >= self._next_frame_s and self._stream.is_ready():
             self._draw(self._live)
-            # Whatever a frame costs here, nine tenths of the time stay the launcher's.
+            # However slow a frame is, drawing takes at most a tenth of the time.
             self._next_frame_s = now + max(FRAME_S, 10 * (time.monotonic() - now))
 
     def _print(self, live: Live, line: str, style: str) -> None:
@@ -156,7 +156,7 @@ class Display:
         live.update(Group(*parts, summary), refresh=True)
 
     def _chosen(self, room: int) -> Sequence[JobView]:
-        """The jobs that get a row: all, or some of those that run."""
+        """The jobs that get a row: all, or as many running ones as fit."""
         if len(self._views) <= room:
             return self._views
         return [view for view in self._views if view.state in ACTIVE][: max(room, 0)]
@@ -175,7 +175,7 @@ class Display:
 
 
 class _Stream:
-    """A stream that is no longer written to once it failed, so that no error reaches rich."""
+    """A stream that ignores writes after it has failed, so that no error reaches rich."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -192,20 +192,20 @@ class _Stream:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Does nothing: `write` flushes."""
 
     def is_ready(self, patience_s: float = 0.0) -> bool:
-        """Whether somebody reads, so that a line can be written without waiting."""
+        """Whether a line can be written without blocking."""
         try:
             return not self.is_gone and bool(select.select([], [self._stream], [], patience_s)[1])
         except (OSError, ValueError, TypeError):
-            return True  # no file, or a closed one: nothing to wait for
+            return True  # not a file, or closed: a write cannot block
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
     try:
         return stream is not None and stream.isatty()
-    except (AttributeError, ValueError):  # one of the user's own, or a closed one
+    except (AttributeError, ValueError):  # an object of the user's, or closed
         return False
 
 

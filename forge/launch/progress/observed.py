@@ -1,4 +1,4 @@
-"""A job as its launcher sees it: by the small files that the job's wrapper and its task write."""
+"""A job as its launcher sees it, from the small files that the job's wrapper and task write."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from forge.launch.progress.view import JobView, State
 
 
 def reason_of(content: dict[str, Any]) -> Reason | None:
-    """Why a job ended, by what its wrapper has written; None where it has not."""
+    """Why a job ended, from its wrapper's state file; None if it has not ended."""
     return Reason.__members__.get(content.get("reason", ""))
 
 
 @dataclass
 class ObservedJob(ABC):
-    """A job of the batch, from waiting to its end."""
+    """A job of the batch, from the queue to its end."""
 
     number: int
     label: str
     directory: Path
     state: State = State.queued
     because: str = ""
-    """Why it is in this state, for people."""
+    """Why the job is in this state, for people."""
     reason: Reason | None = None
-    """Why it ended; None where it has not, or nobody knows."""
+    """Why the job ended; None if it has not ended, or the reason is unknown."""
     code: int = 0
     rank: int = 0
     """The rank that ended the job: its output and its exception say why."""
@@ -38,31 +38,31 @@ class ObservedJob(ABC):
     hang: str = ""
     """A hang of this attempt that was only logged, for people."""
     waits_for: str = ""
-    """On a cluster: why it waits in the queue, in Slurm's word."""
+    """On a cluster: Slurm's reason why the job waits in the queue."""
     taken: float = 0.0
-    """When the wrapper's last word was read, by the monotonic clock."""
+    """When the wrapper's last state was read, by the monotonic clock."""
     _stamp: tuple[int, int] | None = None
     _since: float = 0.0
     _has_steps: bool = True
-    """Whether it tells of its steps, or is a command of which nobody knows."""
+    """Whether the job reports its steps; commands of `forge exec` do not."""
     _first: tuple[float, int] | None = None
-    """When this attempt was first seen at work, and its step then."""
+    """The time at which this attempt was first seen training, and its step then."""
 
     @abstractmethod
     def is_own(self, content: dict[str, Any]) -> bool:
-        """Whether a state was written by the start that we look at."""
+        """Whether a state file was written by the observed start of the job."""
 
     def read_state(self) -> dict[str, Any] | None:
-        """What the job's wrapper has written; None where nothing of it is there."""
+        """The state file of the job's wrapper; None if there is none."""
         return read_json(forge_dir(self.directory) / STATE)
 
     def forget(self) -> None:
-        """Take what the wrapper has said so far as said by another."""
+        """Ignore the current state file, as that of an earlier start."""
         stat = (forge_dir(self.directory) / STATE).stat()
         self._stamp = (stat.st_mtime_ns, stat.st_ino)
 
     def poll(self) -> None:
-        """Take in what the wrapper says, if it has said something new."""
+        """Read the wrapper's state file, if it changed."""
         try:
             stat = (forge_dir(self.directory) / STATE).stat()
         except FileNotFoundError:
@@ -76,7 +76,7 @@ class ObservedJob(ABC):
         self.take(content)
 
     def take(self, content: dict[str, Any]) -> None:
-        """What the wrapper has said last."""
+        """Update this object from the wrapper's state file."""
         self.state = State[content["state"]]
         self.because, self.waits_for = content["because"], ""
         if content["counts"]["restarts"] != self.restarts:
@@ -87,7 +87,7 @@ class ObservedJob(ABC):
         self.rank = content.get("rank", 0)
 
     def view(self) -> JobView:
-        """What is shown of it."""
+        """The job's row in the display."""
         progress = None
         if self.state is not State.queued:
             progress = ledger.read_progress(self.directory)
@@ -96,7 +96,7 @@ class ObservedJob(ABC):
         state = self.state
         is_new = progress is None or progress.began < self._since
         if state is State.running and self._has_steps and is_new:
-            state = State.starting  # the process runs, its loop does not yet
+            state = State.starting  # the process runs, but its training loop has not begun
         rate = self._rate(step) if state is State.running and step is not None else None
         left_s = None
         if rate and planned is not None and step is not None and step < planned:

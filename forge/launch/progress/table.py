@@ -1,4 +1,4 @@
-"""How a job is put into words, and many jobs into a table."""
+"""The texts about a job, and the table of all jobs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ STYLES = dict(
 _RIGHT = ("job", "steps", "restarts", "rate", "left")
 _FLEXIBLE = ("overrides", "remark")
 _LEAST = {"state": 8, "overrides": 8, "rate": 6, "left": 7}
-"""Else the columns would jump with every digit."""
+"""Minimum widths, so that columns do not move with every digit."""
 
 
 def news(view: JobView, last: JobView | None) -> str:
-    """What there is to say since `last`; empty where there is nothing."""
+    """A line about the changes since `last`; empty if there are none."""
     was = State.queued if last is None else last.state
     remark = f": {escape(view.remark)}" if view.remark else ""
     if view.state is not was and view.state.is_final:
         if last is None and view.state is State.finished:
-            return ""  # it had before this sweep resumed
+            return ""  # it was finished before this sweep resumed
         place = f" ({escape(str(view.directory))})" if view.state is State.failed else ""
         return f"{view.state.value}{_at(view)}{remark}{place}"
     if last is not None and view.restarts > last.restarts:
@@ -40,13 +40,13 @@ def news(view: JobView, last: JobView | None) -> str:
 
 
 def _at(view: JobView) -> str:
-    """Where it stands: ` at step 3 of 10 (30%)`; empty before training began."""
+    """The progress as ` at step 3 of 10 (30%)`; empty before training began."""
     share = f" of {view.steps} ({(view.step or 0) / view.steps:.0%})" if view.steps else ""
     return "" if view.step is None else f" at step {view.step}{share}"
 
 
 def clock(seconds: float | None) -> str:
-    """Seconds as `1:02:03`; empty where nobody knows."""
+    """Seconds as `1:02:03`; empty if unknown."""
     if seconds is None or not 0 <= seconds < 1e8:
         return ""
     minutes, second = divmod(int(seconds), 60)
@@ -54,7 +54,7 @@ def clock(seconds: float | None) -> str:
 
 
 def _per_second(rate: float | None) -> str:
-    """A rate as people read it; empty where nobody knows."""
+    """A rate as people read it; empty if unknown."""
     if rate is None or not 0 < rate < math.inf:
         return ""
     return f"{rate:.3g}/s" if rate < 100 else f"{rate:.0f}/s"
@@ -77,7 +77,7 @@ def _cells(view: JobView) -> dict[str, str]:
 
 
 def table(views: Sequence[JobView]) -> Table:
-    """A header and one line a job; columns that nobody has anything for are left out."""
+    """A header and one line for each job, without the columns that are empty for all jobs."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""What is shown of a job: a value, filled by the queue and drawn by the display."""
+"""A job's row in the display: a value that the queue fills and the display draws."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ from pathlib import Path
 
 
 class State(Enum):
-    """Where a job of a sweep is."""
+    """The state of a job of a sweep."""
 
     queued = "queued"
     starting = "starting"
-    """Its process runs, but no step has begun."""
+    """The process runs, but no step has begun."""
     running = "running"
     stopping = "stopping"
-    """Asked to save and leave."""
+    """The job was asked to save and exit."""
     finished = "finished"
     failed = "failed"
     stopped = "stopped"
-    """Saved and left before its end; the sweep's command resumes it."""
+    """The job saved and exited before its end; the sweep's command resumes it."""
     terminated = "terminated"
-    """The same of a command: it was asked to stop, and did."""
+    """A command of `forge exec` that was asked to stop, and did."""
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more happens in this sweep."""
+        """Whether the state no longer changes in this sweep."""
         return self in (State.finished, State.failed, State.stopped, State.terminated)
 
 
 @dataclass(frozen=True)
 class JobView:
-    """One job as it stands now."""
+    """The current state of a job."""
 
     number: int
     """Hydra's `hydra.job.num`."""
     overrides: str
-    """What makes it different from the others: `lr=0.001 seed=3`; may be empty."""
+    """The overrides that differ between jobs: `lr=0.001 seed=3`; can be empty."""
     directory: Path
     state: State
     step: int | None = None
-    """Steps done; None before training began, or where the job does not use `forge.Run`."""
+    """Steps done; None before training began, or if the job does not use `forge.Run`."""
     steps: int | None = None
-    """Steps planned; None where nobody knows."""
+    """Steps planned; None if unknown."""
     restarts: int = 0
     rate: float | None = None
-    """Steps a second, in this attempt."""
+    """Steps per second, in this attempt."""
     left_s: float | None = None
     """Seconds left at this rate."""
     remark: str = ""
-    """Why it failed or was restarted, in a few words; may be empty."""
+    """Why the job failed or was restarted, in a few words; can be empty."""
     waits_for: str = ""
-    """On a cluster: why it waits in the queue, in Slurm's word."""
+    """On a cluster: Slurm's reason why the job waits in the queue."""
     hang: str = ""
-    """A hang that was only logged (`hang.action=warn`); may be empty."""
+    """A hang that was only logged (`hang.action=warn`); can be empty."""

@@ -1,4 +1,4 @@
-"""What the cluster allows, asked before anything is submitted; nothing where it does not answer."""
+"""The cluster's limits, checked before jobs are submitted; unchecked if Slurm does not answer."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _KILL_WAIT_S = 30.0
 
 @dataclass
 class Cluster:
-    """Its limits."""
+    """The limits of the cluster."""
 
     max_array_size: int = _MAX_ARRAY_SIZE
-    """An array's numbers are below this; so many jobs fit into one."""
+    """The indices of a job array are below this, which also limits the number of its jobs."""
     kill_wait_s: float = _KILL_WAIT_S
     """Seconds from SIGTERM to SIGKILL at the end of a job."""
     preempts: bool = False
-    """Whether jobs are preempted at all."""
+    """Whether preemption is configured."""
     partitions: dict[str, dict[str, str]] = field(default_factory=dict)
     problem: str = ""
-    """Why it could not be asked."""
+    """Why Slurm did not answer."""
 
     @staticmethod
     def ask() -> Cluster:
-        """Of the cluster that this machine belongs to."""
+        """Query the cluster that this machine belongs to."""
         try:
             settings, partitions = client.settings(), client.partitions()
         except SlurmRefused as error:
@@ -47,7 +47,7 @@ class Cluster:
         )
 
     def partition(self, name: str | None) -> dict[str, str]:
-        """The fields of a partition, None: the default one's; empty where nothing is known."""
+        """The fields of a partition (None: the default one); empty if unknown."""
         name = name or os.environ.get("SBATCH_PARTITION")
         if name is not None:
             return self.partitions.get(name, {})
@@ -55,14 +55,14 @@ class Cluster:
         return next(defaults, {})
 
     def grace_s(self, name: str | None) -> float | None:
-        """Seconds from the notice of a preemption to its SIGTERM; None where nobody preempts."""
+        """Seconds from the notice of a preemption to SIGTERM; None if jobs are not preempted."""
         fields = self.partition(name)
         grace = fields.get("GraceTime", "")
         can_be_preempted = self.preempts and fields.get("PreemptMode") not in ("OFF", None)
         return float(grace) if can_be_preempted and grace.isdecimal() else None
 
     def check(self, jobs: list[tuple[SlurmOptions, Policy | None]]) -> None:
-        """Refuse what could never run; warn of what could not save in time.
+        """Refuse jobs that could never run; warn about jobs that could not save in time.
 
         Raises:
             ConfigError: With every problem found.
@@ -85,7 +85,7 @@ class Cluster:
     def _problem(self, options: SlurmOptions, name: str | None) -> str | None:
         if name is not None and name not in self.partitions:
             there = ", ".join(self.partitions)
-            return f"`partition={name}`: the cluster has no such partition. There are {there}."
+            return f"`partition={name}`: the cluster has no such partition. It has {there}."
         fields = self.partition(name)
         most_s = client.seconds(fields.get("MaxTime", ""))
         if most_s is not None and options.time_limit_s > most_s:
@@ -105,11 +105,11 @@ class Cluster:
         partition = self.partition(name).get("PartitionName", "default")
         total_s = None if grace_s is None else grace_s + self.kill_wait_s
         if total_s is not None and (timeout_s == 0 or timeout_s > total_s):
-            given = "none" if timeout_s == 0 else f"{timeout_s:g} s"
+            given = "unlimited time" if timeout_s == 0 else f"{timeout_s:g} s"
             messages.warn(
                 f"Partition {partition} gives a preempted job {grace_s:g} s, and"
                 f" {self.kill_wait_s:g} s more after its SIGTERM, while"
-                f" `resilience.shutdown.timeout_s` allows {given}: a"
-                " save that takes longer is lost, and the job resumes from the one before it"
-                " (`resilience.checkpoint.every_s`)."
+                f" `resilience.shutdown.timeout_s` allows {given}. If the save at the stop takes"
+                f" longer than {total_s:g} s, it is lost, and the job resumes from an earlier"
+                " checkpoint (`resilience.checkpoint.every_s`)."
             )

@@ -1,7 +1,7 @@
-"""`hydra/launcher=slurm`: one batch of a sweep, from its overrides to what its jobs returned.
+"""`hydra/launcher=slurm`: one batch of a sweep, from its overrides to the results of its jobs.
 
-Everything is decided here, on the submitting side, and written down: each job's config, its plan,
-the options for sbatch. What runs on the cluster reads that and nothing else.
+The launcher writes each job's config, plan and sbatch options to files before it submits them.
+Processes on the cluster read only these files.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ _BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 @dataclass
 class _Job:
-    """A job with how it is submitted."""
+    """A job with its submission."""
 
     composed: ComposedJob
     options: SlurmOptions
     slurm_id: str | None = None
     is_finished: bool = False
     has_ended: bool = False
-    """It had, and somebody has put it back into the queue by hand."""
+    """The job ended, and a person requeued it by hand."""
     is_stale: bool = False
-    """It was finished, and runs again."""
+    """The job was finished, and runs again."""
 
 
 def launch(request: Request) -> list[JobReturn]:
-    """Run a batch on the cluster; exits as `local.launch` has them."""
+    """Run a batch on the cluster; the exit codes are those of `local.launch`."""
     with opening.exit_on_error(request.config) as directory:
         options = slurm_options.read(request.options)
         _check_sweeper(options, request.config)
@@ -136,14 +136,14 @@ def _check_sweeper(options: SlurmOptions, sweep_config: DictConfig) -> None:
     if not options.wait and sweeper != _BASIC:
         problem = (
             f"`hydra.launcher.wait=false`: the sweeper {sweeper.rpartition('.')[2]} chooses the"
-            " next jobs by what earlier ones return, so that the launcher has to wait. Remove the"
+            " next jobs from the results of earlier ones, so the launcher has to wait. Remove the"
             " option, or use the basic sweeper."
         )
         raise ConfigError([problem], "The launcher's configuration")
 
 
 def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
-    """What an earlier start of this sweep has finished, or has in the queue still."""
+    """Find the jobs of an earlier start of this sweep that are finished, or still in the queue."""
     code = job_dir.code_fingerprint()
     for job in jobs:
         if plan.is_finished(job.composed.directory):
@@ -167,16 +167,16 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
         if slurm_id in numbers(said):
             slurm_id = numbers(said)[0]
         known, script = queue.get(slurm_id), submitted.scripts.get(number, "")
-        if known is None or not known.is_alive:  # its wrapper may not have lived to say so
+        if known is None or not known.is_alive:  # a killed wrapper could not record this
             slurm_id = client.resubmitted(slurm_id, script, queue) or ""
             known = queue.get(slurm_id)
         if known is None or job.is_finished:
             continue
         if known.script != script or not Path(script).is_relative_to(directory):
-            continue  # of the sweep that this one is a copy of, or of somebody else
+            continue  # a job of another sweep, for example if this directory is a copy
         has_ended = said.get("slurm_job") == slurm_id and said.get("state") in ENDED
         if has_ended and known.state in ("RUNNING", "COMPLETING"):
-            continue  # it is leaving, and is to run again
+            continue  # it is ending, and has to run again
         job.slurm_id, job.has_ended = slurm_id, has_ended
         if submitted.has_changed(number, job.composed.composed):
             messages.warn(
@@ -211,9 +211,9 @@ def _submit(
     cluster: Cluster,
     command: str,
 ) -> None:
-    """One sbatch for each batch; what was submitted is written down before the next.
+    """Call sbatch for each batch; each submission is recorded before the next.
 
-    `command`: what starts this sweep again.
+    `command`: the command that resumes this sweep.
     """
     code = job_dir.code_fingerprint() if calls else {}
     for call in calls:
@@ -243,7 +243,7 @@ def _tell_of_sbatch(said: str) -> None:
 
 
 def _find_in_queue(submitted: Submitted) -> None:
-    """A busy controller may take a job, and lose the answer: else it would be submitted twice."""
+    """Find jobs that a busy controller accepted without answering, to not submit them twice."""
     with contextlib.suppress(SlurmRefused):
         submitted.find_lost(client.queue())
 
@@ -254,8 +254,9 @@ def _not_submitted(
     ids = " ".join(before)
     hint = f" Jobs submitted before stay in the queue: {ids}." if before else ""
     problem = (
-        f"{error}. The batch script is {script}.{hint} Once sbatch takes it (there is room in the"
-        f" queue, a limit was raised), this submits what is missing, and collects:\n  {command}"
+        f"{error}. The batch script is {script}.{hint} When sbatch can accept it (free places in"
+        " the queue, a higher limit), this command submits the missing jobs, and waits for all:"
+        f"\n  {command}"
     )
     return ConfigError([problem], "The submission")
 
@@ -281,7 +282,7 @@ def _pack(job: _Job, shared: payload.Shared, cluster: Cluster) -> tuple[Path, Jo
         requeue = replace(requeue, has_other_nodes=True, max_excluded_nodes=most)
         slurm = replace(slurm, exclude_h=health.exclude_h)
     made = replace(made, slurm=slurm, requeue=requeue)
-    if options.python:  # it has packages of its own
+    if options.python:  # it has its own packages
         ours = (sys.prefix, sys.base_prefix)
         own = [entry for entry in made.path if not entry.startswith(ours)]
         made = replace(made, path=own, has_whole_path=False)
@@ -296,10 +297,10 @@ def _resubmit(
     cluster: Cluster,
     gone: list[SubmittedJob],
 ) -> None:
-    """Jobs that are no longer in the queue, though they are to run again."""
+    """Submit again the jobs that left the queue, although they have to run again."""
     directory, before = submitted.sweep, dict(submitted.ids)
     try:
-        _find_in_queue(submitted)  # of an earlier try
+        _find_in_queue(submitted)  # jobs of an earlier try
         left = [one.number for one in gone if submitted.ids[one.number] == before[one.number]]
         again = [job for job in jobs if job.composed.place.number in left]
         calls = _calls(again, options, directory, cluster.max_array_size)
@@ -322,7 +323,7 @@ def _observed(job: _Job, logs: Path | None) -> SubmittedJob:
     if job.is_finished:
         found.state, found.because = State.finished, "finished before"
     if job.has_ended:
-        found.forget()  # how it ended then is not how it ends
+        found.forget()  # its recorded end is that of an earlier start
     return found
 
 

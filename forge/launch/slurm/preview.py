@@ -1,4 +1,4 @@
-"""What would be submitted, for people: the very batch scripts, and when each signal would come."""
+"""The output of `dry_run`: the exact batch scripts, and when each signal would come."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forge.messages import escape
 
 
 def show(calls: list[Batch], jobs: list[ComposedJob], cluster: Cluster) -> None:
-    """Print it to stdout."""
+    """Print the batch scripts to stdout."""
     lines = []
     for call in calls:
         count = len(call.members)
@@ -29,7 +29,7 @@ def show(calls: list[Batch], jobs: list[ComposedJob], cluster: Cluster) -> None:
 
 
 def timeline(call: Batch, job: ComposedJob, cluster: Cluster) -> str:
-    """When what happens to a job of this call, in seconds before its time limit."""
+    """The signals to a job of this call, in seconds before its time limit."""
     group, policy = call.group, job.policy
     kill_s = f"T+{cluster.kill_wait_s:g} s SIGKILL"
     if policy is None or not policy.enabled:
@@ -43,6 +43,6 @@ def timeline(call: Batch, job: ComposedJob, cluster: Cluster) -> str:
     grace_s = cluster.grace_s(group.options.partition)
     if grace_s is not None:
         ends = f"+{grace_s:g} s SIGTERM · +{grace_s + cluster.kill_wait_s:g} s SIGKILL"
-        notice = "at once SIGTERM, saves and requeues" if grace_s > 0 else "no notice"
+        notice = "+0 s SIGTERM, saves and requeues" if grace_s > 0 else "no notice"
         text += f"\npreemption:  {notice} · {ends}"
     return text

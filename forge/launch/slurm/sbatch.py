@@ -1,7 +1,7 @@
-"""What is submitted: jobs with the same options for sbatch as one array, in one batch script.
+"""Batch scripts: one for all jobs with the same sbatch options, as a job array.
 
-The header is submitit's, with its keys and their meaning. Below it stand the user's `setup`, the
-job's wrapper, and `teardown`; the wrapper's exit code stays the job's, whatever follows it.
+The header is submitit's, with the same keys. Then come the user's `setup`, the job's wrapper, and
+`teardown`; the exit code of the job is the wrapper's, whatever `teardown` does.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ _OURS = (
     *("additional_parameters", "srun_args", "python", "use_srun", "teardown"),
     *("wait", "dry_run", "progress"),
 )
-"""Options that submitit gets in another way, or not at all."""
+"""Options that are passed to submitit in another way, or not at all."""
 _LOGS = "/folder-of-the-logs"
-"""Stands for it where submitit writes the header: what it makes of a % is not for our paths."""
+"""Placeholder while submitit writes the header, since submitit would expand a % in our paths."""
 _WRAPPER = f"import sys; sys.path.append({ROOT!r}); from forge.slurm.wrapper import main;"
 _WRAPPER += " sys.exit(main(sys.argv[1:]))"
 
 
 @dataclass(frozen=True)
 class Group:
-    """How a set of jobs is submitted: what is equal for all of them."""
+    """The submission options that a set of jobs has in common."""
 
     options: SlurmOptions
     signal: str | None
-    """Signal that announces the time limit; None: nobody listens."""
+    """Signal that announces the time limit; None: nothing handles it."""
     warning_s: float
     is_requeued: bool | None
-    """Whether the policy may ever start them again; None: no policy, as the site has it."""
+    """Whether the policy can restart the jobs; None: no policy, the site's default applies."""
 
 
 @dataclass
 class Batch:
-    """One call of sbatch; the very value that is printed, and submitted."""
+    """One call of sbatch; `dry_run` prints the same object that is submitted."""
 
     group: Group
     members: list[int]
-    """Which jobs of the launch, in the order of the array."""
+    """Indices of the jobs, in the order of the array."""
     folder: Path
     bundle: Path
-    """Where the wrapper finds the jobs."""
+    """The file from which the wrapper reads the jobs."""
     script: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class Batch:
 
 
 class _Executor(submitit.SlurmExecutor):
-    """submitit's, for its headers; it needs no Slurm to write them."""
+    """submitit's executor, which writes the headers, and does not need Slurm for that."""
 
     @classmethod
     def affinity(cls) -> int:
@@ -72,12 +72,12 @@ class _Executor(submitit.SlurmExecutor):
 def batches(
     groups: list[Group], folder: Path, bundles: Iterator[Path], max_array_size: int
 ) -> list[Batch]:
-    """The fewest calls of sbatch for these jobs, one entry a job.
+    """Group jobs into as few calls of sbatch as possible.
 
     Args:
         groups: The group of each job.
-        folder: Of logs and scripts.
-        bundles: Paths for what the wrappers read.
+        folder: The folder of logs and scripts.
+        bundles: Paths of the files that the wrappers read.
         max_array_size: The cluster's MaxArraySize.
     """
     by_group: dict[str, list[int]] = {}
@@ -93,9 +93,9 @@ def batches(
 
 
 def log_folder(given: str, sweep_dir: Path) -> Path:
-    """Where logs go by `hydra.launcher.submitit_folder`: down to the first part with a job's id."""
+    """The folder of logs: `hydra.launcher.submitit_folder` up to the first part with a job id."""
     path = Path(given or sweep_dir).expanduser().absolute()
-    # Only below the sweep's own directory, whose name may hold what looks like one.
+    # Only parts below the sweep's directory count: its own name can contain a `%j`.
     known = sweep_dir if path.is_relative_to(sweep_dir) else Path(path.anchor)
     for part in path.relative_to(known).parts:
         if any(tag in part for tag in ("%j", "%A", "%a", "%t")):
@@ -106,7 +106,7 @@ def log_folder(given: str, sweep_dir: Path) -> Path:
 
 def _script(batch: Batch) -> str:
     options, group = batch.group.options, batch.group
-    with contextlib.redirect_stderr(None):  # no advice about names that are not the user's
+    with contextlib.redirect_stderr(None):  # hide warnings about names that the user did not choose
         executor = _Executor(folder=_LOGS)
     given = {name: value for name, value in asdict(options).items() if name not in _OURS}
     given = {name: value for name, value in given.items() if value is not None}
@@ -125,14 +125,14 @@ def _script(batch: Batch) -> str:
         executor.parameters["map_count"] = len(batch.members)
     wrapper = [sys.executable, "-I", "-S", "-c", _WRAPPER, str(batch.bundle)]
     command = [
-        # Slurm's signals are for the wrapper: the shell waits for it, and keeps its exit code.
+        # The shell ignores Slurm's signals, waits for the wrapper, and keeps its exit code.
         "trap : TERM HUP INT QUIT USR1 USR2",
         "for forge_try in 1 2 3; do  # a wrapper that was killed is started again",
         "  forge_code=0",
         f"  {shlex.join(wrapper)} || forge_code=$?",
         '  [ "$forge_code" = 137 ] || break',
         "done",
-        "trap 'exit \"$forge_code\"' EXIT",  # whatever the teardown ends with
+        "trap 'exit \"$forge_code\"' EXIT",  # whatever the exit code of the teardown is
     ]
     text = of_submitit.sbatch_text(executor, "\n".join(command))
     lines = [line for line in text.splitlines() if not _is_unwanted(line, group)]
@@ -140,7 +140,7 @@ def _script(batch: Batch) -> str:
 
 
 def _with_logs(line: str, folder: Path) -> str:
-    """The line, with the true folder where it names a log."""
+    """The line, with the real folder of logs instead of the placeholder."""
     option, _, name = line.partition(f"={_LOGS}/")
     if option not in ("#SBATCH --output", "#SBATCH --error"):
         return line
@@ -149,6 +149,6 @@ def _with_logs(line: str, folder: Path) -> str:
 
 
 def _is_unwanted(line: str, group: Group) -> bool:
-    """submitit always asks for a signal, and sets a label of its own where sites have theirs."""
+    """Whether to drop submitit's `--signal` (none wanted), or its own `--wckey`."""
     is_signal = line.startswith("#SBATCH --signal=") and group.signal is None
     return is_signal or line == "#SBATCH --wckey=submitit"

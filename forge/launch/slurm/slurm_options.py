@@ -1,7 +1,7 @@
-"""The options of `hydra/launcher=slurm`: those of hydra-submitit-launcher, and ours.
+"""The options of `hydra/launcher=slurm`: those of hydra-submitit-launcher, and forge's.
 
-A job may have its own where the launcher's config gives one for all: `resilience.slurm.<key>`,
-which can be swept. What signals and restarts mean is the policy's to say.
+The launcher's config applies to all jobs. A job can override an option by `resilience.slurm.<key>`,
+which can be swept. The policy defines the effect of signals and restarts.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ _LEAST = {
     "signal_delay_s": 1,
     "max_num_timeout": 0,
 }
-"""Options that have a least value, where they are not null."""
+"""The minimum of options, unless they are null."""
 
 
 @dataclass
 class SlurmOptions(SlurmQueueConf):  # type: ignore[misc]
-    """What conf/hydra/launcher/slurm.yaml sets; the comments there say what each key means.
+    """The options in conf/hydra/launcher/slurm.yaml; its comments explain each key.
 
-    All that hydra-submitit-launcher has, with its types, in whatever version is installed.
+    Inherits the options and types of the installed version of hydra-submitit-launcher.
     """
 
-    # Theirs, otherwise: what is an interpolation there, and may be a fraction or null here.
+    # Changed: an interpolation there has a plain default here; fractions or null are allowed.
     submitit_folder: str = ""
     name: str = "forge"
     timeout_min: float = 60
     mem_gb: float | None = None
     signal_delay_s: int | None = None
     max_num_timeout: int | None = None
-    # Its next version has these three.
+    # The next version of hydra-submitit-launcher has these three.
     srun_args: list[str] | None = None
     python: str | None = None
     use_srun: bool = True
@@ -69,7 +69,7 @@ class SlurmOptions(SlurmQueueConf):  # type: ignore[misc]
 
     @property
     def time_limit_s(self) -> float:
-        """Seconds that one start of a job may take."""
+        """Time limit of one start of a job, in seconds."""
         return 60.0 * self.timeout_min
 
     @property
@@ -78,10 +78,10 @@ class SlurmOptions(SlurmQueueConf):  # type: ignore[misc]
         return int(self.nodes) * int(self.tasks_per_node or 1)
 
     def of_job(self, policy: Policy | None) -> SlurmOptions:
-        """These options with the job's own.
+        """These options, overridden by the job's own.
 
         Raises:
-            ConfigError: With every problem of the job's own.
+            ConfigError: With every problem in the job's options.
         """
         if policy is None or not policy.slurm:
             return self
@@ -105,10 +105,10 @@ def read(given: dict[str, Any]) -> SlurmOptions:
 
 
 def _checked(given: Mapping[str, Any]) -> tuple[SlurmOptions, dict[str, str]]:
-    """The options, and what is wrong with them, by key."""
+    """The options, and their problems by key."""
     options, problems = option_check.read(SlurmOptions, given, _LEAST)
     if not options.use_srun:
-        problems["use_srun"] = "expected true: forge starts tasks by srun."
+        problems["use_srun"] = "expected true: forge starts tasks with srun."
     try:
         shlex.split(options.python or "")
     except ValueError as error:
@@ -117,20 +117,20 @@ def _checked(given: Mapping[str, Any]) -> tuple[SlurmOptions, dict[str, str]]:
         name = str(key).replace("_", "-")
         if name in _OURS:
             problems[f"additional_parameters.{key}"] = (
-                f"forge sets --{name} itself, and a second one would silently replace it. Leave it"
-                f" out; set {_OURS[name]}."
+                f"forge sets --{name} itself, and a second --{name} would replace it without"
+                f" warning. Remove this key; set {_OURS[name]}."
             )
     return options, problems
 
 
 def into_policy(options: SlurmOptions, cfg: DictConfig) -> None:
-    """Put what the launcher's config says of signals and restarts where the policy has it.
+    """Copy the launcher's options about signals and restarts to the keys of the policy.
 
-    As an override of the job: it is another name of the same key, so the job is stored, compared
-    and started again with it.
+    Each becomes an override of the job, since it is another name of the same key: the job is
+    stored, compared and restarted with it.
 
     Raises:
-        ConfigError: Where the two contradict each other.
+        ConfigError: If the two contradict each other.
     """
     problems = []
     defaults = Policy()
@@ -146,7 +146,7 @@ def into_policy(options: SlurmOptions, cfg: DictConfig) -> None:
         if present not in (default, wanted):
             problems.append(
                 f"`hydra.launcher.{name}={wanted}` and `resilience.{key}={present}` contradict"
-                " each other. Leave out the first."
+                " each other. Remove the first."
             )
             continue
         with read_write(cfg), open_dict(cfg):

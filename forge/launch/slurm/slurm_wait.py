@@ -1,8 +1,8 @@
-"""Waiting for submitted jobs: by the files they write, and by one squeue for all of them.
+"""Waits for submitted jobs, using the files that they write, and one squeue for all of them.
 
-Neither needs Slurm's accounting. A job that ends says so in its own directory. If the cluster no
-longer knows a job whose files do not say how it ended, the next look reports the job. Once a minute
-sinfo shows nodes that do not respond: Slurm takes minutes to mark them as down.
+Neither needs Slurm's accounting. A job records its end in its own directory. If the cluster no
+longer knows a job whose files do not record its end, the job counts as failed. Once a minute,
+sinfo lists nodes that do not respond: Slurm takes minutes to mark them as down.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from forge.slurm import client, pending
 _LOOK_S = 0.5
 _LOOK_PER_JOB_S = 0.005
 _ASK_S, _ASK_LEAST_S, _ASK_PER_JOB_S = 15.0, 3.0, 0.3
-"""squeue: every 15 s where there are many jobs, sooner where there are few."""
+"""Seconds between two calls of squeue: 15 for many jobs, less for few."""
 _NODES_S = 60.0
-"""Seconds between two questions to sinfo: which nodes do not respond."""
+"""Seconds between two calls of sinfo."""
 _PATIENCE = 4
 """Unanswered queries in a row before a warning is logged."""
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING")
 _SILENCE_S = 10.0
-"""A network disk may show what a job wrote so much later than Slurm its end."""
+"""A network disk can show a job's last files this much later than squeue shows its end."""
 
 
 @dataclass
 class SubmittedJob(ObservedJob):
-    """A job of the cluster."""
+    """A job on the cluster."""
 
     slurm_id: str = ""
     logs: Path | None = None
-    """Folder of what the batch scripts print."""
+    """Folder with the output of the batch scripts."""
     script: str = ""
-    """Its batch script."""
+    """Path of the batch script."""
     unrequeued: str = ""
-    """Why its wrapper could not requeue it, and left that to us."""
+    """Why the wrapper could not requeue the job, so that the launcher has to."""
     unresponsive: Sequence[str] = ()
     """Nodes of the job that do not respond."""
     _gone: float | None = None
 
     def is_own(self, content: dict[str, Any]) -> bool:
-        """Whether it was written under a number that the job has, or has had."""
+        """Whether the state was written under a current or earlier id of the job."""
         return self.slurm_id in numbers(content)
 
     def take(self, content: dict[str, Any]) -> None:
-        """Where the job stands, under which number, and why it ended if it did."""
+        """Update the state, the job id, and the reason if the job ended."""
         super().take(content)
         self.slurm_id = numbers(content)[0]
         self.unrequeued = content.get("unrequeued", "")
@@ -68,7 +68,7 @@ class SubmittedJob(ObservedJob):
             self.reason, self.code = reason_of(content), content.get("code", 0)
 
     def learn(self, queued: client.Queued | None, now: float) -> None:
-        """Take in what squeue says; None: it does not know the job."""
+        """Update from squeue; None: squeue does not know the job."""
         if queued is not None and queued.is_alive:
             self._gone = None
             if queued.reason == "BadConstraints" and self._num_excluded() > 0:
@@ -86,12 +86,12 @@ class SubmittedJob(ObservedJob):
                 self._vanished(queued)
 
     def _num_excluded(self) -> int:
-        """Nodes that it stays off, since they are unhealthy."""
+        """Number of unhealthy nodes that the job avoids."""
         content = self.read_state() or {}
         return len(content.get("excluded", ())) if self.is_own(content) else 0
 
     def _give_up(self) -> None:
-        """Every node that it could run on was excluded: it would wait forever."""
+        """Cancel the job: every possible node was excluded, and it would wait forever."""
         client.cancel(self.slurm_id)
         self.state, self.reason = State.failed, Reason.unhealthy
         self.code = int(ExitCode.UNHEALTHY)
@@ -108,10 +108,10 @@ class SubmittedJob(ObservedJob):
         if queued is not None and queued.reason not in ("None", ""):
             said += f" ({queued.reason})"
         content = self.read_state()
-        if content is not None and content["state"] == "finished":  # under another number
+        if content is not None and content["state"] == "finished":  # under another job id
             self.state, self.because, self.code = State.finished, "finished", 0
             return
-        if is_cancelled:  # in the queue, where it has no wrapper
+        if is_cancelled:  # while it waited in the queue, without a wrapper
             self.because = "cancelled"
             return
         self.because = f"Slurm {said}, and the job's wrapper left no record of how the job ended"
@@ -123,9 +123,9 @@ class SubmittedJob(ObservedJob):
 
 
 def numbers(content: dict[str, Any]) -> list[str]:
-    """Slurm's numbers of a job by what its wrapper says: the one that it has now comes first.
+    """The Slurm ids of a job, from its wrapper's state file; the current id comes first.
 
-    Where Slurm ends a job for good, the wrapper resubmits it, under another number.
+    If Slurm does not requeue a job, the wrapper resubmits it, which gives it another id.
     """
     found = (content.get("successor"), content.get("slurm_job"), *content.get("ancestors", ()))
     return [number for number in found if number]
@@ -140,7 +140,7 @@ class Watcher:
         progress: Any,
         submit: Callable[[list[SubmittedJob]], None] | None = None,
     ) -> None:
-        """`submit`: resubmits jobs, gives them their numbers; raises ForgeError, OSError."""
+        """`submit`: resubmits jobs and sets their new ids; raises ForgeError, OSError."""
         self._jobs = jobs
         self._submit = submit
         self._problem = ""
@@ -152,7 +152,7 @@ class Watcher:
         self._ask_s = min(_ASK_S, max(_ASK_LEAST_S, _ASK_PER_JOB_S * len(jobs)))
         self._asked = self._asked_nodes = time.monotonic()
         self._unresponsive: dict[str, list[str]] = {}
-        """Slurm's number of a job -> its nodes that do not respond."""
+        """Slurm id of a job -> its nodes that do not respond."""
         self._refused = 0
 
     def run(self) -> int | None:
@@ -162,7 +162,7 @@ class Watcher:
             with handled(self._on_signal), Display(mode=self._progress) as self._display:
                 while not self._received and self._poll():
                     self._show()
-                    # Nothing tells of a file that changes on another machine.
+                    # Poll, since a change of a file on another machine sends no event.
                     pause_s = _LOOK_S + _LOOK_PER_JOB_S * len(self._jobs)
                     select.select([bell], [], [], pause_s)
                 self._show()
@@ -179,18 +179,18 @@ class Watcher:
         self._display.update([job.view() for job in self._jobs])
 
     def _poll(self) -> bool:
-        """Whether there is anything to wait for."""
+        """Update all jobs; returns whether any of them has not ended."""
         waiting = [job for job in self._jobs if not job.state.is_final]
         for job in waiting:
             if self._received:
-                return True  # on a slow disk this takes a while
+                return True  # do not wait for a slow disk
             job.poll()
         waiting = [job for job in waiting if not job.state.is_final]
         now = time.monotonic()
         answer, self._answer = self._answer, None
         if isinstance(answer, SlurmRefused):
             self._refused += 1
-            if self._refused == _PATIENCE:  # a busy controller answers sooner
+            if self._refused == _PATIENCE:  # not just a busy controller
                 said = str(answer).splitlines()[-1]
                 messages.warn(
                     f"The cluster does not answer: {said}. Until it answers, the state of the jobs"
@@ -206,7 +206,7 @@ class Watcher:
                     job.slurm_id = successor or job.slurm_id
                     queued = answer.get(job.slurm_id)
                 if job.taken > self._asked:
-                    continue  # the wrapper has said something since
+                    continue  # the wrapper's state is newer than this answer
                 if job.unrequeued and (queued is None or not queued.is_alive):
                     left.append(job)
                 else:
@@ -222,7 +222,7 @@ class Watcher:
         return bool(waiting)
 
     def _ask(self) -> None:
-        """In a thread: a busy controller may take a minute, and a Ctrl+C waits for nobody."""
+        """Runs in a thread, since a busy controller can take a minute, and Ctrl+C must not wait."""
         try:
             answer = client.queue()
             if time.monotonic() - self._asked_nodes >= _NODES_S:
@@ -233,14 +233,14 @@ class Watcher:
             self._answer = error
 
     def _resubmit(self, jobs: list[SubmittedJob]) -> None:
-        """What a wrapper could not requeue while the controller was away."""
+        """Resubmit the jobs that their wrappers could not requeue, for lack of a controller."""
         if not jobs or self._submit is None:
             return
         before = [job.slurm_id for job in jobs]
         try:
             self._submit(jobs)
         except (ForgeError, OSError) as error:  # a full disk, say
-            if str(error) != self._problem:  # it is tried again at the next answer
+            if str(error) != self._problem:  # log it once; the next answer leads to another try
                 messages.warn(str(error))
             self._problem = str(error)
         for job, old in zip(jobs, before, strict=True):
@@ -251,7 +251,7 @@ class Watcher:
             job.unrequeued, job.because = "", ""
 
     def _tell_pending(self, waiting: list[SubmittedJob]) -> None:
-        """Why jobs wait, once a change; the table has it, but not what to do about it."""
+        """Print why jobs wait, at each change; the table lacks what to do about it."""
         reasons = [(job.number, job.slurm_id, job.waits_for) for job in waiting]
         for line, is_stuck in self._told.news(reasons):
             if is_stuck and self._progress == "none":
@@ -260,7 +260,7 @@ class Watcher:
                 self._display.say(line, "yellow" if is_stuck else "")
 
     def _tell_unresponsive(self, waiting: list[SubmittedJob]) -> None:
-        """A lost node, once: until Slurm marks the node as down, its job seems to run."""
+        """Report a lost node once; its job seems to run until Slurm marks the node as down."""
         for job in waiting:
             before, job.unresponsive = job.unresponsive, self._unresponsive.get(job.slurm_id, ())
             for node in job.unresponsive:

@@ -1,7 +1,8 @@
-"""Which jobs of a sweep were submitted, and under which numbers Slurm knows them.
+"""The record of a sweep's submitted jobs, with their Slurm job ids.
 
-<sweep dir>/.forge/slurm/jobs.jsonl   two lines a call of sbatch: before it the batch script and
-                                      the numbers of its jobs, after it the script and Slurm's
+<sweep dir>/.forge/slurm/jobs.jsonl   two lines for each call of sbatch: before the call, the batch
+                                      script and Hydra's numbers of its jobs; after the call, the
+                                      script and Slurm's job id
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from forge.slurm.client import Queued
 
 
 def submissions(sweep: Path) -> Path:
-    """Where a sweep keeps what it has submitted."""
+    """The directory in which a sweep records its submissions."""
     return forge_dir(sweep) / "slurm"
 
 
@@ -28,18 +29,18 @@ class Submitted:
         self.sweep = sweep
         self._path = submissions(sweep) / "jobs.jsonl"
         self.ids: dict[int, str] = {}
-        """Hydra's number of a job -> Slurm's: `12`, or `12_3` in an array."""
+        """Hydra's number of a job -> its Slurm id: `12`, or `12_3` in an array."""
         self.scripts: dict[int, str] = {}
-        """Path of the batch script of each: numbers come again, these do not."""
+        """Path of each job's batch script, which is unique; Slurm reuses ids."""
         self.composed: dict[int, str] = {}
-        """Fingerprint of the config that each was submitted with."""
+        """Fingerprint of the config with which each job was submitted."""
         self._unanswered: dict[str, list[int]] = {}
         text = read_if_there(self._path)
         for line in text.split("\n"):
             try:
                 self._take(json.loads(line))
             except (ValueError, KeyError, TypeError):
-                continue  # torn by a crash
+                continue  # incomplete after a crash
 
     @property
     def is_empty(self) -> bool:
@@ -47,26 +48,26 @@ class Submitted:
         return not self.ids and not self._unanswered
 
     def begin(self, script: Path, numbers: list[int], composed: list[str]) -> None:
-        """Remember what is about to be submitted: we may not live to hear Slurm's answer."""
+        """Record a submission before sbatch: this process can die before Slurm answers."""
         short = [one[:12] for one in composed]
         self._write({"script": str(script), "numbers": numbers, "composed": short})
 
     def has_changed(self, number: int, composed: str) -> bool:
-        """Whether a job's config is another one now."""
+        """Whether a job's config has changed since its submission."""
         return self.composed.get(number) not in (None, composed[:12])
 
     def end(self, script: Path, slurm_id: str) -> None:
-        """Remember the answer; nothing of it is lost whatever happens to this process."""
+        """Record Slurm's answer, so that it survives a crash of this process."""
         self._write({"script": str(script), "id": slurm_id})
 
     def find_lost(self, queue: Mapping[str, Queued]) -> None:
-        """Take in answers that nobody heard: the queue has the scripts of its jobs."""
+        """Find the ids of submissions without an answer, by the batch scripts in the queue."""
         for name, queued in queue.items():
             if self.is_lost(Path(queued.script)):
                 self.end(Path(queued.script), name.partition("_")[0])
 
     def is_lost(self, script: Path) -> bool:
-        """Whether it was submitted, and nobody has heard Slurm's answer."""
+        """Whether the script was submitted, but Slurm's answer was not received."""
         return str(script) in self._unanswered
 
     def _take(self, entry: dict[str, Any]) -> None:
