@@ -23,7 +23,7 @@ HABITS = {
         "a clause as the subject or instead of a noun: name the thing"
     ),
     r"(?:^|\. )Of (?:several|two|what|those|all|each|the) ": "'of …' in front: begin with the noun",
-    r"\bwhere (?:it|there|nobody|nothing|none|no|neither|this|that|one) ": "'where' for 'if'",
+    r"\bwhere (?:there|nobody|nothing|none|no|neither) ": "'where' for 'if'",
     r"\bmay (?:be|have|not|stop|come|take|save|read|write|hold|differ|need|end|run)\b": (
         "'may' for 'can': a reader looks for a permission"
     ),
@@ -39,7 +39,6 @@ HABITS = {
     r"\bis (?:looked|asked whether|told apart|said (?:so|when))\b": "a passive without an agent",
     r"(?:^|[.;] )(?:One|Those) (?:that|who|which|of)\b": "name the noun again instead of 'one'",
     r"\bcomes? to (?:its|their|an) end\b": "say 'finishes' or 'ends'",
-    r"\bat once\b(?! by)": "say 'immediately' or 'at the same time'",
     r"(?<!there )(?<!There )\bis no (?!longer\b)[a-z]+\b": (
         "say 'is not a …' ('there is no …' and 'no longer' are plain)"
     ),
