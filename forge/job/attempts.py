@@ -1,11 +1,11 @@
-"""The attempts of a job: their numbers, and what each attempt of a command has printed.
+"""The attempts of a job: their numbers, and the output of each attempt of a command.
 
-<job dir>/output.log             all of it, as it comes, with a mark where an attempt begins
-<job dir>/attempts/<n>.log       that of attempt n, once it is over; of rank 1 it is `<n>.log.1`
-<job dir>/.forge/logs.json       where in the output the last attempt begins
+<job dir>/output.log             the whole output, with a mark at the start of each attempt
+<job dir>/attempts/<n>.log       the output of attempt n, once it has ended; `<n>.log.1` of rank 1
+<job dir>/.forge/logs.json       the position in the output at which the last attempt begins
 
-The command writes to the output itself: no process of ours stands between, which could hold it up.
-A full disk costs the marks and the files for each, and ends no job.
+The command writes directly into output.log, so forge cannot slow it down. On a full disk the marks
+and the files of the attempts are missing, and the job continues.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def next_number(directory: Path) -> int:
 
 
 def begin(directory: Path, ranks: int, number: int) -> None:
-    """Mark where an attempt begins in what each rank prints; one that goes on has its mark."""
+    """Mark the start of an attempt in each rank's output, unless that is done already."""
     with _told():
         _begin(directory, ranks, number)
 
 
 def keep(directory: Path) -> None:
-    """Put what the last attempt has printed into files of its own."""
+    """Copy the output of the last attempt into files of its own."""
     with _told():
         _keep(directory)
 

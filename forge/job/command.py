@@ -1,8 +1,9 @@
-"""The supervisor of a command of `forge exec`: a program that knows nothing of forge.
+"""The supervisor of a command of `forge exec`: a program that does not use forge.
 
-It gets each signal once (its children may be saving when the second comes), in its process group or
-by itself, and is given time to leave. Where the command itself ends first, a shell without a trap
-for example, the rest of its group has that time still. What leaves the group is ended with it.
+The command gets each signal once (its children can be saving when the second signal comes), alone
+or with its process group, and then has time to exit. If it exits before its group, such as a shell
+without a trap, the group keeps the rest of that time. Processes that have left the group are killed
+when the command ends.
 """
 
 from __future__ import annotations
@@ -23,35 +24,35 @@ from forge.jobdir.plan import ExecPlan, JobPlan
 from forge.process import processes
 
 _BEGINNING_S = 1.0
-"""Slurm signals every process by itself, but perhaps not one that began while it did."""
+"""Slurm signals every process, but can miss a process that is just starting."""
 _LATE_S = 1.0
-"""And one after the other: the command may be gone of a signal that has not come to us yet."""
+"""Slurm signals one process after another: the command can die of a signal before we get it."""
 
 
 @dataclass
 class CommandSupervisor(Supervisor):
-    """Runs one command, and returns when nothing of it is left."""
+    """Runs one command, and returns when all of its processes have ended."""
 
     plan: ExecPlan = field(default_factory=ExecPlan)
     is_signalled_by_others: bool = False
-    """Whether whoever signals us signals the command, too."""
+    """Whether the sender of our signals also signals the command."""
     _stops: list[str] = field(default_factory=list)
     """Signals that asked the command to stop, each once."""
     _began: float = 0.0
     _ended: float | None = None
-    """When the command itself had, by the monotonic clock."""
+    """When the command itself ended, by the monotonic clock."""
 
     margin_s: ClassVar[float] = 0.0
 
     def _start(self) -> int:
         self._began = time.monotonic()
         task = super()._start()
-        with contextlib.suppress(OSError):  # it has done so, and runs already
+        with contextlib.suppress(OSError):  # it has done so itself already
             os.setpgid(task, task)
         return task
 
     def _set_signals(self) -> None:
-        """As any program expects them: nothing is blocked, and our handlers are gone."""
+        """Restore the defaults: no signal is blocked, and our handlers are removed."""
         os.setpgid(0, 0)
         for number in signal.valid_signals():
             if callable(signal.getsignal(number)) or number == signal.SIGXFSZ:
@@ -70,7 +71,7 @@ class CommandSupervisor(Supervisor):
                 self._pass_on(number, [])
 
     def _stop(self, name: str, timeout_s: float | None = None) -> None:
-        """The command is to leave, within a while or at once."""
+        """Stop the command: after a timeout, or immediately, it is killed."""
         if name in self._stops:
             return
         self._stops.append(name)
@@ -86,7 +87,7 @@ class CommandSupervisor(Supervisor):
         self._stop(name, self.timeout_s or ORPHANED_S)
 
     def _pass_on(self, number: int, pids: list[int]) -> None:
-        # It has ended; or has become somebody else's, as of sudo, and cannot be signalled.
+        # It has ended; or it belongs to another user (sudo) and cannot be signalled.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self.plan.is_group_signalled:
                 os.killpg(self._task, number)
@@ -102,17 +103,17 @@ class CommandSupervisor(Supervisor):
         if not is_told or not (self.plan.is_group_signalled or is_others):
             return True
         try:
-            os.killpg(self._task, 0)  # somebody is left in it
+            os.killpg(self._task, 0)  # succeeds if a process is left in the group
         except (ProcessLookupError, PermissionError):
             return True
         return False
 
     def _more(self) -> dict[str, Any]:
-        self._drain_signals()  # of a stop that the command has acted on before we could
+        self._drain_signals()  # the command can have reacted to a stop before us
         return {"stops": self._stops}
 
     def _unreported(self, code: int) -> int:
-        """0 alone would say that it has finished."""
+        """The exit code without a report, in which 0 would mean that the command has finished."""
         is_end = not self._stops or self.plan.is_zero_finished
         return code if code or is_end else -signal.SIGTERM
 
@@ -129,16 +130,16 @@ def supervisor_of(
     """The supervisor of a rank's task, by the job's plan.
 
     Args:
-        directory: The job's.
-        plan: The job's.
-        command: What starts the task, where it is the user's main.
-        environment: Of the task; what its supervisor adds to it comes in here.
+        directory: The job's directory.
+        plan: The job's plan.
+        command: The command that starts the task, if the task is the user's main.
+        environment: The environment of the task; the supervisor adds its own variables to it.
         output: Descriptor that becomes the task's stdout and stderr.
         parent: pid of the process that starts the supervisor.
-        early: File with the names of signals that came before it, where there is one.
+        early: File with the names of signals that came before the supervisor started, or None.
     """
     rank, rule = int(environment.get(RANK) or 0), environment.get(RECOVERS)
-    environment.pop(PROGRESS, None)  # of a job that this one runs in
+    environment.pop(PROGRESS, None)  # set by a job around this one
     shared: tuple[Any, ...] = (
         *(environment, output, plan.actions, plan.timeout_s),
         *(forge_dir(directory) / f"{REPORT}{suffix(rank)}", parent),

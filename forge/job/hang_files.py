@@ -1,7 +1,7 @@
 """The files by which a job's supervisors and its wrapper find out whether the job hangs.
 
 <job dir>/.forge/hang/rank<r>   report of rank r's supervisor: how its task is
-<job dir>/.forge/hang/query     what the wrapper wants from all supervisors now
+<job dir>/.forge/hang/query     the wrapper's current request to all supervisors
 
 A supervisor whose limit has passed writes its report without a query. The wrapper looks for such a
 report, and then sends its query in up to three phases:
@@ -31,7 +31,7 @@ _QUERY, _RANK = "query", "rank"
 
 
 class QueryPhase(Enum):
-    """What a query wants from the supervisors."""
+    """The task that a query gives to the supervisors."""
 
     report = "report"
     stacks = "stacks"
@@ -40,7 +40,7 @@ class QueryPhase(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class HangQuery:
-    """What the wrapper wants from all supervisors."""
+    """A request of the wrapper to all supervisors."""
 
     attempt: int
     """Number of the job's attempt: files of earlier attempts are ignored."""
@@ -60,11 +60,11 @@ class HangQuery:
 
 @dataclass(frozen=True, kw_only=True)
 class HangReport:
-    """How the task of a rank is."""
+    """The progress of a rank's task, as its supervisor sees it."""
 
     attempt: int
     query: str
-    """Name of the query that this report answers; empty if nobody asked: the limit has passed."""
+    """Name of the query that this report answers; empty without a query: the limit has passed."""
     rank: int
     node: str
     pid: int
@@ -100,7 +100,7 @@ def read_reports(
         forge: The job's `.forge`.
         attempt: Number of the attempt.
         ranks: The ranks whose reports are read.
-        query: The query that they answer; None: reports that nobody asked for.
+        query: The query that they answer; None: reports without a query.
     Raises:
         TypeError, LookupError: If another version of forge wrote a report.
         Untrusted: If another user can write a report.

@@ -6,7 +6,7 @@ stopped, traced or asked to stop. Once the limit has passed, the supervisor repo
 wrapper decides whether it is a hang (`hangs.py`): one rank only sees that it waits.
 
 A tick never waits: longer work is done in small parts, one part a tick. If a file cannot be read or
-written, hang detection pauses, and the task goes on.
+written, hang detection pauses, and the task continues.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ TICK_S = 0.5
 _BUSY_TICK_S = 0.05
 """Seconds between two ticks while stacks are written."""
 _LOOK, _LOOK_S, _MOVING = 0.05, 10.0, 6
-"""A supervisor looks for a query after this part of its limit, and at least every `_LOOK_S`
-seconds; while steps go on, `_MOVING` times less often, since a thousand supervisors look at the
-same disk."""
+"""A supervisor checks for a query after this part of its limit, and at least every `_LOOK_S`
+seconds; while the task makes progress, `_MOVING` times less often, since a thousand supervisors
+read from the same disk."""
 _AGAIN_S = 10.0
 """Seconds until an expired limit is reported again if no query follows."""
 
@@ -184,7 +184,7 @@ class HangWatch:
         hang_files.write_report(self._forge, self._report(query, frames))
 
     def _pids(self, first: int) -> list[int]:
-        """All processes of the task, the process that trains first. A debugger may be attached to
-        any of them, such as a loader's worker."""
+        """All processes of the task, the process that trains first. A debugger can be attached to
+        any of them, such as a DataLoader worker."""
         others = [pid for pid in processes.descendants() if pid != first]
         return [first, *others] if first else others

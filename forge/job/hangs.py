@@ -1,6 +1,6 @@
 """Whether a job hangs, and what to do about it: the wrapper's side of `hang_files.py`.
 
-    a rank's limit has passed ─► has any rank an excuse? ── yes ─► the job is only slow: go on
+    a rank's limit has passed ─► has any rank an excuse? ── yes ─► the job is slow: continue
                                                          └─ no ──► stacks of all ranks in hangs/<n>/
                       warn: log the hang  ◄── hang.action ──►  restart, halt: kill all tasks
 
@@ -46,8 +46,8 @@ class Hang:
     """A job that hangs."""
 
     culprit: HangReport
-    """Of the rank that holds up the others. If that rank is missing, its number, and the section
-    and step of the rank that is furthest behind."""
+    """The report of the rank for which the others wait. If that rank is missing: its number, and
+    the section and step of the rank that is furthest behind."""
     because: str
     """Why this rank is the culprit."""
 
@@ -136,7 +136,7 @@ class Hangs:
                 self._withdraw()
 
     def explain(self, outcome: Outcome) -> Outcome:
-        """How an attempt ended: with the hang, if it was ended for one."""
+        """The outcome of an attempt, with the hang added if a hang ended it."""
         hang = self._ended_for
         if hang is None or outcome.is_finished or outcome.asked is not None:
             return outcome
@@ -212,7 +212,7 @@ class Hangs:
         text = f"{hang}; {then}; stacks, and what to do, are in {query.folder}/summary.txt"
         self._say(text)
         self._record("hang", **hang.fields, action=self._action.name, folder=query.folder)
-        with contextlib.suppress(OSError):  # a full disk: the message says most of it
+        with contextlib.suppress(OSError):  # a full disk: the message has the main points
             folder = self._directory / query.folder
             ranks = {str(rank): asdict(one) for rank, one in reports.items()}
             write_json(folder / "summary.json", hang.fields | {"ranks": ranks})

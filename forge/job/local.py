@@ -1,7 +1,7 @@
 """A job on one machine: `python -m forge.job.local [--parent PID] [--continue] <job directory>`.
 
-Each of its ranks runs below a supervisor, which is forked here and inherits the lock on the job's
-directory. The time limit is kept here: announced by a signal, a kill at its end.
+The wrapper forks a supervisor for each rank, which inherits the lock on the job's directory. The
+wrapper also enforces the time limit: it sends a signal before the limit, and kills the job at it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from forge.process import processes, stacks, time_limit, world
 from forge.process.world import World
 
 _TICK_S = 0.5
-"""Between two looks whether whoever started us is there."""
+"""Seconds between two checks whether the process that started us still runs."""
 
 
 class LocalJob(Job):
@@ -43,28 +43,28 @@ class LocalJob(Job):
     def __init__(self, directory: Path, *, is_continued: bool, parent: int | None = None) -> None:
         super().__init__(directory)
         self._is_continued = is_continued
-        # Given by whoever starts us: who was killed before we look is no longer our parent.
+        # The starter passes its pid: if it is killed early, getppid() returns another process.
         self._parent = os.getppid() if parent is None else parent
         self._ranks: list[int] = []
         """pid of each rank's supervisor."""
         self._statuses: dict[int, int] = {}
-        """pid -> wait status of those that have ended."""
+        """pid -> wait status of the supervisors that have ended."""
         self._ended: dict[int, float] = {}
-        """When, as unix time."""
+        """pid -> unix time at which it ended."""
 
     def _look_while_waiting(self) -> None:
         self._drain_signals()
         if os.getppid() != self._parent:
-            sys.exit(int(ExitCode.TERMINATED))  # nothing is ours yet
+            sys.exit(int(ExitCode.TERMINATED))  # we have started nothing yet
 
     def _take_over(self) -> Outcome | None:
-        """End what an earlier wrapper left behind, and take over its budgets.
+        """End the processes of an earlier wrapper, and take over its requeue counts.
 
         Returns:
-            How the attempt ended in which that wrapper was killed; None for a first start.
+            The outcome of the attempt in which that wrapper was killed; None at a first start.
         """
         self._end_strays()
-        state = read_json(self.forge / STATE)  # the launcher has removed that of earlier sweeps
+        state = read_json(self.forge / STATE)  # the launcher has removed those of earlier sweeps
         if state is not None and (state["state"] == "finished" or self._is_continued):
             self.counts = Counts(**state["counts"])
             is_finished = state["state"] == "finished" or self._has_finished()
@@ -73,7 +73,7 @@ class LocalJob(Job):
         return None
 
     def _has_finished(self) -> bool:
-        """Whether every rank of the last attempt has."""
+        """Whether every rank of the last attempt has finished."""
         for rank in range(self.plan.tasks):
             report = read_json(self.forge / f"{REPORT}{suffix(rank)}")
             if report is None or not self._as_said(report, rank).is_finished:
@@ -94,7 +94,7 @@ class LocalJob(Job):
             place = World(rank, size, rank, size, "127.0.0.1", port)
             own = {RANK: str(rank), **place.variables()} if size > 1 else {}
             if self.plan.exec is None or size > 1 or is_one_of_many:
-                own[RANKS] = str(size)  # else a command may be srun, with tasks of its own
+                own[RANKS] = str(size)  # without it, a command can be srun, with tasks of its own
             log = output_of(self.directory, rank) if rank else output
             self._ranks.append(self._fork(environment | own, log))
             if rank:
@@ -110,13 +110,13 @@ class LocalJob(Job):
         try:
             task = self.plan.command
             code = supervisor_of(self.directory, self.plan, task, environment, output, parent).run()
-        except BaseException as error:  # noqa: BLE001 - the process ends here, come what may
+        except BaseException as error:  # noqa: BLE001 - the process ends here in any case
             self._print(f"the supervisor failed: {error!r}")
         finally:
             os._exit(code)
 
     def _wait(self, child: int, began: float) -> int:
-        """The supervisor's status once all have ended; meanwhile the time limit, and signals."""
+        """Wait for all ranks, enforce the time limit, pass on signals; the supervisor's status."""
         limit_s = math.inf if self.plan.time_limit_s is None else self.plan.time_limit_s
         self._is_limit_near = False
         leave_by = math.inf
@@ -131,7 +131,7 @@ class LocalJob(Job):
             left_s = limit_s - (time.monotonic() - began)
             if left_s <= self.plan.warning_s and not self._is_limit_near:
                 self._is_limit_near = True
-                if self.plan.warning_s > 0:  # else nobody there knows what it means
+                if self.plan.warning_s > 0:  # else the task has no handler for it
                     self._record("limit near", left_s=round(left_s, 1), signal=self.plan.signal)
                     self._send_all(signal.Signals[f"SIG{self.plan.signal}"])
             if left_s <= 0:
@@ -150,11 +150,11 @@ class LocalJob(Job):
         self.hangs.look({rank: one != 0 for rank, one in statuses.items() if one is not None})
 
     def _has_failed(self) -> bool:
-        """Whether a rank has, and others are there."""
+        """Whether a rank has failed while other ranks are still running."""
         return any(self._statuses.get(pid, 0) for pid in self._ranks)
 
     def _end_the_others(self) -> None:
-        """Those that have not followed the rank that failed."""
+        """Kill the ranks that have not exited after another rank failed."""
         self._print(
             "ranks have not exited after another rank failed: printing their stacks, then SIGKILL"
         )
@@ -166,7 +166,7 @@ class LocalJob(Job):
         return self._of_all([self._of_rank(rank, pid) for rank, pid in enumerate(self._ranks)])
 
     def _of_rank(self, rank: int, supervisor: int) -> tuple[float, Outcome]:
-        """When and how it ended, by its supervisor's end where that could not report."""
+        """When and how a rank ended; without a report, from its supervisor's wait status."""
         report = read_json(self.forge / f"{REPORT}{suffix(rank)}")
         if report is None:
             code = os.waitstatus_to_exitcode(self._statuses[supervisor])
@@ -183,12 +183,12 @@ class LocalJob(Job):
     def _asked_for(self, outcome: Outcome) -> Reason | None:
         code = outcome.code
         if outcome.is_finished and outcome.is_command:
-            return None  # it had come to its end before it was signalled
+            return None  # it had ended before it was signalled
         if self._asked is not None:
             return self._asked
         if outcome.asked is not None:
             return Reason.time_limit if self._is_limit_near else outcome.asked
-        # Only an end that the limit explains: a bug of the user's in these seconds is one still.
+        # Only ends that the limit explains: an error of the user's code now remains an error.
         signalled = 128 + signal.Signals[f"SIG{self.plan.signal}"]
         is_limit = code < 0 or code in (ExitCode.REQUEUE, ExitCode.FORCED, signalled)
         return Reason.time_limit if self._is_limit_near and is_limit else None
@@ -208,19 +208,19 @@ class LocalJob(Job):
                 self._send_all(number)
 
     def _look_for_parent(self) -> None:
-        """Stop where whoever started us is gone."""
+        """Stop if the process that started us has ended."""
         if os.getppid() != self._parent:
             self._ask(Reason.orphaned, signal.SIGTERM)
 
     def _ask(self, reason: Reason, number: int) -> None:
-        """Stop the task for good; it saves first."""
+        """Stop the task, which saves first, and do not restart it."""
         if self._asked is None:
             self._asked = reason
             self._write_state("stopping", reason.value)
             self._send_all(number)
 
     def _send_all(self, number: int) -> None:
-        """Signal every process of the job, as Slurm does; a command by its supervisor, once."""
+        """Signal every process of the job, as Slurm does; a command only by its supervisor."""
         if self._is_command:
             stops = number in (signal.SIGINT, signal.SIGTERM)
             number = signal.Signals[f"SIG{self.plan.signal}"] if stops else number
@@ -228,7 +228,7 @@ class LocalJob(Job):
                 processes.send(pid, number)
             return
         for pid in processes.descendants():
-            # A sweep inside a job passes it on by itself: twice would mean at once.
+            # A sweep inside a job passes signals on itself: two would mean "exit immediately".
             is_ours = processes.variable(pid, TOKEN) in (None, self.plan.token)
             if is_ours and not processes.is_resource_tracker(pid):
                 processes.send(pid, number)

@@ -1,6 +1,6 @@
-"""Small files that can be written again on a full disk: they are longer than they need to be.
+"""Small files that can be rewritten on a full disk: they are padded with spaces.
 
-Such a disk has no room for another file, but for new content in the place of the one that is there.
+A full disk has no room for a new file, but an existing file can be overwritten in place.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from forge.filesystem.files import open_file, write_atomically
 
 
 def write_padded(path: Path, text: str, num_bytes: int) -> None:
-    """Replace a file; on a full disk in the place of the one that is there.
+    """Replace a file atomically; on a full disk, overwrite it in place.
 
     Args:
         path: The file, in `.forge`.
         text: Its content; spaces are added at its end.
-        num_bytes: How long it is made, at least.
+        num_bytes: Its minimum length.
     Raises:
-        OSError: Where it cannot be written; the one before stays.
+        OSError: If it cannot be written; the old content stays.
     """
     try:
         write_atomically(path, text.ljust(num_bytes))

@@ -1,6 +1,6 @@
-"""The state and the budgets of a job that has no wrapper: whoever starts it again keeps them.
+"""The state and the requeue counts of a job without a wrapper, kept over all of its starts.
 
-`.forge/state.json` in the job's directory, as a wrapper writes it.
+They are in `.forge/state.json` in the job's directory, in the format that a wrapper writes.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from forge.jobdir.job_files import STATE, forge_dir, read_json, write_json
 
 
 class Record:
-    """That of one start of a job.
+    """The state file, as one start of a job reads and writes it.
 
     Args:
-        directory: The job's.
-        job: The name that the scheduler has for the job.
-        start: Which start of the job it is: the same for all of its tasks.
+        directory: The job's directory.
+        job: The scheduler's name for the job.
+        start: The name of this start, the same in all tasks of the job.
     """
 
     def __init__(self, directory: Path, job: str, start: str) -> None:
         self._path = forge_dir(directory) / STATE
         self._job, self._start = job, start
         self.content: dict[str, Any] = {}
-        """What was read last."""
+        """The content that was read last."""
         self.counts = Counts()
 
     def read(self) -> str:
@@ -49,7 +49,7 @@ class Record:
         self.counts = Counts(**self.content["counts"])
 
     def write(self, state: str, because: str = "", code: int = 0, **more: Any) -> None:
-        """Replace what is there; a full disk ends no job, and is logged."""
+        """Replace the file; an error, such as a full disk, is logged and does not end the job."""
         content = {
             "job": self._job,
             "start": self._start,

@@ -1,6 +1,6 @@
-"""Whether a job that ended is started again: by reason, and within budgets.
+"""Whether a job that ended is started again, by the reason of its end and the policy's limits.
 
-Standard library only: it decides in the job's wrapper, outside containers and environments.
+Standard library only: this runs in the job's wrapper, outside containers and environments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EXPLAINED = (
     *(Reason.halted, Reason.unhealthy, Reason.io_error),
     *(Reason.failed, Reason.hung),
 )
-"""Where the task knows more than its exit code says."""
+"""Reasons that a task reports and that its exit code does not show."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Outcome:
     """How an attempt ended."""
 
     code: int
-    """The task's exit code, or minus the signal that killed it."""
+    """The task's exit code, or -N if signal N killed it."""
     asked: Reason | None = None
     """Why the job itself ended it, if it did."""
     is_held: bool = False
@@ -34,30 +34,30 @@ class Outcome:
     is_supervisor_lost: bool = False
     """Whether the supervisor was killed, and the task with it."""
     said: Reason | None = None
-    """What the task itself says of its end; None where it did not get to say."""
+    """The reason that the task itself reported; None if it reported nothing."""
     text: str = ""
-    """The same, for people; it may say more."""
+    """The reason for people, perhaps with details."""
     is_command: bool = False
-    """Whether it knows nothing of forge: of its exit codes only 0 and 75 have a meaning."""
+    """Whether the task is a command without forge: only its exit codes 0 and 75 have a meaning."""
     is_recovery: bool = False
-    """Whether it was a rule's recovery command, and the job's own has not run."""
+    """Whether a rule's recovery command ended here, before the job's own command could start."""
     oom_kills: int = 0
-    """Processes that were killed for memory meanwhile, by the count of the job's cgroup."""
+    """Processes that the kernel's OOM killer killed meanwhile, by the count of the job's cgroup."""
     hung_at: int | None = None
-    """Steps done, at the hang that the job itself ended it for."""
+    """Number of steps at the hang for which the wrapper ended the attempt."""
     rank: int = 0
-    """The rank that ended the attempt: its output and its exception say why."""
+    """The rank that ended the attempt: its output and its exception show the cause."""
 
     @classmethod
     def of_command(
         cls, report: dict[str, Any], how: ExecPlan | None, actions: dict[str, str]
     ) -> Outcome:
-        """How a command ended, by its supervisor's report: nobody else knows.
+        """How a command ended, from its supervisor's report.
 
         Args:
-            report: Its exit code, and the signals that asked it to stop.
-            how: What its plan says; None: it is a rule's recovery command.
-            actions: What the policy makes of signals.
+            report: The exit code, and the signals that asked the command to stop.
+            how: The plan of the command; None for a rule's recovery command.
+            actions: Signal -> action, from the policy.
         """
         code, stops = report["code"], report.get("stops", [])
         asked = None
@@ -69,17 +69,17 @@ class Outcome:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the task has come to its end."""
+        """Whether the task has finished its work."""
         return self.code == ExitCode.FINISHED and not self.is_terminated
 
     @property
     def is_terminated(self) -> bool:
-        """Whether a command was asked to stop; whatever it exits with."""
+        """Whether a command was asked to stop, whatever its exit code is."""
         return self.is_command and self.asked not in (None, Reason.crashed)
 
     @property
     def reason(self) -> Reason:
-        """The one reason, in the order of who knows best."""
+        """The reason of the end, from the most reliable source."""
         if self.is_finished:
             return Reason.finished
         if self.asked is not None:
@@ -92,16 +92,16 @@ class Outcome:
         if self.is_command:
             return Reason.requested if self.code == ExitCode.REQUEUE else Reason.failed
         if self.code == ExitCode.REQUEUE and self.said is Reason.time_limit:
-            return Reason.time_limit  # it saw the limit come by itself, before we did
+            return Reason.time_limit  # the task noticed the limit before us
         if self.code == ExitCode.FORCED and self.said in (Reason.rank_lost, Reason.hung):
             return self.said
         if self.code == ExitCode.UNHEALTHY and self.said is Reason.halted:
-            return Reason.halted  # the policy's word for this check: it is not to start again
+            return Reason.halted  # the policy's action for this check: no restart
         return Reason.of_code(self.code)
 
     @property
     def state(self) -> str:
-        """What it makes of a job that is not started again, in the word of its state."""
+        """The state of the job in state.json if it is not started again."""
         if self.is_finished:
             return "finished"
         if self.is_terminated:
@@ -111,24 +111,24 @@ class Outcome:
 
     @property
     def ended_as(self) -> str:
-        """The state of the attempt: that of its job, unless a command asks to be run again."""
+        """The state of the attempt: as `state`, unless a command asks to be run again."""
         is_asking = self.is_command and self.asked is None and self.code == ExitCode.REQUEUE
         return "checkpointed" if is_asking else self.state
 
     @property
     def exit_code(self) -> int:
-        """The code that the job's own process ends with: 0 only where it is finished."""
+        """The exit code of the job's own process: 0 only if the job has finished."""
         code = self.code if self.code >= 0 else 128 - self.code
         return code if code or self.is_finished else int(ExitCode.TERMINATED)
 
     def __str__(self) -> str:
-        """In a few words, for people."""
+        """The outcome in a few words, for messages."""
         whose = "the rule's recovery command: " if self.is_recovery else ""
         return whose + self._ending()
 
     def _ending(self) -> str:
         if self.is_held and not self.is_finished:
-            if self.said is not None and self.text:  # it had saved, or knew better
+            if self.said is not None and self.text:  # it had saved, or knew the cause
                 return f"{self.text}; it had not exited by `shutdown.timeout_s`, and was killed"
             return "stopping took longer than `shutdown.timeout_s`, and the task was killed"
         if self.asked is None and self.is_supervisor_lost:
@@ -149,7 +149,7 @@ class Outcome:
         return f"exit code {self.code}" if self.code >= 0 else signal_name(-self.code)
 
     def _of_memory(self) -> str:
-        """What the cgroup says; whose process it was it does not."""
+        """The number of killed processes; the cgroup does not show which processes they were."""
         if not self.oom_kills:
             return ""
         processes = "1 process" if self.oom_kills == 1 else f"{self.oom_kills} processes"
@@ -166,7 +166,7 @@ def signal_name(number: int) -> str:
 
 @dataclass
 class Counts:
-    """What a job has used of its budgets; kept in its directory."""
+    """The restarts and failures of a job so far; saved in its directory."""
 
     restarts: int = 0
     preemptions: int = 0
@@ -174,11 +174,11 @@ class Counts:
     failures: int = 0
     hangs: int = 0
     last_hang: list[int] = field(default_factory=list)
-    """Steps done at the last one, and how far the job's checkpoints had come by then."""
+    """Number of steps at the last hang, and the step of the newest checkpoint at that time."""
     no_progress: int = 0
     """Attempts in a row that saved nothing new."""
     unfair: int = 0
-    """Those among them that the cluster ended before they could have saved anything."""
+    """The attempts among them that the cluster ended before they could save anything."""
     excluded: int = 0
     """Restarts on other nodes, since one was unhealthy."""
     by_rule: dict[str, int] = field(default_factory=dict)
@@ -187,20 +187,20 @@ class Counts:
     """A rule's recovery command that is to run before the next attempt: the number of the rule,
     and the exit code that it is for."""
     brief: int = 0
-    """Attempts in a row that asked to be run again at once, and that no progress is known of."""
+    """Attempts in a row that quickly asked to be run again, without known progress."""
     best_step: int = -1
-    """The most that `ledger.saved_steps` has said so far; -1 before the first checkpoint."""
+    """The highest value of `ledger.saved_steps` so far; -1 before the first checkpoint."""
     unsaved_s: float = 0.0
-    """How long the last attempt took, if it saved nothing new: the next one saves earlier."""
+    """Seconds of the last attempt, if it saved nothing new: the next attempt saves earlier."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of the job."""
+    """Whether the job starts again, and why."""
 
     starts_again: bool
     because: str
-    """For people: what happened, and the budget that ended it if one did."""
+    """The reason for people, with the limit of the policy that was reached, if any."""
     pause_s: float = 0.0
     """Seconds to wait before the next start."""
 
@@ -220,19 +220,19 @@ _BUDGETS = {
     Reason.disk_full: _FAILURES,
     Reason.hung: ("hangs", "max_hangs", "hang.max_restarts"),
 }
-"""Reason -> the count that it uses, the limit that the plan has for it, and the key of that."""
+"""Reason -> its field in `Counts`, its limit in the plan, and the key of that limit."""
 _ELSEWHERE = {Reason.unhealthy: ("excluded", "max_excluded_nodes", "health.max_excluded_nodes")}
-"""Only where a job can be started on other nodes."""
+"""Reasons to start the job only if it can get other nodes."""
 
 
 BY_CLUSTER = (Reason.preempted, Reason.node_failed, Reason.time_limit)
-"""Reasons that are no fault of the job's."""
+"""Reasons that are not the job's fault."""
 MAX_CUT_SHORT = 10
 """Restarts in a row of attempts that the cluster ended before they could save: as many as the
 default of `requeue.max_failures`, with pauses that grow from `_PAUSE_S` to 15 minutes."""
 _PAUSE_S, _MAX_PAUSE_S = 30.0, 900.0
 _BRIEF_S, _BRIEF_PAUSE_S = 30.0, 1.0
-"""An attempt that asks to be run again before it has taken so long has found nothing to do."""
+"""Seconds; an attempt that asks to be run again sooner has found nothing to do."""
 
 
 def decide(
@@ -245,14 +245,14 @@ def decide(
     is_cut_short: bool = False,
     took_s: float = math.inf,
 ) -> Decision:
-    """Decide, and account for it in `counts`.
+    """Decide whether the job starts again, and update `counts`.
 
     Args:
         outcome: How the attempt ended.
-        counts: The budgets used so far.
-        limits: What the job's plan allows.
-        saved_step: How far the job has come, as `ledger.saved_steps` says.
-        has_run: Whether the job has a `forge.Run`; without one there is no progress to lack.
+        counts: The restarts and failures so far.
+        limits: The limits of the job's plan.
+        saved_step: The number of saved steps, from `ledger.saved_steps`.
+        has_run: Whether the job has a `forge.Run`; if not, missing progress does not count.
         is_cut_short: Whether the attempt ended before its first boundary, or half its time.
         took_s: How long the attempt took.
     """
@@ -262,7 +262,7 @@ def decide(
         counts.no_progress = counts.unfair = 0
     elif is_unfair:
         counts.unfair += 1
-    elif outcome.reason is not Reason.disk_full:  # where nobody could have saved anything
+    elif outcome.reason is not Reason.disk_full:  # on a full disk no attempt can save
         counts.no_progress += 1
     counts.best_step = max(counts.best_step, saved_step)
     is_brief = outcome.reason is Reason.requested and not has_run and took_s < _BRIEF_S
@@ -271,12 +271,12 @@ def decide(
         return Decision(starts_again=False, because=what)
     budgets = _BUDGETS | (_ELSEWHERE if limits.has_other_nodes else {})
     counter, limit, key = budgets.get(outcome.reason, ("", "", ""))
-    is_ruled = not counter and counts.recovery is None  # rules are for what they recover
+    is_ruled = not counter and counts.recovery is None  # rules apply to the job's own command
     rule = _rule_for(outcome.code, limits) if is_ruled else None
     if not counter and rule is None:
         return Decision(starts_again=False, because=what)
     if limits.is_up_to_site and outcome.reason in (Reason.preempted, Reason.node_failed):
-        counts.restarts += 1  # where Slurm brings it back; nobody else counts
+        counts.restarts += 1  # Slurm requeues it, and no one else counts that
         return Decision(starts_again=True, because=what)
     if not limits.enabled:
         return Decision(starts_again=False, because=f"{what}; {limits.why_not}")
@@ -303,7 +303,7 @@ def decide(
             )
         setattr(counts, counter, used + 1)
     counts.restarts += 1
-    # The first time may be chance. Then a cluster that ends whatever begins is given time.
+    # The first time can be chance. After that, pause: the cluster ends every attempt early.
     pauses, first_s = counts.unfair - 1 if is_unfair else 0, _PAUSE_S
     if outcome.reason is Reason.disk_full:
         pauses = counts.failures
@@ -314,20 +314,20 @@ def decide(
 
 
 def spread(decision: Decision, job: str, restarts: int) -> Decision:
-    """The decision with a longer pause, up to half as long again: another for each job and restart.
+    """The decision with a pause up to 50 % longer, which differs for each job and restart.
 
-    Jobs that ended together would start together. And slurmctld looks at time limits every 30 s: a
-    job that starts at a multiple of that is told of its own limit a minute early, each time.
+    Otherwise, jobs that ended together would start together. Also, slurmctld checks time limits
+    every 30 s: a job that starts at a multiple of that always gets its signal a minute early.
     """
     longer = 1 + random.Random(f"{job} {restarts}").random() / 2
     return replace(decision, pause_s=decision.pause_s * longer)
 
 
 def _same_hang(outcome: Outcome, counts: Counts) -> str:
-    """Why a hang that came again ends a job; empty where it is none. Accounts for it."""
+    """Why a repeated hang ends the job; empty if it is not repeated. Updates `counts`."""
     if outcome.hung_at is None:
         return ""
-    # Not by the section: of ranks that wait for each other another one may be blamed next time.
+    # The section is not compared: next time, another of the waiting ranks can be the culprit.
     before, counts.last_hang = counts.last_hang, [outcome.hung_at, counts.best_step]
     if before != counts.last_hang:
         return ""
@@ -335,7 +335,7 @@ def _same_hang(outcome: Outcome, counts: Counts) -> str:
 
 
 def _without_progress(counts: Counts, limits: RequeueLimits) -> str:
-    """Why attempts that saved nothing new end a job; empty where they do not."""
+    """Why attempts that saved nothing new end the job; empty if they do not."""
     if counts.no_progress >= limits.max_no_progress:
         return (
             f"{counts.no_progress} attempts in a row saved nothing new"

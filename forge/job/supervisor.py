@@ -1,15 +1,15 @@
-"""The parent of one task: what the task cannot do for itself is done here.
+"""The parent of one task: it does what the task cannot do for itself.
 
-A task that holds the interpreter's lock in a C call cannot run its own deadline, and one that was
-killed cannot end what it started. The supervisor has no torch and no threads. It
+A task that holds the GIL in a C call cannot enforce its own deadline, and a killed task cannot end
+the processes that it started. The supervisor does not import torch and has no threads. It
 
-  - passes on the signals it gets, and from a stopping one counts the seconds: a task that is
-    still there after its own deadline shows its stacks, and is killed;
-  - ends whatever the task leaves behind, daemons too, since orphans become its children; jobs of
-    a sweep inside this one have what is left of the deadline to save;
-  - looks whether the task makes progress, by `hang_watch`;
-  - stops the task when its own parent is gone; when it is itself killed, the kernel kills the
-    task, and the next parent that adopts orphans ends the rest.
+  - passes on the signals it gets, and after a stopping signal counts the seconds: if the task has
+    not exited by its deadline, the supervisor prints its stacks and kills it;
+  - kills all processes that the task leaves, daemons too, since orphans become its children; jobs
+    of a sweep inside this one have the rest of the deadline to save;
+  - checks whether the task makes progress (`hang_watch`);
+  - stops the task if its own parent has ended; if the supervisor itself is killed, the kernel kills
+    the task, and the next parent that adopts orphans kills the rest.
 
 Time in which the task is stopped (SIGSTOP, gang scheduling) or traced does not count.
 Source: prctl(2), PR_SET_CHILD_SUBREAPER and PR_SET_PDEATHSIG.
@@ -33,9 +33,9 @@ from forge.jobdir.job_files import TOKEN, write_json
 from forge.process import memory, processes, stacks, time_limit
 
 MARGIN_S = 5.0
-"""Seconds after the task's own deadline: it ends itself with more to say than we have."""
+"""Seconds after the task's own deadline: a task that ends itself reports more than we can."""
 ORPHANED_S = 90.0
-"""Deadline of a task whose policy has none, once its job's wrapper is gone."""
+"""Deadline of a task whose policy has none, once its job's wrapper has ended."""
 _FORWARDED = [
     getattr(signal, name)
     for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -45,7 +45,7 @@ _FORWARDED = [
 
 @dataclass
 class Supervisor:
-    """Runs one task, and returns when nothing of it is left."""
+    """Runs one task, and returns when all of its processes have ended."""
 
     command: list[str]
     environment: dict[str, str]
@@ -54,33 +54,33 @@ class Supervisor:
     actions: dict[str, str]
     """Signal -> stop | requeue | save | ignore; empty: every stopping signal stops."""
     timeout_s: float
-    """The task's own deadline after a stopping signal; 0: it has none."""
+    """The task's own deadline in seconds after a stopping signal; 0: none."""
     report: Path
-    """Where to tell how it ended."""
+    """The file for the report of how the task ended."""
     parent: int
     """pid of the process that started the supervisor."""
     cwd: str = "."
     announcement: str = ""
-    """Name of the signal that announces the time limit; it may come early."""
+    """Name of the signal before the time limit; it can come early."""
     early: Path | None = None
-    """File with the names of signals that came before the supervisor could hear them."""
+    """File with the names of signals that came before the supervisor could handle them."""
     is_held: bool = False
     """Whether the task had not exited by its deadline, and was killed."""
     hang_watch: HangWatch | None = None
-    """None: nobody looks whether the task makes progress."""
+    """Watches the task's progress; None without hang detection."""
     _is_blind: bool = False
-    """Whether it was said that this cannot be looked at."""
+    """Whether an error of the hang detection was printed."""
     _deadline: float | None = None
     _is_announced: bool = False
-    """Whether it is the time limit's announcement that began the deadline."""
+    """Whether the signal before the time limit has started the deadline."""
     _status: int | None = None
     """Wait status of the task, once it has ended."""
 
     margin_s: ClassVar[float] = MARGIN_S
-    """Added to the deadline."""
+    """Seconds added to the deadline."""
 
     def run(self) -> int:
-        """The whole life of the task; returns its exit code, 128 + N for signal N."""
+        """Run the task from start to end; returns its exit code, 128 + N for signal N."""
         processes.adopt_orphans()
         numbers = (*_FORWARDED, signal.SIGINT, signal.SIGCHLD)
         self._reader = processes.listen(numbers)
@@ -89,10 +89,10 @@ class Supervisor:
         self._task = self._start()
         for number in early:  # they arrive now
             os.kill(os.getpid(), number)
-            if number == signal.SIGINT:  # which is not passed on: it comes to the task by itself
+            if number == signal.SIGINT:  # not passed on: the task gets it, too
                 self._pass_on(number, [self._task])
         status = self._wait()
-        ended = time.time()  # before its children have: by this the first rank to end is known
+        ended = time.time()  # before its children: this time shows which rank ended first
         save_s = self.timeout_s or ORPHANED_S if self._deadline is None else self._deadline
         processes.end_descendants(self.environment.get(TOKEN), max(save_s, 0.0))
         code = os.waitstatus_to_exitcode(status)
@@ -108,20 +108,20 @@ class Supervisor:
             report["oom_kills"] = killed - killed_before
         try:
             write_json(self.report, report)
-        except OSError:  # a full disk: our exit code says most of it
+        except OSError:  # a full disk: our exit code has the main point
             code = self._unreported(code)
         return code if code >= 0 else 128 - code
 
     def _more(self) -> dict[str, Any]:
-        """What else is to be told of the end."""
+        """More fields for the report."""
         return {}
 
     def _unreported(self, code: int) -> int:
-        """The task's exit code, where that is all that can be told of its end."""
+        """The exit code to return if the report cannot be written."""
         return code
 
     def _early(self) -> list[int]:
-        """Signals that somebody wrote down before we could hear them."""
+        """Signals that the shell above us wrote down before we could handle them."""
         try:
             names = read_trusted(self.early).decode().split() if self.early is not None else []
         except OSError:
@@ -144,25 +144,25 @@ class Supervisor:
                 os.dup2(source, number)
             os.chdir(self.cwd)
             os.execvpe(self.command[0], self.command, self.environment)
-        except BaseException as error:  # noqa: BLE001 - the process ends here, come what may
+        except BaseException as error:  # noqa: BLE001 - the process ends here in any case
             os.write(2, f"forge: {self.command[0]} cannot be started: {error}\n".encode())
         finally:
             os._exit(127)
 
     def _set_signals(self) -> None:
-        """In the task's process, before it is the task: what it begins with."""
-        # Kept, not fatal, until the task's handlers stand: a blocked mask survives exec.
+        """In the task's process, before exec: block the signals that the task will handle."""
+        # They stay pending until the task has set its handlers: a blocked mask survives exec.
         names = {f"SIG{name}" for name, action in self.actions.items() if action != "ignore"}
         signal.pthread_sigmask(signal.SIG_SETMASK, {signal.Signals[name] for name in names})
 
     def _has_ended(self) -> bool:
-        """Whether the task has; collects every child that has."""
-        with contextlib.suppress(ChildProcessError):  # there is none left
+        """Whether the task has ended; collects every child that has ended."""
+        with contextlib.suppress(ChildProcessError):  # no child is left
             self._status = processes.reap().get(self._task, self._status)
         return self._status is not None
 
     def _wait(self) -> int:
-        """Until the task has ended: pass on signals, hold to the deadline."""
+        """Wait until the task has ended; pass on signals and enforce the deadline."""
         parent = processes.open_pidfd(self.parent)
         events = [self._reader] if parent is None else [self._reader, parent]
         is_orphaned = False
@@ -183,11 +183,11 @@ class Supervisor:
         return self._status
 
     def _look_for_hang(self, watch: HangWatch, passed_s: float) -> None:
-        """Ask and answer whether the job hangs; kill the task where its wrapper says so."""
+        """Take part in hang detection; kill the task if the wrapper decides that the job hangs."""
         try:
             if watch.tick(passed_s, is_stopping=self._deadline is not None):
                 self._kill("the job hangs")
-        except Exception as error:  # noqa: BLE001 - what watches a task never ends it
+        except Exception as error:  # noqa: BLE001 - an error here never ends the task
             if not self._is_blind:
                 self._is_blind = True
                 text = f"forge: hang detection failed: {type(error).__name__}: {error}\n"
@@ -195,22 +195,22 @@ class Supervisor:
                     os.write(self.output, text.encode())
 
     def _stop_orphan(self) -> None:
-        """Our parent is gone: nobody else would end the task."""
+        """Stop the task if our parent has ended: no other process would stop it."""
         self._pass_on(signal.SIGTERM, processes.descendants())
         self._begin_deadline(self.timeout_s or ORPHANED_S)
 
     def _drain_signals(self) -> None:
         for number in set(processes.drain(self._reader)) - {signal.SIGCHLD}:
             if number in _FORWARDED:
-                # Slurm signals every process by itself, so the task may get it twice, which
-                # changes nothing; but for Ctrl+C, where twice means at once.
+                # Slurm signals every process, so the task can get the signal twice. Only a second
+                # Ctrl+C has a meaning of its own: exit immediately.
                 self._pass_on(number, [self._task])
             name = signal.Signals(number).name.removeprefix("SIG")
             if self._action(number) in ("stop", "requeue"):
                 self._begin_deadline(self.timeout_s, is_announced=name == self.announcement)
 
     def _action(self, number: int) -> str:
-        """What a signal leads to."""
+        """The policy's action for a signal."""
         name = signal.Signals(number).name.removeprefix("SIG")
         return self.actions.get(name, "ignore" if self.actions else "stop")
 
@@ -221,7 +221,7 @@ class Supervisor:
     def _begin_deadline(self, timeout_s: float, *, is_announced: bool = False) -> None:
         if timeout_s <= 0:
             return
-        if is_announced:  # a task may train on until the end that was announced to it
+        if is_announced:  # a task can continue until the announced end
             timeout_s = max(timeout_s, self._until_end_s())
         if self._deadline is None or not is_announced:
             left_s = math.inf if self._deadline is None else self._deadline
@@ -229,7 +229,7 @@ class Supervisor:
             self._is_announced = is_announced
 
     def _until_end_s(self) -> float:
-        """Seconds until the time limit ends the task, as announced to it; 0.0 without one."""
+        """Seconds until the time limit that was announced to the task; 0.0 without a limit."""
         end, now = time_limit.end_time_from_env(self.environment) or 0.0, time.time()
         if time_limit.END_TIME not in self.environment:
             return 0.0
@@ -237,7 +237,7 @@ class Supervisor:
         return max(left_s, 0.0)
 
     def _keep_deadline(self, passed_s: float) -> None:
-        """Count the seconds, but those in which the task, or we, could not run."""
+        """Count the seconds, except those in which the task or we could not run."""
         assert self._deadline is not None
         if not processes.is_suspended(self._task):
             self._deadline -= min(passed_s, 2 * TICK_S)
@@ -250,7 +250,7 @@ class Supervisor:
         self._kill(f"the task has not exited {self.timeout_s + self.margin_s:g} s after a signal")
 
     def _kill(self, why: str) -> None:
-        with contextlib.suppress(OSError):  # a full disk does not keep it from its end
+        with contextlib.suppress(OSError):  # a full disk does not prevent the kill
             os.write(
                 self.output,
                 f"forge: {why} and is killed. The stacks of all its threads:\n".encode(),

@@ -1,16 +1,17 @@
-"""One job, from its first start to its last: what its wrapper does wherever the job runs.
+"""The wrapper of one job, on any launcher, from the job's first start to its last.
 
-It runs the job's task again and again, until it is finished, stopped or out of budget. Standard
-library only: it starts in milliseconds, outlives the task, and works outside a container.
+The wrapper restarts the job's task until it has finished, was stopped, or has reached a limit of
+the policy. Standard library only: the wrapper starts in milliseconds, outlives the task, and works
+outside a container.
 
     starts the task ─► waits for its end ─► reads how it ended
          ▲                                         │
-         └── within budget, for this reason? ◄─────┘  (requeue.decide)
+         └── within the limits for this reason? ◄──┘  (requeue.decide)
 
-`local.py` and `slurm/wrapper.py` say how a task is started and stopped there. The lock in the job's
-directory is held while anything of the job may be alive.
+`local.py` and `slurm/wrapper.py` start and stop tasks. The wrapper and the supervisors hold the
+lock in the job's directory as long as a process of the job can be alive.
 
-One module, since claiming, starting, waiting and deciding share what is known of an attempt.
+One module, since claiming, starting, waiting and deciding share the state of an attempt.
 """
 
 from __future__ import annotations
@@ -65,16 +66,16 @@ from forge.process.world import World
 
 _STATE_BYTES = 2048
 _LOOK_S = 1.0
-"""Between two looks whether a full disk has room again."""
+"""Seconds between two checks whether a full disk has room again."""
 _CLAIM_S = 30.0
-"""Seconds beyond the task's deadline that an earlier wrapper's processes have to leave."""
+"""Seconds after the task's deadline in which an earlier wrapper's processes can still exit."""
 
 
 class Job(ABC):
     """The wrapper's state, and the life of a job."""
 
     def __init__(self, directory: Path) -> None:
-        os.environ.pop(RANK, None)  # of a job that this one runs in
+        os.environ.pop(RANK, None)  # set by a job around this one
         self.directory = directory
         self.forge = forge_dir(directory)
         self.plan = plan.read(directory)
@@ -84,18 +85,18 @@ class Job(ABC):
         self._because = ""
         self._asked: Reason | None = None
         self._began = time.time()
-        """When the last attempt began; Unix time, since its ledger has that, too."""
+        """When the last attempt began; Unix time, like the times in the ledger."""
         self._took_s = 0.0
-        """How long it took."""
+        """Seconds that the last attempt took."""
         self._before = 0
         """Number of the last attempt in the ledger when it began."""
         self._number = 1
-        """Of the attempt, over all starts of the job."""
+        """Number of the attempt, over all starts of the job."""
         self._is_recovering = False
-        """Whether it is a rule's recovery command that runs, before the attempt's own."""
+        """Whether a rule's recovery command is running, before the job's own command."""
 
     def run(self) -> int:
-        """Every attempt; returns the exit code of the last, 128 + N for signal N."""
+        """Run all attempts; returns the exit code of the last, 128 + N for signal N."""
         processes.adopt_orphans()
         names = ("TERM", "HUP", "INT", "QUIT", "USR1", "USR2", "CHLD")
         self._reader = processes.listen(signal.Signals[f"SIG{name}"] for name in names)
@@ -128,26 +129,26 @@ class Job(ABC):
                 return code
             outcome = None
 
-    # -- what differs --------------------------------------------------------------------------
+    # -- what a subclass implements ------------------------------------------------------------
 
     @abstractmethod
     def _take_over(self) -> Outcome | None:
-        """Go on with the budgets of an earlier wrapper; how its attempt ended, if one did."""
+        """Continue with the counts of an earlier wrapper; the outcome of its attempt, if any."""
 
     @abstractmethod
     def _start(self, output: int) -> int:
-        """Start the task, what it prints goes to `output`; the pid of the child to wait for."""
+        """Start the task, with its output into `output`; the pid of the child to wait for."""
 
     @abstractmethod
     def _wait(self, child: int, began: float) -> int:
-        """Until nothing of the attempt is left; `began` is monotonic. Returns the wait status."""
+        """Wait until the attempt has ended; `began` is monotonic. Returns the wait status."""
 
     @abstractmethod
     def _outcome(self, status: int) -> Outcome:
         """How the attempt ended."""
 
     def _move_on(self, outcome: Outcome, pause_s: float) -> int | None:
-        """Leave the job to be started elsewhere, with this exit code; None: start it here."""
+        """Exit with this code, since the job starts elsewhere; None to restart it here."""
         self._pause(pause_s)
         return None
 
@@ -156,7 +157,7 @@ class Job(ABC):
         """Act on the signals that have come."""
 
     def _pause(self, seconds: float) -> None:
-        """Before the next start; until somebody stops the job, or a full disk has room again."""
+        """Wait before the next start; less if the job is stopped or a full disk has room again."""
         deadline = time.monotonic() + seconds
         had_room = self._has_room()
         while self._asked is None and (left_s := deadline - time.monotonic()) > 0:
@@ -167,26 +168,26 @@ class Job(ABC):
             self._look_for_parent()
 
     def _has_room(self) -> bool:
-        """Whether the disk has room for two of the largest checkpoint; a quota may have none."""
+        """Whether the disk has room for twice the largest checkpoint; a quota is not checked."""
         directory = self.directory / self.plan.checkpoint_dir
         steps = [*directory.glob("step_*"), *directory.glob("*/step_*")]  # of a named Run
         try:
             sizes = [sum(one.stat().st_size for one in step.iterdir()) for step in steps]
             return bool(shutil.disk_usage(directory).free >= 2 * max(sizes, default=0))
-        except OSError:  # one that is being removed
+        except OSError:  # a checkpoint is just being removed
             return False
 
     def _is_cut_short(self, *, has_boundary: bool) -> bool:
-        """Whether an attempt that the cluster ended had no fair chance to save anything."""
+        """Whether the cluster ended an attempt before it could save anything."""
         return False
 
     def _look_for_parent(self) -> None:  # noqa: B027 - optional
-        """Stop where whoever started us is gone."""
+        """Stop if the process that started us has ended."""
 
     # -- the directory -------------------------------------------------------------------------
 
     def _claim(self) -> None:
-        """Take the lock; the processes of a wrapper that was killed have a while to leave."""
+        """Take the lock; wait for the processes of a killed wrapper to exit."""
         claimed.note(self.directory)
         self._lock = open_file(self.forge / LOCK, os.O_RDWR | os.O_CREAT)
         leaving_s = (self.plan.timeout_s or ORPHANED_S) + MARGIN_S
@@ -203,16 +204,16 @@ class Job(ABC):
                     " again."
                 )
                 sys.exit(int(ExitCode.IN_USE))
-            # Nothing tells when a lock is free and listens to signals as well.
+            # Poll: no call waits for a lock and for signals at the same time.
             select.select([self._reader], [], [], 0.05)
             self._look_while_waiting()
 
     def _look_while_waiting(self) -> None:  # noqa: B027 - optional
-        """Between two looks at the lock: nothing of the job is ours yet."""
+        """Called between two tries to take the lock, while we have started nothing yet."""
 
     def _end_strays(self) -> None:
-        """Processes that carry this job's mark and are no longer descendants."""
-        for _ in range(20):  # one that was just born is missed by a single look
+        """Kill processes that have this job's mark and are no longer descendants."""
+        for _ in range(20):  # a single pass misses a process that was just started
             pids = processes.marked(TOKEN, self.plan.token)
             if not pids:
                 break
@@ -221,11 +222,11 @@ class Job(ABC):
             processes.wait_gone(pids, 1.0)
 
     def _saved_step(self) -> int:
-        """How far all Runs of the job have come; -1 before the first checkpoint."""
+        """Number of steps that all Runs of the job have saved; -1 before the first checkpoint."""
         return ledger.saved_steps(self.directory, self.plan.checkpoint_dir)
 
     def _decide(self, outcome: Outcome) -> Decision:
-        """Whether it starts again, by what the last attempt has left in the directory."""
+        """Whether the job starts again, from the files that the last attempt has written."""
         decision = decide(
             outcome,
             self.counts,
@@ -252,16 +253,16 @@ class Job(ABC):
         }
         try:
             write_padded(self.forge / STATE, json.dumps(content) + "\n", _STATE_BYTES)
-        except OSError as error:  # a full disk ends no job
+        except OSError as error:  # a full disk must not end the job
             self._print(f"state.json cannot be written: {error}")
 
     def _note_hang(self, text: str) -> None:
-        """Write a hang that is only logged into the state, where the launcher finds it."""
+        """Write a hang that is only logged into state.json, so that the launcher shows it."""
         if self._asked is None:  # otherwise the state says that the job stops
             self._write_state("running", self._because, time=self._began, hang=text)
 
     def _record(self, kind: str, **values: Any) -> None:
-        """Account for it in the job's own ledger."""
+        """Add a line to the job's ledger."""
         line = json.dumps({"t": round(time.time(), 3), "kind": kind, **values}) + "\n"
         try:
             path = job_ledger(self.directory)
@@ -275,8 +276,8 @@ class Job(ABC):
             self._print(f"the job's ledger cannot be written: {error}")
 
     def _print(self, text: str) -> None:
-        """Into the job's output, beside what the task says."""
-        with contextlib.suppress(OSError):  # a full disk ends no job
+        """Print a line into the job's output."""
+        with contextlib.suppress(OSError):  # a full disk must not end the job
             os.write(2, messages.escape(f"forge: {text}\n", "\n\t").encode())
 
     # -- an attempt ----------------------------------------------------------------------------
@@ -305,9 +306,11 @@ class Job(ABC):
         return outcome
 
     def _stage(self, began: float) -> Outcome:
-        """Start the task, or a recovery command, and wait until nothing of it is left."""
+        """Start the task, or a recovery command, and wait until all its processes have ended."""
         for path in self.forge.iterdir():
-            if path.name.startswith((REPORT, VERDICT, RESULT, sick.FILE)):  # of every rank
+            if path.name.startswith(
+                (REPORT, VERDICT, RESULT, sick.FILE)
+            ):  # the files of every rank
                 path.unlink(missing_ok=True)
         self.hangs.begin(self._number)
         output = open_file(self.directory / OUTPUT, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -328,10 +331,10 @@ class Job(ABC):
         return outcome
 
     def _environment(self) -> dict[str, str]:
-        """Of the task."""
+        """The environment of the task."""
         environment: dict[str, str] = os.environ | self.plan.environment
         for name in (SAVE_WITHIN, RANK, RANKS, RECOVERS, RETURN_CODE, *World().variables()):
-            environment.pop(name, None)  # of a job that this one runs in
+            environment.pop(name, None)  # set by a job around this one
         if self.counts.unsaved_s:
             environment[SAVE_WITHIN] = f"{self.counts.unsaved_s / 2:.3f}"
         environment |= {
@@ -351,7 +354,7 @@ class Job(ABC):
 
     @property
     def _is_command(self) -> bool:
-        """Whether what runs now knows nothing of forge."""
+        """Whether the current attempt runs a command that does not use forge."""
         return self.plan.exec is not None or self._is_recovering
 
     def _as_said(self, report: dict[str, Any], rank: int = 0) -> Outcome:
@@ -364,7 +367,7 @@ class Job(ABC):
             return Outcome(1, text="ended with code 0 before main had returned (os._exit, fork?)")
         lost = ledger.lost_run(self.directory, self._before)
         if code == ExitCode.FINISHED and lost is not None:
-            # As if it had been the task: main has not looked.
+            # Report it as the end of the task: main has ignored it.
             text = f"the process that trained in {lost} died in its Run, though main returned"
             return Outcome(-signal.SIGKILL, text=text)
         if code == ExitCode.UNHEALTHY and (found := sick.read(self.directory, rank)):
@@ -374,10 +377,10 @@ class Job(ABC):
         return Outcome(code, said=said.reason, text=said.text)
 
     def _of_all(self, ended: Sequence[tuple[float, Outcome]]) -> Outcome:
-        """That of the rank which ended first with an error, by when each of them ended.
+        """The outcome of the rank that failed first, from the times at which the ranks ended.
 
-        One that has lost another rank is not what has ended the job, whenever it came to its end;
-        nor is one that leaves since the node of another is sick.
+        A rank that exits because it lost another rank, or because another rank's node is sick, has
+        not ended the job, whenever it exits.
         """
         said = sick.read_all(self.directory, len(ended))
         found = {rank for rank, one in said.items() if one.node}
@@ -389,17 +392,17 @@ class Job(ABC):
 
         bad = [rank for rank, one in enumerate(ended) if not one[1].is_finished]
         first = min(bad, key=place, default=0)
-        if first:  # what rank 0 has printed is no explanation
+        if first:  # the output of rank 0 does not show the cause
             what = f"rank {first} of {len(ended)}: {ended[first][1]}"
-            self._print(f"{what}; what it printed is in {OUTPUT}{suffix(first)}")
+            self._print(f"{what}; its output is in {OUTPUT}{suffix(first)}")
         return replace(ended[first][1], rank=first)
 
     def _patience_s(self) -> float:
-        """Seconds for the other ranks to leave, once one of them has failed."""
+        """Seconds for the other ranks to exit, once a rank has failed."""
         return float((self.plan.timeout_s or ORPHANED_S) + 2 * MARGIN_S)
 
     def _has_returned(self, said: Verdict | None, rank: int) -> bool:
-        """Whether the task's main came to its end, or its training did."""
+        """Whether the task's main returned, or its training finished."""
         has_trained = said is not None and said.exit_code == ExitCode.FINISHED
         return has_trained or (self.forge / f"{RESULT}{suffix(rank)}").exists()
 

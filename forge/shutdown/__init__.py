@@ -1,1 +1,1 @@
-"""How a process leaves: callbacks, children, and an exit that does not hang."""
+"""How a process shuts down: signals, callbacks, children, and an exit that does not hang."""

@@ -1,4 +1,4 @@
-"""The end of the interpreter after a stop or a job: quick, and open files are written."""
+"""Makes the interpreter exit quickly after a stop or a job, with all open files written."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 from forge import messages
 
 _IO_BASE: type = io.IOBase.__mro__[1]
-"""What all files derive from, in C: to ask for it runs no code of the objects asked."""
+"""The C base class of all files: a check for it runs no code of the checked objects."""
 
 
 def fast_exit() -> None:
-    """Leave objects in cycles as they are; whatever files they hold is written all the same.
+    """Skip the collection of reference cycles at exit, but write the open files in them.
 
-    To take torch's objects down one by one is most of a second. But a file that somebody left
-    open, in a trainer that refers to its callbacks and they to it, is written to its end only when
-    the collector gets there: so all are flushed here, and compressed ones closed, which have a last
-    word of their own. Call it in a handler of atexit, the later the better.
+    To destroy torch's objects one by one takes most of a second. But without it, an open file in a
+    cycle, such as a trainer that refers to its callbacks and they to it, would not be written
+    completely. So this flushes all files, and closes compressed ones, which write a trailer. Call
+    it in an atexit handler, the later the better.
     """
-    gc.unfreeze()  # what was there before a job began would be passed over
+    gc.unfreeze()  # else objects from before the job would be skipped
     files = [one for one in gc.get_objects() if issubclass(type(one), _IO_BASE)]
     for file in sorted(files, key=_order):
         try:
             _write_out(file)
         except (io.UnsupportedOperation, BrokenPipeError):
-            continue  # in memory; nobody reads it
+            continue  # in memory only
         except OSError as error:
-            messages.warn(f"The rest of an open file could not be written at exit: {error}")
-        except Exception:  # noqa: BLE001 - half made, or of a class that has its own way
+            messages.warn(f"An open file could not be written completely at exit: {error}")
+        except Exception:  # noqa: BLE001 - half made, or an unusual class
             continue
     gc.freeze()
 
@@ -44,7 +44,7 @@ def _write_out(file: Any) -> None:
 
 
 def _order(file: Any) -> int:
-    """What writes into another file comes before it: text, what compresses, bytes."""
+    """A file that writes into another comes first: text, then compressed files, then bytes."""
     if isinstance(file, io.TextIOBase):
         return 0
     return 2 if isinstance(file, io.BufferedWriter | io.BufferedRandom | io.RawIOBase) else 1

@@ -1,10 +1,10 @@
-"""Cooperative shutdown: a signal sets a flag and a deadline, at once, and nothing else.
+"""Cooperative shutdown: a signal immediately sets a flag and a deadline, and nothing else.
 
-Python runs signal handlers in the main thread only, between two bytecodes; a main thread inside
-a C call runs none. The C half of every handler, however, writes the signal's number into a file
-descriptor at once. A thread waits at its other end: it sets the flag, arms the deadline, and
-when the deadline passes it dumps every thread's stack into a file and ends the process.
-One module, since handlers, thread and forked children share what a signal may touch at any instant.
+Python runs signal handlers only in the main thread, between two bytecodes, so not while the main
+thread is inside a C call. But the C part of each handler immediately writes the signal's number
+into a pipe. A thread reads the pipe: it sets the flag and starts the deadline. When the deadline
+passes, it writes the stacks of all threads into a file and ends the process.
+One module, since handlers, thread and forked children share state that any signal can change.
 Source: signal.set_wakeup_fd.
 """
 
@@ -46,16 +46,16 @@ DEFAULT_ACTIONS: Mapping[str, str] = {
 _TIME = struct.Struct("<d")
 
 _HANGUP_S = 2.0
-"""Seconds that SIGHUP may come after the first error of a print to where nobody reads."""
+"""Seconds in which SIGHUP can follow the first failed print to a closed terminal."""
 
 _LOOK_S = 1.0
-"""Seconds after which a deadline is seen though nothing woke the thread that watches it."""
+"""Seconds after which the thread checks the deadline, even if nothing has woken it."""
 
 _LAST_WORDS_S = 2.0
-"""Seconds that a forced exit waits for its message to be out."""
+"""Seconds that a forced exit waits until its message is written."""
 
 _LEFT_IGNORED = (signal.SIGHUP, signal.SIGINT) if sys.platform != "win32" else ()
-"""Whoever started this process had them ignored (nohup, a script's background): so it stays."""
+"""Signals that stay ignored if they were at the start (nohup, a background job of a script)."""
 
 _registered: weakref.WeakSet[ShutdownHandler] = weakref.WeakSet()
 
@@ -80,7 +80,7 @@ class ShutdownHandler:
         self._is_save_requested = False
         self._interrupt: Callable[[], None] | None = None
         self._trips: dict[int, FrameType | None] = {}
-        """What the main thread was called for since it looked last; 0: the thread wants it to."""
+        """Signals for the main thread since its last check; 0: the thread has asked for a check."""
         self.pass_over: Callable[[signal.Signals], bool] | None = None
         """Whether a stopping signal that arrives now changes nothing; called from any thread."""
         self.deadline: float | None = None
@@ -88,9 +88,9 @@ class ShutdownHandler:
         self.asked_at: float | None = None
         """`time.monotonic()` of the first stopping signal, or None."""
         self.held_up_by: Callable[[], str] | None = None
-        """What a forced exit says of what it interrupts; called from any thread."""
+        """Describes for the forced exit's message what it interrupts; called from any thread."""
         self.before_force: Callable[[], object] | None = None
-        """Called before a forced exit; its own time is its own."""
+        """Called before a forced exit; has to limit its own time."""
         self._interrupts = 0
         self._originals: dict[signal.Signals, Any] = {}
         self._lock = threading.RLock()  # re-entrant: handlers interrupt the main thread anywhere
@@ -104,7 +104,7 @@ class ShutdownHandler:
         actions: Mapping[str, str] | None = None,
         stacks_dir: Path | str | None = None,
     ) -> None:
-        """Change what the arguments of the constructor set; also while registered.
+        """Change the settings of the constructor, even while registered.
 
         Args:
             timeout_sec: As in the constructor.
@@ -155,8 +155,9 @@ class ShutdownHandler:
     def _install(self) -> None:
         """Set the Python half of the handlers.
 
-        While nothing has to be interrupted it is a method written in C. A handler of bytecodes is
-        itself interrupted by the next signal: a flood of them would end in a RecursionError.
+        If no stop has to interrupt the main thread, the handler is a method written in C: a Python
+        function can be interrupted by the next signal, so many signals would end in a
+        RecursionError.
         """
         python_half = self._trips.__setitem__ if self._interrupt is None else self._on_signal
         for number, action in self.actions.items():
@@ -167,21 +168,22 @@ class ShutdownHandler:
             self._originals.setdefault(number, previous)
 
     def interrupt_with(self, callback: Callable[[], None] | None) -> None:
-        """Call something in the main thread after a stopping signal. Main thread only.
+        """Call a function in the main thread after a stopping signal. Main thread only.
 
         Args:
-            callback: It may raise; None (the default): a signal only sets the flag.
+            callback: The function, which can raise; None (the default): a signal only sets the
+                flag.
         """
         self._interrupt = callback
         if self._originals:
             self._install()
 
     def unregister(self) -> None:
-        """Restore the handlers that were there before, and cancel the forced exit."""
+        """Restore the previous handlers, and cancel the forced exit."""
         if not self._originals:
             return
         for number, original in self._originals.items():
-            # None: the handler was not set from Python, and cannot be set back from it either.
+            # None: the handler was not set from Python, so Python cannot restore it either.
             signal.signal(number, signal.SIG_DFL if original is None else original)
         self._originals = {}
         self._give_wakeup_fd_back()
@@ -199,26 +201,26 @@ class ShutdownHandler:
             signal.set_wakeup_fd(theirs)
 
     def finish(self) -> None:
-        """Stopping is done: cancel the forced exit and restore the previous handlers."""
+        """After a stop: cancel the forced exit and restore the previous handlers."""
         self.unregister()
 
     def begin_deadline(self) -> None:
-        """Count the seconds to the forced exit from now on, as from a stopping signal."""
+        """Start the deadline of the forced exit now, as a stopping signal does."""
         if self.timeout_sec > 0 and self.deadline is None:
             self.deadline = time.monotonic() + self.timeout_sec
             if self._originals:
                 self._wake()
 
     def cancel_forced_exit(self) -> None:
-        """What had to be saved is saved: the deadline no longer ends the process."""
+        """Cancel the deadline, because everything is saved."""
         self.deadline = None
         self.timeout_sec = 0.0
         if self._originals:
             self._wake()
 
     def _wake(self) -> None:
-        """Make the thread look again."""
-        with contextlib.suppress(BlockingIOError):  # full of signals: it is awake already
+        """Wake the thread."""
+        with contextlib.suppress(BlockingIOError):  # the pipe is full: the thread is awake already
             self._writer.send(b"\0")
 
     # -- reading -------------------------------------------------------------------------------
@@ -236,7 +238,7 @@ class ShutdownHandler:
         return self.signal_received is not None
 
     def should_shutdown(self) -> bool:
-        """Ask whether to stop now; costs less than a microsecond, so ask after every step.
+        """Check whether to stop now; takes less than a microsecond, so call it after every step.
 
         Returns:
             Whether a signal asked the process to stop.
@@ -244,14 +246,14 @@ class ShutdownHandler:
         return self.signal_received is not None
 
     def explains(self, error: BaseException | None) -> bool:
-        """Ask whether a failed print is the terminal's end.
+        """Check whether a print failed because the terminal was closed.
 
-        The kernel fails the prints first and signals an instant later, so this waits for it.
+        Prints fail an instant before the kernel sends SIGHUP, so this waits for the signal.
 
         Args:
-            error: What the print raised.
+            error: The exception that the print raised.
         Returns:
-            Whether nobody reads any more, and SIGHUP says so.
+            Whether the output is closed and SIGHUP has come.
         """
         if not (isinstance(error, OSError) and error.errno in (errno.EIO, errno.EPIPE)):
             return False
@@ -261,7 +263,7 @@ class ShutdownHandler:
         return self.signal_received is signal.SIGHUP
 
     def take_save_request(self) -> bool:
-        """Ask whether to save, once for each request.
+        """Check whether a save was requested; True only once for each request.
 
         Returns:
             Whether a signal has asked for a save since the last call.
@@ -279,26 +281,26 @@ class ShutdownHandler:
         self._drain()
 
     def _reclaim_wakeup_fd(self) -> None:
-        """Take the descriptor back where somebody else (asyncio, say) has set theirs."""
+        """Set our wakeup descriptor again, if other code (such as asyncio) has replaced it."""
         fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         if fd != self._writer.fileno():
             self._outer_fd = fd
-            for number in list(self._trips):  # their numbers went to the other descriptor
+            for number in list(self._trips):  # these signals went to the other descriptor
                 if number == signal.SIGINT and self._interrupts:
-                    continue  # perhaps heard before it was taken, and twice means at once
+                    continue  # perhaps counted already; two would mean "exit immediately"
                 with contextlib.suppress(BlockingIOError):
                     self._writer.send(bytes([number]))
         self._trips.clear()
 
     @property
     def is_requeue(self) -> bool:
-        """Whether the deciding signal asks for the job to be run again."""
+        """Whether the policy's action for the deciding signal is to requeue the job."""
         received = self.signal_received
         return received is not None and self.actions.get(received) == "requeue"
 
     @property
     def exit_code(self) -> int:
-        """The code that a stop by the deciding signal ends with."""
+        """The exit code of a stop by the deciding signal."""
         received = self.signal_received
         if received is None:
             return int(ExitCode.FINISHED)
@@ -307,7 +309,7 @@ class ShutdownHandler:
     # -- receiving -----------------------------------------------------------------------------
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """The Python half, in the main thread, where something may have to be interrupted."""
+        """The Python part of the handler, in the main thread, which it can interrupt."""
         self._trips[number] = None
         if self.signal_received is not None and self._interrupt is not None:
             self._interrupt()
@@ -322,15 +324,15 @@ class ShutdownHandler:
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
                 self._force_exit()
-            # The main thread may take in the signal, and the wake-up for its deadline with it.
+            # The main thread can read the signal from the pipe, with the wake-up for its deadline.
             poll.poll(min(_LOOK_S, _LOOK_S if left_s is None else left_s) * 1000 + 1)
             self._drain()
-            self._trips[0] = None  # somebody may have set another descriptor meanwhile
+            self._trips[0] = None  # other code can have replaced the descriptor
 
     def _drain(self) -> None:
-        """Take in every signal that arrived; called from any thread."""
+        """Read all signals from the pipe; called from any thread."""
         if os.getpid() != self._pid:
-            return  # a forked child: what arrives is its parent's
+            return  # a forked child: the signals are for its parent
         with self._lock:
             while True:
                 try:
@@ -351,7 +353,7 @@ class ShutdownHandler:
             except OSError:
                 self._outer_fd = -1  # its owner closed it
         if number not in self.actions:
-            return  # somebody else's signal: the descriptor carries them all
+            return  # not our signal: Python writes all signals into the pipe
         received = signal.Signals(number)
         action = self.actions[received]
         _TIME.pack_into(self._heard, 0, time.monotonic())
@@ -364,7 +366,7 @@ class ShutdownHandler:
             if self._interrupts > 1:
                 processes.kill_descendants()
                 os._exit(ExitCode.INTERRUPTED)
-        # The first signal decides, but for Ctrl+C: a person at the keyboard wants no requeue.
+        # The first signal decides, except that Ctrl+C overrides it: no requeue is wanted then.
         if self._decisive is None or received is signal.SIGINT:
             self._decisive = received
         if self.asked_at is None:
@@ -374,7 +376,7 @@ class ShutdownHandler:
         self.begin_deadline()
 
     def _force_exit(self) -> None:
-        """End the process now; no lock, no disk and no pipe may hold this up for long."""
+        """End the process now; a lock, a disk or a pipe must not delay this for long."""
         if self.before_force is not None:
             self.before_force()
         sink = open(os.devnull, "w")  # noqa: SIM115 - the process ends before it could be closed
@@ -402,7 +404,7 @@ class ShutdownHandler:
             f" (`resilience.shutdown.timeout_s`): forced exit with code 70; {where}"
             + (self.held_up_by() if self.held_up_by is not None else "")
         )
-        messages.wait(_LAST_WORDS_S)  # a busy machine is no blocked reader
+        messages.wait(_LAST_WORDS_S)  # on a busy machine, a message takes a while
 
     # -- forked children -----------------------------------------------------------------------
 
@@ -413,10 +415,10 @@ class ShutdownHandler:
             signal.signal(number, self._in_child)
 
     def _in_child(self, number: int, frame: FrameType | None) -> None:
-        """A helper that this process forked: Slurm signals it too, but it does not decide.
+        """The handler in a forked helper process, which Slurm signals as well.
 
-        It outlives a signal that its parent got as well, since the parent ends it in its own
-        time; a SIGTERM meant for it alone (`Process.terminate`) ends it as ever.
+        The helper ignores a signal that its parent got as well, since the parent ends the helper
+        later; a SIGTERM for the helper alone (`Process.terminate`) ends it as usual.
         """
         if number != signal.SIGTERM:
             return
@@ -425,13 +427,13 @@ class ShutdownHandler:
             (heard,) = _TIME.unpack_from(self._heard)
             if abs(heard - arrived) < 0.5:
                 return
-            time.sleep(0.01)  # the parent hears of it within microseconds, or not at all
+            time.sleep(0.01)  # the parent gets the signal within microseconds, or not at all
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _let_go_of_outputs() -> None:
-    """Write to nowhere what nobody reads: each print would be an error."""
+    """Redirect a closed stdout or stderr to /dev/null, since each print would raise an error."""
     for fd in _outputs_gone():
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, fd)
@@ -439,7 +441,7 @@ def _let_go_of_outputs() -> None:
 
 
 def _outputs_gone() -> list[int]:
-    """Which of stdout and stderr are a terminal, or a pipe, whose other end is gone."""
+    """Which of stdout and stderr are a terminal or a pipe whose other end is closed."""
     poll = select.poll()
     for fd in (1, 2):
         poll.register(fd, 0)

@@ -1,8 +1,8 @@
-"""How a process leaves: callbacks, child processes, and an exit that does not hang.
+"""How a process shuts down: callbacks, child processes, and an exit that does not hang.
 
-A process has one set of signal handlers and one list of callbacks, so this module holds them for
-the whole process. Until a `forge.Run` is active a stopping signal raises `Exit` in the main
-thread at once, since there is nothing to save; while one is active, its loop decides when.
+The signal handlers and the callbacks exist once in a process, so this module has them as global
+state. Without an active `forge.Run` there is nothing to save, so a stopping signal immediately
+raises `Exit` in the main thread; the loop of an active Run stops at its next boundary.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ LEAVE_S = 10.0
 """Seconds that atexit handlers, `finally` blocks and threads have after everything is saved."""
 
 UNFORCED_S = 90.0
-"""Seconds for the jobs of a sweep that main has started, where no deadline forces an exit."""
+"""Seconds for the jobs of a sweep that main has started, if no deadline forces an exit."""
 
 _Callback = TypeVar("_Callback", bound=Callable[[], object])
 
 
 class Requeuer(Protocol):
-    """Has the job started again; the training process is handed one, and knows no scheduler."""
+    """Starts the job again; the training process gets one, so that it needs no scheduler."""
 
     @property
     def command(self) -> str:
-        """How to do it by hand."""
+        """The shell command that does it by hand."""
 
     def requeue(self, code: int, reason: Reason) -> int:
-        """The last act of a process that leaves with this code.
+        """Start the job again, as the last act of a process that exits.
 
         Args:
-            code: What the process would end with.
-            reason: Why, as far as the process knows.
+            code: The exit code that the process would have.
+            reason: Why it exits, as far as the process knows.
         Returns:
-            What it ends with.
+            The exit code of the process.
         """
 
 
@@ -63,16 +63,16 @@ class _State:
         self.callbacks: list[tuple[Callable[[], object], float]] = []
         self.handler: ShutdownHandler | None = None
         self.announcement: Announcement | None = None
-        """Of the time limit, while no Run looks at the clock itself."""
+        """The clock of the time limit, as long as no Run checks the time itself."""
         self.is_leaving = False
         self.leave_s = LEAVE_S
         self.on_unsaved_stop: Callable[[str, int], None] | None = None
-        """Told (signal, exit code) when a stop found nothing to save."""
+        """Called with (signal, exit code) if a stop finds nothing to save."""
         self.job: Path | None = None
         """The directory of the job, if its main can train in child processes; otherwise None."""
         self.requeuer: Requeuer | None = None
         self.last_code: int | None = None
-        """What the last act has said; None before it."""
+        """The exit code from the last act; None before it."""
         self.acting = threading.Lock()
 
 
@@ -83,16 +83,16 @@ _find_requeuer: list[Callable[[Policy, Path], Requeuer | None]] = []
 def on_stop(callback: _Callback, timeout_s: float = CALLBACK_TIMEOUT_S) -> _Callback:
     """Call `callback()` when the process is stopped: by a signal, or by the NaN policy.
 
-    Callbacks run after the save, the last registered one first; one that fails or takes too long
-    does not keep the next from running. Works before a Run exists, in the main thread.
+    Callbacks run after the save, the last registered one first. If a callback fails or takes too
+    long, the next one still runs. Before a Run exists, call this in the main thread.
 
     Args:
         callback: A function without arguments.
-        timeout_s: Seconds after which the stop continues without it.
+        timeout_s: Seconds after which the stop continues without waiting for the callback.
     Returns:
         The callback, so that this can be used as a decorator.
     Raises:
-        RuntimeError: In another thread, before anything registered the signal handlers.
+        RuntimeError: In another thread, before the signal handlers were registered.
     """
     if _state.handler is None:
         install(Policy())
@@ -101,12 +101,12 @@ def on_stop(callback: _Callback, timeout_s: float = CALLBACK_TIMEOUT_S) -> _Call
 
 
 def remove_callback(callback: Callable[[], object]) -> None:
-    """Forget a callback; one that was never registered is no error."""
+    """Remove a callback; nothing happens if it was never registered."""
     _state.callbacks = [entry for entry in _state.callbacks if entry[0] is not callback]
 
 
 def install(policy: Policy, stacks_dir: Path | None = None) -> ShutdownHandler:
-    """Make this process listen to signals as `policy` says; the one handler is reused."""
+    """Handle signals in this process as `policy` says; an existing handler is reconfigured."""
     actions = {name: action.value for name, action in policy.signal.actions.items()}
     if _state.handler is not None and _state.handler.is_of_parent:
         _state.__init__()  # type: ignore[misc]
@@ -127,18 +127,18 @@ def install(policy: Policy, stacks_dir: Path | None = None) -> ShutdownHandler:
 
 
 def is_installed() -> bool:
-    """Whether this process listens to signals already."""
+    """Whether this process handles signals already."""
     return _state.handler is not None
 
 
 def is_stopping() -> bool:
-    """Whether a stop is under way: a signal has asked for one, or the process is leaving."""
+    """Whether a signal has requested a stop, or the process is shutting down."""
     handler = _state.handler
     return _state.is_leaving or (handler is not None and handler.should_shutdown())
 
 
 def uninstall() -> None:
-    """Back to the handlers that were there before forge; no stop is under way any more."""
+    """Restore the handlers from before forge, and forget a stop in progress."""
     _state.is_leaving, _state.requeuer, _state.last_code = False, None, None
     if _state.handler is not None:
         _state.handler.unregister()
@@ -147,39 +147,39 @@ def uninstall() -> None:
 
 
 def allow(leave_s: float) -> None:
-    """Give the main thread so many seconds after a stop: it has to ask somebody, perhaps."""
+    """Give the main thread more seconds after a stop, for example to ask Slurm's controller."""
     _state.leave_s = leave_s
 
 
 def on_unsaved_stop(tell: Callable[[str, int], None]) -> None:
-    """Call `tell(signal, exit code)` where a stop finds nothing to save."""
+    """Call `tell(signal, exit code)` if a stop finds nothing to save."""
     _state.on_unsaved_stop = tell
 
 
 def has_job(directory: Path) -> None:
-    """A stop waits for children of this process that train in a Run of the job there."""
+    """Make a stop wait for children of this process that train in a Run of this job."""
     _state.job = directory
 
 
 def offer_requeuer(find: Callable[[Policy, Path], Requeuer | None]) -> None:
-    """`find(policy, job directory)` says who starts a job of this process again, if anybody."""
+    """Register `find(policy, job directory)`, which returns the job's `Requeuer`, or None."""
     _find_requeuer[:] = [find]
 
 
 def requeuer(policy: Policy, job: Path) -> Requeuer | None:
-    """Who starts the job again whose process this is; a stop ends with that. None: nobody does."""
+    """The `Requeuer` of this process's job, which a stop calls last; None if there is none."""
     _state.requeuer = _find_requeuer[0](policy, job) if _find_requeuer else None
     return _state.requeuer
 
 
 def last_act(code: int, reason: Reason) -> int:
-    """Have the job started again, if somebody does that; once, by whichever thread comes first.
+    """Call the job's `Requeuer`, if there is one; only once, by the first thread that gets here.
 
     Args:
-        code: What this process would end with.
-        reason: Why.
+        code: The exit code that this process would have.
+        reason: Why it exits.
     Returns:
-        What it ends with.
+        The exit code of this process.
     """
     with _state.acting:
         if _state.requeuer is None:
@@ -190,7 +190,7 @@ def last_act(code: int, reason: Reason) -> int:
 
 
 def hold_interrupts(*, is_held: bool) -> None:
-    """While held, a stopping signal only sets the flag: a Run will read it."""
+    """While held, a stopping signal only sets the flag, which a Run reads."""
     if _state.handler is not None:
         _state.handler.held_up_by = None  # no Run is there, or not yet
         if _state.announcement is not None:
@@ -199,7 +199,7 @@ def hold_interrupts(*, is_held: bool) -> None:
 
 
 def _leave_unsaved() -> None:
-    """A stopping signal outside a Run: nothing to save here, so leave once the children have."""
+    """Stop outside a Run: nothing has to be saved here, so exit when the children have exited."""
     handler = _state.handler
     assert handler is not None
     if _state.is_leaving:
@@ -211,7 +211,7 @@ def _leave_unsaved() -> None:
     if _state.job is not None and _stop_trainers(_state.job, received):
         _state.on_unsaved_stop = None
         said = verdict.of_child(_state.job)
-        # A signal that came to all of them may have another code there; an error says more.
+        # A child's code counts only if it is an error: each process can name its own signal.
         code = said if 0 < said < 128 and said != ExitCode.REQUEUE else code
     threading.Thread(target=_finish_outside, args=(name, code), name="forge-stop").start()
     raise Exit(code, f"stopped by {name}")
@@ -224,7 +224,7 @@ def _stop_trainers(job: Path, received: signal.Signals) -> bool:
         Whether there are any.
     """
     pids = sorted(ledger.trainers(job).intersection(processes.descendants()))
-    # A terminal sends SIGINT to all of them by itself: twice would mean at once.
+    # A terminal sends SIGINT to all processes: a second one would mean "exit immediately".
     number = signal.SIGTERM if received is signal.SIGINT else received
     for pid in pids:
         processes.send(pid, number)
@@ -236,8 +236,8 @@ def _stop_trainers(job: Path, received: signal.Signals) -> bool:
 def _finish_outside(name: str, code: int) -> None:
     """Clean up once the main thread has unwound.
 
-    A thread of its own, not a daemon: the interpreter waits for it, and it can end the executors
-    that the interpreter waits for as well.
+    In a thread that is not a daemon: the interpreter waits for it, and it can end the executors
+    for which the interpreter waits as well.
     """
     threading.main_thread().join(timeout=_state.leave_s / 2)
     if _state.on_unsaved_stop is not None:
@@ -249,11 +249,11 @@ def _finish_outside(name: str, code: int) -> None:
 
 
 def leave(code: int, text: str, reason: Reason | None = None) -> Exit:
-    """Everything is saved: run the callbacks, end the children, and say how to exit.
+    """After everything is saved: run the callbacks, end the children, and return the `Exit`.
 
     Returns:
-        The `Exit` to raise. Should unwinding then take longer than `LEAVE_S` seconds (a thread
-        that never ends, an executor, a logger's atexit), the process is ended all the same.
+        The `Exit` to raise. If the exit then takes longer than `LEAVE_S` seconds (a thread that
+        never ends, an executor, a logger's atexit handler), the process is killed.
     """
     _state.is_leaving = True
     left_s = _left_s()
@@ -266,7 +266,7 @@ def leave(code: int, text: str, reason: Reason | None = None) -> Exit:
 
 
 def _left_s() -> float:
-    """Seconds until the forced exit, or those it would allow: jobs of a sweep inside may save."""
+    """Seconds in which jobs of a sweep inside this process can save, until the forced exit."""
     handler = _state.handler
     if handler is not None and handler.deadline is not None:
         return max(handler.deadline - time.monotonic(), 0.0)
@@ -288,7 +288,7 @@ def clean_up(save_s: float) -> None:
 
 @contextmanager
 def _without_sigchld() -> Iterator[None]:
-    """SIGCHLD's handlers stand again afterwards: DataLoader's, and behind it the user's own."""
+    """Replace SIGCHLD's handlers meanwhile: DataLoader's, and the user's, which it calls."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -297,7 +297,7 @@ def _without_sigchld() -> Iterator[None]:
     def forgiving(number: int, frame: FrameType | None) -> None:
         try:
             handler(number, frame)
-        except RuntimeError:  # DataLoader's, at the end of any child: its workers are gone
+        except RuntimeError:  # DataLoader raises it at the end of any child: its workers have ended
             if not _state.is_leaving:
                 raise
 
@@ -337,9 +337,9 @@ def _start_guard(code: int, reason: Reason) -> None:
 
 
 def _at_exit() -> None:
-    """The last of the atexit handlers (the first registered)."""
+    """The last atexit handler (the first registered)."""
     if _state.is_leaving and _state.handler is not None:
-        # The interpreter resets handlers to the default before it ends: a signal would kill it.
+        # The interpreter resets handlers to the default before it exits: a signal would kill it.
         for number in _state.handler.actions:
             signal.signal(number, signal.SIG_IGN)
         interpreter_exit.fast_exit()
@@ -347,14 +347,14 @@ def _at_exit() -> None:
 
 @contextmanager
 def block_signals() -> Iterator[None]:
-    """Processes started inside ignore TERM, INT, HUP, USR1 and USR2.
+    """Processes that are started inside this block ignore TERM, INT, HUP, USR1 and USR2.
 
-    Slurm signals every process of a step. Start helpers that must outlive such a signal (a
+    Slurm signals every process of a step. Start helpers that must survive such a signal (a
     logger's service, a pool of spawned workers) inside this block; forge ends them when the job
-    stops. Helpers that this process forks need no shield.
+    stops. Helpers that this process forks do not need it.
 
     Raises:
-        ForgeError: Where the platform has no POSIX signals.
+        ForgeError: If the platform has no POSIX signals.
     """
     if not hasattr(signal, "pthread_sigmask"):
         raise ForgeError("forge.block_signals() needs POSIX signals, which this platform lacks")

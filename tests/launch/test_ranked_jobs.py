@@ -114,7 +114,7 @@ def test_what_a_rank_raises_fails_the_job_by_its_name(make):
     done = app.run("lr=0.1")
     job = app.job(0)
     assert done.returncode != 0
-    assert "rank 1 of 2: RuntimeError: planted; what it printed is in output.log.1" in job.output
+    assert "rank 1 of 2: RuntimeError: planted; its output is in output.log.1" in job.output
     assert 'raise RuntimeError("planted")' in done.stdout, "the launcher shows that rank's frames"
     assert "c10d" not in done.stdout
     assert (job.state["code"], job.state["rank"]) == (1, 1)
