@@ -565,7 +565,10 @@ def test_a_policy_that_no_command_could_follow_is_told_before_anything_is_starte
     ("override", "said"),
     [
         ("hydra/launcher=basic", "`hydra/launcher`: expected local or slurm, found another"),
-        ("hydra.sweep.dir=/proc/nowhere", "`hydra.sweep.dir=/proc/nowhere`: the directory cannot"),
+        (
+            "hydra.sweep.dir=/proc/nowhere",
+            "`hydra.sweep.dir=/proc/nowhere`: cannot create the directory",
+        ),
     ],
 )
 def test_what_no_command_could_run_in_is_told(override, said, commands):
