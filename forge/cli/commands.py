@@ -59,7 +59,7 @@ class Command(NamedTuple):
     """One command."""
 
     purpose: str
-    """What the command does, in at most 67 letters: the line has to fit into 80 columns."""
+    """One phrase of at most 67 characters: the line has to fit into 80 columns."""
     example: str
     main: Callable[[list[str]], int]
     """Runs the command with the arguments after its name; returns the exit code."""
@@ -128,7 +128,7 @@ forge --version        the version of forge and of Python
 
 
 def help_text() -> str:
-    """What `forge --help` prints, in at most 80 columns."""
+    """The text of `forge --help`, in at most 80 columns."""
     width = max(map(len, COMMANDS))
     lines = [_HEAD]
     for title, group in GROUPS.items():
@@ -141,7 +141,7 @@ def help_text() -> str:
 
 
 def unknown(name: str) -> str:
-    """What is wrong with a word that is no command, and which command was probably meant."""
+    """The error for an unknown command, with the command that was probably meant."""
     close = difflib.get_close_matches(name, COMMANDS, 1)
     meant = f" Did you mean `forge {close[0]}`?" if close else ""
     if not close and name.endswith(".py"):

@@ -31,9 +31,9 @@ Check this node: the disk, /dev/shm and the GPUs, and, below srun or torchrun, t
 between all tasks. Checks that fail are printed first, with what to do; -v prints all of them. Exit
 code: 0 if no check fails, 69 if one does."""
 _MARGIN_S = 30.0
-"""Seconds that a rank may need in addition to its checks."""
+"""Seconds that a rank can need in addition to its checks."""
 _WIDTH = 80
-"""Columns, if the output is no terminal."""
+"""Columns, if the output is not a terminal."""
 OK, WARNS, FAILS, NOT_HERE, NOT_MADE = "ok", "warns", "FAILS", "not here", "no result"
 _ORDER = (FAILS, WARNS, NOT_MADE, OK, NOT_HERE)
 

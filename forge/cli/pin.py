@@ -12,7 +12,7 @@ from forge.errors import CheckpointError, ExitCode
 
 _PIN = """\
 Keep checkpoints permanently. A pinned checkpoint is not removed by `checkpoint.keep_last` and the
-like, also if the job is running now. A pin is an empty file beside the checkpoint,
+like, also if the job is running now. A pin is an empty file next to the checkpoint,
 `pinned_step_<N>`."""
 _UNPIN = "Let the policy (`checkpoint.keep_last` and the like) remove pinned checkpoints again."
 

@@ -1,7 +1,7 @@
 """Checkpoints on the terminal: what `forge show` and `forge diff` print, in 80 columns.
 
-What people look for comes first: step, time, size, whether the files are intact, how to resume.
-Paths are never cut, so that they can be copied; they alone may be wider.
+The most important facts come first: step, time, size, whether the files are intact, how to resume.
+Paths are never cut, so that they can be copied; only lines with a path can be wider.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def describe(
 
 
 def damaged(path: Path, error: str) -> Iterator[str]:
-    """What is wrong with a checkpoint that cannot be used, and what a resume would do."""
+    """The error of a checkpoint that cannot be used, and what a resume would do."""
     yield f"{'checkpoint':{_TITLE}}{_near(path)}"
     yield from _fact("state", "DAMAGED: no job can resume from it")
     for line in error.splitlines():

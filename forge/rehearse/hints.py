@@ -1,6 +1,6 @@
 """Why an interrupted run differs: which variables had another value right after a resume.
 
-The script runs once more uninterrupted and once more interrupted, and records its variables at step
+The script runs again uninterrupted and again interrupted, and records its variables at step
 boundaries (`forge.training.loop.traces`). A variable that differs at the boundary at which a
 process resumed was not saved. A variable that differs before the first signal is a clock, or the
 like.
@@ -69,7 +69,7 @@ def read(file: Path) -> list[Boundary]:
 def examine(
     rehearsal: Rehearsal, planned: list[Strike], resumed_at: list[int], free: set[str]
 ) -> list[str]:
-    """What was not saved, found by tracing an interrupted and an uninterrupted run.
+    """Find what was not saved, by tracing an interrupted and an uninterrupted run.
 
     Args:
         rehearsal: Runs the script.

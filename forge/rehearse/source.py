@@ -1,5 +1,5 @@
-"""What a script's source tells of a variable: where it is first assigned, and whether its loop only
-ever reads what the same step has assigned."""
+"""Facts about a script's variable, from its source: the line of its first assignment, and whether
+each step assigns it before reading it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOOPS = ("steps", "epochs", "batches")
 
 
 def line_of(file: str, function: str, name: str) -> int | None:
-    """Of the first assignment of a variable of a function; of the file, if that has no name."""
+    """Line of a variable's first assignment in a function, or in the file without a function."""
     tree = _tree(file)
     functions = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)]
     within = [one for one in functions if one.name == function] if function else [tree]
@@ -22,7 +22,7 @@ def line_of(file: str, function: str, name: str) -> int | None:
 
 
 def _own(place: ast.AST) -> Iterator[ast.AST]:
-    """What stands there, without the insides of the functions and classes in it."""
+    """The nodes of a scope, without those inside its functions and classes."""
     for child in ast.iter_child_nodes(place):
         yield child
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -30,7 +30,7 @@ def _own(place: ast.AST) -> Iterator[ast.AST]:
 
 
 def is_renewed(file: str, name: str) -> bool:
-    """Whether each step assigns the variable before anything reads it: it is no state then."""
+    """Whether each step assigns the variable before it is read, so that it need not be saved."""
     tree = _tree(file)
     loops = [one for one in ast.walk(tree) if isinstance(one, ast.For) and _is_ours(one)]
     if not loops or any(name in _loaded(one) for one in _functions(tree, loops)):
@@ -51,7 +51,7 @@ def _is_ours(loop: ast.For) -> bool:
 
 
 def _functions(tree: ast.AST, loops: list[ast.For]) -> Iterator[ast.AST]:
-    """Those that a loop does not stand in: they may read a variable of it whenever called."""
+    """The functions that contain no loop: when called, they can read a variable of the loop."""
     for one in ast.walk(tree):
         if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             inside = set(ast.walk(one))
@@ -82,7 +82,7 @@ def _stored(node: ast.AST) -> str | None:
 
 
 def _first_use(node: ast.AST, name: str) -> str:
-    """`load` if it may be read first, `store` if it is surely assigned first; else nothing."""
+    """`load` if it can be read first, `store` if it is always assigned first; else nothing."""
     if isinstance(node, ast.Name) and node.id == name:
         return "store" if isinstance(node.ctx, ast.Store) else "load"
     if isinstance(node, ast.AugAssign):

@@ -1,4 +1,4 @@
-"""What a rehearsal prints: lines that stay, and on a terminal one line that says what runs now."""
+"""The output of a rehearsal: lines that stay, and on a terminal one line with the current run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ERASE = "\r\x1b[K"
 
 
 def say(text: str) -> None:
-    """Print lines that stay, at once."""
+    """Print lines that stay, immediately."""
     sys.stdout.write(f"{_ERASE if _is_live() else ''}{text}\n")
     sys.stdout.flush()
 

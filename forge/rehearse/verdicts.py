@@ -29,7 +29,7 @@ IDENTICAL, DIFFERENT, NO_VERDICT = 0, 1, 3
 """Exit codes. No verdict: the script failed by itself, or no run got a signal."""
 _OBJECTS = "live."
 """The part of a checkpoint with the objects given to `forge.Run`. The rest can differ between two
-uninterrupted runs, for example by a generator that nobody seeds, and perhaps nobody uses."""
+uninterrupted runs, for example by a generator that is neither seeded nor used."""
 _ATTEMPTS = 3
 """Starts of an interrupted run; each can take as long as an uninterrupted run."""
 _PART = 2.5

@@ -35,7 +35,7 @@ HABITS = {
     r"\banew\b|\bonce more\b": "say 'again'",
     r"\b(?:goes|go|going|gone|went) on\b(?! with\b| the)": "say 'continues'",
     r"\bgo(?:es)? by\b": "say 'uses' or 'follows'",
-    r"\bnobody\b": "name who does not: 'no process', 'no rank', 'forge does not'",
+    r"\bnobody\b(?! interrupted)": "name who does not: 'no process', 'no rank', 'forge does not'",
     r"\bis (?:looked|asked whether|told apart|said (?:so|when))\b": "a passive without an agent",
     r"(?:^|[.;] )(?:One|Those) (?:that|who|which|of)\b": "name the noun again instead of 'one'",
     r"\bcomes? to (?:its|their|an) end\b": "say 'finishes' or 'ends'",
