@@ -83,6 +83,7 @@ check: $(VENV)/.dev-installed
 	$(IN_VENV) -m ruff format --check .
 	$(IN_VENV) -m ruff check .
 	$(IN_VENV) -m mypy
+	$(IN_VENV) tests/support/plain_words.py
 	$(PYTEST) -q tests/packaging/test_imports.py
 
 # Each process writes a file of its own below .coverage-data; they are combined at the end.

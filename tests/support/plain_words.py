@@ -45,6 +45,7 @@ HABITS = {
 }
 """Expression -> reason."""
 _PATTERNS = [(re.compile(form), reason) for form, reason in HABITS.items()]
+_KINDS = (".py", ".md", ".yaml")
 _NOT_READ = ("docs/decisions/", "docs/_ext/", "tests/")
 """What users do not read: decisions record how something was decided."""
 
@@ -86,8 +87,14 @@ def checked() -> list[Path]:
     names = [name for name in files() if not name.startswith(_NOT_READ)]
     inside = ("forge/", "docs/", "conf/", "examples/", "hydra_plugins/")
     top = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ARCHITECTURE.md")
-    kinds = (".py", ".md", ".yaml")
-    return [ROOT / n for n in names if n in top or (n.startswith(inside) and n.endswith(kinds))]
+    return [ROOT / n for n in names if n in top or (n.startswith(inside) and n.endswith(_KINDS))]
+
+
+def _files_in(path: Path) -> list[Path]:
+    """A file, or the files of a folder that are read."""
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.rglob("*") if file.suffix in _KINDS)
 
 
 def main() -> int:
@@ -97,7 +104,8 @@ def main() -> int:
     parser.add_argument("--count", action="store_true", help="print the number for each reason")
     options = parser.parse_args()
     counts: Counter[str] = Counter()
-    for path in options.paths or checked():
+    chosen = [file for path in options.paths for file in _files_in(path.resolve())]
+    for path in chosen or checked():
         for line, words, reason in find(path):
             counts[reason] += 1
             if not options.count:
