@@ -338,7 +338,7 @@ _OURS = ("SIGNAL", "REQUEUE", "NO_REQUEUE", "ARRAY_INX", "OUTPUT", "ERROR", "OPE
 NO_COMMANDS = (
     "sbatch was not found: no directory of PATH on this machine has Slurm's commands. Submit from"
     " a login node of the cluster (there, perhaps, after `module load slurm`), or run the jobs on"
-    " this machine with `hydra/launcher=local`"
+    " this machine with `hydra/launcher=local`."
 )
 """Why nothing can be submitted from here."""
 

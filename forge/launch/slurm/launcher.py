@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -81,6 +82,8 @@ def launch(request: Request) -> list[JobReturn]:
             if options.dry_run:
                 preview.show(calls, [job.composed for job in new], cluster)
                 raise Exit(0, "nothing was submitted: hydra.launcher.dry_run=true")
+            if calls and shutil.which("sbatch") is None:
+                raise ConfigError([client.NO_COMMANDS], "The submission")
             sweep.add([job.place for job in composed])
             command = job_dir.sweep_command(directory)
             job_dir.write_resume_script(directory, command)
@@ -251,12 +254,11 @@ def _find_in_queue(submitted: Submitted) -> None:
 def _not_submitted(
     error: SlurmRefused, script: Path, before: list[str], command: str
 ) -> ConfigError:
-    ids = " ".join(before)
-    hint = f" Jobs submitted before stay in the queue: {ids}." if before else ""
+    hint = f"Jobs submitted before stay in the queue: {' '.join(before)}.\n" if before else ""
     problem = (
-        f"{error}. The batch script is {script}.{hint} When sbatch can accept it (free places in"
-        " the queue, a higher limit), this command submits the missing jobs, and waits for all:"
-        f"\n  {command}"
+        f"sbatch did not accept the batch script {script}:\n{error}\n{hint}When sbatch can (free"
+        " places in the queue, a higher limit), this command submits the missing jobs, and waits"
+        f" for all:\n  {command}"
     )
     return ConfigError([problem], "The submission")
 

@@ -32,13 +32,13 @@ def app(tmp_path):
     return App(tmp_path / "app", TRAIN, CONF)
 
 
-def run(app, *command):
+def run(app, *command, **environment):
     """On a machine that belongs to no cluster; without the file Slurm would look for a minute."""
     (app.folder / "none.conf").touch()
     return subprocess.run(
         [sys.executable, *command],
         cwd=app.folder,
-        env=os.environ | {"SLURM_CONF": str(app.folder / "none.conf")},
+        env=os.environ | {"SLURM_CONF": str(app.folder / "none.conf")} | environment,
         text=True,
         capture_output=True,
         timeout=120,
@@ -192,3 +192,13 @@ def test_an_answer_that_was_never_heard_is_found_in_the_queue(tmp_path):
     again.begin(tmp_path / "3.sh", [5], ["e"])
     again.end(tmp_path / "3.sh", "14")
     assert Submitted(tmp_path).ids[5] == "14"
+
+
+def test_a_machine_without_sbatch_submits_nothing_and_says_where_to_submit(app):
+    """The launcher must not write a batch script and advise to submit it "later" from here."""
+    sweep = ("-m", "hydra/launcher=slurm", f"hydra.sweep.dir={app.sweep_dir}")
+    done = run(app, "train.py", *sweep, PATH=str(app.folder))
+    assert done.returncode == 78
+    assert "sbatch was not found: " in done.stdout
+    assert "from a login node of the cluster" in done.stdout
+    assert not list(app.sweep_dir.rglob("*.sh"))
