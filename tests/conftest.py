@@ -15,6 +15,7 @@ import sys
 import light
 import pytest
 import torch
+import warm
 from started import ended_here
 from warm import IS_QUICK, QUICK
 
@@ -45,6 +46,18 @@ if IS_QUICK and has_room(MEMORY):
 if IS_QUICK and QUICK not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     given = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     os.environ["PYTHONPATH"] = os.pathsep.join([QUICK, *given])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionstart():
+    """The processes of pytest-xdist are forked, too: with torch, and with what forks for them."""
+    begin = subprocess.Popen
+    if IS_QUICK and "PYTEST_XDIST_WORKER" not in os.environ:
+        subprocess.Popen = functools.partial(warm.Popen, is_worker=True)
+    try:
+        return (yield)
+    finally:
+        subprocess.Popen = begin
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -58,9 +58,9 @@ class _Zygote:
         self._pid = os.getpid()
         self.is_inherited = False
 
-    def use(self, sock: socket.socket) -> None:
+    def use(self, sock: socket.socket, *, is_inherited: bool) -> None:
         """One that was started for this process."""
-        self._socket, self._pid, self.is_inherited = sock, os.getpid(), True
+        self._socket, self._pid, self.is_inherited = sock, os.getpid(), is_inherited
 
     @property
     def is_own(self) -> bool:
@@ -125,9 +125,11 @@ _sharding = _Zygote("torch.distributed.fsdp", "torch._dynamo.utils")  # seconds,
 class Popen(started.Popen):
     """As started.Popen; a command line of Python is forked, where nothing else is asked for."""
 
-    def __init__(self, args, *, kills=None, is_parent=False, is_sharded=False, **options):
+    def __init__(
+        self, args, *, kills=None, is_parent=False, is_worker=False, is_sharded=False, **options
+    ):
         self._zygote = _sharding if is_sharded and not _zygote.is_inherited else _zygote
-        self._kills, self._is_parent = kills or {}, is_parent
+        self._kills, self._is_parent, self._is_worker = kills or {}, is_parent, is_worker
         special = ("preexec_fn", "pass_fds", "shell", "executable")
         self._is_plain = not any(options.get(one) for one in special)
         super().__init__(args, **options)
@@ -153,6 +155,7 @@ class Popen(started.Popen):
             "env": environment,
             "has_session": has_session,
             "is_parent": self._is_parent,
+            "is_worker": self._is_worker,
             "kills": self._kills,
             "umask": _umask(),
         }
@@ -165,8 +168,13 @@ class Popen(started.Popen):
 
 def inherit(sock: socket.socket) -> None:
     """In a process that was forked, and forks itself: its wrappers, as all that has a session."""
-    _zygote.use(sock)
+    _zygote.use(sock, is_inherited=True)
     subprocess.Popen = Popen
+
+
+def adopt(sock: socket.socket) -> None:
+    """In a process of pytest-xdist that was forked: what it would start by itself is there."""
+    _zygote.use(sock, is_inherited=False)
 
 
 def run(args: list[str], *, timeout: float, **options: object) -> subprocess.CompletedProcess:

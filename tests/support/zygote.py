@@ -60,6 +60,8 @@ CLONE = {"x86_64": 56, "aarch64": 220}
 GET_TID_ADDRESS = 40  # prctl(2)
 SET_PDEATHSIG = 1
 SET_MM, SET_MM_ENV_END = 35, 11
+MADV_COLLAPSE = 25  # since Linux 6.1
+HUGE = 2 << 20
 LIBC = ctypes.PyDLL(None)  # keeps the interpreter's lock, as a fork has to
 
 
@@ -81,6 +83,18 @@ def compose_once():
         return copy.deepcopy(composed[key])
 
     ConfigLoaderImpl._load_configuration_impl = load
+
+
+def use_huge_pages():
+    """A fork copies the table of all pages, and its end drops each: most of what it takes."""
+    madvise = ctypes.CDLL(None).madvise
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, access, _, _, _, *name = line.split()
+        begin, end = (int(one, 16) for one in addresses.split("-"))
+        begin, end = -(-begin // HUGE) * HUGE, end // HUGE * HUGE
+        if begin < end and "w" in access and name in ([], ["[heap]"]):
+            # An older kernel refuses, and nothing has changed.
+            madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_COLLAPSE)
 
 
 def clone():
@@ -114,7 +128,7 @@ def serve(asked):
             asked.send(str(pid).encode())
             continue
         asked.close()
-        if not request["is_parent"]:
+        if not (request["is_parent"] or request["is_worker"]):
             return request, fds, None
         own, asked_next = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork():
@@ -138,6 +152,7 @@ def main():
     loading.load(None)  # the schema is read once, for all
     gc.collect()
     gc.freeze()  # else each one, at its end, looks at all of torch's objects, and so copies them
+    use_huge_pages()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C: pytest's end is ours
     request, fds, own = serve(socket.socket(fileno=int(sys.argv[1])))
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -148,6 +163,9 @@ def main():
     os.closerange(3, own.fileno() if own else 1 << 16)
     if own:
         os.closerange(own.fileno() + 1, 1 << 16)
+    if request["is_worker"]:
+        warm.adopt(own)
+    elif own:
         warm.inherit(own)
         compose_once()
     os.umask(request["umask"])
