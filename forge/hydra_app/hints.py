@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import atexit
 import difflib
+import importlib.util
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from forge import messages
@@ -23,21 +24,30 @@ _LAUNCHER = "hydra.launcher"
 _SIMILAR = 0.8
 """How much two names resemble each other if one is the other, mistyped."""
 
+ADD_PRESET = (
+    "add a preset to its defaults list (`defaults: [resilience: default, _self_]`), or add"
+    " `+resilience=default` to this command"
+)
+"""What to do if a config has no `resilience`."""
+
 _pending: list[str] = []
-_config_paths: list[str] = []
+_arguments: list[str] = []
+_search_path: list[Callable[[], Iterable[str]]] = []
+"""Returns the app's own entries of Hydra's search path."""
 _mistyped: list[str] = []
 """Hints for keys whose first words are mistyped, or that no launcher has."""
 
 
-def arm(arguments: Iterable[str], config_paths: Iterable[str | None] = ()) -> None:
+def arm(arguments: Iterable[str], search_path: Callable[[], Iterable[str]] = tuple) -> None:
     """Prepare hints for the overrides in a command line.
 
     Args:
         arguments: The words of the command line.
-        config_paths: The app's own entries of Hydra's search path.
+        search_path: Returns the app's own entries of Hydra's search path. Called for the hint:
+            Hydra adds `--config-dir` later.
     """
     words = list(arguments)
-    _config_paths[:] = [path for path in config_paths if path is not None]
+    _arguments[:], _search_path[:] = words, [search_path]
     keys = [match[1] for match in map(_OVERRIDE.match, words) if match]
     mistyped = [one for one in map(_mistyped_hint, words) if one]
     if (keys or mistyped) and not (_pending or _mistyped):
@@ -98,10 +108,7 @@ def hints_for(keys: Iterable[str]) -> list[str]:
     if not unknown:
         if _has_preset():  # Hydra refuses something else
             return []
-        return [
-            "if your config has no `resilience` yet, add a preset to its defaults list (`defaults:"
-            " [resilience: default, _self_]`), or add `+resilience=default` to this command"
-        ]
+        return [f"if your config has no `resilience` yet, {ADD_PRESET}"]
     found = []
     for key in unknown:
         group, _, name = key.rpartition(".")
@@ -123,10 +130,37 @@ def hints_for(keys: Iterable[str]) -> list[str]:
 
 
 def _has_preset() -> bool:
-    """Whether a config in the app's own directory names a `resilience` preset."""
-    directories = [Path(path.removeprefix("file://")) for path in _config_paths]
-    files = [file for one in directories if one.is_dir() for file in one.glob("*.y*ml")]
-    return any("resilience" in file.read_text(errors="replace") for file in files)
+    """Whether the command, or a config in Hydra's search path, names a `resilience` preset.
+
+    Entries of `hydra.searchpath` count if they are URLs, and contain no interpolation.
+    """
+    if any(word.lstrip("+").startswith("resilience=") for word in _arguments):
+        return True
+    texts = _configs(entry for entries in _search_path for entry in entries())
+    more = [url for text in (*texts, *_arguments) for url in _URL.findall(text)]
+    return any("resilience" in text for text in (*texts, *_configs(more)))
+
+
+_URL = re.compile(r"(?:file|pkg)://[^\s,'\"\]]+")
+
+
+def _configs(entries: Iterable[str]) -> list[str]:
+    """The texts of the configs in entries of Hydra's search path, and in their groups."""
+    directories = [Path(one) for entry in entries for one in _directories(entry)]
+    files = [
+        file for one in directories for glob in ("*.y*ml", "*/*.y*ml") for file in one.glob(glob)
+    ]
+    return [file.read_text(errors="replace") for file in files]
+
+
+def _directories(entry: str) -> Iterable[str]:
+    if not entry.startswith("pkg://"):
+        return [entry.removeprefix("file://")]
+    try:
+        spec = importlib.util.find_spec(entry.removeprefix("pkg://").replace("/", "."))
+    except ImportError:
+        return []  # Hydra has reported it
+    return (spec and spec.submodule_search_locations) or []
 
 
 def _print() -> None:

@@ -177,6 +177,10 @@ def _log_error(error: BaseException, directory: Path) -> None:
     """Write the job's verdict, a single line, for the wrapper."""
     line = str(error).strip().split("\n")[0][:300]
     text = f"{type(error).__name__}: {line}" if line else type(error).__name__
+    if getattr(error, "full_key", None) == "resilience":  # OmegaConf's: main reads a missing policy
+        from forge.hydra_app import hints
+
+        text += f". The config has no policy: {hints.ADD_PRESET}"
     verdict.write(directory, Verdict(Reason.failed, text, 1))
 
 

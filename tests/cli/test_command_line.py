@@ -146,6 +146,28 @@ def test_an_app_without_a_policy_is_told_how_to_add_one(bare_app):
     assert (code, "'action': 'halt'" in output) == (0, True), output
 
 
+def test_a_job_whose_main_reads_a_missing_policy_is_told_how_to_add_one(tmp_path):
+    """OmegaConf's error in the user's own line says nothing of forge's presets."""
+    app = make_app(tmp_path, APP, "lr: 1\n")
+    code, output = run(app, "-m", "hydra/launcher=local", "hydra.sweep.dir=out", "lr=1")
+    assert code == 1
+    assert "job 0: failed: ConfigAttributeError: Key 'resilience' is not in struct." in output
+    log = (app / "out" / "0" / "output.log").read_text()
+    for text in (output, log):
+        assert "The config has no policy: add a preset to its defaults list (`defaults:" in text
+
+
+def test_a_preset_in_a_directory_of_the_command_line_counts(bare_app):
+    """Hydra adds `--config-dir` to its search path after the plugins."""
+    (bare_app / "more").mkdir()
+    (bare_app / "more" / "mine.yaml").write_text("defaults: [resilience: default, _self_]\n")
+    wrong = ["--config-dir", "more", "--config-name", "mine", "resilience.nan.action=halt", "lrr=1"]
+    code, output = run(bare_app, *wrong)
+    assert code == 1
+    assert "Key 'lrr' is not in struct" in output
+    assert "forge" not in output
+
+
 def test_an_app_with_a_resilience_key_of_its_own_is_left_alone(tmp_path):
     """Installing forge changes no other app: not its config, its output, nor its errors."""
     app = make_app(tmp_path, PLAIN_APP, "resilience: {retries: 3}\nfails: false\n")
@@ -193,15 +215,51 @@ def test_a_hint_says_what_to_write(keys, expected):
         assert part in sentence
 
 
-def test_no_hint_about_presets_if_the_config_has_one(tmp_path, monkeypatch):
-    """Hydra refused another key: the hint would send people the wrong way."""
+@pytest.fixture
+def directories(tmp_path):
+    """Of an app, and of `hydra.searchpath` or `--config-dir`; neither has a preset."""
+    for name in ("conf", "more"):
+        (tmp_path / name / "experiment").mkdir(parents=True)
+        (tmp_path / name / "train.yaml").write_text("lr: 1\n")
+    return tmp_path
+
+
+def arm(monkeypatch, *arguments, entries):
     monkeypatch.setattr(hints, "_pending", [])
     monkeypatch.setattr(hints.atexit, "register", lambda function: None)
-    (tmp_path / "train.yaml").write_text("lr: 1\n")
-    hints.arm(["resilience.nan.action=halt", "lrr=1"], [f"file://{tmp_path}", None])
-    assert len(hints.hints_for(["nan.action"])) == 1
-    (tmp_path / "train.yaml").write_text("defaults: [resilience: default, _self_]\n")
-    assert hints.hints_for(["nan.action"]) == []
+    hints.arm(["resilience.nan.action=halt", "lrr=1", *arguments], lambda: entries)
+    return hints.hints_for(["nan.action"])
+
+
+@pytest.mark.parametrize("file", ["conf/train.yaml", "conf/experiment/big.yml", "more/train.yaml"])
+def test_no_hint_about_presets_if_a_config_has_one(file, directories, monkeypatch):
+    """Hydra refused another key: the hint would send people the wrong way."""
+    entries = [f"file://{directories}/conf", f"{directories}/more", "pkg://no.such_package"]
+    assert len(arm(monkeypatch, entries=entries)) == 1
+    (directories / file).write_text("defaults: [resilience: default, _self_]\n")
+    assert arm(monkeypatch, entries=entries) == []
+
+
+def test_no_hint_about_presets_if_the_command_adds_one(directories, monkeypatch):
+    assert arm(monkeypatch, "+resilience=default", entries=[f"{directories}/conf"]) == []
+
+
+@pytest.mark.parametrize("is_typed", [True, False])
+def test_presets_in_a_directory_of_hydras_searchpath_count(is_typed, directories, monkeypatch):
+    (directories / "more" / "train.yaml").write_text("defaults: [resilience: default, _self_]\n")
+    place = f"hydra.searchpath=[file://{directories}/more]"
+    if not is_typed:
+        (directories / "conf" / "train.yaml").write_text(
+            f"hydra:\n  searchpath:\n    - file://{directories}/more\n"
+        )
+    assert arm(monkeypatch, *[place] * is_typed, entries=[f"{directories}/conf"]) == []
+
+
+def test_presets_in_a_package_of_configs_count(directories, monkeypatch):
+    """With `python -m app.train` Hydra's entry is the package."""
+    (directories / "conf" / "train.yaml").write_text("defaults: [resilience: default, _self_]\n")
+    monkeypatch.syspath_prepend(directories)
+    assert arm(monkeypatch, entries=["pkg://conf"]) == []
 
 
 @pytest.mark.parametrize(
