@@ -9,6 +9,7 @@ from forge.errors import ForgeError
 from forge.group import facts
 from forge.group.facts import Agreed, FinishAsked
 from forge.group.group import Group
+from forge.training import misuse
 from forge.training.leaving import ENDS, Leaving
 from forge.training.loop.loops import Loops
 from forge.training.nan.nan_policy import NanPolicy
@@ -51,10 +52,7 @@ class LoopEnd:
             ForgeError: Outside the loop, or in a step if there are several ranks.
         """
         if not (self._loops.is_in_step or is_in_function):
-            raise ForgeError(
-                "run.finish() was called outside the loop over run.steps, so there is no loop to"
-                " end: call it in a step, in a function of run.every, or after an epoch's pass."
-            )
+            raise ForgeError(misuse.FINISH_OUTSIDE_A_LOOP)
         at = (self._loops.number, self._loops.next_boundary)
         asked = FinishAsked(*at, text, self._nan.rollbacks)
         if self._group.size == 1:

@@ -29,26 +29,9 @@ class Metrics:
         self._step = step
 
     def log(self, values: dict[str, Any]) -> None:
-        """Record values of the current step.
-
-        Raises:
-            TypeError: If a value is neither a number nor a tensor of one element.
-        """
-        taken: dict[str, Any] = {}
-        for name, value in values.items():
-            if isinstance(value, torch.Tensor) and value.numel() == 1:
-                # A copy: the logged value must not change when the tensor is reused.
-                taken[name] = float(value.item()) if is_on_host(value) else value.detach().clone()
-            elif hasattr(value, "__float__") and not isinstance(value, torch.Tensor):
-                taken[name] = misuse.number(name, value)
-            else:
-                raise TypeError(
-                    f"run.log({name}=…): expected a number or a tensor of one element, found"
-                    f" {type(value).__name__}"
-                    + (f" of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else "")
-                )
-        if taken:
-            self._pending.append((self._step, taken))
+        """Record values of the current step, as `checked_values` returns them."""
+        if values:
+            self._pending.append((self._step, values))
 
     def flush_if_due(self) -> None:
         """Write the pending values if there are many, or if they are old."""
@@ -95,3 +78,25 @@ def _to_host(tensors: list[torch.Tensor]) -> Any:
     """The tensors' values, one by one; float64 represents every smaller type exactly."""
     values: list[float] = torch.stack([t.double().reshape(()) for t in tensors]).tolist()
     return iter(values)
+
+
+def checked_values(values: dict[str, Any]) -> dict[str, Any]:
+    """Values as they are logged: numbers, and copies of tensors that are not on the host.
+
+    Raises:
+        TypeError: If a value is neither a number nor a tensor of one element.
+    """
+    taken: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            # A copy: the logged value must not change when the tensor is reused.
+            taken[name] = float(value.item()) if is_on_host(value) else value.detach().clone()
+        elif hasattr(value, "__float__") and not isinstance(value, torch.Tensor):
+            taken[name] = misuse.number(name, value)
+        else:
+            raise TypeError(
+                f"run.log({name}=…): expected a number or a tensor of one element, found"
+                f" {type(value).__name__}"
+                + (f" of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else "")
+            )
+    return taken

@@ -63,6 +63,32 @@ def _kind(value: Any) -> str:
 
 # -- the loops ---------------------------------------------------------------------------------
 
+EPOCHS_AFTER_A_LOOP = (
+    "run.epochs() was called after another loop of this Run. Use one loop over run.epochs, or loops"
+    " over run.steps; for several stages give each its own Run with a name."
+)
+STEPS_AND_EPOCHS = (
+    "run.steps() was called in a Run that has a loop over run.epochs: iterate over its batches by"
+    " `for step, batch in run.batches(loader):`."
+)
+BATCHES_WITHOUT_EPOCH = (
+    "run.batches() was called outside `for epoch in run.epochs(n):`, or twice in one epoch. Each"
+    " epoch has one pass. For batches of a second loader use `second = run.loader(loader)` above"
+    " the loop and `next(second)`; in an evaluation iterate over its loader directly."
+)
+FINISH_OUTSIDE_A_LOOP = (
+    "run.finish() was called outside the loop over run.steps, so there is no loop to end: call it"
+    " in a step, in a function of run.every, or after an epoch's pass."
+)
+
+
+def epoch_without_pass(epoch: int) -> str:
+    """The error for an epoch that ended without its loop over `run.batches`."""
+    return (
+        f"Epoch {epoch} has ended without `for step, batch in run.batches(loader):`, the loop in"
+        " which steps are done and counted."
+    )
+
 
 def check_count(call: str, n: Any, loaders: Iterable[Any] = ()) -> None:
     """Refuse a number of steps or epochs that is none.

@@ -24,6 +24,7 @@ from forge.training.loop.loops import Loops
 from forge.training.loop.plain import PlainLoops
 from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import NESTED
+from forge.training.metrics import checked_values
 from forge.training.nan.nan_policy import NanPolicy
 from forge.training.nan.update import Updater
 from forge.training.session import Session
@@ -331,8 +332,9 @@ class Run:
             ForgeError: If a value has no name, or is too large for a float.
         """
         misuse.refuse_unnamed_metrics(unnamed)
+        checked = checked_values(values)
         if self._session is not None:
-            self._session.metrics.log(values)
+            self._session.metrics.log(checked)
 
     def every(
         self, steps: int | None = None, *, at_end: bool = False, epochs: int | None = None
@@ -361,7 +363,7 @@ class Run:
             ForgeError: If `steps` is not a positive number, or inside a step.
         """
         misuse.check_interval(steps)
-        if self._session is not None and self._session.loops.is_in_step:
+        if self._loops.is_in_step:
             raise ForgeError(
                 "run.every() was called inside a step, so each step would register its function"
                 " again: move it above the loop."
@@ -425,6 +427,8 @@ class Run:
         """
         if self._session is not None:
             self._session.boundary.finish(reason)
+        elif not (self._plain.is_in_step or self._evaluations.is_entered):
+            raise ForgeError(misuse.FINISH_OUTSIDE_A_LOOP)
         self._plain.is_finished = True
 
     def on_stop(self, callback: Any, timeout_s: float = stopping.CALLBACK_TIMEOUT_S) -> Any:

@@ -30,9 +30,12 @@ class Job:
         return loss
 
 
-@pytest.fixture
-def job(tmp_path):
-    return Job(tmp_path)
+@pytest.fixture(params=[True, False], ids=["enabled", "disabled"])
+def job(request, tmp_path):
+    """With `resilience=disabled`, too: the mistakes are the same, and show before they matter."""
+    one = Job(tmp_path)
+    one.policy["enabled"] = request.param
+    return one
 
 
 LOOPS = {
@@ -107,6 +110,14 @@ UPDATES = {
     "optimizer for scaler": (
         lambda run, job, loss: run.update(loss, job.opt, scaler=job.opt),
         "expected a torch.amp.GradScaler, found an SGD",
+    ),
+    "optimizer of another model": (
+        lambda run, job, loss: run.update(loss, type(job.opt)(torch.nn.Linear(2, 1).parameters())),
+        "this SGD was not given to forge.Run",
+    ),
+    "every inside a step": (
+        lambda run, job, loss: run.every(5),
+        "run.every() was called inside a step",
     ),
     "text for loss": (
         lambda run, job, loss: run.update("loss", job.opt),

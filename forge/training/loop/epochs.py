@@ -23,6 +23,7 @@ from forge.data.position import Position
 from forge.errors import ForgeError
 from forge.process import sections
 from forge.state import rng
+from forge.training import misuse
 from forge.training.boundary import Boundary
 from forge.training.loop import shortened
 from forge.training.loop.epoch_start import EpochStart
@@ -67,11 +68,7 @@ class Epochs:
     def begin(self, count: int) -> Iterator[int]:
         """See `Run.epochs`."""
         if self._loops.positions:
-            raise ForgeError(
-                "run.epochs() was called after another loop of this Run. Use one loop over"
-                " run.epochs, or loops over run.steps; for several stages give each its own Run"
-                " with a name."
-            )
+            raise ForgeError(misuse.EPOCHS_AFTER_A_LOOP)
         loop = self._epochs(count)
         self._last = weakref.ref(loop)
         return loop
@@ -151,10 +148,7 @@ class Epochs:
         if self._kept is not None:
             raise self._kept
         if self._is_pass_due:
-            raise ForgeError(
-                f"Epoch {place.epoch} has ended without `for step, batch in run.batches(loader):`,"
-                " the loop in which steps are done and counted."
-            )
+            raise ForgeError(misuse.epoch_without_pass(place.epoch))
         self._is_resumed = False
         place.epoch, place.phase, place.values = place.epoch + 1, Phase.before, None
 
@@ -174,12 +168,7 @@ class Epochs:
 
     def _batches(self, loader: Iterable[Any]) -> Generator[tuple[int, Any], None, None]:
         if not self._is_pass_due:
-            raise ForgeError(
-                "run.batches() was called outside `for epoch in run.epochs(n):`, or twice in one"
-                " epoch. Each epoch has one pass. For batches of a second loader use"
-                " `second = run.loader(loader)` above the loop and `next(second)`; in an evaluation"
-                " iterate over its loader directly."
-            )
+            raise ForgeError(misuse.BATCHES_WITHOUT_EPOCH)
         self._is_pass_due = False
         position = self._loops.open(loader, self._place.epoch)
         self._enter(position, loader)

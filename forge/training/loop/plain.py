@@ -8,6 +8,7 @@ from typing import Any
 
 from forge.data.position import Position
 from forge.errors import ForgeError
+from forge.training import misuse
 from forge.training.loop.evaluations import Evaluations
 from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import again, close
@@ -24,7 +25,7 @@ class PlainLoops:
         self.epoch = 0
         self.is_finished = False
         """Whether `run.finish` was called."""
-        self._has_begun = False
+        self._has_begun = self._has_epochs = self._is_pass_due = False
         self._pass: weakref.ref[Generator[tuple[int, Any], None, None]] | None = None
         self.is_in_step = self.is_in_epochs = False
         self._position: Position | None = None
@@ -40,6 +41,8 @@ class PlainLoops:
 
     def steps(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
+        if self._has_epochs:
+            raise ForgeError(misuse.STEPS_AND_EPOCHS)
         if self._has_begun and self.step >= n:
             raise ForgeError(again(n, self.step))
         self._has_begun = True
@@ -56,16 +59,21 @@ class PlainLoops:
 
     def epochs(self, n: int) -> Iterator[int]:
         """See `Run.epochs`."""
+        if self._has_begun:
+            raise ForgeError(misuse.EPOCHS_AFTER_A_LOOP)
         self.is_finished, self.is_in_epochs = False, True
+        self._has_begun = self._has_epochs = True
         try:
             while self.epoch < n and not self.is_finished:
-                self._position = None
+                self._position, self._is_pass_due = None, True
                 yield self.epoch
                 close(self._pass)
+                if self._is_pass_due:
+                    raise ForgeError(misuse.epoch_without_pass(self.epoch))
                 self._evaluations.is_after_pass = False
                 self.epoch += 1
         finally:
-            self.is_in_epochs = self._evaluations.is_after_pass = False
+            self.is_in_epochs = self._is_pass_due = self._evaluations.is_after_pass = False
         self._run_due(is_end=True, is_rest=True)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
@@ -75,6 +83,9 @@ class PlainLoops:
         return one
 
     def _batches(self, loader: Iterable[Any]) -> Generator[tuple[int, Any], None, None]:
+        if not self._is_pass_due:
+            raise ForgeError(misuse.BATCHES_WITHOUT_EPOCH)
+        self._is_pass_due = False
         self._position = position = Position(loader, self.epoch)
         asked = self.step
         try:

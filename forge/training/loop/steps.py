@@ -11,6 +11,7 @@ from forge import messages
 from forge.data.position import Position
 from forge.errors import ConfigError, ForgeError
 from forge.state import rng
+from forge.training import misuse
 from forge.training.boundary import Boundary
 from forge.training.leaving import ENDS, Leaving
 from forge.training.loop import shortened, traces
@@ -69,10 +70,7 @@ class Steps:
     def begin(self, n: float, loader: Iterable[Any] | None) -> Iterator[Any]:
         """See `Run.steps`."""
         if self._loops.place is not None:
-            raise ForgeError(
-                "run.steps() was called in a Run that has a loop over run.epochs: iterate over its"
-                " batches by `for step, batch in run.batches(loader):`."
-            )
+            raise ForgeError(misuse.STEPS_AND_EPOCHS)
         self._look_for_epochs(n, loader)
         loop = self._loop(n, loader)
         # Weak: after a break nothing else references the iterator, so it ends immediately.

@@ -61,8 +61,7 @@ class Updater:
     ) -> bool:
         """See `Run.update`."""
         optimizers, schedules = _several(optimizer), _several(schedule)
-        if self._is_enabled:
-            self._require_registered(optimizers, schedules, scaler)
+        self._require_registered(optimizers, schedules, scaler)
         self.has_updated = self.was_called = True
         if scaler is not None and not scaler.is_enabled():
             scaler = None

@@ -45,9 +45,11 @@ def test_the_loop_ends_at_this_boundary_with_all_that_is_due_there(tmp_path, pla
     assert found == [0, 1, 2, "third 3", "end 3"]
 
 
-def test_outside_the_loop_there_is_nothing_to_end(tmp_path):
+@pytest.mark.parametrize("enabled", [True, False])
+def test_outside_the_loop_there_is_nothing_to_end(enabled, tmp_path):
     """A call that does nothing would train on for days."""
-    with forge.Run({"checkpoint": {"dir": str(tmp_path / "job")}}) as run:
+    policy = {"enabled": enabled, "checkpoint": {"dir": str(tmp_path / "job")}}
+    with forge.Run(policy) as run:
         with pytest.raises(forge.ForgeError, match=r"run\.finish\(\) was called outside the loop"):
             run.finish("converged")
         for _ in run.steps(2):
