@@ -5,6 +5,7 @@ One module, since its tests share the programs, and each is one row of what the 
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -422,6 +423,19 @@ def test_each_rank_runs_the_command_and_has_its_own_logs(commands):
         for attempt in (1, 2):
             log = (job.directory / "attempts" / f"{attempt}.log{end}").read_text()
             assert f"{number} of 2" in log
+
+
+def test_a_sweep_of_the_installed_script_is_resumed_by_it(commands):
+    """Not by `python …/bin/forge exec`, which nobody has typed."""
+    script = Path(sys.executable).with_name("forge")
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 100}
+    command = [script, "exec", "--", "bash", "-c", "test -e flag || { touch flag; exit 3; }"]
+    first = subprocess.run(command, cwd=commands.folder, **both)
+    assert first.returncode == 1, first.stdout
+    line = first.stdout.partition("To resume this sweep after a stop:\n")[2].partition("\n")[0]
+    assert f" && {shlex.quote(str(script))} exec -m " in line
+    again = subprocess.run(["sh", "-c", line], cwd="/", **both)
+    assert (again.returncode, "1 of 1 finished" in again.stdout) == (0, True), again.stdout
 
 
 def test_a_sweep_that_resumes_keeps_the_command_it_began_with(tmp_path):
