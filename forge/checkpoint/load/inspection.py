@@ -109,9 +109,11 @@ def _checkpoint_dir(where: Path) -> Path:
             )
     if forge_dir(where).is_dir():
         raise CheckpointError(f"{where}: this job has not saved a checkpoint yet")
-    jobs = [path.name for path in below if forge_dir(path).is_dir()]
+    jobs = [path for path in below if forge_dir(path).is_dir()]
+    if len(jobs) == 1:
+        return _checkpoint_dir(jobs[0])
     if jobs:
-        shown = messages.few(jobs, 8)
+        shown = messages.few([path.name for path in jobs], 8)
         raise CheckpointError(f"{where}: has several jobs. Name one of them: {shown}")
     raise CheckpointError(f"{where}: has no checkpoint. {_EXPECTED}")
 

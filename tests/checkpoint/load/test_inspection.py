@@ -72,6 +72,7 @@ def test_of_a_job_the_checkpoints_are_found(name, open_store, commit, tmp_path):
         (job / "other" / "step_77").mkdir()
     commit(open_store(job / (name or "anything")), 3)
     assert forge.load(job).manifest.step == 3
+    assert forge.load(tmp_path).manifest.step == 3, "a sweep of one job"
 
 
 def test_nothing_is_claimed_or_written(trained, store, commit):
