@@ -300,9 +300,9 @@ def _keyword_problem(name: str, one: Any) -> str | None:
             f" the object. Give the object itself: `{name}={name}`, not"
             f" `{name}={name}.state_dict()`."
         )
-    if isinstance(one, torch.utils.data.DataLoader) and not hasattr(one, "state_dict"):
+    if isinstance(one, torch.utils.data.DataLoader):  # with a state, it would be restored twice
         return (
-            "found a DataLoader, whose place in the data is saved by the loop. Leave it out here,"
+            f"found {shown(one)}, whose place in the data is saved by the loop. Leave it out here,"
             f" and write {_LOOPS['steps']}"
         )
     if isinstance(one, str | bytes | int | float | bool):
