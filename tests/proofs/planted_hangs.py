@@ -11,6 +11,7 @@ Exits with 1 where something is not as it should be.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
@@ -112,6 +113,7 @@ def suspended(rows: Table, what: str, how: AbstractContextManager, tasks: int, w
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = Table(Path(folder))
         for tasks in (1, SIZE):
