@@ -34,9 +34,10 @@ from forge.checkpoint.format.codec import Encoder, decode
 from forge.checkpoint.format.manifest import Manifest
 from forge.checkpoint.format.tensorfile import Layout
 from forge.checkpoint.io.arena import Arena
+from forge.checkpoint.io.copying import flat
 from forge.checkpoint.io.output import write_file
 from forge.checkpoint.load.file_reading import CheckedFile
-from forge.checkpoint.load.tensor_reading import TensorFile
+from forge.checkpoint.load.tensor_reading import Part, TensorFile
 from forge.checkpoint.save.image import Image, room_for
 from forge.filesystem import durable
 
@@ -286,7 +287,9 @@ class Reader(StorageReader):
                     tensors = {
                         n: torch.empty_like(t, device="cpu") for n, t in held.outline.items()
                     }
-                    held.read(tensors, is_whole=True)
+                    held.read_parts(
+                        [Part(n, 0, flat(t)) for n, t in tensors.items()], is_whole=True
+                    )
                     self._copy(tensors, items, planner)
                 opened.close()
         future: Future[None] = Future()

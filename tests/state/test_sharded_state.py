@@ -7,9 +7,10 @@ import warm
 
 from forge.checkpoint.format import tensorfile
 from forge.checkpoint.io.arena import Arena
+from forge.checkpoint.io.copying import flat
 from forge.checkpoint.io.output import write_file
 from forge.checkpoint.load.file_reading import CheckedFile
-from forge.checkpoint.load.tensor_reading import TensorFile
+from forge.checkpoint.load.tensor_reading import Part, TensorFile
 from forge.checkpoint.save.image import Image, room_for
 
 SCRIPT = """
@@ -121,6 +122,6 @@ def test_metadata_of_a_header_that_forge_does_not_know_is_passed_over(tmp_path):
         entry = write_file(tmp_path / "file", layout.size, readers)
     file = TensorFile(CheckedFile(tmp_path / "file", entry))
     found = {name: torch.empty_like(one, device="cpu") for name, one in file.outline.items()}
-    file.read(found, is_whole=True)
+    file.read_parts([Part(n, 0, flat(t)) for n, t in found.items()], is_whole=True)
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from forge.checkpoint.format.tensorfile import DTYPES, MAX_HEADER
-from forge.checkpoint.io.copying import flat
 from forge.checkpoint.load.file_reading import CheckedFile, Target
 from forge.errors import DamagedCheckpoint
 
@@ -82,22 +81,13 @@ class TensorFile:
         tensor = torch.empty(entry.shape, dtype=entry.dtype, device="meta")
         return torch.view_as_complex(tensor) if entry.name in self._complex128 else tensor
 
-    def read(self, tensors: Mapping[str, torch.Tensor], *, is_whole: bool) -> None:
-        """Read the data of these names into `tensors`, which must be contiguous.
+    def read_parts(self, parts: Sequence[Part], *, is_whole: bool) -> None:
+        """Read ranges of tensors; several can be of the same tensor.
 
         Args:
             is_whole: Whether to verify the rest of the file, too.
         Raises:
-            DamagedCheckpoint: If that failed; the content of `tensors` is then undefined.
-        """
-        parts = [Part(n, 0, flat(one)) for n, one in tensors.items() if n in self.entries]
-        self.read_parts(parts, is_whole=is_whole)
-
-    def read_parts(self, parts: Sequence[Part], *, is_whole: bool) -> None:
-        """Like `read`, for ranges of tensors; several can be of the same tensor.
-
-        Raises:
-            DamagedCheckpoint: If that failed.
+            DamagedCheckpoint: If that failed; the content of their memory is then undefined.
         """
         head = bytearray(self._head)
         begun = sorted(
