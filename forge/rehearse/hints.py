@@ -112,7 +112,6 @@ def _at_resume(
 ) -> list[str]:
     (before, after), step = pairs[0], pairs[0][0].step
     names = [one for one in _other(before.variables, after.variables) if one not in measured]
-    names = [one for one in names if not source.is_renewed(one[0], one[2].partition(".")[0])]
     names = [one for one in names if not _is_inside(one, names)]
     found = list(_variables(names, before, after))
     if found:

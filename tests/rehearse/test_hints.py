@@ -54,12 +54,12 @@ def traced(tmp_path, script):
 
 
 def test_a_variable_that_is_another_after_the_resume_is_named_with_its_line(traced):
-    """Not the clock, which is another before anything is hit; nor what each step assigns."""
+    """Not the clock, which is another before anything is hit; nor what no step has assigned yet."""
     usual, interrupted, said = traced
-    usual.at(0, best=9, clock=1, loss=0)
+    usual.at(0, best=9, clock=1)
     usual.at(5, best=4, clock=2, loss=3)
-    interrupted.at(0, best=9, clock=7, loss=0)
-    interrupted.at(5, pid=2, best=9, clock=8, loss=1)
+    interrupted.at(0, best=9, clock=7)
+    interrupted.at(5, pid=2, best=9, clock=8)
     title, line, advice = said()
     assert title == "not saved, so different after the resume at step 5:"
     assert line.endswith("train.py:1: `best`: 9, but 4 without interruption")
