@@ -3,56 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import importlib
 from typing import NamedTuple
-
-
-def _exec(arguments: list[str]) -> int:
-    from forge.launch.exec import main
-
-    return main(arguments)
-
-
-def _plan(arguments: list[str]) -> int:
-    from forge.cli.plan import main
-
-    return main(arguments)
-
-
-def _rehearse(arguments: list[str]) -> int:
-    from forge.rehearse.command import main
-
-    return main(arguments)
-
-
-def _doctor(arguments: list[str]) -> int:
-    from forge.cli.doctor import main
-
-    return main(arguments)
-
-
-def _show(arguments: list[str]) -> int:
-    from forge.cli.checkpoints import show
-
-    return show(arguments)
-
-
-def _diff(arguments: list[str]) -> int:
-    from forge.cli.checkpoints import diff
-
-    return diff(arguments)
-
-
-def _pin(arguments: list[str]) -> int:
-    from forge.cli.pin import pin
-
-    return pin(arguments)
-
-
-def _unpin(arguments: list[str]) -> int:
-    from forge.cli.pin import unpin
-
-    return unpin(arguments)
 
 
 class Command(NamedTuple):
@@ -61,8 +13,14 @@ class Command(NamedTuple):
     purpose: str
     """One phrase of at most 67 characters: the line has to fit into 80 columns."""
     example: str
-    main: Callable[[list[str]], int]
-    """Runs the command with the arguments after its name; returns the exit code."""
+    home: str
+    """The module and the function that runs it, imported only then: `forge.cli.pin:unpin`."""
+
+    def main(self, arguments: list[str]) -> int:
+        """Run the command with the arguments after its name; returns the exit code."""
+        module, _, name = self.home.partition(":")
+        code: int = getattr(importlib.import_module(module), name)(arguments)
+        return code
 
 
 GROUPS: dict[str, dict[str, Command]] = {
@@ -70,46 +28,46 @@ GROUPS: dict[str, dict[str, Command]] = {
         "exec": Command(
             "run any command with signals, time limit, restarts and logs",
             "forge exec -- python simulate.py",
-            _exec,
+            "forge.launch.exec:main",
         ),
         "plan": Command(
             "show what a sweep would submit to Slurm; submit nothing",
             "forge plan train.py lr=1e-3,3e-4",
-            _plan,
+            "forge.cli.plan:main",
         ),
     },
     "Check": {
         "rehearse": Command(
             "interrupt and resume a script: are the results the same bits?",
             "forge rehearse -- python train.py",
-            _rehearse,
+            "forge.rehearse.command:main",
         ),
         "doctor": Command(
             "check this node: disk, /dev/shm, GPUs, communication of ranks",
             "forge doctor",
-            _doctor,
+            "forge.cli.doctor:main",
         ),
     },
     "Checkpoints": {
         "show": Command(
             "print a checkpoint: step, time, size, is it intact, how to resume",
             "forge show outputs/2026-01-31/12-00-00",
-            _show,
+            "forge.cli.checkpoints:show",
         ),
         "diff": Command(
             "list the tensors and values in which two checkpoints differ",
             "forge diff checkpoints/step_100 checkpoints/step_200",
-            _diff,
+            "forge.cli.checkpoints:diff",
         ),
         "pin": Command(
             "keep a checkpoint permanently, whatever the policy removes",
             "forge pin checkpoints/step_1000",
-            _pin,
+            "forge.cli.pin:pin",
         ),
         "unpin": Command(
             "let the policy remove a pinned checkpoint again",
             "forge unpin checkpoints/step_1000",
-            _unpin,
+            "forge.cli.pin:unpin",
         ),
     },
 }
