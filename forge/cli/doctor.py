@@ -58,8 +58,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-v", "--verbose", action="store_true", help="print all checks as a table")
     where = "the directory for checkpoints, whose disk is checked (default: the current directory)"
     parser.add_argument("--dir", type=Path, default=Path(), help=where)
-    # Checking "here" is the only thing the doctor does; scripts may still ask for it by name.
-    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     what = (
         "a key of the policy: resilience.health.checks.shm=ignore leaves a check out,"
         " resilience.health.commands.nhc.run=[nhc,-a] adds your own"
