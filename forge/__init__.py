@@ -21,10 +21,16 @@ submitit or Hydra.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 import forge.jobdir.start_dir  # noqa: F401 - records where this process was started
 from forge._version import __version__
+
+if sys.platform == "win32":
+    raise ImportError(
+        "forge needs POSIX signals and file locks, which Windows lacks. Use Linux, macOS or WSL."
+    )
 
 _HOME_OF = {
     "ConfigError": "forge.errors",

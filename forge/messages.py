@@ -103,5 +103,4 @@ def _start_again() -> None:
 
 
 # A forked child inherits the queue but not the thread.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_again)
+os.register_at_fork(after_in_child=_start_again)

@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from typing import Any
 
 
@@ -61,7 +60,7 @@ def iter_with_blocked_signals(loader: Iterable[Any]) -> Iterator[Any]:
     own = loader.worker_init_fn
     loader.worker_init_fn = Shield(own)
     try:
-        with block_signals() if hasattr(signal, "pthread_sigmask") else nullcontext():
+        with block_signals():
             return iter(loader)  # the iterator keeps the Shield
     finally:
         loader.worker_init_fn = own

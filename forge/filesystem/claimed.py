@@ -22,7 +22,7 @@ def note(path: Path) -> None:
     Raises:
         OSError: If there is no directory.
     """
-    fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     forget(path)
     _claimed[str(path)] = (os.getpid(), fd), _identity(os.fstat(fd))
 

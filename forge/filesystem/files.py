@@ -25,8 +25,8 @@ from forge.filesystem.foreign import foreign_file
 FORGE = ".forge"
 """Name of forge's own directory in the directory of a job or sweep."""
 DIRECTORY_MODE = 0o755
-_PLAIN = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))
-_FOLDER = os.O_RDONLY | sum(getattr(os, n, 0) for n in ("O_NOFOLLOW", "O_DIRECTORY", "O_CLOEXEC"))
+_PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
@@ -107,7 +107,7 @@ def write_atomically(path: Path, text: str | bytes, *, is_synced: bool = False) 
             raise
         if is_synced and folder is not None:
             os.fsync(folder)  # the name as well
-        elif is_synced and os.open in os.supports_dir_fd:
+        elif is_synced:
             durable.sync_directory(path.parent)
 
 
@@ -153,7 +153,7 @@ def _reached(path: Path, *, is_trusted: bool = False) -> Iterator[tuple[int | No
         Untrusted: With `is_trusted`, if another user can write to one of forge's directories.
     """
     names = path.parts
-    if FORGE not in names[-3:-1] or os.open not in os.supports_dir_fd:
+    if FORGE not in names[-3:-1]:
         yield None, str(path)
         return
     _check_claimed(path)

@@ -21,8 +21,6 @@ def foreign(path: Path) -> str | None:
 
     For a link, both the link and its target are checked.
     """
-    if not hasattr(os, "geteuid"):
-        return None
     try:
         link, status = os.lstat(path), os.stat(path)
     except OSError:
@@ -39,7 +37,7 @@ def foreign_file(fd: int, folder: Path) -> str | None:
     Args:
         folder: The file's directory; for a directory, the directory itself.
     """
-    return _foreign(os.fstat(fd), fd, folder) if hasattr(os, "geteuid") else None
+    return _foreign(os.fstat(fd), fd, folder)
 
 
 def _foreign(status: os.stat_result, target: Path | int, folder: Path) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -19,8 +20,6 @@ def take_lock(fd: int, *, is_shared: bool = False) -> bool:
     Returns:
         False if another process has locked the file.
     """
-    import fcntl  # not at the top: Windows has none
-
     try:
         fcntl.flock(fd, fcntl.LOCK_NB | (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX))
     except BlockingIOError:
@@ -33,8 +32,6 @@ def take_lock(fd: int, *, is_shared: bool = False) -> bool:
 
 def release_lock(fd: int) -> None:
     """Unlock and close the file, also for processes forked since, which share the lock."""
-    import fcntl
-
     try:
         with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_UN)

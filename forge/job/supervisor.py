@@ -36,11 +36,7 @@ MARGIN_S = 5.0
 """Seconds after the task's own deadline: a task that ends itself reports more than we can."""
 ORPHANED_S = 90.0
 """Deadline of a task whose policy has none, once its job's wrapper has ended."""
-_FORWARDED = [
-    getattr(signal, name)
-    for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-    if hasattr(signal, name)  # Windows imports this module, too
-]
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass

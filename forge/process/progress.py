@@ -15,6 +15,7 @@ memory. Only on Linux; elsewhere there are no heartbeats.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import secrets
@@ -81,8 +82,6 @@ class Page:
         """Create a page; if the system does not support it, a page without heartbeats."""
         if sys.platform != "linux":
             return cls()
-        import fcntl
-
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         try:
             fd = os.memfd_create(f"forge-{secrets.token_hex(8)}", flags)
@@ -110,8 +109,6 @@ class Page:
 
     def is_held(self) -> bool:
         """Whether a process has the page open for writing; False once it was killed or exec'ed."""
-        import fcntl
-
         wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind, *_ = struct.unpack(_FLOCK, fcntl.fcntl(self.fd, fcntl.F_GETLK, wanted))
         return bool(kind != fcntl.F_UNLCK)
@@ -145,8 +142,6 @@ class Marks:
         path = environ.get(PROGRESS, "")
         if sys.platform != "linux" or not path:
             return cls()
-        import fcntl
-
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:  # the supervisor has ended
@@ -216,5 +211,4 @@ def _forked() -> None:
         marks._forget()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_forked)

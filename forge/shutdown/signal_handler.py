@@ -19,7 +19,6 @@ import select
 import signal
 import socket
 import struct
-import sys
 import threading
 import time
 import weakref
@@ -54,7 +53,7 @@ _LOOK_S = 1.0
 _LAST_WORDS_S = 2.0
 """Seconds that a forced exit waits until its message is written."""
 
-_LEFT_IGNORED = (signal.SIGHUP, signal.SIGINT) if sys.platform != "win32" else ()
+_LEFT_IGNORED = (signal.SIGHUP, signal.SIGINT)
 """Signals that stay ignored if they were at the start (nohup, a background job of a script)."""
 
 _registered: weakref.WeakSet[ShutdownHandler] = weakref.WeakSet()
@@ -468,10 +467,9 @@ def _after_fork_in_child() -> None:
 
 
 _masks: list[Any] = []
-if sys.platform != "win32":
-    _ALL = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
-    os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork_in_parent,
-        after_in_child=_after_fork_in_child,
-    )
+_ALL = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from forge import messages
 from forge.config.schema import Policy
-from forge.errors import Exit, ExitCode, ForgeError, Reason
+from forge.errors import Exit, ExitCode, Reason
 from forge.jobdir import ledger, verdict
 from forge.jobdir.job_files import TOKEN
 from forge.process import processes
@@ -352,12 +352,7 @@ def block_signals() -> Iterator[None]:
     Slurm signals every process of a step. Start helpers that must survive such a signal (a
     logger's service, a pool of spawned workers) inside this block; forge ends them when the job
     stops. Helpers that this process forks do not need it.
-
-    Raises:
-        ForgeError: If the platform has no POSIX signals.
     """
-    if not hasattr(signal, "pthread_sigmask"):
-        raise ForgeError("forge.block_signals() needs POSIX signals, which this platform lacks")
     stopping = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
     try:

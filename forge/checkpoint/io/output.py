@@ -8,6 +8,7 @@ systems refuse O_DIRECT, some of them only at the first write.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -105,8 +106,6 @@ class _Output:
     def _set_direct(self, *, is_direct: bool) -> None:
         if not hasattr(os, "O_DIRECT"):  # macOS
             return
-        import fcntl
-
         flags = fcntl.fcntl(self._fd, fcntl.F_GETFL) & ~os.O_DIRECT
         try:
             fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | (os.O_DIRECT if is_direct else 0))

@@ -12,6 +12,7 @@ There are two files because NFS maps both kinds to the same lock and would refus
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from pathlib import Path
 
@@ -42,8 +43,6 @@ class Locks:
         Returns:
             The file that another process has locked, or None.
         """
-        import fcntl  # not at the top: Windows has none
-
         _open_here.add(self)
         for name in (LOCK_FILE, KEPT_FILE):  # a fixed order, so that one of two starters gets both
             path = self._directory / name
@@ -92,5 +91,4 @@ def _close_in_child() -> None:
         locks.close()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_in_child)
+os.register_at_fork(after_in_child=_close_in_child)

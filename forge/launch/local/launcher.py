@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import signal
-import sys
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
 
 from forge import messages
-from forge.errors import Exit, ExitCode, ForgeError, Reason
+from forge.errors import Exit, ExitCode, Reason
 from forge.filesystem.files import make_trusted_directory
 from forge.hydra_app import frozen
 from forge.jobdir import job_dir
@@ -39,8 +38,6 @@ def launch(request: Request) -> list[JobReturn]:
         SystemExit: 78 for an error before the first job starts, 73 if another launcher runs this
             sweep, 129, 130 or 143 after a stop.
     """
-    if sys.platform == "win32":
-        raise ForgeError("hydra/launcher=local needs POSIX signals and locks. Use WSL, or Linux.")
     with opening.exit_on_error(request.config) as directory:
         options = resources.options(request.options)
         slots = resources.slots(options)

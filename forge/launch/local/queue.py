@@ -30,9 +30,7 @@ _START += " sys.exit(main(sys.argv[1:]))"
 _LOOK_S = 0.1
 """Seconds between two checks of the jobs and their files."""
 _MAX_WRAPPERS = 2
-LIMIT: tuple[signal.Signals, ...] = (
-    (signal.SIGUSR2, signal.SIGUSR1) if sys.platform != "win32" else ()
-)
+LIMIT = (signal.SIGUSR2, signal.SIGUSR1)
 """Signals that announce a time limit, as Slurm's `--signal` does."""
 _REFUSED = (ExitCode.IN_USE, ExitCode.BAD_CONFIG)
 """Exit codes after which a new wrapper would fail for the same reason."""

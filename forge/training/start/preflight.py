@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -62,11 +61,6 @@ def check_call(policy: Any, unnamed: tuple[Any, ...], stateful: Mapping[str, Any
 
 def checked_policy(policy: Any) -> Policy:
     """The checked policy; an invalid policy ends the process with code 78."""
-    if sys.platform == "win32":
-        raise ForgeError(
-            "forge.Run needs POSIX signals and file locks, which Windows lacks. Use Linux, macOS"
-            " or WSL; on Windows only `import forge` and reading checkpoints and ledgers work."
-        )
     with exits():
         checked = loading.load(policy)
         shortened.adapt(checked)
