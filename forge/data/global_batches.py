@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import Sampler
 
 from forge.errors import ConfigError
-from forge.group import start
+from forge.group import collectives, start
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
@@ -59,7 +59,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         what = "This GlobalBatchSampler"
         if num_replicas is None and rank is None:
             start.check_met("before the sampler is made, or pass it num_replicas and rank", what)
-        own_rank, size = start.place()
+        own_rank, size = collectives.place()
         num_replicas = size if num_replicas is None else num_replicas
         rank = own_rank if rank is None else rank
         problems = _problems(global_batch_size, num_replicas, rank)

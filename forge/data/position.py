@@ -30,7 +30,7 @@ from forge.data.sharing import Sharing
 from forge.data.skipping import Skipping, without
 from forge.data.workers import iter_with_blocked_signals
 from forge.errors import ConfigError
-from forge.group import start
+from forge.group import collectives
 from forge.process import sections
 from forge.state import rng
 
@@ -54,7 +54,7 @@ class Position:
         """Whether that pass used the same loader, so that this one can continue it."""
         self._proof = Proof(loader)
         self._parts = Parts(loader)
-        self._rank, self._num_ranks = start.place()
+        self._rank, self._num_ranks = collectives.place()
         self._properties = self._properties_now()
         """The loader's state at the start of this epoch."""
         self._length: int | None = None

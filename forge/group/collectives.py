@@ -59,7 +59,7 @@ def _waiting_for(work: Any) -> contextlib.AbstractContextManager[None]:
 
 
 def place() -> tuple[int, int]:
-    """(this rank, number of ranks)."""
+    """(rank, number of ranks) from torch.distributed; (0, 1) if it is not initialised."""
     is_alone = not (dist.is_available() and dist.is_initialized())
     return (0, 1) if is_alone else (dist.get_rank(), dist.get_world_size())
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from forge.errors import ConfigError
+from forge.group.collectives import place
 from forge.group.group import Group, Solo
 from forge.group.ranks import Ranks
 from forge.process import world
@@ -26,13 +27,6 @@ def group(folder: Callable[[], Path]) -> Group:
     """
     check_met("before forge.Run is entered, on every rank", "This Run")
     return Ranks(folder) if place()[1] > 1 else Solo()
-
-
-def place() -> tuple[int, int]:
-    """(rank, number of ranks) from torch.distributed; (0, 1) if it is not initialised."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
 
 
 def check_met(when: str, what: str) -> None:

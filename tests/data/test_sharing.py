@@ -12,7 +12,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from forge.data import GlobalBatchSampler, seeded
 from forge.data.position import Position
 from forge.errors import ConfigError, StateMismatch
-from forge.group import start
+from forge.group import collectives
 from forge.state import rng
 
 SAMPLES = 48
@@ -43,7 +43,7 @@ def as_rank(monkeypatch):
     """Makes this process one of several, as `torch.distributed` would."""
 
     def become(rank, size):
-        monkeypatch.setattr(start, "place", lambda: (rank, size))
+        monkeypatch.setattr(collectives, "place", lambda: (rank, size))
 
     return become
 
