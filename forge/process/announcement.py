@@ -11,7 +11,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from forge.process import time_limit
@@ -24,20 +23,12 @@ class Announcement:
         name: The signal, without `SIG`.
         due_s: Seconds before the end of the task at which it is due.
         folder: The folder in which a wrapper writes a changed end time.
-        environment: The environment with the end time.
     """
 
-    def __init__(
-        self,
-        name: str,
-        due_s: float,
-        folder: Path | None = None,
-        environment: Mapping[str, str] = os.environ,
-    ) -> None:
+    def __init__(self, name: str, due_s: float, folder: Path | None = None) -> None:
         self._number = signal.Signals[f"SIG{name}"]
         self._due_s = due_s
         self._moved = None if folder is None else folder / time_limit.MOVED
-        self._environment = environment
         self._is_put_off = False
 
     def put_off(self, number: int) -> bool:
@@ -53,8 +44,8 @@ class Announcement:
 
     def _early_s(self) -> float:
         """Seconds until it is due; 0.0 if no wrapper has set the end time."""
-        end = time_limit.end_time_from_env(self._environment)
-        if end is None or time_limit.END_TIME not in self._environment:
+        end = time_limit.end_time_from_env(os.environ)
+        if end is None or time_limit.END_TIME not in os.environ:
             return 0.0
         now = time.time()
         return time_limit.moved_left_s(self._moved, end - now, now) - self._due_s

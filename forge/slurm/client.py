@@ -489,11 +489,9 @@ def partitions() -> dict[str, dict[str, str]]:
     return found
 
 
-def _ask(
-    *command: str, environment: Mapping[str, str] | None = None, within_s: float = 6 * _CALL_S
-) -> str:
+def _ask(*command: str, within_s: float = 6 * _CALL_S) -> str:
     try:
-        done = _run(command, within_s, os.environ if environment is None else environment)
+        done = _run(command, within_s)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SlurmRefused(f"{command[0]}: {error}") from error
     if done.returncode != 0:
@@ -501,9 +499,7 @@ def _ask(
     return done.stdout
 
 
-def _run(
-    command: Sequence[str], within_s: float, environment: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
+def _run(command: Sequence[str], within_s: float) -> subprocess.CompletedProcess[str]:
     """Run with English messages, whatever the user's language; output need not be UTF-8."""
     return subprocess.run(
         command,
@@ -512,7 +508,7 @@ def _run(
         encoding="utf-8",
         errors="surrogateescape",
         timeout=within_s,
-        env={**environment, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"},
+        env={**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"},
     )
 
 
@@ -525,7 +521,7 @@ def _scontrol(arguments: list[str], within_s: float, settled: Sequence[str] = ()
     pause_s, said = _FIRST_PAUSE_S, ""
     while (left_s := deadline - time.monotonic()) > 0:
         try:
-            done = _run(["scontrol", *arguments], min(_CALL_S, left_s), os.environ)
+            done = _run(["scontrol", *arguments], min(_CALL_S, left_s))
         except subprocess.TimeoutExpired:
             said = f"no answer within {min(_CALL_S, left_s):.1f} s"
         except OSError as error:
