@@ -13,6 +13,7 @@ import math
 import os
 import random
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -341,6 +342,11 @@ NO_COMMANDS = (
     " this machine with `hydra/launcher=local`."
 )
 """Why nothing can be submitted from here."""
+
+
+def can_submit() -> bool:
+    """Whether this machine has sbatch."""
+    return shutil.which("sbatch") is not None
 
 
 def submit(script: Path, *options: str, tell: Callable[[str], None] = lambda text: None) -> str:

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import logging
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -82,7 +81,7 @@ def launch(request: Request) -> list[JobReturn]:
             if options.dry_run:
                 preview.show(calls, [job.composed for job in new], cluster)
                 raise Exit(0, "nothing was submitted: hydra.launcher.dry_run=true")
-            if calls and shutil.which("sbatch") is None:
+            if calls and not client.can_submit():
                 raise ConfigError([client.NO_COMMANDS], "The submission")
             sweep.add([job.place for job in composed])
             command = job_dir.sweep_command(directory)
