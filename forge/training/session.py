@@ -8,11 +8,9 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from forge import messages
 from forge.checkpoint.save.together import Exchange
@@ -43,7 +41,7 @@ from forge.training.loop.resumable_loader import ResumableLoader
 from forge.training.loop.steps import Steps
 from forge.training.nan.nan_policy import NanPolicy, RateScale
 from forge.training.nan.update import Updater
-from forge.training.no_update import NoUpdate
+from forge.training.optimizer_steps import OptimizerSteps
 from forge.training.start import agreement, preflight, run_directory
 from forge.training.start.owner import Owner
 from forge.training.start.run_directory import RunDirectory
@@ -91,12 +89,7 @@ class Session:
         self._contents = Contents(live, own, self.loops, nan, updater)
         self.resumed_from: str | None = None
         self.callbacks: list[Any] = []
-        self._hooks: list[Any] = []
-        self._is_boundless = False
-        """Whether an optimizer has stepped before the first loop."""
-        self._is_unguarded = False
-        """Whether an optimizer has stepped in a step without the NaN policy."""
-        self._no_update = NoUpdate()
+        self._optimizer_steps = OptimizerSteps(live, self.loops, updater, policy.nan.action)
         self._scales: list[RateScale] = []
         self._pid = os.getpid()
 
@@ -264,7 +257,7 @@ class Session:
         )
         if policy.nan.action is _ACTION.rollback or self._nan.lr_scale != 1:
             self._scales = [RateScale(self._nan, one) for one in self._live.optimizers]
-        self._watch_optimizers(self._updated)
+        self._optimizer_steps.enter_run()
         self._updater.note = self._note
         self._evaluations.pid = self._pid
 
@@ -272,37 +265,6 @@ class Session:
         """Write to the ledger, with the current batch of this rank."""
         at = {"epoch": self.loops.epoch, "batch": self.loops.batch}
         self._directory.ledger.write(kind, **values, **at)
-
-    def _updated(self, *_: Any) -> None:
-        """An optimizer has stepped before the first loop."""
-        self._no_update.has_stepped = True
-        if not self._is_boundless:
-            self._is_boundless = True
-            messages.warn(
-                "An optimizer steps outside `run.steps`. forge saves and stops only between two"
-                " steps of that loop: write `for step in run.steps(n):`"
-            )
-
-    def _updated_in_loop(self, *_: Any) -> None:
-        """An optimizer has stepped, called by `run.update` or by the script itself."""
-        self._no_update.has_stepped = True
-        is_guarded = self._updater.has_updated or not self.loops.is_in_step
-        if not (is_guarded or self._is_unguarded):
-            self._is_unguarded = True
-            messages.warn(
-                f"Step {self.loops.step}: an optimizer steps, but this step called neither"
-                " run.update nor run.should_step: the NaN policy"
-                f" (`resilience.nan.action={self._policy.nan.action.value}`) is not applied. Write"
-                " `run.update(loss, optimizer)`, or step only if `run.should_step(loss)` is true"
-            )
-
-    def _watch_optimizers(self, hook: Callable[..., None] | None) -> None:
-        """Call `hook` (and no earlier hook) after each optimizer step; None: no hook."""
-        for one in self._hooks:
-            one.remove()
-        self._hooks = []
-        if hook is not None:
-            self._hooks += [one.register_step_post_hook(hook) for one in self._live.optimizers]
 
     def _stop_as_orphan(self) -> None:
         if self in _active:
@@ -313,8 +275,7 @@ class Session:
 
     def _begin_loop(self) -> None:
         """Check the given objects, now that the script has built everything."""
-        self._watch_optimizers(None if self._is_unguarded else self._updated_in_loop)
-        self._no_update.begin(self._live.optimizers)
+        self._optimizer_steps.begin_loop()
         self._own.begin_loop()
         with preflight.exits():
             self._contents.check_own()
@@ -386,18 +347,15 @@ class Session:
         if asked is not None:
             self._leaving.stop(asked, save=None)
         directory.finish(loops.step, loops.finished_by)
-        self._warn_if_unchanged()
-
-    def _warn_if_unchanged(self) -> None:
-        """Only for a whole training: a resumed job can have only an evaluation left."""
-        is_scaled = any(
-            isinstance(one, torch.amp.GradScaler) for one in self._live.objects.values()
-        )
-        if self.resumed_from is not None or self._updater.was_called or is_scaled:
-            return  # a scaler leaves out the steps that overflow
-        warning = self._no_update.warning(self.loops.step)
-        if warning and self._group.rank == 0:
-            messages.warn(warning)
+        # A resumed job can have only an evaluation left.
+        is_whole = self.resumed_from is None and self._group.rank == 0
+        if is_whole and self._optimizer_steps.is_nothing_updated():
+            messages.warn(
+                f"Nothing was updated in {loops.step} steps: no optimizer has stepped, and the"
+                " parameters are the same as at the start. Write `loss.backward()` and"
+                " `run.update(loss, optimizer)` in the loop. If the loop is an evaluation, leave"
+                " the optimizer out of forge.Run(…)"
+            )
 
     def _release(self, *, is_together: bool = False) -> None:
         if self in _active:
@@ -410,7 +368,7 @@ class Session:
         self._group.close(_LEAVE_S)
 
     def _forget(self, *, is_leaving: bool) -> None:
-        self._watch_optimizers(None)
+        self._optimizer_steps.close()
         for callback in self.callbacks:
             stopping.remove_callback(callback)
         for scale in self._scales:
