@@ -125,17 +125,26 @@ class ForgeError(Exception):
 
 
 class ConfigError(ForgeError):
-    """The policy is invalid. `problems` has one sentence for each problem."""
+    """The policy is invalid. `problems` has one sentence for each problem.
 
-    def __init__(self, problems: list[str], what: str = "The resilience policy") -> None:
+    Args:
+        problems: The sentences.
+        what: What has the problems.
+        page: The page of the documentation to read.
+    """
+
+    def __init__(
+        self, problems: list[str], what: str = "The resilience policy", page: str = ""
+    ) -> None:
         self.problems = problems
         count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
         lines = "".join(f"\n  - {problem}" for problem in problems)
-        self._what = what
-        super().__init__(f"{what} has {count}:{lines}")
+        see = f"\nSee {page}" if page else ""
+        self._others = what, page
+        super().__init__(f"{what} has {count}:{lines}{see}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ConfigError, (self.problems, self._what)
+        return ConfigError, (self.problems, *self._others)
 
 
 class FrozenConfigError(ForgeError):

@@ -34,24 +34,28 @@ def signal_name(name: str) -> str:
     return str(name).upper().removeprefix("SIG")
 
 
-def convert(policy: Any) -> tuple[Policy, list[str]]:
-    """Convert `policy`; a value that does not fit keeps its default and is reported."""
+def convert(policy: Any) -> tuple[Policy, dict[str, str]]:
+    """Convert `policy`; a value that does not fit keeps its default and is reported.
+
+    Returns:
+        The policy; each problem, and the key that has it (empty: the whole policy).
+    """
     typed = copy.deepcopy(_defaults())
-    problems: list[str] = []
+    problems: dict[str, str] = {}
     if isinstance(policy, Policy):
         policy = asdict(policy)  # a dataclass takes every value: check it like any other
     if policy is None or (isinstance(policy, DictConfig) and of_omegaconf.value_of(policy) is None):
         policy = {}
     if not isinstance(policy, Mapping):
-        problems.append(
+        problems[
             f"`resilience` is {policy!r}: expected a group of keys. Choose a preset, for example"
             " `resilience=default`, in the defaults list of your config."
-        )
+        ] = ""
         policy = {}
     if _is_whole_config(policy):
-        problems.append(
+        problems[
             "this is the whole config of your app: pass only `cfg.resilience`, its part for forge."
-        )
+        ] = ""
         policy = {}
     own: dict[str, Any] = {}
     for key, value in _leaves(_resolved(policy, "", problems), ""):
@@ -60,8 +64,8 @@ def convert(policy: Any) -> tuple[Policy, list[str]]:
                 own[key.removeprefix("slurm.")] = value
             continue
         problem = _set(typed, key, value)
-        if problem and problem not in problems:
-            problems.append(problem)
+        if problem:
+            problems[problem] = key
     result = OmegaConf.to_object(typed)
     assert isinstance(result, Policy)
     result.slurm = own
@@ -88,7 +92,7 @@ def _defaults() -> Any:
     return OmegaConf.structured(Policy)
 
 
-def _resolved(tree: Mapping[Any, Any], prefix: str, problems: list[str]) -> dict[str, Any]:
+def _resolved(tree: Mapping[Any, Any], prefix: str, problems: dict[str, str]) -> dict[str, Any]:
     """The tree as plain values; a failing interpolation is reported and dropped."""
     found: dict[str, Any] = {}
     for name in tree:
@@ -100,7 +104,8 @@ def _resolved(tree: Mapping[Any, Any], prefix: str, problems: list[str]) -> dict
             value = "???"
         except OmegaConfBaseException as error:
             reason = str(error).splitlines()[0]
-            problems.append(f"`resilience.{prefix}{name}`: cannot be resolved: {reason}")
+            key = f"{prefix}{name}"
+            problems[f"`resilience.{key}`: cannot be resolved: {reason}"] = key
             continue
         is_group = isinstance(value, Mapping)
         found[str(name)] = _resolved(value, f"{prefix}{name}.", problems) if is_group else value

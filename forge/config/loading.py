@@ -7,6 +7,7 @@ from typing import Any
 from forge.config.schema import Policy
 
 _PREFIX = "resilience."
+_KEYS = "docs/reference/policy.md"
 
 
 def load(
@@ -34,10 +35,19 @@ def load(
     from forge.errors import ConfigError
 
     converted, problems = convert(policy)
-    problems += cross_field_problems(converted, time_limit_s, limit_key, is_command=is_command)
+    problems |= cross_field_problems(converted, time_limit_s, limit_key, is_command=is_command)
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError([*problems], page=_page({*problems.values()}))
     return converted
+
+
+def _page(found: set[str]) -> str:
+    """The page with all keys; of a single key, its row there."""
+    from forge.config import keys
+
+    known = [name for name, _, _ in keys.walk(Policy())]
+    rows = {name for key in found for name in known if f"{key}.".startswith(f"{name}.")}
+    return f"{_KEYS}#{rows.pop()}" if len(rows) == len(found) == 1 else _KEYS
 
 
 def from_overrides(overrides: list[str]) -> Policy:
@@ -57,7 +67,7 @@ def from_overrides(overrides: list[str]) -> Policy:
 
     bad = [one for one in overrides if not one.startswith(_PREFIX) or "=" not in one]
     if bad:
-        remedy = "is not `resilience.<key>=<value>`: docs/reference/policy.md lists the keys"
+        remedy = f"is not `resilience.<key>=<value>`: {_KEYS} lists the keys"
         raise ConfigError([f"`{one}` {remedy}" for one in bad], "The command line")
     try:
         given = OmegaConf.from_dotlist([one.removeprefix(_PREFIX) for one in overrides])

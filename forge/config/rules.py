@@ -16,10 +16,12 @@ from forge.errors import is_disk_full
 
 def cross_field_problems(
     p: Policy, time_limit_s: float | None, limit_key: str, *, is_command: bool = False
-) -> list[str]:
-    """All problems of a policy whose values have the right types."""
+) -> dict[str, str]:
+    """All problems of a policy whose values have the right types, and the key with the problem.
+
+    A problem of several keys has none.
+    """
     found = [
-        *_key_problems(p),
         *_rule_problems(p, is_command=is_command),
         *_command_problems(p),
         *_signal_problems(p, time_limit_s, limit_key),
@@ -44,28 +46,31 @@ def cross_field_problems(
             " the checkpoint to go back to would depend on how fast the disk is. Set"
             " `on_pending_save` to wait."
         )
-    return found
+    return {**_key_problems(p), **dict.fromkeys(found, "")}
 
 
-def _key_problems(p: Policy) -> Iterator[str]:
-    """Values that the key's own bounds in `schema.py` forbid."""
+def _key_problems(p: Policy) -> dict[str, str]:
+    """Values that the key's own bounds in `schema.py` forbid, as problem and key."""
+    found: dict[str, str] = {}
     for name, value, known in keys.walk(p):
         if value is None:
             continue
         key, remedy = f"resilience.{name}", known.remedy and f" {known.remedy}"
         if known.gt is not None and not known.gt < value < math.inf:
-            yield f"`{key}={value:g}`: has to be above {known.gt:g} and finite.{remedy}"
+            found[f"`{key}={value:g}`: has to be above {known.gt:g} and finite.{remedy}"] = name
         if known.ge is not None and not known.ge <= value < math.inf:
-            yield f"`{key}={value:g}`: has to be at least {known.ge:g}.{remedy}"
+            found[f"`{key}={value:g}`: has to be at least {known.ge:g}.{remedy}"] = name
         if known.choices and value not in known.choices:
-            yield f"`{key}={value}`: expected {' | '.join(known.choices)}, found {value!r}."
+            choices = " | ".join(known.choices)
+            found[f"`{key}={value}`: expected {choices}, found {value!r}."] = name
         if known.is_filled and not value.strip():
-            yield f"`{key}={value}`: is empty.{remedy}"
+            found[f"`{key}={value}`: is empty.{remedy}"] = name
         if known.is_path and value.startswith("~"):
-            yield (
+            found[
                 f"`{key}={value}`: `~` would be a directory of that name. Write the path in full,"
                 " or as `${oc.env:HOME}/…`."
-            )
+            ] = name
+    return found
 
 
 def _command_problems(p: Policy) -> Iterator[str]:

@@ -4,6 +4,7 @@ One module, since it is one list.
 """
 
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from dataclasses import asdict
 
 import pytest
 from omegaconf import OmegaConf
+from repository import ROOT
 
 from forge.config.conversion import known_keys, nearest_key
 from forge.config.loading import from_overrides, load
@@ -167,6 +169,28 @@ def test_a_broken_rule_names_key_and_value_and_what_to_do(key, value, said):
     if isinstance(value, (str, list)) or value is None:
         assert f"resilience.{key}={value}" in problem
     assert said in problem
+
+
+@pytest.mark.parametrize(
+    ("policy", "anchor"),
+    [
+        ({"checkpoint": {"every_s": 0}}, "#checkpoint.every_s"),
+        ({"nan": {"action": "hlat"}}, "#nan.action"),
+        ({"signal": {"actions": {"TERM": "x"}}}, "#signal.actions"),
+        ({"slurm": {"no_such": 1}}, "#slurm"),
+        ({"checkpoint": {"every_s": 0}, "nan": {"action": "hlat"}}, ""),
+        ({"nan": {"acton": "halt"}}, ""),
+        ({"shutdown": {"timeout_s": 300}}, ""),
+    ],
+)
+def test_the_error_ends_with_the_place_where_the_key_is_described(policy, anchor):
+    """The whole page if there are several keys, or none of that name."""
+    with pytest.raises(ConfigError) as caught:
+        load(policy)
+    page = "docs/reference/policy.md"
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+        assert str(error).splitlines()[-1] == f"See {page}{anchor}"
+    assert not anchor or f'<a id="{anchor[1:]}"></a>' in (ROOT / page).read_text()
 
 
 def test_the_forced_exit_has_to_be_shorter_than_the_lead():
