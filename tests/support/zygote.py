@@ -6,13 +6,13 @@ Source: clone(2), CLONE_PARENT; proc(5), stat.
 """
 
 import atexit
-import copy
 import ctypes
 import gc
 import importlib
 import io
 import json
 import os
+import pickle
 import random
 import runpy
 import secrets  # noqa: F401 - imported once, for all processes, as are those below
@@ -35,6 +35,13 @@ import torch.utils.serialization
 import torchdata.stateful_dataloader  # noqa: F401
 import warm
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.core_plugins.importlib_resources_config_source import (
+    ImportlibResourcesConfigSource,
+)
+from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 # That of this tree: a copy with a planted defect is not the one that is installed.
@@ -65,10 +72,34 @@ HUGE = 2 << 20
 LIBC = ctypes.PyDLL(None)  # keeps the interpreter's lock, as a fork has to
 
 
+def read_once():
+    """The files of Hydra, and the presets: reading them is most of what a composition takes."""
+    read, really = {}, ConfigRepository.load_config
+
+    def load_config(self, config_path):
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        name = source and (str(source), config_path)
+        return pickle.loads(read[name]) if name in read else really(self, config_path)
+
+    files = FileConfigSource("forge", f"file://{TREE}/conf")
+    packaged = ImportlibResourcesConfigSource("hydra", "pkg://hydra.conf")
+    stored = StructuredConfigSource("schema", "structured://")
+    every = ConfigRepository.__new__(ConfigRepository)
+    every.sources = [files, packaged, stored]
+    presets = [path.relative_to(f"{TREE}/conf") for path in Path(TREE, "conf").rglob("*.yaml")]
+    of_hydra = ["env", "job_logging", "hydra_logging", "hydra_help", "help", "output"]
+    names = [str(path.with_suffix("")) for path in presets]
+    for name in [*names, *(f"hydra/{group}/default" for group in of_hydra), "hydra/config"]:
+        source = every._find_object_source(name, ObjectType.CONFIG)
+        read[str(source), name] = pickle.dumps(every.load_config(name))
+    ConfigRepository.load_config = load_config
+
+
 def compose_once():
     """Hydra composes each config of a sweep, checks it, and composes it again to run it.
 
-    The second time takes half of what a launcher needs. What is composed here is copied instead.
+    The second time takes half of what a launcher needs. What is composed here is copied instead:
+    by pickle, in a fifth of the time of copy.deepcopy.
     """
     composed, really = {}, ConfigLoaderImpl._load_configuration_impl
 
@@ -76,11 +107,11 @@ def compose_once():
         name, overrides, mode = (given[one] for one in ("config_name", "overrides", "run_mode"))
         key = (name, *overrides, mode, str(self.config_search_path), os.getcwd())
         if key not in composed:
-            composed[key] = really(self, **given)
+            composed[key] = pickle.dumps(really(self, **given))
         elif given["validate_sweep_overrides"]:
             parsed = OverridesParser.create().parse_overrides(overrides)
             self.validate_sweep_overrides_legal(parsed, mode, given["from_shell"])
-        return copy.deepcopy(composed[key])
+        return pickle.loads(composed[key])
 
     ConfigLoaderImpl._load_configuration_impl = load
 
@@ -150,6 +181,7 @@ def main():
     for name in filter(None, sys.argv[2].split(",")):
         importlib.import_module(name)
     loading.load(None)  # the schema is read once, for all
+    read_once()
     gc.collect()
     gc.freeze()  # else each one, at its end, looks at all of torch's objects, and so copies them
     use_huge_pages()
