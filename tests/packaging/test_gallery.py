@@ -12,11 +12,13 @@ import yaml
 from cluster import wait_for
 from forked import completed, run
 from harness import assert_same_bits
+from ranked import RankedJob
 from repository import ROOT
 
 import forge
 from forge.config import load
 from forge.jobdir import ledger
+from forge.process import world
 
 GALLERY = ROOT / "examples" / "gallery"
 HYDRA = {"plain_loop.py": "steps=300", "epochs.py": "epochs=3"}
@@ -80,6 +82,14 @@ def test_workers_do_not_make_it_another_job(tmp_path):
     assert completed([*command, "--lr", "1"], tmp_path).returncode == 78
 
 
+def test_two_ranks(tmp_path):
+    """The script; torchrun starts it in `make proofs`, and others in test_exec.py."""
+    job = RankedJob(tmp_path / "job", script=GALLERY / "ddp.py")
+    assert job.run(MASTER_PORT=str(world.free_port())) == [0, 0], job.output
+    assert ledger.read_progress(job.directory / "ddp_checkpoints").step == 320
+
+
+@pytest.mark.proofs
 @pytest.mark.slow
 def test_two_ranks_of_torchrun(tmp_path):
     """By the command of the page; `--standalone` since other tests may run at the same time."""

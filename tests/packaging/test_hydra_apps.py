@@ -1,5 +1,6 @@
 """A Hydra app that asks for nothing gets nothing: forge installed or not, it is the same."""
 
+import json
 import re
 import shutil
 
@@ -51,21 +52,58 @@ def leave_out_time(text: str) -> str:
     return re.sub(r"^\[\d{4}-\d\d-\d\d [\d:,]+\]", "", text, flags=re.MULTILINE)
 
 
-def observe(environment, folder, arguments, code=0):
-    """Everything that an app shows and leaves behind."""
-    if folder.exists():
+RUN = """
+import json, os, runpy, sys
+import hydra, hydra._internal.hydra, hydra.core.override_parser.overrides_parser
+
+codes = {}
+for name, arguments in json.loads(sys.argv[1]).items():
+    os.chdir(name)
+    if not os.fork():
+        output = os.open("output.txt", os.O_WRONLY | os.O_CREAT)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.argv, sys.path[0] = ["app.py", *arguments], os.getcwd()
+        runpy.run_path("app.py", run_name="__main__")
+        sys.exit()
+    codes[name] = os.waitstatus_to_exitcode(os.wait()[1])
+    os.chdir("..")
+print(json.dumps(codes))
+"""
+"""Each command of an app in a process of its own, which are forked from one that has Hydra."""
+
+
+def observe(environment, folder):
+    """Everything that an app shows and leaves behind, by the name of the command."""
+    given = COMMANDS | MISTAKES
+    for name in given:
+        app = folder / name
+        (app / "conf" / "model").mkdir(parents=True)
+        (app / "app.py").write_text(APP)
+        (app / "conf" / "app.yaml").write_text(CONFIG)
+        (app / "conf" / "model" / "small.yaml").write_text("width: 4")
+        (app / "conf" / "model" / "large.yaml").write_text("width: 8")
+    codes = json.loads(run([environment.python, "-c", RUN, json.dumps(given)], folder))
+    assert codes == {name: int(name in MISTAKES) for name in given}
+    found = {}
+    for name in given:
+        left = {}
+        for path in sorted((folder / name).rglob("*")):
+            if path.is_file() and path.suffix in (".yaml", ".log"):
+                left[str(path.relative_to(folder))] = leave_out_time(path.read_text())
+        found[name] = leave_out_time((folder / name / "output.txt").read_text()), left
+    return found
+
+
+@pytest.fixture(scope="module")
+def observed(without_forge, with_wheel, tmp_path_factory):
+    """Of both environments, in a folder of the same name: it is in what they show."""
+    folder, found = tmp_path_factory.mktemp("apps") / "folder", []
+    for environment in (without_forge, with_wheel):
+        folder.mkdir()
+        found.append(observe(environment, folder))
         shutil.rmtree(folder)
-    (folder / "conf" / "model").mkdir(parents=True)
-    (folder / "app.py").write_text(APP)
-    (folder / "conf" / "app.yaml").write_text(CONFIG)
-    (folder / "conf" / "model" / "small.yaml").write_text("width: 4")
-    (folder / "conf" / "model" / "large.yaml").write_text("width: 8")
-    shown = run([environment.python, "app.py", *arguments], folder, code=code)
-    left = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.suffix in (".yaml", ".log"):
-            left[str(path.relative_to(folder))] = leave_out_time(path.read_text())
-    return leave_out_time(shown), left
+    return found
 
 
 def without_sources(left):
@@ -82,12 +120,9 @@ def without_sources(left):
 
 
 @pytest.mark.parametrize("what", COMMANDS)
-def test_an_app_without_resilience_is_the_same_with_forge_installed(
-    without_forge, with_wheel, tmp_path, what
-):
+def test_an_app_without_resilience_is_the_same_with_forge_installed(observed, what):
     """What it prints, its configs, its logs, the folders it makes."""
-    shown_without, left_without = observe(without_forge, tmp_path / "app", COMMANDS[what])
-    shown_with, left_with = observe(with_wheel, tmp_path / "app", COMMANDS[what])
+    (shown_without, left_without), (shown_with, left_with) = (one[what] for one in observed)
     if what == "all config":
         both = [
             without_sources({"hydra.yaml": s})["hydra.yaml"] for s in (shown_without, shown_with)
@@ -102,13 +137,11 @@ def test_an_app_without_resilience_is_the_same_with_forge_installed(
 
 
 @pytest.mark.parametrize("what", MISTAKES)
-def test_its_mistakes_are_reported_as_before(without_forge, with_wheel, tmp_path, what):
+def test_its_mistakes_are_reported_as_before(observed, what):
     """forge's hints are for those who name `resilience`."""
-    results = [
-        observe(environment, tmp_path / "app", MISTAKES[what], code=1)
-        for environment in (without_forge, with_wheel)
-    ]
-    assert results[0] == results[1]
+    without, with_forge = (one[what] for one in observed)
+    assert with_forge == without
+    assert with_forge[0]
 
 
 def test_forge_is_in_one_environment_only(without_forge, with_wheel, tmp_path):

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _NOT_OURS = {".git", "outputs", "multirun", "build", "dist", "htmlcov", "__pycache__"}
 
 
+@functools.cache
 def files() -> list[str]:
     """Every file of the repository that git would keep, relative, with or without git."""
     listed = None
