@@ -63,10 +63,10 @@ def train(tmp_path, monkeypatch):
         else:
             yield from run.steps(end, loader)
 
-    def one(loader, form="steps", crash_at=None, end=20):
+    def one(loader, form="steps", crash_at=None, end=20, **stateful):
         seen, policy = [], {"checkpoint": {"dir": str(tmp_path / "job"), "every_steps": 1}}
         torch.manual_seed(2)
-        with outliving(), forge.Run(policy, model=torch.nn.Linear(1, 1)) as run:
+        with outliving(), forge.Run(policy, model=torch.nn.Linear(1, 1), **stateful) as run:
             for step, batch in batches(run, form, loader, end):
                 if step == crash_at:
                     raise Crash
@@ -155,6 +155,36 @@ def test_another_loader_at_an_epochs_start_is_named_and_taken(name, form, train,
     assert found[: 2 * len(epoch)] == epoch * 2
     (line,) = [one for one in caplog.messages if "has changed since the checkpoint" in one]
     assert words in line
+
+
+class Source:
+    """Seven batches a pass, and a state: an iterable of the user's own."""
+
+    place = 0
+
+    def __iter__(self):
+        while self.place < 7:
+            self.place += 1
+            yield self.place
+        self.place = 0
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+
+@pytest.mark.parametrize("form", ["steps", "batches", "loader"])
+def test_a_source_can_be_an_object_of_the_run_too(form, train):
+    """Its place is then restored twice, by the Run and by the loop, to the same batch."""
+    for crash_at in (3, 9):
+        source = Source()
+        with pytest.raises(Crash):
+            train(source, form, crash_at=crash_at, source=source)
+    source = Source()
+    found = train(source, form, source=source)
+    assert found == [step % 7 + 1 for step in range(9, 21 if form == "batches" else 20)]
 
 
 def test_the_same_loader_is_not_said_to_be_another_one(train, caplog):
