@@ -37,32 +37,70 @@ from typing import Any
 
 
 class ExitCode(IntEnum):
-    """Exit codes of a forge job, taken from sysexits.h if a code there fits."""
+    """Exit codes of a forge job, taken from sysexits.h if a code there fits.
 
-    FINISHED = 0
-    """Finished."""
-    HALTED = 65
-    """The NaN policy ended the run; the last good checkpoint is on disk."""
-    UNHEALTHY = 69
-    """This node failed a health check."""
-    FORCED = 70
-    """Stopping took longer than `shutdown.timeout_s`, or the job hung; all stacks are on disk."""
-    DISK_FULL = 71
-    """The disk or the quota is full; the last good checkpoint is on disk."""
-    IN_USE = 73
-    """Another running job owns the directory."""
-    IO_ERROR = 74
-    """Checkpoints cannot be written or read."""
-    REQUEUE = 75
-    """The state is saved: run me again."""
-    BAD_CONFIG = 78
-    """The config is invalid, or it or the code differs from what the job was started with."""
-    HANGUP = 129
-    """SIGHUP: the terminal was closed, or the connection to it was lost."""
-    INTERRUPTED = 130
-    """Ctrl+C."""
-    TERMINATED = 143
-    """SIGTERM."""
+    "Starts again" means: forge's launchers restart or requeue the job, as `resilience.requeue`
+    allows. Exit codes that are not listed are those of your program.
+    """
+
+    def __new__(cls, code: int, meaning: str = "") -> ExitCode:
+        """A member that has its meaning as its docstring."""
+        member = int.__new__(cls, code)
+        member._value_, member.__doc__ = code, meaning
+        return member
+
+    FINISHED = 0, "The training, or the command of `forge exec`, finished. The job ends."
+    HALTED = (
+        65,
+        "The NaN policy ended the run (`resilience.nan`). The last good checkpoint is on disk; the"
+        " job does not start again.",
+    )
+    UNHEALTHY = (
+        69,
+        "A health check of the node failed with the action refuse, exclude_node or halt. On Slurm,"
+        " unless the action is halt, forge's launcher starts the job again on another node;"
+        " otherwise the job ends.",
+    )
+    FORCED = (
+        70,
+        "After a signal the process had not exited within `shutdown.timeout_s`, or the job hung, or"
+        " a rank was lost. Progress since the last checkpoint is lost; the job starts again.",
+    )
+    DISK_FULL = (
+        71,
+        "A checkpoint could not be written, because the disk or the quota is full. The last good"
+        " checkpoint is on disk; after a pause the job starts again.",
+    )
+    IN_USE = (
+        73,
+        "Another running job, or a newer attempt of this job, uses the checkpoint directory. This"
+        " attempt ends and does not start again.",
+    )
+    IO_ERROR = 74, "Checkpoints cannot be written or read. The job does not start again."
+    REQUEUE = (
+        75,
+        "The job saved and stopped before it had finished: at the time limit, or for a signal whose"
+        " action is requeue. The job starts again; without a launcher, run the command again.",
+    )
+    BAD_CONFIG = (
+        78,
+        "The config is invalid, or the config or the code differs from that of the job's first"
+        " start. The job does not start again.",
+    )
+    HANGUP = (
+        129,
+        "The job saved and stopped for SIGHUP (the terminal or its connection was closed). The job"
+        " does not start again by itself.",
+    )
+    INTERRUPTED = (
+        130,
+        "The job saved and stopped for Ctrl+C (SIGINT). The job does not start again by itself.",
+    )
+    TERMINATED = (
+        143,
+        "The job saved and stopped for SIGTERM. On Slurm the job starts again if Slurm sent the"
+        " signal for a preemption or the time limit; otherwise (`scancel`, `kill`) it ends.",
+    )
 
 
 class Reason(Enum):
@@ -72,8 +110,8 @@ class Reason(Enum):
     preempted = "preempted"
     node_failed = "node failed"
     time_limit = "time limit"
-    requested = "asked to requeue"
-    signalled = "SIGTERM by hand"
+    requested = "a requeue was requested"
+    signalled = "SIGTERM sent by hand"
     interrupted = "SIGINT (Ctrl+C)"
     cancelled = "stopped"
     orphaned = "its launcher exited"
@@ -85,7 +123,7 @@ class Reason(Enum):
     bad_config = "bad configuration"
     forced = "forced exit"
     crashed = "crashed"
-    out_of_memory = "killed for memory"
+    out_of_memory = "killed, since memory ran out"
     rank_lost = "another rank was lost"
     hung = "it made no progress"
     failed = "failed"
@@ -120,12 +158,12 @@ class ForgeError(Exception):
 
     @property
     def reason(self) -> Reason:
-        """The reason recorded for the job if this error ends it."""
+        """Why the job ended, as forge records it if this error ends the job."""
         return Reason.of_code(self.exit_code)
 
 
 class ConfigError(ForgeError):
-    """The policy is invalid. `problems` has one sentence for each problem.
+    """The policy, or another setting, is invalid. `problems` has one sentence for each problem.
 
     Args:
         problems: The sentences.
@@ -176,7 +214,7 @@ class DiskFull(CheckpointError):
 
 
 class DamagedCheckpoint(CheckpointError):
-    """The bytes of a checkpoint differ from those that were committed."""
+    """A checkpoint is damaged: a file is missing, or differs from the file that was saved."""
 
 
 class NewerFormat(CheckpointError):
@@ -275,7 +313,7 @@ class JobTraceback(Exception):
 
 
 class Exit(SystemExit):
-    """Ends the process with `code`. Not an `Exception`: `except Exception` must not catch it.
+    """Raised to end the process with `code`, after a stop. `except Exception` does not catch it.
 
     Args:
         code: The exit code.

@@ -6,37 +6,13 @@ is a plain function that returns Markdown, so that tests can read it without bui
 
 from __future__ import annotations
 
-import ast
-import inspect
 import os
 import re
 import subprocess
 import sys
-from types import ModuleType
 from typing import Any
 
 from forge import errors
-
-
-def field_docs(module: ModuleType) -> dict[str, dict[str, str]]:
-    """Class -> name -> the string under that field or enum member."""
-    found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(module)).body:
-        if isinstance(node, ast.ClassDef):
-            members = found.setdefault(node.name, {})
-            for one, below in zip(node.body, [*node.body[1:], None], strict=True):
-                name = _assigned(one)
-                is_documented = isinstance(below, ast.Expr) and isinstance(
-                    below.value, ast.Constant
-                )
-                if name and is_documented:
-                    members[name] = inspect.cleandoc(str(below.value.value)).replace("\n", " ")
-    return found
-
-
-def _assigned(node: ast.stmt) -> str:
-    targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
-    return targets[0].id if targets and isinstance(targets[0], ast.Name) else ""
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
@@ -46,8 +22,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 def exit_codes() -> str:
     """Every code that a forge process ends with, as a table."""
-    docs = field_docs(errors)["ExitCode"]
-    rows = [[str(int(code)), f"`{code.name}`", docs[code.name]] for code in errors.ExitCode]
+    rows = [[str(int(code)), f"`{code.name}`", code.__doc__ or ""] for code in errors.ExitCode]
     return _table(["exit code", "name", "meaning"], rows)
 
 

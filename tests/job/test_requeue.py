@@ -43,16 +43,16 @@ REASONS = [
     (
         Outcome(-9, is_held=True, said=Reason.requested, text="saved step 7"),
         Reason.forced,
-        "saved step 7; it had not exited by `shutdown.timeout_s`, and was killed",
+        "saved step 7; it had not exited within `shutdown.timeout_s`, and was killed",
     ),
-    (REQUESTED, Reason.requested, "asked to requeue"),
+    (REQUESTED, Reason.requested, "a requeue was requested"),
     (LIMIT, Reason.time_limit, "time limit"),
     (Outcome(-9, asked=Reason.time_limit), Reason.time_limit, "time limit"),
     (Outcome(75, said=Reason.time_limit), Reason.time_limit, "time limit"),
     (
         Outcome(75, said=Reason.requested, text="stopped by SIGUSR1"),
         Reason.requested,
-        "asked to requeue",
+        "a requeue was requested",
     ),
     (
         Outcome(75, asked=Reason.interrupted, said=Reason.time_limit),
@@ -348,7 +348,7 @@ LIST = "expected a list of {exit_codes: [1, …], max_restarts: 2}"
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("max_preemptions", -1, "has to be at least 0. 0 never starts it again, null has no limit"),
+        ("max_preemptions", -1, "has to be at least 0. 0 means no restart, null no limit"),
         ("max_timeouts", -1, "has to be at least 0"),
         ("max_failures", -2, "has to be at least 0"),
         ("max_failures", "many", "expected a whole number, found 'many'"),

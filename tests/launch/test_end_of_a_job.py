@@ -77,7 +77,7 @@ def test_a_job_that_its_launcher_starts_again_tells_nobody_to_do_so(tmp_path):
     assert done.returncode == 1
     output = app.job(0).output
     asked = output.index("stopped by SIGUSR1 at step 13, exit code 75.\n")
-    again = output.index("forge: asked to requeue: restarting (restart 1)\n")
+    again = output.index("forge: a requeue was requested: restarting (restart 1)\n")
     assert asked < again < output.index("forge: failed: ValueError: no such luck\n")
     assert "train.py hydra.run.dir=" not in output
     assert "To resume this sweep after a stop:" in done.stdout
