@@ -112,14 +112,13 @@ class SignalConfig:
     name: str = key(
         "USR2",
         choices=SIGNALS,
-        help="The signal that announces the time limit.",
+        help="The signal that Slurm, or forge's wrapper, sends before the time limit.",
     )
     warning_s: float = key(
         120.0,
         gt=0,
-        remedy="Without a warning there is no time to save. Set it to the seconds that a save"
-        " takes, with a margin.",
-        help="Seconds before the time limit at which the signal is sent.",
+        remedy="Set it to the seconds that a save takes, with a margin.",
+        help="Seconds before the time limit at which the signal `signal.name` is sent.",
     )
     actions: dict[str, SignalAction] = key(
         {
@@ -129,9 +128,9 @@ class SignalConfig:
             "USR1": SignalAction.requeue,
             "USR2": SignalAction.requeue,
         },
-        help="The action on each signal: stop | requeue | save | ignore. `save` saves and keeps"
-        " training. SIGHUP and SIGINT stay ignored if they are ignored when the process starts"
-        " (nohup, the background of a script) and their action is stop.",
+        help="The action on each signal: stop | requeue | save | ignore. stop and requeue save and"
+        " exit; save saves and keeps training. If the process was started with SIGHUP or SIGINT"
+        " ignored (by nohup, or in the background of a script), `stop` leaves that signal ignored.",
     )
 
 
@@ -143,8 +142,8 @@ class ShutdownConfig:
         None,
         ge=0,
         remedy="0 never forces an exit.",
-        help="Seconds from the signal to the forced exit (70). null: three quarters of"
-        " `signal.warning_s`; 0: never.",
+        help="Seconds that a stop can take, from the signal on; then the process is ended with exit"
+        " code 70. null: three quarters of `signal.warning_s`; 0: no limit.",
     )
 
 
@@ -153,7 +152,9 @@ class RequeueRule:
     """Your own exit codes after which the job is started again."""
 
     exit_codes: list[int] = key([], help="Exit codes of your program, 1 to 255.")
-    max_restarts: int = key(1, ge=1, help="Restarts for them, over the whole job.")
+    max_restarts: int = key(
+        1, ge=1, help="How often these exit codes restart the job, over its whole life."
+    )
     recover: list[str] = key(
         [],
         help="A command that runs before the restart. Its environment has FORGE_ATTEMPT,"
@@ -167,41 +168,44 @@ class RequeueConfig:
 
     enabled: bool = key(
         True,
-        help="Whether the job is ever started again. false: for example if your batch script"
-        " requeues it itself.",
+        help="Whether forge starts the job again after it was stopped or failed. false: for example"
+        " if your batch script requeues the job itself.",
     )
     max_preemptions: int | None = key(
         None,
         ge=0,
-        remedy="0 never starts it again, null has no limit.",
-        help="Restarts after a preemption or a request to requeue. null: no limit.",
+        remedy="0 means no restart, null no limit.",
+        help="Maximum number of restarts after a preemption or a request to requeue. null: no"
+        " limit.",
     )
     max_timeouts: int | None = key(
         None,
         ge=0,
-        remedy="0 never starts it again, null has no limit.",
-        help="Restarts after the time limit. null: no limit.",
+        remedy="0 means no restart, null no limit.",
+        help="Maximum number of restarts after the time limit. null: no limit.",
     )
     max_failures: int | None = key(
         10,
         ge=0,
-        remedy="0 never starts it again, null has no limit.",
-        help="Restarts after a crash, a kill or a forced exit. null: no limit.",
+        remedy="0 means no restart, null no limit.",
+        help="Maximum number of restarts after a crash, a kill or a forced exit. null: no limit.",
     )
     max_no_progress: int = key(
         3,
         ge=1,
-        remedy="1 stops after the first.",
-        help="Stop restarting after this many attempts in a row that saved nothing new.",
+        remedy="1 stops after the first attempt that saved nothing new.",
+        help="Do not restart the job after this many attempts in a row that saved no new"
+        " checkpoint.",
     )
     rules: list[RequeueRule] = key(
         [],
-        help="Your own exit codes that are worth a restart: `[{exit_codes: [1], max_restarts: 2}]`."
-        " With `recover: [command, …]` that command runs first.",
+        help="Exit codes of your program after which the job is restarted: `[{exit_codes: [1],"
+        " max_restarts: 2}]`. With `recover: [command, …]` that command runs before the restart.",
     )
     on_code_change: CodeChange = key(
         CodeChange.warn,
-        help="The action if the code has changed when a job resumes.",
+        help="The action if a job resumes and its code has changed since its first start. warn: log"
+        " it; refuse: exit with code 78.",
     )
 
 
@@ -230,21 +234,24 @@ class ExecConfig:
     signal: str = key(
         "TERM",
         choices=SIGNALS,
-        help="The signal that makes the command save and exit. It is sent `signal.warning_s` before"
-        " the time limit, and when the job is stopped; it replaces `signal.name`.",
+        help="The signal that tells the command of `forge exec` to save and exit. forge sends it"
+        " `signal.warning_s` before the time limit (instead of `signal.name`), and when the job is"
+        " stopped.",
     )
     signal_to: SignalTo = key(
         SignalTo.group,
-        help="Send signals to the command's process group, or only to the process started.",
+        help="Which processes of the `forge exec` command get its signals. group: its whole process"
+        " group; leader: only the process that forge started.",
     )
     supports_termination: bool = key(
         True,
-        help="Whether the command can save when it gets the signal. true: SIGKILL follows after"
-        " `shutdown.timeout_s`; false: SIGKILL immediately.",
+        help="Whether the `forge exec` command can save and exit at a signal. true: forge kills it"
+        " `shutdown.timeout_s` after the signal; false: forge kills it immediately (SIGKILL).",
     )
     zero_after_signal: ZeroAfterSignal = key(
         ZeroAfterSignal.requeue,
-        help="The meaning of exit code 0 after a signal for a preemption or the time limit.",
+        help="The meaning of exit code 0 of a `forge exec` command that was stopped for a"
+        " preemption or the time limit. requeue: it saved, and runs again; finished: it is done.",
     )
 
 
@@ -256,24 +263,24 @@ class RollbackConfig:
         0,
         ge=0,
         remedy="0 is the newest good checkpoint.",
-        help="Go back at least this many steps before the first bad one.",
+        help="A rollback goes to a checkpoint at least this many steps before the first bad step.",
     )
     skip_data: bool = key(
         True,
-        help="Skip the batches that led to the bad step. A rollback into an earlier epoch of"
-        " `run.epochs` reads them again.",
+        help="After a rollback, skip the batches up to the bad step. A rollback into an earlier"
+        " epoch of `run.epochs` reads them again.",
     )
     lr_scale: float = key(
         1.0,
         gt=0,
         remedy="1 keeps the rate.",
-        help="Multiplies the learning rate at each rollback.",
+        help="Each rollback multiplies the learning rate by this.",
     )
     max_rollbacks: int = key(
         3,
         ge=0,
         remedy="0 never rolls back.",
-        help="Halt at the next rollback after this many.",
+        help="Maximum number of rollbacks in a run; if another is needed, the run halts.",
     )
 
 
@@ -283,18 +290,19 @@ class NanConfig:
 
     action: NanAction = key(
         NanAction.skip,
-        help="The action on a NaN or Inf. warn: log it and update; skip: skip the update; rollback:"
-        " go back to a checkpoint; halt (or raise): end the job.",
+        help="The action on a NaN or Inf in the loss or gradients. warn: log it and update; skip:"
+        " skip the update; rollback: go back to a checkpoint; halt (or raise): end the job (65).",
     )
     max_consecutive: int = key(
         5,
         ge=1,
         remedy="1 acts on the first bad step.",
-        help="Bad steps in a row until skip halts the job and rollback goes back.",
+        help="After this many bad steps (NaN or Inf) in a row, `nan.action=skip` ends the job, and"
+        " `rollback` goes back to a checkpoint.",
     )
     check_gradients: bool = key(
         True,
-        help="Also check the norm of the gradients, not only the loss.",
+        help="Check the norm of the gradients for NaN and Inf too, not only the loss.",
     )
     rollback: RollbackConfig = field(default_factory=RollbackConfig)
 
@@ -308,8 +316,10 @@ class CommandCheckConfig:
         help="The command and its arguments. Any exit code but 0 is a failure; the last line of the"
         " output is shown as its reason.",
     )
-    timeout_s: float = key(60.0, gt=0, help="Seconds until the command is killed and has failed.")
-    action: CheckAction = key(CheckAction.warn, help="The action on a failure.")
+    timeout_s: float = key(
+        60.0, gt=0, help="Seconds after which the command is killed, which counts as a failure."
+    )
+    action: CheckAction = key(CheckAction.warn, help="The action if the command fails.")
 
 
 @dataclass
@@ -321,20 +331,21 @@ class HealthConfig:
         300.0,
         gt=0,
         remedy="To switch it off, set it to null.",
-        help="Seconds between checks during training. null: only at the start. In the background"
-        " `disk` (without writing), `shm`, `gpu_memory`, `gpu_driver` and the commands run.",
+        help="Seconds between health checks during training. null: only at the start. The checks"
+        " `disk` (without writing), `shm`, `gpu_memory`, `gpu_driver` and your own commands run in"
+        " the background; the others only at the start.",
     )
     exclude_h: float = key(
         24.0,
         gt=0,
-        help="On Slurm: hours for which the job avoids a node that failed a check. With the action"
-        " `exclude_node` the sweep's other jobs avoid it too.",
+        help="On Slurm: hours for which the job is not started on a node that failed a health"
+        " check. With the action `exclude_node` the sweep's other jobs avoid the node too.",
     )
     max_excluded_nodes: int = key(
         3,
         ge=0,
         remedy="0 never changes nodes.",
-        help="On Slurm: restarts on other nodes because a check of this job failed.",
+        help="On Slurm: maximum number of restarts on another node after a failed health check.",
     )
     checks: dict[str, CheckAction] = key(
         {
@@ -345,15 +356,18 @@ class HealthConfig:
             "gpu_driver": CheckAction.warn,
             "ranks": CheckAction.warn,
         },
-        help="The action on a failed check: ignore | warn | refuse (69) | exclude_node (69) |"
-        " halt (69). `disk`: the checkpoint directory takes a synced file; `shm`: 1 GiB is free in"
-        " /dev/shm; `gpu`: it computes correctly; `gpu_memory`: other processes use at most 512"
-        " MiB; `gpu_driver`: no uncorrected memory errors, failed row remaps or a pending reset;"
-        " `ranks`: an all-reduce returns the right sum, and all read the same directory.",
+        help="The action on a failed health check: ignore | warn | refuse | exclude_node | halt."
+        " ignore: the check does not run; refuse: exit with 69 and, on Slurm, start on another"
+        " node; exclude_node: the sweep's other jobs avoid the node too; halt: exit with 69, no"
+        " restart. A check passes if: `disk`: a file can be written and synced in the checkpoint"
+        " directory; `shm`: 1 GiB is free in /dev/shm; `gpu`: a matrix product is correct;"
+        " `gpu_memory`: other processes use at most 512 MiB; `gpu_driver`: no uncorrected memory"
+        " errors, failed row remaps or a pending reset; `ranks`: an all-reduce returns the right"
+        " sum, and all ranks see the same checkpoint directory.",
     )
     commands: dict[str, CommandCheckConfig] = key(
         {},
-        help="Your own checks, by name: `nhc: {run: [nhc, -a], timeout_s: 30, action:"
+        help="Your own health checks, by name: `nhc: {run: [nhc, -a], timeout_s: 30, action:"
         " exclude_node}`.",
     )
 
@@ -364,28 +378,28 @@ class HangConfig:
 
     action: HangAction = key(
         HangAction.warn,
-        help="The action on a hang. warn: the stacks are kept; restart: the job is also started"
-        " again; halt: it also ends (70).",
+        help="The action on a hang. warn: save the stacks of all ranks and log the hang; restart:"
+        " also kill and restart the job; halt: also kill the job, without a restart (70).",
     )
     timeout_s: float | None = key(
         None,
         gt=0,
-        remedy="null learns it from the steps.",
+        remedy="With null, forge derives the limit from the time that steps take.",
         help="Seconds without progress that count as a hang. null: 5 times the slowest recent step,"
-        " save or evaluation, and at least 300.",
+        " save or evaluation, and at least 300 s.",
     )
     start_s: float = key(
         1800.0,
         gt=0,
-        help="Seconds without progress before the first step. The limit also applies to each of the"
-        " first steps, saves and evaluations, and to compilations.",
+        help="Seconds without progress before the first step that count as a hang. The limit also"
+        " applies to each of the first steps, saves and evaluations, and to compilations.",
     )
     max_restarts: int | None = key(
         3,
         ge=0,
-        remedy="0 never starts it again, null has no limit.",
-        help="Restarts after a hang. null: no limit. The same hang at the same step twice ends the"
-        " job.",
+        remedy="0 means no restart, null no limit.",
+        help="Maximum number of restarts after a hang. null: no limit. A job that hangs twice at"
+        " the same step, without a new checkpoint in between, is not restarted.",
     )
 
 
@@ -404,14 +418,17 @@ class BestConfig:
         None,
         is_filled=True,
         remedy="Name a metric that run.log() gets, or null.",
-        help="Keep the best checkpoints by this metric of `run.log(name=…)`. null: none.",
+        help="Metric of `run.log(name=…)` by which the best checkpoints are kept. null: no"
+        " checkpoint is kept for its metric.",
     )
-    mode: BestMode = key(BestMode.min, help="Whether small or large values are better.")
+    mode: BestMode = key(
+        BestMode.min, help="Whether small or large values of `best.metric` are better."
+    )
     keep: int = key(
         1,
         ge=1,
         remedy="To keep none set `best.metric` to null.",
-        help="How many of the best are kept.",
+        help="How many of the best checkpoints (by `best.metric`) are kept.",
     )
 
 
@@ -424,75 +441,82 @@ class CheckpointConfig:
         is_filled=True,
         is_path=True,
         remedy="Name a directory, or leave the default.",
-        help="Where checkpoints go. A relative path is in the job's own output directory.",
+        help="Directory of the checkpoints. A relative path is in the job's own output directory.",
     )
     every_steps: int | None = key(
         1000,
         gt=0,
         remedy="To switch it off, set it to null.",
-        help="Save after this many steps. null: not by steps.",
+        help="Steps between two periodic checkpoints. null: none are saved by steps.",
     )
     every_s: float | None = key(
         600.0,
         gt=0,
         remedy="To switch it off, set it to null.",
-        help="Save this many seconds after the last save. null: not by time.",
+        help="Seconds from the last save to the next periodic one. null: none are saved by time.",
     )
     keep_last: int = key(
         3,
         ge=1,
-        remedy="The newest one is always kept.",
-        help="How many of the newest checkpoints are kept.",
+        remedy="The newest checkpoint is always kept.",
+        help="How many of the newest checkpoints are kept; older ones are deleted.",
     )
     keep_every_steps: int | None = key(
         None,
         gt=0,
         remedy="To switch it off, set it to null.",
-        help="Keep checkpoints at multiples of this permanently. null: none.",
+        help="Checkpoints whose step is a multiple of this number are kept permanently. null:"
+        " none.",
     )
     best: BestConfig = field(default_factory=BestConfig)
     async_save: bool = key(
         False,
-        help="Write in the background while training continues. The state is copied to host memory"
-        " first.",
+        help="Write checkpoints in the background while training continues. The state is copied to"
+        " host memory first.",
     )
     on_pending_save: OnPendingSave = key(
         OnPendingSave.wait,
-        help="The action of a periodic save while another is being written in the background.",
+        help="The action if a periodic save is due while another is still being written in the"
+        " background. wait: training waits for it; skip: the due save is left out.",
     )
     verify: Verify = key(
         Verify.full,
         help="The check before a checkpoint is loaded. full: all checksums; size: only that"
-        " the files exist with their sizes. With `size` and `none`, corrupted bytes are loaded"
-        " without an error.",
+        " the files exist with their sizes; none: nothing. With `size` and `none`, corrupted bytes"
+        " are loaded without an error.",
     )
     init_from: str | None = key(
         None,
         is_filled=True,
         is_path=True,
         remedy="Name a file or a checkpoint, or set it to null.",
-        help="A `torch.save` or Lightning file, or a checkpoint, that a new job starts from. A"
-        " relative path is relative to where the command was started.",
+        help="File or checkpoint with the initial weights of a new job: a `torch.save` or Lightning"
+        " file, or a checkpoint of forge. A relative path is relative to the directory in which the"
+        " command is started.",
     )
     init_trust_pickle: bool = key(
         False,
-        help="Read the file of `init_from` even if that can execute code in it.",
+        help="Load the file `init_from` even if it is a pickle that can execute code.",
     )
 
 
 @dataclass
 class Policy:
-    """Everything declared under `resilience`."""
+    """The settings under `resilience` in a config: one field for each key or group of keys.
+
+    `Policy()` has the defaults. With `enabled=False`, forge handles no signals, saves nothing and
+    resumes nothing. docs/reference/policy.md describes every key.
+    """
 
     enabled: bool = key(
         True,
-        help="Whether forge does anything. false: a plain loop without signal handling, saves or"
-        " resumes.",
+        help="Whether forge is active. false: `forge.Run` is a plain loop that handles no signals,"
+        " saves nothing and resumes nothing.",
     )
     resume: Resume = key(
         Resume.same,
-        help="Whose checkpoints the job resumes from. changed: those of another config too; what"
-        " differs is applied and logged.",
+        help="Whether the job resumes if its config differs from that of its checkpoints. same: no,"
+        " the start is refused (78); changed: yes, the new values are applied and logged.",
     )
     signal: SignalConfig = field(default_factory=SignalConfig)
     shutdown: ShutdownConfig = field(default_factory=ShutdownConfig)
@@ -504,13 +528,14 @@ class Policy:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     slurm: dict[str, Any] = key(
         {},
-        help="The job's own sbatch options, as in `hydra.launcher`. null: the value there. Each can"
-        " be swept: `resilience.slurm.timeout_min=60,240`.",
+        help="sbatch options of this job; each replaces the option of that name in"
+        " `hydra.launcher`. null: the option of `hydra.launcher`. Each can be swept:"
+        " `resilience.slurm.timeout_min=60,240`.",
     )
 
     @property
     def stop_s(self) -> float:
-        """Seconds from a signal to the forced exit; 0: no forced exit."""
+        """Seconds from a stop signal until forge ends the process (exit code 70); 0: no limit."""
         given = self.shutdown.timeout_s
         return STOP_SHARE * self.signal.warning_s if given is None else given
 
