@@ -1,4 +1,4 @@
-"""Private parts of other libraries; a contract test for each says what to do if it disappears.
+"""Private parts of other libraries that forge uses; if one disappears, its test says what to do.
 
 One module per library. Each function imports its library itself, so importing the module is cheap.
 """

@@ -6,7 +6,7 @@ SCRIPT = "generators.py"
 
 
 def test_a_generator_that_loader_and_loop_share_goes_on_for_both(stop_and_compare):
-    """What the loader drew as the epoch started is drawn again, what the loop drew since is not."""
+    """A resume repeats the loader's draw at the start of the epoch, but not the loop's draws."""
     stop_and_compare("step 13", SCRIPT, loop="shares")
 
 

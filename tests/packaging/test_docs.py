@@ -212,7 +212,7 @@ def test_a_public_function_says_what_it_takes_and_what_it_returns(name):
         assert ("Returns:" in doc) is (returns not in (None, "None", "NoReturn"))
     tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
     assert "Raises:" in doc or not any(isinstance(node, ast.Raise) for node in ast.walk(tree))
-    # reStructuredText: an example stands below `::`, or the site is not built.
+    # reStructuredText: an example needs `::` above it, or the build of the site fails.
     assert not re.search(r"^(?![ ]*[\w*]+: ).*[^:\n]\n\n    ", doc, re.MULTILINE)
 
 

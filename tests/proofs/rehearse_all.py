@@ -40,9 +40,10 @@ class Case:
 
     command: str
     variable: str = ""
-    """What it keeps outside of forge: the hints are to name it. Empty: it is exact."""
+    """The variable that the script does not save, which the hints must name. Empty: a resume of
+    the script is exact."""
     error: str = ""
-    """A word of the error with which forge refuses it."""
+    """A word of the error with which forge refuses the script."""
 
     @property
     def argv(self) -> list[str]:

@@ -108,7 +108,7 @@ def test_a_job_that_is_being_killed_asks_once(played):
 
 
 def test_a_job_that_is_gone_was_cancelled(played):
-    """Where MinJobAge is short."""
+    """With a short MinJobAge Slurm forgets a cancelled job before the wrapper asks about it."""
     ended = played().step(143, report(143)).run(NoSuchJob("Invalid job id"))
     assert ended.reason == "cancelled"
 

@@ -51,16 +51,16 @@ class Attack:
 
     name: str
     attack: Callable[[Place], object]
-    """What the attacker does, in a process of the attacker's."""
+    """The attack, which runs in a process of the attacker."""
     use: Callable[[Place], object]
-    """What the victim does then."""
+    """The victim's use of the attacked files, after the attack."""
     complaint: str
-    """Found in what is printed to the victim or the attacker."""
+    """Words of the message that the victim or the attacker gets."""
     before: Callable[[Place], object] = lambda place: None
-    """What the victim has done before."""
+    """The victim's preparation, before the attack."""
 
     def run(self, place: Place) -> tuple[Said, Said]:
-        """What became of the attacker, and of the victim."""
+        """Run all three, and return the results of the attacker and of the victim."""
         begun = as_user(VICTIM, lambda: self.before(place))
         assert begun.code == 0, begun.text
         tried = as_user(ATTACKER, lambda: self.attack(place))

@@ -204,7 +204,7 @@ def swapped():
 
 
 def swapped_below():
-    """What is tied may be reached beside the hook as well."""
+    """A tied tensor can also be reached by a name that the hook does not change."""
     model = nn.ModuleDict({"inner": swapped(), "outer": nn.Linear(3, 3)})
     model["again"] = nn.ParameterDict({"c": model["inner"]["a"]})
     return {"m": model}
