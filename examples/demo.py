@@ -168,7 +168,7 @@ class Demo:
 
     def _see_it_resume(self, fault: Fault, job: Job, before: Attempt, after: Attempt) -> None:
         for reason in after.passed_over:
-            self.screen.tell("", f"job {job.number} passed over {reason}", "note")
+            self.screen.tell("", f"job {job.number} skipped {reason}", "note")
         lost = f"{after.repeated} steps are repeated" if after.repeated else "nothing is repeated"
         self.screen.tell(
             "→", f"job {job.number} resumes at step {after.first_step}, {lost}", "good"

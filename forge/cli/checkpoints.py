@@ -18,8 +18,10 @@ is not disturbed."""
 _DIFF = """\
 List each tensor and value in which two checkpoints differ, and by how much. Exit code: 0 if they
 are the same, 1 if they differ. Nothing is changed."""
-_PATH = "a checkpoint, a directory of checkpoints, or a job's directory (of both: the newest one)"
-_VERIFY = "what is checked first: checksums (full, the default), sizes, or nothing"
+_PATH = (
+    "a checkpoint, a directory of checkpoints, or a job's directory (then its newest checkpoint)"
+)
+_VERIFY = "check all checksums (full, the default), only the sizes of the files, or nothing"
 
 
 def _parser(name: str, description: str, example: str, num_paths: int) -> argparse.ArgumentParser:

@@ -26,7 +26,7 @@ class Command(NamedTuple):
 GROUPS: dict[str, dict[str, Command]] = {
     "Run": {
         "exec": Command(
-            "run any command with signals, time limit, restarts and logs",
+            "run any command as a job: stop signals, restarts, logs",
             "forge exec -- python simulate.py",
             "forge.launch.exec:main",
         ),
@@ -60,12 +60,12 @@ GROUPS: dict[str, dict[str, Command]] = {
             "forge.cli.checkpoints:diff",
         ),
         "pin": Command(
-            "keep a checkpoint permanently, whatever the policy removes",
+            "keep a checkpoint permanently: forge never deletes it",
             "forge pin checkpoints/step_1000",
             "forge.cli.pin:pin",
         ),
         "unpin": Command(
-            "let the policy remove a pinned checkpoint again",
+            "undo pin: forge can delete the checkpoint again",
             "forge unpin checkpoints/step_1000",
             "forge.cli.pin:unpin",
         ),

@@ -27,7 +27,7 @@ from forge.health.check import TIMEOUT_S, Answer, Context, Finding, Scope, make
 from forge.process import world
 
 _WHAT = """\
-Check this node: the disk, /dev/shm and the GPUs, and, below srun or torchrun, the communication
+Check this node: the disk, /dev/shm and the GPUs, and, under srun or torchrun, the communication
 between all tasks. Checks that fail are printed first, with what to do; -v prints all of them. Exit
 code: 0 if no check fails, 69 if one does."""
 _MARGIN_S = 30.0

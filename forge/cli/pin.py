@@ -11,10 +11,12 @@ from forge import messages
 from forge.errors import CheckpointError, ExitCode
 
 _PIN = """\
-Keep checkpoints permanently. A pinned checkpoint is not removed by `checkpoint.keep_last` and the
-like, also if the job is running now. A pin is an empty file next to the checkpoint,
-`pinned_step_<N>`."""
-_UNPIN = "Let the policy (`checkpoint.keep_last` and the like) remove pinned checkpoints again."
+Keep checkpoints permanently: forge does not delete a pinned checkpoint, whatever
+`resilience.checkpoint.keep_last` and similar keys say. This also works while the job is running. A
+pin is an empty file next to the checkpoint, `pinned_step_<N>`."""
+_UNPIN = """\
+Undo `forge pin`: forge can delete the checkpoints again, as `resilience.checkpoint.keep_last` and
+similar keys say."""
 
 
 def pin(arguments: list[str]) -> int:

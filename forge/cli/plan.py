@@ -20,9 +20,9 @@ def _parser() -> argparse.ArgumentParser:
         description=_PLAN,
         epilog="Example: forge plan train.py lr=1e-3,3e-4 hydra.launcher.timeout_min=240",
     )
-    parser.add_argument("-m", metavar="MODULE", help="a module in place of a script, as python -m")
-    parser.add_argument("script", metavar="SCRIPT", nargs="?", help="the script that has the sweep")
-    parser.add_argument("overrides", metavar="OVERRIDE", nargs="*", help="as for the script itself")
+    parser.add_argument("-m", metavar="MODULE", help="a module instead of a script, as for python")
+    parser.add_argument("script", metavar="SCRIPT", nargs="?", help="the training script")
+    parser.add_argument("overrides", metavar="OVERRIDE", nargs="*", help="the sweep's overrides")
     return parser
 
 

@@ -83,8 +83,8 @@ def damaged(path: Path, error: str) -> Iterator[str]:
         yield from _fact("", line)
     yield from _fact(
         "resume",
-        "A job that resumes takes the newest intact checkpoint of its directory; `forge show` of"
-        " the directory shows which one that is.",
+        "A job resumes from the newest intact checkpoint of its directory: `forge show` with the"
+        " path of the directory shows that checkpoint.",
     )
 
 

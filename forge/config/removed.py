@@ -37,7 +37,7 @@ _COMMAND = (
 )
 _GPU_DRIVER = "It is part of `resilience.health.checks.gpu_driver`."
 _RANKS = "It is part of `resilience.health.checks.ranks`."
-_DISK = "It is part of `resilience.health.checks.disk`, and only logged."
+_DISK = "It is now part of `resilience.health.checks.disk`, which only logs it."
 
 REMOVED: dict[str, Removed] = {
     **{
@@ -54,10 +54,12 @@ REMOVED: dict[str, Removed] = {
         for name in names
     },
     "health.checks.*.action": Removed(
-        "The check itself takes the action: `resilience.health.checks.gpu=refuse`.",
+        "Set the action as the value of the check: `resilience.health.checks.gpu=refuse`.",
         is_now_its_group=True,
     ),
-    "health.checks.*.threshold": Removed("The limits of checks are constants. Leave the key out."),
+    "health.checks.*.threshold": Removed(
+        "The limits of checks can no longer be set. Leave the key out."
+    ),
     "health.checks.*.timeout_s": Removed("A check always has 60 s. Leave the key out."),
     "checkpoint.on_foreign": Removed(
         "Checkpoints are read whoever owns them. To keep others from writing to them, use"

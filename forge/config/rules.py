@@ -67,8 +67,8 @@ def _key_problems(p: Policy) -> dict[str, str]:
             found[f"`{key}={value}`: is empty.{remedy}"] = name
         if known.is_path and value.startswith("~"):
             found[
-                f"`{key}={value}`: `~` would be a directory of that name. Write the path in full,"
-                " or as `${oc.env:HOME}/…`."
+                f"`{key}={value}`: forge does not expand `~`, so it would be a directory named `~`."
+                " Write the path in full, or as `${oc.env:HOME}/…`."
             ] = name
     return found
 
@@ -120,13 +120,14 @@ def _signal_problems(p: Policy, time_limit_s: float | None, limit_key: str) -> l
     if name in SIGNALS and action is SignalAction.ignore:
         found.append(
             f"`resilience.signal.name={p.signal.name}`: this signal announces the time limit, but"
-            f" `resilience.signal.actions.{name}` is ignore. Set it to requeue."
+            f" `resilience.signal.actions.{name}` is ignore. Set that action to requeue."
         )
     if math.inf > timeout_s >= warning_s > 0:
         found.append(
-            f"`resilience.shutdown.timeout_s={timeout_s:g}`: the forced exit is not shorter than"
-            f" {lead}: the job would be killed before its own exit. Raise it, or set"
-            f" `resilience.shutdown.timeout_s` to at most {warning_s * STOP_SHARE:g}."
+            f"`resilience.shutdown.timeout_s={timeout_s:g}`: is not below {lead}, so the job would"
+            " reach its time limit and be killed before its forced exit. Raise"
+            " `resilience.signal.warning_s`, or set `resilience.shutdown.timeout_s` to at most"
+            f" {warning_s * STOP_SHARE:g}."
         )
     if time_limit_s is not None and warning_s >= time_limit_s:
         found.append(

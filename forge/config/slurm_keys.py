@@ -22,7 +22,7 @@ OF_THE_SWEEP = {
 } | {
     "signal_delay_s": "resilience.signal.warning_s",
     "max_num_timeout": "resilience.requeue.max_timeouts",
-    "use_srun": "nothing: forge always starts tasks by srun",
+    "use_srun": "nothing instead: forge always starts tasks with srun",
 }
 """Options that all jobs of a sweep share -> what to set instead."""
 

@@ -1,4 +1,4 @@
-"""The position of a run in its data, for every kind of loader; random augmentation by index."""
+"""The position in the data, saved for every kind of loader; reproducible random augmentation."""
 
 from forge.data.global_batches import GlobalBatchSampler
 from forge.data.seeding import seeded

@@ -62,7 +62,10 @@ class Parts:
         self._restore_counters(parts)
         for name, part in _without_counters(parts):
             if name not in owners:
-                raise StateMismatch(f"data: the loader has lost the {name} that it had when saved")
+                raise StateMismatch(
+                    f"data: the checkpoint has the state of the loader's {name}, but the loader has"
+                    f" no {name} now"
+                )
             _restore(owners[name], part)
 
     def restore_present(self, parts: dict[str, Any]) -> None:

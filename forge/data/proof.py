@@ -102,8 +102,8 @@ class Proof:
         self.kind, self.is_open = Kind.replayed, False
         messages.warn(
             f"{name}: {type(self._loader).__name__}.state_dict() is the same before and after a"
-            " batch, so it does not contain the position in the pass. A resume iterates it again"
-            " from the start of the pass and skips the batches taken, which is exact only if it"
-            " yields the same each time from its state at that time. To restore the position, let"
-            " the state contain the number of batches taken, counted before each is returned"
+            " batch, so it does not contain the position of the loader. A resumed job reads the"
+            " loader again from the start of the pass and skips the batches already used: this is"
+            " exact only if the loader then yields the same batches. To save the position, count"
+            " each batch in state_dict() before the loader returns it"
         )

@@ -69,10 +69,10 @@ class Sharing:
         num_samples = taken * before.global_batch_size
         if num_samples % self.global_batch_size:
             raise StateMismatch(
-                f"data: the checkpoint was saved after {num_samples} samples of an epoch, in"
-                f" batches of {before.global_batch_size} of all ranks together; expected a size"
-                f" that divides {num_samples}, found {self.global_batch_size}. Choose the number"
-                " of ranks and their batch size so that their product does"
+                f"data: the checkpoint was saved after {num_samples} samples of an epoch (global"
+                f" batch size {before.global_batch_size}): expected a global batch size that"
+                f" divides {num_samples}, found {self.global_batch_size}. Choose the number of"
+                f" ranks and the batch size of a rank so that their product divides {num_samples}"
             )
         return num_samples // self.global_batch_size
 

@@ -158,7 +158,8 @@ class Ranks:
                 with sections.current().inside(Section.collective):
                     self._changed.wait_for(lambda: self._is_free(boundary) or self._lost, ANSWER_S)
             if self._lost or not self._is_free(boundary):
-                raise RankLost(self._lost or f"Timed out after {ANSWER_S:g} s waiting for a rank")
+                late = f"Timed out after {ANSWER_S:g} s waiting for the other ranks at this step"
+                raise RankLost(self._lost or late)
             self._begun = boundary
             while self._rounds and self._rounds[0][0] <= boundary:
                 _, fact = self._rounds.popleft()
@@ -188,7 +189,8 @@ class Ranks:
                 self._changed.wait_for(lambda: self._limit == math.inf or self._lost, ANSWER_S)
             self._held = -1
             if self._held_stop is None and (self._lost or self._limit != math.inf):
-                raise RankLost(self._lost or f"Timed out after {ANSWER_S:g} s waiting for a rank")
+                late = f"Timed out after {ANSWER_S:g} s waiting for the other ranks to stop"
+                raise RankLost(self._lost or late)
             return self._held_stop
 
     def _guarded(self, run: Callable[[Connection], None], client: Connection) -> None:

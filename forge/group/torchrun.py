@@ -35,8 +35,8 @@ def advice(environment: Mapping[str, str], signals: Iterable[str], stop_s: float
     if deaf:
         every = ",".join(dict.fromkeys([*passed_on, *deaf]))
         found.append(
-            f"it does not forward {', '.join(deaf)} to the ranks, but dies from them: start it with"
-            f" --signals-to-handle={every}"
+            f"it does not forward {', '.join(deaf)} to the ranks, but is killed by them: start it"
+            f" with --signals-to-handle={every}"
         )
     if patience_s < stop_s:
         found.append(

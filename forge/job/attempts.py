@@ -47,7 +47,7 @@ def _told() -> Iterator[None]:
         yield
     except OSError as error:
         with contextlib.suppress(OSError):
-            os.write(2, f"forge: no separate log for each attempt: {error}\n".encode())
+            os.write(2, f"forge: cannot write a separate log for each attempt: {error}\n".encode())
 
 
 def _begin(directory: Path, ranks: int, number: int) -> None:

@@ -161,7 +161,7 @@ class HangWatch:
             return "was asked to stop"
         if self._is_expired or record.section is Section.outside:
             return ""
-        return f"is in `{record.section.name}` for {self._waited_s:.0f} s, within its limit"
+        return f"has been in `{record.section.name}` for {self._waited_s:.0f} s, within its limit"
 
     def _gather(self, query: HangQuery) -> Generator[None, None, None]:
         """Write the stacks and the kernel's view into the hang's folder, then report."""

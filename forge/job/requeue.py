@@ -129,7 +129,7 @@ class Outcome:
     def _ending(self) -> str:
         if self.is_held and not self.is_finished:
             if self.said is not None and self.text:  # it had saved, or knew the cause
-                return f"{self.text}; it had not exited by `shutdown.timeout_s`, and was killed"
+                return f"{self.text}; it had not exited within `shutdown.timeout_s`, and was killed"
             return "stopping took longer than `shutdown.timeout_s`, and the task was killed"
         if self.asked is None and self.is_supervisor_lost:
             return "its supervisor was killed"

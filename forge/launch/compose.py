@@ -271,7 +271,8 @@ def is_stale(job: ComposedJob, code: dict[str, str]) -> bool:
         return False
     if job.is_active:
         messages.warn(
-            f"{job.directory} was finished with a different version of {', '.join(changed[:5])}"
+            f"The job in {job.directory} is finished, so it does not run again, although its code"
+            f" has changed since: {', '.join(changed[:5])}"
         )
         return False
     return True

@@ -44,16 +44,17 @@ usage: forge exec [OVERRIDE ...] -- COMMAND ...
 """
 _HELP = f"""\
 {_USAGE}
-Run any command as a job under the policy `resilience`: forge passes signals
-on, keeps the time limit, restarts the command, and writes its logs. Without
-`hydra/launcher=slurm` the command runs on this machine.
+Run any command as a job under the policy `resilience`: forge forwards stop
+signals, enforces the time limit, restarts the command, and writes its logs.
+Without `hydra/launcher=slurm` the command runs on this machine.
 
   OVERRIDE            a Hydra override: resilience.requeue.max_failures=3
   COMMAND ...         the command and its arguments
   --config-name NAME  a config that has the command as a list, which can
                       contain interpolations: `command: [python, a.py, ${{lr}}]`
   -m                  a sweep: one job for each combination of the overrides
-  --cfg job           print the composed config; Hydra's, as is `--hydra-help`
+  --cfg job           print the composed config (an option of Hydra, as is
+                      `--hydra-help`)
 
 Examples: forge exec -- python simulate.py --seed 1
           forge exec hydra/launcher=slurm -- python simulate.py

@@ -22,8 +22,8 @@ _USAGE = "forge rehearse [-h] [OPTION ...] -- COMMAND ..."
 _WHAT = """\
 Test whether a training script resumes with the same bits. The script runs twice without
 interruption, then several times with signals at random steps, and is started again after each
-signal. Checkpoints and logged values of all runs are compared. For a run that differs, the
-variables that were not saved are named."""
+signal. forge compares the checkpoints and logged values of all runs. For a run that differs, it
+names the variables that were not saved."""
 _EPILOG = """\
 Exit code: 0 if all runs are identical, 1 if runs differ, 3 if there is no verdict, since the script
 failed by itself. Example: forge rehearse --times 1 --within 20m -- python train.py"""
@@ -55,7 +55,8 @@ def _parser() -> argparse.ArgumentParser:
         "--within",
         metavar="TIME",
         type=_of(seconds_of, "expected a time like 90s, 20m or 1h"),
-        help="total time budget (e.g. 20m); fewer interrupted runs if it is short, at least one",
+        help="total time budget, for example 20m; if it is short, there are fewer interrupted runs,"
+        " but at least one",
     )
     parser.add_argument(
         "--steps",
@@ -77,14 +78,15 @@ def _parser() -> argparse.ArgumentParser:
         "--directory",
         metavar="DIR",
         type=Path,
-        help="new directory for the files of all runs, which is kept (default: a temporary one)",
+        help="new directory for the files of all runs, which forge keeps (default: a temporary"
+        " directory)",
     )
     parser.add_argument(
         "--timeout-s",
         metavar="S",
         type=float,
-        help="seconds after which a start of the script counts as hung (default: 60 s more than ten"
-        " times the first run)",
+        help="seconds after which a start of the script counts as hung (default: ten times the"
+        " duration of the first run, and 60 s more)",
     )
     parser.add_argument(
         "command",

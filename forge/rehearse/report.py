@@ -22,7 +22,7 @@ def lines(first: Run, interrupted: list[Run], written: list[str]) -> Iterator[st
         names = few(written, _SHOWN)
         yield f"Files in the working directory that the runs created or changed: {names}"
     for missing in _not_exercised(first):
-        yield f"Not tested, since there was none: {missing}"
+        yield f"Not tested, because the script has none: {missing}"
 
 
 def _stops(interrupted: list[Run], events: list[dict[str, Any]]) -> Iterator[str]:
@@ -37,10 +37,13 @@ def _stops(interrupted: list[Run], events: list[dict[str, Any]]) -> Iterator[str
     if stops:
         repeated = sum(max(0, steps) for steps in stops)
         times = "1 stop" if len(stops) == 1 else f"{len(stops)} stops"
-        yield f"Steps trained twice after {times} that could save: {repeated}"
+        yield f"Steps repeated after {times} by a signal other than SIGKILL: {repeated}"
     if longest is not None and warning_s is not None:
         fits = "fits into" if longest <= warning_s else "does not fit into"
-        yield f"The longest save took {longest:.2g} s, which {fits} the {warning_s:g} s of a stop"
+        yield (
+            f"The longest save took {longest:.2g} s, which {fits} the {warning_s:g} s that a stop"
+            " can take (`resilience.shutdown.timeout_s`)"
+        )
 
 
 def _not_exercised(first: Run) -> Iterator[str]:

@@ -107,7 +107,7 @@ class Verdict:
             passes = max(wanted.steps // 3, 1)
             yield (
                 f"Limits: {wanted.steps} steps for a loop, {passes} for a pass through a loader"
-                " (--steps 0: none)"
+                " (--steps 0: no limits)"
             )
         title = "signal at step → resumed at step"
         yield f"{'run':<15} {'seconds':>7} {'steps':>5}  {title:<33}  result"
@@ -159,7 +159,7 @@ class Verdict:
         _row(second, "identical")
         if measured:
             names = ", ".join(sorted(measured))
-            say(f"  not compared, since the uninterrupted runs differ only in them: {names}")
+            say(f"  not compared, since they differ even without an interruption: {names}")
         return True
 
     def _interrupt(self, first: Run) -> tuple[list[Run], int]:

@@ -22,7 +22,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SLURMInfo:
-    """The job, read from its environment. Source: sbatch(1), output environment."""
+    """The Slurm job of this process, from the variables that Slurm sets (sbatch(1))."""
 
     job_id: str
     job_name: str
@@ -38,7 +38,7 @@ class SLURMInfo:
 
     @property
     def is_requeued(self) -> bool:
-        """Whether the job ran before, also if it was resubmitted and Slurm counts from 0 again."""
+        """Whether the job ran before: Slurm requeued it, or forge restarted or resubmitted it."""
         return self.restart_count > 0 or self.num_restarts_by_forge > 0
 
 

@@ -20,12 +20,15 @@ _ACTIONS = ("warn", "skip", "raise")
 
 
 class NaNDetector(BadSteps):
-    """Detects NaN and Inf, and warns, skips or raises; all ranks agree.
+    """Checks losses and gradients for NaN and Inf. Every rank gets the same answer.
+
+    A check returns False for a bad step, on which the caller should not call `optimizer.step()`.
 
     Args:
-        action: warn (log it) | skip (log nothing; the caller skips the step) | raise.
+        action: What a check also does at a bad step. warn: log a warning; skip: nothing; raise:
+            raise RuntimeError.
         max_consecutive: Bad steps in a row after which `should_rollback` is true.
-        max_history: Number of indices of bad steps that are kept.
+        max_history: How many numbers of bad steps `state` remembers.
     Raises:
         ValueError: If the action is unknown.
     """
@@ -40,7 +43,7 @@ class NaNDetector(BadSteps):
         self._action = NanAction[action]
 
     def check_loss(self, loss: torch.Tensor | float, step: int) -> bool:
-        """Check the loss; one host synchronisation.
+        """Check the loss for NaN and Inf. It synchronises the GPU with the host once.
 
         Args:
             loss: A number or a tensor; bad if any element is not finite.
@@ -63,7 +66,7 @@ class NaNDetector(BadSteps):
         return not is_bad
 
     def check_gradients(self, model: torch.nn.Module, step: int) -> bool:
-        """Check the gradients; one host synchronisation.
+        """Check the gradients for NaN and Inf. It synchronises the GPU with the host once.
 
         Args:
             model: The module whose parameters have the gradients.

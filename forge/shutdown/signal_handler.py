@@ -121,7 +121,7 @@ class ShutdownHandler:
 
     @property
     def is_of_parent(self) -> bool:
-        """Whether this process was forked from the one that registered it."""
+        """Whether the parent process registered the handlers, and this process is its fork."""
         return bool(self._originals) and self._pid != os.getpid()
 
     # -- registering ---------------------------------------------------------------------------

@@ -146,7 +146,7 @@ class BatchJob:
             because = (
                 "it was cancelled"
                 if why is Why.cancelled
-                else "Slurm did not stop it; a signal was sent by hand"
+                else "Slurm did not stop the job; its signal was sent by hand"
             )
             return self._end(outcome.code, f"is not requeued: {because}")
         decision = self._decide(outcome, reason)
@@ -171,7 +171,11 @@ class BatchJob:
         """Whether the limits allow a requeue; an attempt that did not save counts as a failure."""
         work, info = self._work, self._info
         if info is not None and not info.is_requeueable:
-            return Decision(starts_again=False, because=f"{reason.value}, but Requeue=0")
+            because = (
+                f"{reason.value}, but Slurm does not requeue this job: it was submitted with"
+                " `--no-requeue`, or the cluster has `JobRequeue=0`"
+            )
+            return Decision(starts_again=False, because=because)
         is_saved = outcome.code != ExitCode.FORCED
         return decide(
             replace(outcome, asked=reason) if is_saved else outcome,

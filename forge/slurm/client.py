@@ -159,9 +159,9 @@ def show(job: str, within_s: float) -> JobInfo:
 
     Args:
         job: The job's name, as from `own_job`.
-        within_s: Seconds after which to give up.
+        within_s: Timeout in seconds.
     Raises:
-        NoAnswer: If the controller did not answer within that time.
+        NoAnswer: If the controller did not answer within the timeout.
         NoSuchJob: If the controller does not know the job.
     """
     return JobInfo.parse(_scontrol(["--oneliner", "show", "job", job], within_s))

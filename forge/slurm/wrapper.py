@@ -514,7 +514,10 @@ class SlurmJob(Job):
             if pause_s:
                 client.delay(self._job, pause_s, _ASK_S)
         except SlurmError as error:
-            self._print(f"the job can start again too soon, or on this node: {error}")
+            self._print(
+                "the job is requeued, but forge could not exclude this node or delay the start,"
+                f" so the job may start on it again: {error}"
+            )
         return int(ExitCode.REQUEUE)
 
     # -- sick nodes ----------------------------------------------------------------------------
@@ -585,7 +588,9 @@ class SlurmJob(Job):
         try:
             self._exclude(choice)
         except SlurmError as error:
-            self._print(f"the job can start on this node again: {error}")
+            self._print(
+                f"forge could not exclude this node, so the job may start on it again: {error}"
+            )
         self._write_state("starting", self._because)
         sys.exit(int(ExitCode.REQUEUE))
 
@@ -622,7 +627,8 @@ class SlurmJob(Job):
         """Note for the launcher, or a command that resumes the sweep, to resubmit the job."""
         because = f"{what}; could not be requeued: {problem}"
         self._print(
-            f"{because}; the launcher, or the command that resumes the sweep, resubmits the job"
+            f"{because}. If the sweep's launcher is still running, it resubmits the job; otherwise"
+            " start the sweep again"
         )
         self._record("stopped", because=because)
         self._write_state(

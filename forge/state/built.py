@@ -75,15 +75,15 @@ class Built:
     def _undecided(self, name: str, keys: set[str], since: dict[str, list[Change]]) -> str | None:
         one = self._objects[name]
         if "(class)" in keys:
-            return "one class cannot load the state of another. Keep it, or start a new job."
+            return "one class cannot load the state of another. Keep the class, or start a new job."
         if "(groups)" in keys:
-            return "the new groups cannot be matched to the saved ones. Keep their number."
+            return "the new groups cannot be matched to the saved ones. Keep the number of groups."
         if isinstance(one, torch.optim.Optimizer):
             schedules = self._schedules_of(one)
             is_driven = any(key.rpartition(".")[2] in ("lr", "initial_lr") for key in keys)
             is_repeated = any(s in since and _steps_alone(self._objects[s]) for s in schedules)
             if is_driven and schedules and not is_repeated:
-                return f"`{schedules[0]}` has changed it since, by a rule that forge does not know."
+                return f"`{schedules[0]}` has changed this value, and forge cannot repeat that."
         elif isinstance(one, LRScheduler):
             if not _steps_alone(one):
                 return f"the changes that a {type(one).__qualname__} made cannot be repeated."
@@ -92,7 +92,7 @@ class Built:
             if self._name_of(one.optimizer) is None:
                 return "its optimizer was not given to forge.Run."
         elif name not in self._fresh:
-            return f"forge does not know its meaning in the state of a {type(one).__qualname__}."
+            return f"forge does not know where the state of a {type(one).__qualname__} has it."
         return None
 
     def _schedules_of(self, optimizer: Any) -> list[str]:
@@ -136,7 +136,7 @@ class Built:
                         target, source = target[part], source[part]
                     target[path[-1]] = copy.deepcopy(source[path[-1]])
                 except (KeyError, IndexError, TypeError) as error:
-                    text = f"{name}.{_key(path)}: the checkpoint has no place for it ({error!r})."
+                    text = f"{name}.{_key(path)}: the checkpoint has no such value ({error!r})."
                     raise ConfigError([text], "`resilience.resume=changed`") from error
 
     def _has_functions(self, name: str) -> bool:
@@ -161,7 +161,7 @@ class Built:
                 for _ in range(num_steps):
                     schedule.step()
         except Exception as error:  # the schedule can be the user's own
-            problem = f"{name}: cannot step to {num_steps} as built now: {error}"
+            problem = f"{name}: the new schedule fails within {num_steps} steps: {error}"
             raise ConfigError([problem], "`resilience.resume=changed`") from error
         states[name] = copy.deepcopy(schedule.state_dict())
         cycled = _CYCLED if getattr(schedule, "cycle_momentum", False) else ()

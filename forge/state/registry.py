@@ -364,8 +364,9 @@ def asked(name: str, one: Any) -> Any:
         raise ConfigError(
             [
                 f"{name}: {_kind(one)}.state_dict() raised {type(error).__name__}: {error}"
-                f" ({place.filename}:{place.lineno}). No save would succeed. Fix it, or give"
-                " forge.Run the object that it wraps instead."
+                f" ({place.filename}:{place.lineno}). No checkpoint could be saved. Correct the"
+                f" method; or, if the {_kind(one)} wraps another object, give that object to"
+                " forge.Run instead."
             ],
             "The state to save",
         ) from error

@@ -53,9 +53,10 @@ def _numpy_state(numpy: Any) -> Any:
     found = numpy.random.get_state(legacy=False)
     if found["bit_generator"] != "MT19937":
         raise CheckpointError(
-            f"numpy's global generator is a {found['bit_generator']}, but forge can save only"
-            " numpy's default MT19937. Instead of numpy.random.set_bit_generator, draw from a"
-            " numpy.random.Generator that is made from the global one for each use."
+            f"numpy's global generator is a {found['bit_generator']}, and forge can only save an"
+            " MT19937, numpy's default. Remove the call of numpy.random.set_bit_generator. To draw"
+            " from another generator, seed it from the global one at each use:"
+            " numpy.random.default_rng(numpy.random.randint(2**31))."
         )
     return found
 

@@ -41,11 +41,11 @@ class RunState(MutableMapping[str, Any]):
         """The restored values, until the first loop begins."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"run.state.{name}: values are items: run.state[{name!r}]")
+        raise AttributeError(f"run.state.{name}: run.state is a dict: write run.state[{name!r}]")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in RunState.__slots__:
-            way = f"values are items: run.state[{name!r}] = …"
+            way = f"run.state is a dict: write run.state[{name!r}] = …"
             if hasattr(value, "state_dict"):
                 way = f"give an object with a state_dict to forge.Run(…, {name}={name})"
             raise AttributeError(f"run.state.{name} = …: {way}")

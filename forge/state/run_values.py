@@ -72,9 +72,9 @@ class Packed:
             if first is not path:
                 if path[: len(first)] == first:
                     raise CheckpointError(
-                        f"{shown(first)} contains itself, as {shown(path)}. A checkpoint holds only"
-                        " values that end somewhere: remove that reference, or keep a copy without"
-                        f" it in {shown(first)}."
+                        f"{shown(first)} contains itself, as {shown(path)}, so it cannot be saved."
+                        " Remove that reference, or keep a copy without that reference in"
+                        f" {shown(first)}."
                     )
                 if is_fixed or was_fixed:
                     raise CheckpointError(_refusal(shown(first), shown(path), value))

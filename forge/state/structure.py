@@ -29,9 +29,9 @@ _WHEN = " as at the start"
 _NO_MODULE = "a parameter of no module"
 
 _ADVICE = (
-    "A checkpoint of it could not be loaded, because the next start builds its objects as this one"
-    " did. Change them before forge.Run is entered; or end this training, and give the changed"
-    " objects to another Run (with its own `name=`)."
+    "A checkpoint with this change could not be loaded, because the next start of the script builds"
+    " the objects without it. Change them before forge.Run is entered; or end this training, and"
+    " give the changed objects to another Run (with its own `name=`)."
 )
 
 

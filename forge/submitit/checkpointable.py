@@ -64,13 +64,14 @@ class Checkpointable:
 
     `policy` is checked here, before anything is submitted. The task builds its own `forge.Run` with
     the same policy; relative checkpoint directories are inside the job's `directory`. As usual,
-    `job.result()` returns the task's value, and an exception of the task fails the job. A job that
-    is not restarted (cancelled, or a budget of `requeue` is used up) raises with the reason.
+    `job.result()` returns the task's value, and an exception of the task fails the job. If the job
+    is not restarted (it was cancelled, or a limit of `requeue` is reached), `job.result()` raises
+    an error with the reason.
 
     A job stops at the next step boundary, and resumes with the same bits. If the main thread does
     not reach a boundary (a hanging collective, a loop without `run.steps`), it cannot save:
-    `MARGIN_S` before the forced exit, the job is requeued from its last good checkpoint, which
-    counts as a failure. Without a checkpoint the job fails.
+    `MARGIN_S` seconds before the forced exit, the job is requeued from its last good checkpoint,
+    which counts as a failure. Without a checkpoint the job fails.
 
     A job can have several tasks, the ranks of one training: each calls `task`, with torchrun's
     variables in its environment, and rank 0 decides whether the job is restarted.
@@ -123,17 +124,17 @@ class Checkpointable:
         return (attempt.follow if backend.rank else attempt.run)(self.task, args, kwargs)
 
     def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """Save the state of an open `forge.Run`, if possible now, and resubmit this object.
+        """Called by submitit, not by you: save if possible, and return the job to submit again.
 
-        This is submitit's protocol: its own handler (before the task begins) and plugins call this
-        in the main thread, and requeue. forge's handlers do not need it. The Run can only save
-        between two loops; elsewhere the job resumes from its last checkpoint, which is logged.
+        submitit's own signal handler (before the task begins) and plugins call it in the main
+        thread, and then requeue the job. An open `forge.Run` saves if it is between two loops;
+        inside a loop it cannot, so the job will resume from its last checkpoint, and logs which.
 
         Args:
             args: The positional arguments of the task.
             kwargs: The keyword arguments of the task.
         Returns:
-            The object for submitit to submit.
+            A `DelayedSubmission` of this task with the same arguments.
         """
         from submitit.core.utils import DelayedSubmission
 

@@ -379,7 +379,8 @@ class Boundary:
         elif self._loops.is_between:
             self._save_now()
             self._saver.wait()
-        messages.say(f"Checkpoints of this job: {self._directory.in_place()}")
+        place = self._directory.checkpoint_dir
+        messages.say(f"Checkpoints in {place}: {self._directory.in_place()}")
 
     @property
     def is_stopping(self) -> bool:

@@ -47,7 +47,7 @@ class Run:
                 run.update(loss, optimizer)
                 run.log(loss=loss)
 
-    Entering the block claims the directory, checks the node and loads the newest good checkpoint.
+    Entering the block locks the directory, checks the node and loads the newest good checkpoint.
     Leaving it without an error saves what changed after the loop and marks the job as finished.
     `run.state` is a dict for your own values, saved and restored with everything else.
 
@@ -104,27 +104,34 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Number of steps done."""
+        """Number of steps done so far, including those of earlier attempts of the job."""
         return self._loops.step
 
     @property
     def epoch(self) -> int:
-        """The epoch of `run.epochs`, or else of the loader being read; 0 without a loader."""
+        """Number of the current epoch, from 0.
+
+        In a loop over `run.epochs` it is the number that the loop yields; in a loop over
+        `run.steps` the number of passes that the loader has finished (0 without a loader).
+        """
         return self._loops.epoch
 
     @property
     def batch(self) -> int:
-        """Number of batches done in this pass through the loader."""
+        """Number of batches trained on in the current pass through the loader.
+
+        The batch of the step that is running does not count; 0 at the start of each pass.
+        """
         return self._loops.batch
 
     @property
     def resumed_from(self) -> str | None:
-        """Name of the checkpoint that this attempt resumed from, or None."""
+        """Name of the checkpoint that this attempt resumed from (`step_100`), or None."""
         return self._session.resumed_from if self._session is not None else None
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the run stops at the end of this step; cheap to call."""
+        """Whether a stop is pending, so that the run saves and exits at the end of this step."""
         return self._session is not None and self._session.boundary.is_stopping
 
     def __enter__(self) -> Run:
@@ -281,10 +288,11 @@ class Run:
         scaler: Any = None,
         clip_norm: float | None = None,
     ) -> bool:
-        """Do one optimizer update under the NaN policy: check, clip, step, schedule, zero_grad.
+        """Update the parameters once: check for NaN, clip, step optimizer and schedule, zero_grad.
 
-        One host synchronisation per step, none per parameter. A skipped update changes neither the
-        optimizer nor the schedule. The gradients are set to None afterwards.
+        If the loss or the gradients are bad, the NaN policy (`resilience.nan`) can skip the update:
+        then neither the optimizer nor the schedule changes. In both cases the gradients are set to
+        None. The call synchronises the GPU with the host once.
 
         Args:
             loss: The loss on which `backward` was called (unscaled, if a scaler is used).
@@ -311,7 +319,8 @@ class Run:
     def should_step(self, loss: torch.Tensor | float) -> bool:
         """Check the loss under the NaN policy, for loops that call `optimizer.step()` themselves.
 
-        One host synchronisation. If it returns False, clear the gradients and do not step.
+        If it returns False, clear the gradients and do not step. It synchronises the GPU with the
+        host once.
 
         Args:
             loss: The loss on which `backward` was called.
@@ -323,7 +332,7 @@ class Run:
 
     @misuse.hide_unnamed
     def log(self, *unnamed: NoReturn, **values: Any) -> None:
-        """Record metrics of the current step in the ledger; no host synchronisation.
+        """Record metrics of the current step in the job's ledger, without waiting for the GPU.
 
         Args:
             unnamed: Not used: every value needs a name, as in `run.log(loss=loss)`.
@@ -379,11 +388,11 @@ class Run:
     def check_stop(self) -> bool:
         """Allow a pending stop to interrupt a `run.every` function (raises `Exit`).
 
-        The checkpoint then holds the state before the functions of this step, whatever they have
-        changed since, and the resumed job runs them again. If the functions last took less time
-        than ten copies of the state, the stop waits for their end instead. The call does nothing
-        in a data worker, another thread or a child process. Each call counts as progress for the
-        hang detection.
+        The checkpoint then has the state before the functions of this step, whatever they have
+        changed since, and the resumed job runs them again. If the functions are short (less than
+        ten times as long as a copy of the state), the stop waits until they return instead. The
+        call does nothing in a data worker, another thread or a child process. Each call counts as
+        progress for the hang detection.
 
         Returns:
             Always False. (A function that returned early would log other values than in an

@@ -283,7 +283,7 @@ class Saver:
                 if not tries_left:
                     raise unwritable(
                         f"The state at step {step} could not be saved to {self._store.directory}:"
-                        f" {error}. The last good checkpoint is in place.",
+                        f" {error}. The last good checkpoint is still on disk.",
                         error,
                     ) from error
                 self._store.wait(ROOM_WAIT_S)  # deletions that are in progress free space
@@ -358,7 +358,7 @@ class Saver:
         if self._failures >= MAX_FAILURES:
             raise unwritable(
                 f"{text}. The run ends, because no further progress can be saved."
-                f" Make room or repair {self._store.directory}, then start it again.",
+                f" Make room or repair {self._store.directory}, then start the job again.",
                 error,
             ) from error
         messages.warn(f"{text}. Training continues; the next save will try again.")

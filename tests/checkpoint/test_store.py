@@ -119,7 +119,7 @@ def test_a_whole_checkpoint_under_another_name_is_damage(store, commit):
     one.with_name("step_8").symlink_to(one.name)
     assert store.newest().manifest.step == 1
     assert len(store.passed_over) == 2
-    assert all("its manifest is for step 1" in reason for reason in store.passed_over)
+    assert all("found that of step 1" in reason for reason in store.passed_over)
 
 
 GOOD = {"size": 1, "chunks": [1]}

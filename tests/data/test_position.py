@@ -252,7 +252,7 @@ def test_a_generator_that_is_gone_is_named():
     """The order that it made cannot be made again."""
     first = Position(DataLoader(Numbers(4), shuffle=True, generator=torch.Generator()))
     first.next()
-    with pytest.raises(StateMismatch, match=r"has lost the loader\.generator that it had"):
+    with pytest.raises(StateMismatch, match=r"but the loader has no loader\.generator now"):
         Position(DataLoader(Numbers(4), shuffle=True)).load(first.state())
 
 

@@ -102,7 +102,9 @@ def test_another_batch_size_continues_after_the_same_sample_where_one_begins(kin
     after = moved(before, job(make, 2, batch=12))
     seen.append(step(after))
     assert sorted(itertools.chain(*seen)) == list(range(SAMPLES))
-    with pytest.raises(StateMismatch, match=r"after 24 samples .* expected a size that divides 24"):
+    with pytest.raises(
+        StateMismatch, match=r"after 24 samples .* global batch size that divides 24"
+    ):
         moved(before, job(make, 5, batch=1))
 
 

@@ -90,7 +90,7 @@ def test_without_a_limit_nothing_hangs(task):
 
 
 def test_outside_of_a_run_nothing_hangs(task):
-    """What main does before and after it is nobody's business."""
+    """Main can take any time before and after its forge.Run."""
     task.marks.close()
     task.pass_s(1000)
     assert task.expired is None
@@ -148,7 +148,7 @@ def test_a_query_is_answered_and_its_end_kills(tmp_path, held):
     assert not task.pass_s(15)  # it looks every ten seconds
     found = task.answer()
     assert (found.rank, found.section, found.is_expired) == (1, "save", False)
-    assert found.excuse == "is in `save` for 0 s, within its limit"
+    assert found.excuse == "has been in `save` for 0 s, within its limit"
     task.ask(rank=0, phase=QueryPhase.end)
     assert task.pass_s(0.5)  # while there is a query, each tick looks
     task.marks.close()

@@ -305,7 +305,7 @@ def test_a_kill_without_a_count_says_only_what_is_known(commands):
 
 @pytest.mark.parametrize(("number", "reason"), [(2, "interrupted"), (15, "cancelled")])
 def test_after_a_ctrl_c_it_is_not_run_again_until_the_sweep_is(number, reason, commands):
-    """Somebody has stopped it; the printed command takes it up where it had saved."""
+    """The user has stopped the command; the printed command resumes it from its last save."""
     sweep = commands.begin(COMMANDS["trap"])
     job = commands.job(0)
     wait_ready(job, sweep)

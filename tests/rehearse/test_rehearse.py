@@ -113,7 +113,7 @@ def test_of_a_script_that_thinks_in_epochs_what_it_forgets_is_named(rehearsed):
     assert len(re.findall(r"^    \S+:\d+: ", rehearsed.output, re.M)) == 1, rehearsed.output
     assert "  → keep `best` in run.state" in rehearsed.output
     assert (
-        "Steps trained twice after 1 stop that could save: 0\nThe longest save took "
+        "Steps repeated after 1 stop by a signal other than SIGKILL: 0\nThe longest save took "
         in rehearsed.output
     )
     assert re.search(r"^Files in the working directory .*: log.csv$", rehearsed.output, re.M)

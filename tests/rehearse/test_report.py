@@ -43,14 +43,18 @@ def test_repeated_steps_are_counted_after_stops_alone():
     hits = [hit("SIGTERM", 1, 7), hit("SIGKILL", 2, 9)]
     interrupted = run_of(SEEN, [start(5)], [start(5)], hits=hits)
     assert list(report.lines(first, [interrupted], [])) == [
-        "Steps trained twice after 1 stop that could save: 2",
-        "The longest save took 0.5 s, which fits into the 90 s of a stop",
+        "Steps repeated after 1 stop by a signal other than SIGKILL: 2",
+        "The longest save took 0.5 s, which fits into the 90 s that a stop can take"
+        " (`resilience.shutdown.timeout_s`)",
     ]
 
 
 def test_a_save_that_does_not_fit_into_a_stop_is_said():
     (line,) = report.lines(run_of([*SEEN, save(120.0), start(stop_s=60.0)]), [], [])
-    assert line == "The longest save took 1.2e+02 s, which does not fit into the 60 s of a stop"
+    assert line == (
+        "The longest save took 1.2e+02 s, which does not fit into the 60 s that a stop can take"
+        " (`resilience.shutdown.timeout_s`)"
+    )
 
 
 def test_a_process_that_is_left_and_files_elsewhere_are_named():
@@ -86,7 +90,7 @@ def test_what_was_not_exercised_is_named(events, state, missing):
         line for line in report.lines(run_of(events, state=state), [], []) if "Not tested" in line
     ]
     assert bool(found) == bool(missing)
-    assert not found or found[0].startswith(f"Not tested, since there was none: {missing}")
+    assert not found or found[0].startswith(f"Not tested, because the script has none: {missing}")
 
 
 def test_files_that_a_script_writes_beside_its_own_are_found(tmp_path):

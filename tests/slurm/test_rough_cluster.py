@@ -131,7 +131,7 @@ def test_a_config_edited_while_a_job_waits_is_told(app):
     conf = app.folder / "conf.yaml"
     conf.write_text(conf.read_text() + "\nlr: 5\n")
     output = run_to_end(app, "kind=plain", "hydra.launcher.wait=false", begin)
-    assert "config it was submitted with, which has changed since" in output
+    assert "the config that it was submitted with; the config has changed since" in output
     assert "Submitted 0 of 1 jobs" in output
 
 

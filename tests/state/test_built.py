@@ -161,12 +161,12 @@ def two_groups():
         (
             partial(objects, kind=plateau),
             partial(objects, lr=0.5, kind=plateau),
-            "`schedule` has changed it",
+            "`schedule` has changed this value",
         ),
         (
             partial(objects, kind=with_hand_on_it),
             partial(objects, kind=with_hand_on_it, n=2),
-            "has changed it since",
+            "has changed this value",
         ),
         (lambda: {"odd": Odd(1)}, lambda: {"odd": Odd(2)}, "odd.seed: 1 before, 2 now"),
     ],
@@ -183,5 +183,5 @@ def test_a_schedule_that_is_too_short_now_is_refused():
     kind = lambda o, n: schedules.OneCycleLR(o, 0.3, total_steps=n)  # noqa: E731
     first = objects(kind=kind, n=50)
     record = Built(first).record
-    with pytest.raises(ConfigError, match=r"schedule: cannot step to 6"):
+    with pytest.raises(ConfigError, match=r"schedule: the new schedule fails within 6"):
         Built(objects(kind=kind, n=4)).adapt(trained(first), record)

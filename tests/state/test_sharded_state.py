@@ -87,12 +87,12 @@ dist.destroy_process_group()
 """
 
 FOUND = [
-    "weights[0]: a DTensor with the placement Partial (supported",
-    "tiles: a DTensor with the placement _StridedShard (supported",
-    "turned: a DTensor whose local tensor is not contiguous cannot be saved yet",
-    "odd: a tensor of the subclass Odd cannot be saved yet",
-    "uneven: a DTensor whose local shape, [4, 2], does not match its placements cannot be saved"
-    " yet",
+    "weights[0]: this version of forge cannot save a DTensor with the placement Partial (supported",
+    "tiles: this version of forge cannot save a DTensor with the placement _StridedShard (",
+    "turned: this version of forge cannot save a DTensor whose local tensor is not contiguous",
+    "odd: this version of forge cannot save a tensor of the subclass Odd",
+    "uneven: this version of forge cannot save a DTensor whose local shape, [4, 2], does not match"
+    " its placements",
     "accepted",
     "whole, part of this rank",
     "run.state.best[0]: a DTensor must be in an object given to forge.Run",

@@ -50,7 +50,7 @@ def array(description: list[Any], content: bytes) -> Any:
     dtype = numpy.dtype(described)
     count = math.prod(shape)
     if count * dtype.itemsize != len(content):
-        raise ValueError(f"{count} values of {dtype} in {len(content)} bytes")
+        raise ValueError(f"expected {count} values of {dtype}, found {len(content)} bytes")
     flat = numpy.frombuffer(content, dtype=dtype) if count else numpy.empty(0, dtype=dtype)
     made = flat.reshape(shape, order="F" if "F" in notes else "C").copy("K")
     made.flags.writeable = "read-only" not in notes

@@ -140,13 +140,13 @@ class Encoder:
 
     def _key(self, key: Any, path: str) -> Any:
         if isinstance(key, torch.Tensor):  # tensors hash by identity, not by value
-            raise CheckpointError(f"{path}<key>: a tensor as a key cannot be saved")
+            raise CheckpointError(f"{path}: a dict with a tensor as a key cannot be saved")
         return self.encode(key, f"{path}<key>")
 
     def _shard(self, tensor: torch.Tensor, path: str) -> dict[str, Any]:
         problem = shards.problem(tensor)
         if problem:
-            raise CheckpointError(f"{path}: {problem} cannot be saved yet")
+            raise CheckpointError(f"{path}: this version of forge cannot save {problem}")
         shard = shards.shard_of(tensor)
         self.sharded.append(path)
         part = shards.local(tensor).reshape(shard.box.shape)
@@ -162,11 +162,11 @@ class Encoder:
             return self._shard(tensor, path)
         problem = tensor_encoding.problem(tensor)
         if problem:
-            raise CheckpointError(f"{path}: {problem} cannot be saved yet")
+            raise CheckpointError(f"{path}: this version of forge cannot save {problem}")
         tensor = tensor.detach()
         if tensor.layout is not torch.strided:
             if shard is not None:
-                raise CheckpointError(f"{path}: a sparse DTensor cannot be saved yet")
+                raise CheckpointError(f"{path}: this version of forge cannot save a sparse DTensor")
             described, parts = tensor_encoding.sparse_parts(tensor)
             references = {k: self._tensor(part, _join(path, k)) for k, part in parts.items()}
             return {"!sparse": described, "parts": references}
@@ -249,7 +249,9 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     try:
         return _decode(value, tensors if isinstance(tensors, Outline) else dict(tensors))
     except RecursionError:
-        raise DamagedCheckpoint("its values are nested too deeply to be read here") from None
+        raise DamagedCheckpoint(
+            "its values are nested too deeply for Python's recursion limit (sys.setrecursionlimit)"
+        ) from None
 
 
 def _decode(value: Any, tensors: _Tensors) -> Any:
@@ -286,7 +288,9 @@ def _decode_tensor(value: dict[str, Any], tensors: _Tensors) -> torch.Tensor:
     stride = tuple(value.get("stride", ()))
     if stride and not (all(type(s) is int for s in stride) and _is_dense(tensor.shape, stride)):
         # Such strides could allocate any amount of memory.
-        raise DamagedCheckpoint(f"strides {stride} of a tensor of shape {list(tensor.shape)}")
+        raise DamagedCheckpoint(
+            f"the strides {stride} do not fit a tensor of shape {list(tensor.shape)}"
+        )
     if isinstance(tensors, Outline):
         tensor = tensors.note(name, value)
     else:

@@ -72,9 +72,9 @@ class Manifest:
         ).encode()
         if len(raw) > MAX_BYTES:
             raise CheckpointError(
-                f"{NAME} would have {len(raw)} bytes, above the limit of {MAX_BYTES}:"
-                f" {len(self.metrics)} different names were passed to run.log. Log fewer names:"
-                " the same ones at each step, and values of single samples elsewhere."
+                f"{NAME} would have {len(raw)} bytes, above the limit of {MAX_BYTES}, because"
+                f" run.log got {len(self.metrics)} different names, and {NAME} has the last value"
+                " of each. Use the same few names at each step."
             )
         return raw
 
@@ -105,7 +105,7 @@ def read(directory: Path) -> Manifest:
                 raise DamagedCheckpoint(f"{NAME} has more than {MAX_BYTES} bytes")
             raw = file.read(MAX_BYTES)
     except FileNotFoundError:
-        raise DamagedCheckpoint("it has no manifest: the save did not finish") from None
+        raise DamagedCheckpoint(f"it has no {NAME}: the save did not finish") from None
     except OSError as error:
         raise DamagedCheckpoint(f"{NAME} cannot be read: {error.strerror}") from error
     try:
@@ -128,7 +128,10 @@ def read(directory: Path) -> Manifest:
         manifest = Manifest(**content)
         for key, example in asdict(Manifest(step=0, attempt=0, files={})).items():
             if type(getattr(manifest, key)) is not type(example):  # a step must not be 1.0 or True
-                raise DamagedCheckpoint(f"{NAME} has {getattr(manifest, key)!r:.100} as `{key}`")
+                raise DamagedCheckpoint(
+                    f"{NAME}: expected `{key}` to be a {type(example).__name__}, found"
+                    f" {getattr(manifest, key)!r:.100}"
+                )
         numbers = [[e["size"], *e["chunks"]] for e in manifest.files.values()]
         values, steps = manifest.metrics.values(), manifest.logged_at.values()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -26,7 +26,7 @@ _TRIES = 5
 def load(path: str | os.PathLike[str], *, verify: str = "full") -> Checkpoint:
     """Read a checkpoint to inspect it: `forge.load("outputs/…").state`.
 
-    It writes nothing and takes no claim, so it works while the job is running and on a read-only
+    It writes nothing and takes no lock, so it works while the job is running and on a read-only
     directory. It executes and imports nothing from the checkpoint, so untrusted files are safe.
 
     Args:

@@ -134,7 +134,9 @@ def read(
     """
     described = manifest.read(path)
     if step_of(path) not in (None, described.step):  # None: a copy under another name
-        raise DamagedCheckpoint(f"its manifest is for step {described.step}")
+        raise DamagedCheckpoint(
+            f"expected the manifest of step {step_of(path)}, found that of step {described.step}"
+        )
     if verify is not Verify.none:
         manifest.check_sizes(path, described)
     _check_ranks(described)
@@ -217,7 +219,9 @@ def _check_ranks(described: Manifest) -> None:
     """Raise DamagedCheckpoint unless the manifest names the files of each rank and no others."""
     names = {name for rank in range(described.world_size) for name in files_of(rank)}
     if described.files.keys() != names:
+        missing, extra = sorted(names - set(described.files)), sorted(set(described.files) - names)
+        differences = [f"does not name {', '.join(missing[:4])}"] if missing else []
+        differences += [f"names the unexpected {', '.join(extra[:4])}"] if extra else []
         raise DamagedCheckpoint(
-            f"expected its manifest to name the files {', '.join(sorted(names)[:4])}, found"
-            f" {', '.join(sorted(described.files)[:4])}"
+            f"its manifest is for {described.world_size} ranks, but {' and '.join(differences)}"
         )

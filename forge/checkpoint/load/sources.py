@@ -175,7 +175,7 @@ class Sources:
         found = sum(piece.common.numel for piece in pieces)
         if found != box.numel:
             raise DamagedCheckpoint(
-                f"the files of all ranks have {found} of {box.numel} elements of {name}"
+                f"{name}: expected {box.numel} elements in the files of all ranks, found {found}"
             )
         self._wanted[name] = box, pieces
         return torch.empty(box.shape, dtype=outlined.dtype, device="meta")

@@ -74,7 +74,7 @@ class TensorFile:
             raise ValueError(f"a file of {self.file.size} bytes")
         length = int.from_bytes(self.file.head(8), "little")
         if not 0 < length <= min(self.file.size - 8, MAX_HEADER):
-            raise ValueError(f"header of {length} bytes in a file of {self.file.size}")
+            raise ValueError(f"a header of {length} bytes, but the file has {self.file.size}")
         return self.file.head(8 + length)
 
     def _outlined(self, entry: Entry) -> torch.Tensor:
@@ -118,18 +118,26 @@ def _parse(head: bytes, size: int) -> tuple[dict[str, Entry], set[str]]:
         if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
             raise ValueError(f"{name}: a shape or offset is not a non-negative integer")
         if not begin <= end <= size - len(head):
-            raise ValueError(f"{name}: offsets {begin}..{end} in {size - len(head)} bytes")
+            raise ValueError(
+                f"{name}: at bytes {begin} to {end}, but the file has {size - len(head)} bytes of"
+                " tensors"
+            )
         if end - begin != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"{name}: {end - begin} bytes for {dtype} of shape {list(shape)}")
+            raise ValueError(
+                f"{name}: {end - begin} bytes do not fit {dtype} of shape {list(shape)}"
+            )
         if name in complex128 and (dtype is not torch.float64 or shape[-1:] != (2,)):
-            raise ValueError(f"{name}: complex128 as {dtype} of shape {list(shape)}")
+            raise ValueError(
+                f"{name}: expected complex128 to be stored as float64 of shape [..., 2], found"
+                f" {dtype} of shape {list(shape)}"
+            )
         entries.append(Entry(name, dtype, shape, len(head) + begin, len(head) + end))
     entries.sort(key=lambda entry: (entry.begin, entry.end))
     end = len(head)
     for entry in entries:  # no gaps: a small header must not make forge read a huge file
         if entry.begin != end:
-            raise ValueError(f"{entry.name}: begins at {entry.begin}, not at {end}")
+            raise ValueError(f"{entry.name}: expected at byte {end}, found at {entry.begin}")
         end = entry.end
     if end != size:
-        raise ValueError(f"{end} bytes of tensors in a file of {size}")
+        raise ValueError(f"its header describes {end} bytes, but the file has {size}")
     return {entry.name: entry for entry in entries}, complex128

@@ -38,7 +38,8 @@ def _buffer(size: int) -> Arena:
     try:
         return Arena(size)
     except MemoryError as error:  # a failed save, like one on a full disk
-        raise OSError(errno.ENOMEM, f"no memory to write with: {error}") from error
+        text = f"not enough host memory for a copy of the state: {error}"
+        raise OSError(errno.ENOMEM, text) from error
 
 
 def _stream() -> torch.cuda.Stream:

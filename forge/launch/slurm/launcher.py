@@ -182,8 +182,9 @@ def _find(jobs: list[_Job], submitted: Submitted, directory: Path) -> None:
         job.slurm_id, job.has_ended = slurm_id, has_ended
         if submitted.has_changed(number, job.composed.composed):
             messages.warn(
-                f"Job {number} is in the queue with the config it was submitted with, which has"
-                f" changed since. To resubmit it, first `scancel {slurm_id}`."
+                f"Job {number} is in the queue, and will run with the config that it was submitted"
+                f" with; the config has changed since. To run the job with the new config, `scancel"
+                f" {slurm_id}` and start the sweep again."
             )
 
 

@@ -25,11 +25,11 @@ _OURS = {
     "array": "hydra.launcher.array_parallelism",
     "output": "hydra.launcher.submitit_folder",
     "error": "hydra.launcher.submitit_folder",
-    "open-mode": "nothing: logs are always appended to",
+    "open-mode": "nothing instead: forge always appends to the logs",
     "parsable": "nothing",
     "wrap": "nothing",
     "wait": "hydra.launcher.wait",
-    "chdir": "nothing: jobs run where the sweep was started",
+    "chdir": "nothing instead: jobs run in the directory in which the sweep was started",
 }
 """sbatch options that belong to forge -> what to set instead."""
 _LEAST = {

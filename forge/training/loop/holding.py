@@ -143,7 +143,10 @@ class Holding:
         """Exit if an error in a function was caused by a stop; else return."""
         is_known = self._is_stopping() or self._group.held_stop() is not None
         if self.held is not None and (is_known or explains(error)):
-            messages.warn(f"{type(error).__name__}: {error}, after a stop was requested")
+            messages.warn(
+                f"A run.every function raised {type(error).__name__} after a stop was requested:"
+                f" {error}"
+            )
             self.stop_if_due(_HEARD_S)
 
     def watched(self) -> contextlib.AbstractContextManager[None]:

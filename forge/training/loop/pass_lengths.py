@@ -72,7 +72,7 @@ class PassLengths:
         Raises:
             RankLost: If the other ranks have not left it: the code after the pass must not run.
         """
-        self._exchange.give("the end of a pass that was left", lambda: None, within_s=_LEFT_S)
+        self._exchange.give("the end of a pass, after a `break`", lambda: None, within_s=_LEFT_S)
 
     def _given(self, what: str, value: int | None, hint: str = "") -> list[int | None]:
         try:

@@ -87,11 +87,11 @@ class Steps:
         self._repeated = loader, n, count + 1 if is_repeated else 1
         if is_repeated and count + 1 == _EPOCHS:
             messages.warn(
-                f"run.steps was called {_EPOCHS} times with the same loader and a growing number of"
-                " steps, as in a loop over epochs: write `for epoch in run.epochs(epochs):` and in"
-                " it `for step, batch in run.batches(loader):`. A resumed job runs the code between"
-                " two loops over run.steps again, with a later state: a plateau schedule or a best"
-                " value updated there differs after a resume."
+                f"run.steps was called {_EPOCHS} times with the same loader, as in a loop over"
+                " epochs. A resumed job runs the code between these calls again, so a schedule or a"
+                " best value that is updated there is updated twice. Write `for epoch in"
+                " run.epochs(epochs):` and in it `for step, batch in run.batches(loader):`, which"
+                " run that code once per epoch."
             )
 
     def _loop(self, n: float, loader: Iterable[Any] | None) -> Generator[Any, None, None]:

@@ -149,7 +149,7 @@ class NanPolicy:
             return True, ""
         what = f"Step {step}: NaN or Inf: {problem}"
         count = self._bad_steps.state.consecutive_nans
-        streak = f"{count} of {self._config.max_consecutive} in a row"
+        streak = f"bad step {count} of {self._config.max_consecutive} in a row"
         action = self._config.action
         if action is _ACTION.warn:
             return True, f"{what}; the update was applied (`resilience.nan.action=warn`)"
@@ -162,7 +162,7 @@ class NanPolicy:
             self.wants = Halt(f"{what}; {streak} (`resilience.nan.max_consecutive`)")
         elif self.rollbacks >= self._config.rollback.max_rollbacks:
             self.wants = Halt(
-                f"{what}; {streak}, and {self.rollbacks} rollbacks were done already"
+                f"{what}; {streak}, and the limit of {self.rollbacks} rollbacks is reached"
                 " (`resilience.nan.rollback.max_rollbacks`)"
             )
         else:

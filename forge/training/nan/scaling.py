@@ -142,9 +142,9 @@ class Overflows:
         if fall.has_updated or fall.num_bad <= _NUM_QUIET:
             return ""
         return (
-            f"the gradients overflow at a scale of {fall.last:g}, and none of {fall.num_bad}"
-            " updates was done yet. The GradScaler lowers its scale; below"
-            f" {fall.top / _FIRST_FALL:g} this counts as NaN"
+            f"the gradients overflow at a scale of {fall.last:g}, so that all {fall.num_bad}"
+            " updates were skipped. The GradScaler lowers its scale at each of them; an overflow"
+            f" at a scale below {fall.top / _FIRST_FALL:g} counts as NaN"
         )
 
     def state_dict(self) -> dict[str, Any]:

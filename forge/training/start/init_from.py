@@ -80,7 +80,7 @@ def load(config: CheckpointConfig, live: StateRegistry) -> dict[str, Any]:
     messages.say(
         f"Training starts from {', '.join(found.states)} of {path} ({found.what}), at step 0."
         + (f" Not loaded: {'; '.join(found.left_out)}." if found.left_out else "")
-        + (f" As the script built them: {', '.join(kept)}." if kept else "")
+        + (f" Left as the script built them: {', '.join(kept)}." if kept else "")
     )
     return {
         "source": str(path),

@@ -110,13 +110,16 @@ class Owner:
             return []
         if newest != mine.id:
             raise CheckpointError(
-                f"{self._path} {problem}, so forge cannot tell which job these checkpoints belong"
-                " to, only that this job with its current config did not save the newest. Restore a"
-                " copy of the file, or start the job as before. To start a new job with these"
-                " weights: another `resilience.checkpoint.dir`, and"
+                f"{self._path} {problem}, and the newest checkpoint there was saved by another job,"
+                " or by this job with another config: forge cannot tell which. Restore a copy of"
+                " the file, or start the job with the config of that checkpoint. To start a new"
+                " job with these weights, set another `resilience.checkpoint.dir`, and"
                 f" `resilience.checkpoint.init_from={steps[0]}`."
             )
-        messages.warn(f"{self._path} {problem}; rewritten: the newest checkpoint is this job's.")
+        messages.warn(
+            f"{self._path} {problem}. forge writes it again, since the newest checkpoint was saved"
+            " by this job."
+        )
         return [mine]
 
     def _is_mine(self, known: _Entry, mine: _Entry, *, is_change_wanted: bool) -> bool:
@@ -133,8 +136,8 @@ class Owner:
                 [
                     f"{self._path.parent} has the checkpoints of another job (started in"
                     f" {known.job_dir}). Differences:{identity.listed(self._changed, 6)}\n    To"
-                    f" resume that job as this one:\n      {_taking_command(self._job)}\n    To"
-                    " train both, give each its own directory (`resilience.checkpoint.dir`)."
+                    f" resume that job with this config:\n      {_taking_command(self._job)}\n   "
+                    " To train both, give each its own directory (`resilience.checkpoint.dir`)."
                     + (_BY_CONFIG if mine.words is not None else "")
                 ],
                 "The checkpoint directory",
@@ -201,7 +204,10 @@ class Owner:
             text = f"Resumes the job that was started in {before.job_dir}, with another config"
             messages.say(f"{text}:{identity.listed(self._changed)}")
         elif before.job_dir != now.job_dir and before.id == now.id:
-            messages.say(f"Resumes the job that was started in {before.job_dir}: it is the same.")
+            messages.say(
+                f"Resumes the job that was started in {before.job_dir}: the program and the config"
+                " are the same."
+            )
 
     def _is_written(self) -> bool:
         try:

@@ -207,7 +207,7 @@ class RunDirectory:
         """Names the checkpoint that a later start would resume from."""
         with contextlib.suppress(OSError):
             steps = step_dirs(self.checkpoint_dir)
-            return f"the newest is {steps[0].name}" if steps else "there is none yet"
+            return f"the newest checkpoint is {steps[0].name}" if steps else "there is none yet"
         return f"{self.checkpoint_dir} cannot be read"
 
     def end(
@@ -216,7 +216,8 @@ class RunDirectory:
         """Record and log why this attempt ends."""
         self._judge(reason, text, step, code)
         self.ledger.write(kind, reason=reason.name, text=text, step=step, code=int(code), **details)
-        text = f"{text} at step {step}, exit code {int(code)}."
+        at = " at" if kind == "stop" else ". The run ended at"
+        text = f"{text.removesuffix('.')}{at} step {step}, exit code {int(code)}."
         if not self._is_judged:
             text += self._how_to_resume()
         if self._is_first or level >= logging.ERROR:

@@ -84,7 +84,7 @@ def test_a_launcher_is_not_needed_and_its_next_start_finds_the_jobs(app):
     assert third.returncode == 0, third.stdout
     assert f"squeue --jobs={jobs[0].partition('_')[0]}" in third.stdout
     assert "scancel" in third.stdout
-    assert "To resume (waits for 2 in the queue; starts again jobs that have failed" in third.stdout
+    assert "To resume (waits for the jobs in the queue, now 2; starts again those" in third.stdout
     assert command_in(third.stdout)[:2] == ["cd", str(app.folder)]
     assert queued(app.cluster) == jobs
 

@@ -206,7 +206,7 @@ def test_an_error_in_an_evaluation_while_a_stop_is_pending_saves(tmp_path, make_
     """A helper has died of the same signal: the held boundary is exact all the same."""
     job = stopped(tmp_path, make_job, undisturbed, {"poll 1": "raise"}, "swaps")
     assert job.steps_repeated == [0]
-    assert "RuntimeError: a helper has died, after a stop was requested" in job.output
+    assert "raised RuntimeError after a stop was requested: a helper has died" in job.output
 
 
 def test_where_nobody_polls_a_thread_saves_the_held_boundary(tmp_path, make_job, undisturbed):

@@ -48,15 +48,15 @@ def test_a_job_that_skips_finishes_with_finite_weights(tmp_path):
     job = nan_job(tmp_path, "skip", 5, 6, 9)
     assert job.run() == 0
     assert (
-        "Step 5: NaN or Inf: the loss is nan; this update is skipped (1 of 5 in a row)"
+        "Step 5: NaN or Inf: the loss is nan; this update is skipped (bad step 1 of 5 in a row)"
         in job.output
     )
     assert (
-        "Step 6: NaN or Inf: the loss is nan; this update is skipped (2 of 5 in a row)"
+        "Step 6: NaN or Inf: the loss is nan; this update is skipped (bad step 2 of 5 in a row)"
         in job.output
     )
     assert (
-        "Step 9: NaN or Inf: the loss is nan; this update is skipped (1 of 5 in a row)"
+        "Step 9: NaN or Inf: the loss is nan; this update is skipped (bad step 1 of 5 in a row)"
         in job.output
     )
     assert is_finite(job)
@@ -82,7 +82,7 @@ def test_a_job_whose_rollbacks_do_not_help_halts_with_65(tmp_path):
     assert job.run() == 65
     rollbacks = [e for a in job.history.attempts for e in a.events if e["kind"] == "rollback"]
     assert [(e["step"], e["first_bad"], e["from_step"]) for e in rollbacks] == [(4, 6, 8)] * 2
-    assert "2 rollbacks were done" in job.output
+    assert "the limit of 2 rollbacks is reached" in job.output
     assert (job.checkpoints / "latest").resolve().name == "step_4"
 
 

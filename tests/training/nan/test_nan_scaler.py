@@ -221,7 +221,7 @@ def test_overflows_before_the_first_update_are_logged_from_the_fifth_on(tmp_path
         scaled_run(tmp_path, 40, bad_from(0), init_scale=2.0**16)
     logged = [r.getMessage() for r in caplog.records if "overflow at a scale of" in r.getMessage()]
     assert [int(text.split(":")[0].removeprefix("Step ")) for text in logged] == [*range(4, 17)]
-    assert "at a scale of 4096, and none of 5 updates was done yet" in logged[0]
+    assert "at a scale of 4096, so that all 5 updates were skipped" in logged[0]
 
 
 def test_a_scale_that_is_held_from_below_excuses_nothing(tmp_path):

@@ -64,7 +64,7 @@ SOURCES = {
     "by name, the model alone": (
         lambda of: {"model": of["model"].state_dict()},
         {"model"},
-        "As the script built them: optimizer, schedule",
+        "Left as the script built them: optimizer, schedule",
     ),
     "state_dict": (lambda of: of["model"].state_dict(), {"model"}, "a state_dict"),
     "state_dict with a prefix": (
@@ -77,7 +77,8 @@ SOURCES = {
         lambda of: lightning(of, optimizer_states=[of["optimizer"].state_dict()]),
         {"model"},
         "Not loaded: epoch, global_step, pytorch-lightning_version, loops, hyper_parameters,"
-        " optimizer_states. As the script built them: optimizer, schedule.",
+        " optimizer_states. Left as the script built them: optimizer,"
+        " schedule.",
     ),
     "Lightning, no prefix": (lambda of: lightning(of, prefix=""), {"model"}, "its state_dict"),
 }
