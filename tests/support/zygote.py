@@ -13,6 +13,7 @@ import io
 import json
 import os
 import pickle
+import pkgutil
 import random
 import runpy
 import secrets  # noqa: F401 - imported once, for all processes, as are those below
@@ -24,10 +25,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
+import antlr4.LL1Analyzer  # noqa: F401
 import hydra
+import hydra._internal.core_plugins
+import hydra._internal.logging_config
 import hydra.core.config_loader
 import hydra.core.plugins
-import hydra.core.utils  # noqa: F401
+import hydra.core.utils
 import numpy.random
 import omegaconf._impl  # noqa: F401
 import torch
@@ -46,6 +50,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 # That of this tree: a copy with a planted defect is not the one that is installed.
 sys.path.insert(1, TREE := str(Path(__file__).parents[2]))
+for plugin in pkgutil.iter_modules(hydra._internal.core_plugins.__path__):
+    importlib.import_module(f"hydra._internal.core_plugins.{plugin.name}")
 for name in (
     "cli.shown",
     "config.loading",
