@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from forge import messages
-from forge.errors import ExitCode, ForgeError, Reason, SlurmRefused
+from forge.errors import ForgeError, Reason, SlurmRefused
 from forge.launch.interrupts import handled
 from forge.launch.progress.display import Display
 from forge.launch.progress.observed import ObservedJob, reason_of
@@ -71,9 +71,7 @@ class SubmittedJob(ObservedJob):
         """Update from squeue; None: squeue does not know the job."""
         if queued is not None and queued.is_alive:
             self._gone = None
-            if queued.reason == "BadConstraints" and self._num_excluded() > 0:
-                self._give_up()
-            elif queued.state in _WAITING:
+            if queued.state in _WAITING:
                 self.state, self.waits_for = State.queued, queued.reason
             else:
                 self.waits_for = ""
@@ -84,21 +82,6 @@ class SubmittedJob(ObservedJob):
             self.poll()
             if not self.state.is_final:
                 self._vanished(queued)
-
-    def _num_excluded(self) -> int:
-        """Number of unhealthy nodes that the job avoids."""
-        content = self.read_state() or {}
-        return len(content.get("excluded", ())) if self.is_own(content) else 0
-
-    def _give_up(self) -> None:
-        """Cancel the job: every possible node was excluded, and it would wait forever."""
-        client.cancel(self.slurm_id)
-        self.state, self.reason = State.failed, Reason.unhealthy
-        self.code = int(ExitCode.UNHEALTHY)
-        self.because = (
-            f"{self._num_excluded()} nodes failed a health check, and no other node is left for the"
-            " job"
-        )
 
     def _vanished(self, queued: client.Queued | None) -> None:
         is_cancelled = queued is not None and queued.state == "CANCELLED"

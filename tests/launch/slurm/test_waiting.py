@@ -13,9 +13,8 @@ from cluster import Cluster, missing, submit, wait_for
 from slurm_apps import BARE_CONF, SlurmApp
 
 from forge import messages
-from forge.errors import ConfigError, Reason, SlurmRefused
+from forge.errors import ConfigError, SlurmRefused
 from forge.jobdir.job_files import STATE, forge_dir, write_json
-from forge.launch.progress.view import State
 from forge.launch.slurm import slurm_wait
 from forge.launch.slurm.slurm_wait import SubmittedJob, Watcher
 from forge.slurm import client
@@ -216,24 +215,6 @@ def say(job, state, slurm_id, **more):
     counts = {"restarts": 1, "excluded": 0}
     content = {"state": state, "because": "", "slurm_job": slurm_id, "time": 0.0, "pid": 1}
     write_json(forge_dir(job.directory) / STATE, content | {"counts": counts} | more)
-
-
-@pytest.mark.parametrize("excluded", [["n1", "n2"], []])
-def test_a_job_that_waits_for_nodes_which_are_all_excluded_is_given_up(
-    excluded, tmp_path, monkeypatch
-):
-    """Slurm would let it wait without an end. One that has excluded none may have them soon."""
-    cancelled = []
-    monkeypatch.setattr(client, "cancel", cancelled.append)
-    job = submitted(tmp_path)
-    say(job, "starting", "7", excluded=excluded)
-    job.poll()
-    job.learn(Queued("PENDING", "BadConstraints"), now=0.0)
-    assert cancelled == (["7"] if excluded else [])
-    assert (job.state is State.failed) == bool(excluded)
-    if excluded:
-        assert (job.code, job.reason) == (69, Reason.unhealthy)
-        assert job.because == "2 nodes failed a health check, and no other node is left for the job"
 
 
 @pytest.fixture
