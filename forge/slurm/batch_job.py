@@ -34,7 +34,7 @@ from forge.process import world
 from forge.process.time_limit import SLURM_END_TIME
 from forge.shutdown import stopping
 from forge.slurm import client
-from forge.slurm.client import JobInfo, Why
+from forge.slurm.job_info import JobInfo, Why
 from forge.slurm.own_job import ASK_S, OwnJob
 
 _START_S = 5.0

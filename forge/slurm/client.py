@@ -18,128 +18,16 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 from forge.errors import NoAnswer, NoSuchJob, NotRequeueable, SlurmRefused
+from forge.slurm.job_info import JobInfo, Why
 
 _CALL_S = 10.0
 """Timeout for one command; a busy controller answers within seconds."""
 _SUBMIT_S = 300.0
 """sbatch itself gives up after 120 s if the queue is full, later if the controller is silent."""
 _FIRST_PAUSE_S = 0.2
-
-
-class Why(Enum):
-    """Why a job is being stopped."""
-
-    preempted = "preempted"
-    time_limit = "time limit"
-    cancelled = "cancelled"
-    requeued = "already requeued by Slurm"
-    script_killed = "its batch script was killed"
-    unknown = "unknown"
-    """Slurm gives no reason: somebody sent the signal by hand."""
-
-
-@dataclass(frozen=True)
-class JobInfo:
-    """The fields of `scontrol show job` that forge needs."""
-
-    state: str
-    """JobState: RUNNING, COMPLETING, PENDING, CANCELLED, …"""
-    reason: str
-    restarts: int
-    preempt_time: str | None
-    """When the job was preempted; None if it was not."""
-    left_s: float | None = None
-    """Seconds until the time limit, by the controller's clock; None without a limit."""
-    excluded: str = ""
-    """ExcNodeList: the nodes on which the job must not run."""
-    required: str = ""
-    """ReqNodeList: the nodes that the job must get."""
-    features: str = ""
-    """The features that its nodes must have (`--constraint`)."""
-    gres: frozenset[str] = frozenset()
-    """Names of the generic resources that its nodes must have, such as gpu."""
-    end_time: str = ""
-    """When the job ended, or will end if it is running."""
-    partition: str = ""
-    is_requeueable: bool = True
-    """Whether Slurm allows a requeue (Requeue=1)."""
-    is_batch: bool = False
-    """Whether sbatch started the job, and not salloc or srun."""
-    script: str = ""
-    """Path and arguments of its batch script; empty without a script."""
-    work_dir: str = ""
-    """The working directory of the batch script."""
-
-    @staticmethod
-    def parse(text: str) -> JobInfo:
-        """Parse one line of `scontrol --oneliner show job`."""
-        # The name and the last fields (comment, command) are free text that can look like a field.
-        text = re.sub(r" JobName=.*? UserId=", " UserId=", text, count=1, flags=re.DOTALL)
-        fields: dict[str, str] = {}
-        script = re.search(r" Command=(.*?) WorkDir=(.*?) StdErr=", text)
-        for word in text.split():
-            name, is_field, value = word.partition("=")
-            if is_field:
-                fields.setdefault(name, "" if value == "(null)" else value)
-        gres = " ".join(value for name, value in fields.items() if name.startswith("TresPer"))
-        preempt_time = fields.get("PreemptTime", "None")
-        limit_s, run_s = seconds(fields.get("TimeLimit", "")), seconds(fields.get("RunTime", ""))
-        return JobInfo(
-            state=fields.get("JobState", ""),
-            reason=fields.get("Reason", ""),
-            restarts=int(fields.get("Restarts", 0)),
-            preempt_time=None if preempt_time in ("None", "N/A", "") else preempt_time,
-            left_s=None if limit_s is None or run_s is None else limit_s - run_s,
-            excluded=fields.get("ExcNodeList", ""),
-            required=fields.get("ReqNodeList", ""),
-            features=fields.get("Features", ""),
-            gres=frozenset(re.findall(r"gres[:/](\w+)", gres)),
-            end_time=fields.get("EndTime", ""),
-            partition=fields.get("Partition", ""),
-            is_requeueable=fields.get("Requeue", "1") != "0",
-            is_batch=fields.get("BatchFlag") == "1",
-            script=script[1] if script and os.path.isabs(script[1]) else "",
-            work_dir=script[2] if script else "",
-        )
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the job has ended; some of its processes can still be running."""
-        return self.state in ("COMPLETING", "CANCELLED", "TIMEOUT", "FAILED", "PREEMPTED")
-
-    def ends_in_s(self) -> float | None:
-        """Seconds until Slurm ends the job, at its limit or after the grace time; None if unknown.
-
-        EndTime covers both, by the controller's clock.
-        """
-        with contextlib.suppress(ValueError):  # Unknown
-            end = time.mktime(time.strptime(self.end_time, "%Y-%m-%dT%H:%M:%S")) - time.time()
-            return end if self.left_s is None else min(end, self.left_s)
-        return self.left_s
-
-    @property
-    def is_preempted_at_end(self) -> bool:
-        """Whether a preemption ended the job, and not a cancel during the grace time.
-
-        Slurm sets PreemptTime when the grace time begins, and again when it ends the job. If the
-        job is cancelled in between, PreemptTime is earlier than the end.
-        """
-        has_both = bool(self.preempt_time and self.end_time)
-        return has_both and str(self.preempt_time) >= self.end_time
-
-
-def seconds(text: str) -> float | None:
-    """Slurm's `[days-]hours:minutes:seconds` in seconds; None for UNLIMITED and the like."""
-    days, _, clock = text.rpartition("-")
-    try:
-        hours, minutes, rest = (int(part) for part in clock.split(":"))
-        return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest)
-    except ValueError:
-        return None
 
 
 def own_job(environment: Mapping[str, str]) -> str:

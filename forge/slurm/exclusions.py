@@ -22,7 +22,7 @@ from forge.filesystem.files import make_directory
 from forge.jobdir.job_files import forge_dir, read_json, write_json
 from forge.jobdir.sick import Sick
 from forge.slurm import client
-from forge.slurm.client import JobInfo
+from forge.slurm.job_info import JobInfo
 
 FOLDER = "excluded"
 _NODE = re.compile(r"\w[\w.-]*")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from forge.errors import NoAnswer, NotRequeueable
 from forge.shutdown import stopping
 from forge.slurm import client
-from forge.slurm.client import JobInfo, Why
+from forge.slurm.job_info import JobInfo, Why
 
 ASK_S = 20.0
 """Timeout for one question to Slurm's controller, with retries while the controller is busy."""

@@ -46,8 +46,8 @@ from forge.jobdir.job_files import ENDED, REPORT, STATE, read_json, suffix, writ
 from forge.jobdir.sick import Sick
 from forge.process import processes, time_limit
 from forge.slurm import bundle, client, step, successor
-from forge.slurm.client import JobInfo, Why
 from forge.slurm.exclusions import Choice, Exclusions
+from forge.slurm.job_info import JobInfo, Why
 
 _ASK_S = 10.0
 """Timeout for a question whose answer is not essential."""

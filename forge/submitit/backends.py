@@ -21,7 +21,7 @@ from forge.errors import AlreadyRequeued, ExitCode, Reason
 from forge.jobdir.job_files import write_atomically
 from forge.process import world
 from forge.process.world import World
-from forge.slurm.client import Why
+from forge.slurm.job_info import Why
 from forge.slurm.own_job import OwnJob
 
 _LOOK_S = 0.05

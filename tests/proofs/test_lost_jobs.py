@@ -14,7 +14,7 @@ from sweeps import assert_same_job
 
 from forge.jobdir.job_files import forge_dir, read_json
 from forge.process import processes
-from forge.slurm import client
+from forge.slurm import job_info
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -89,7 +89,7 @@ class Sweep:
             wait_for(is_over, f"end of {kind} for Slurm")
         self._lose(jobs["lost"])
         self._take_controller_away()
-        run_s = lambda: client.seconds(jobs["extended"].shown["RunTime"])  # noqa: E731
+        run_s = lambda: job_info.seconds(jobs["extended"].shown["RunTime"])  # noqa: E731
         wait_for(lambda: run_s() > 65, "the end as it was at first")
         (self.app.gates / "go extended").touch()
 

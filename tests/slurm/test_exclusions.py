@@ -18,8 +18,8 @@ from forge.jobdir.job_files import forge_dir
 from forge.jobdir.plan import RequeueLimits, SlurmPlan
 from forge.jobdir.sick import Sick
 from forge.slurm import client
-from forge.slurm.client import JobInfo
 from forge.slurm.exclusions import Exclusion, Exclusions, choose
+from forge.slurm.job_info import JobInfo
 
 NODES = ("n1", "n2", "n3")
 ON_N1 = {"on": "n1", "nodes": NODES}

@@ -7,7 +7,7 @@ from cluster import submit, wait_for
 
 from forge.errors import NoAnswer, NoSuchJob, NotRequeueable
 from forge.slurm import client
-from forge.slurm.client import JobInfo, Why
+from forge.slurm.job_info import JobInfo, Why
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

@@ -20,7 +20,7 @@ from forge.jobdir.plan import RequeueLimits, read
 from forge.launch.slurm import slurm_wait
 from forge.launch.slurm.slurm_wait import SubmittedJob, Watcher
 from forge.slurm import bundle, client, wrapper
-from forge.slurm.client import JobInfo
+from forge.slurm.job_info import JobInfo
 
 TRAIN = """
     import os, time

@@ -18,7 +18,8 @@ from forge.jobdir.job_files import STATE, forge_dir, read_json
 from forge.jobdir.plan import RequeueLimits
 from forge.jobdir.sick import Sick
 from forge.jobdir.verdict import Verdict
-from forge.slurm.client import JobInfo, Queued
+from forge.slurm.client import Queued
+from forge.slurm.job_info import JobInfo
 
 REQUEUED = [("requeue", "7")]
 

@@ -34,7 +34,7 @@ from forge.jobdir.job_files import (
     suffix,
     write_json,
 )
-from forge.slurm.client import JobInfo
+from forge.slurm.job_info import JobInfo
 
 RUNS = JobInfo("RUNNING", "None", 0, None, left_s=3000.0)
 PREEMPTED = JobInfo("RUNNING", "None", 0, "2026-01-01T00:00:07", left_s=3000.0)

@@ -17,7 +17,8 @@ from typing import Any
 
 from forge.errors import NoAnswer, SlurmRefused
 from forge.slurm import client
-from forge.slurm.client import JobInfo, Queued
+from forge.slurm.client import Queued
+from forge.slurm.job_info import JobInfo
 from forge.slurm.wrapper import SlurmJob
 
 

@@ -10,7 +10,7 @@ from forge import messages
 from forge.config.schema import Policy
 from forge.errors import ConfigError, SlurmRefused
 from forge.launch.slurm.slurm_options import SlurmOptions
-from forge.slurm import client
+from forge.slurm import client, job_info
 
 _MAX_ARRAY_SIZE = 1001  # Slurm's default
 _KILL_WAIT_S = 30.0
@@ -87,7 +87,7 @@ class Cluster:
             there = ", ".join(self.partitions)
             return f"`partition={name}`: the cluster has no such partition. It has {there}."
         fields = self.partition(name)
-        most_s = client.seconds(fields.get("MaxTime", ""))
+        most_s = job_info.seconds(fields.get("MaxTime", ""))
         if most_s is not None and options.time_limit_s > most_s:
             return (
                 f"`timeout_min={options.timeout_min:g}`: the partition"
