@@ -57,9 +57,9 @@ class ExitCode(IntEnum):
     )
     UNHEALTHY = (
         69,
-        "A health check of the node failed with the action refuse, exclude_node or halt. On Slurm,"
-        " unless the action is halt, forge's launcher starts the job again on another node;"
-        " otherwise the job ends.",
+        "A health check failed whose action is refuse, exclude_node or halt. After halt the job"
+        " ends. After refuse and exclude_node, the Slurm launcher requeues the job, which starts on"
+        " another node; without that launcher the job ends.",
     )
     FORCED = (
         70,

@@ -120,7 +120,11 @@ def differences(before: Identity, now: Identity) -> list[Change]:
 def _what_is_known(one: Identity) -> str:
     if one.config is not None:
         return "known"
-    return "not known" if one.words is None else "not known (only the command's arguments)"
+    return (
+        "not known"
+        if one.words is None
+        else "not known (only the arguments of the command are known)"
+    )
 
 
 def _changed_words(before: list[str], now: list[str]) -> list[Change]:

@@ -36,8 +36,8 @@ def _stops(interrupted: list[Run], events: list[dict[str, Any]]) -> Iterator[str
     warning_s = min((one["stop_s"] for one in events if "stop_s" in one), default=None)
     if stops:
         repeated = sum(max(0, steps) for steps in stops)
-        times = "1 stop" if len(stops) == 1 else f"{len(stops)} stops"
-        yield f"Steps repeated after {times} by a signal other than SIGKILL: {repeated}"
+        runs = "1 run that was" if len(stops) == 1 else f"{len(stops)} runs that were"
+        yield f"{repeated} steps were repeated in {runs} stopped by a signal and could save"
     if longest is not None and warning_s is not None:
         fits = "fits into" if longest <= warning_s else "does not fit into"
         yield (

@@ -106,8 +106,8 @@ class Verdict:
         if wanted.steps:
             passes = max(wanted.steps // 3, 1)
             yield (
-                f"Limits: {wanted.steps} steps for a loop, {passes} for a pass through a loader"
-                " (--steps 0: no limits)"
+                f"Limits: at most {wanted.steps} steps in each loop, and {passes} in each pass"
+                " through a loader (--steps 0: no limits)"
             )
         title = "signal at step → resumed at step"
         yield f"{'run':<15} {'seconds':>7} {'steps':>5}  {title:<33}  result"
@@ -116,7 +116,7 @@ class Verdict:
         expected_s = first.took_s * (1 + _PART * self._wanted.times)
         if self._wanted.within_s is not None:
             expected_s = min(expected_s, self._wanted.within_s)
-        say(f"  the other runs take about {duration(expected_s)}")
+        say(f"  all other runs together will take about {duration(expected_s)}")
 
     def _conclude(self, interrupted: list[Run], num_bad: int) -> int:
         took = duration(time.monotonic() - self._began)

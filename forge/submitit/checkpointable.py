@@ -68,10 +68,11 @@ class Checkpointable:
     is not restarted (it was cancelled, or a limit of `requeue` is reached), `job.result()` raises
     an error with the reason.
 
-    A job stops at the next step boundary, and resumes with the same bits. If the main thread does
-    not reach a boundary (a hanging collective, a loop without `run.steps`), it cannot save:
-    `MARGIN_S` seconds before the forced exit, the job is requeued from its last good checkpoint,
-    which counts as a failure. Without a checkpoint the job fails.
+    A job stops at the next step boundary, and ends with the same bits as a job that was not
+    interrupted. If the main thread does not reach a boundary (a hanging collective, a loop without
+    `run.steps`), it cannot save: shortly before `shutdown.timeout_s` has passed, the job is
+    requeued, and resumes from its last good checkpoint; this counts as a failure. Without a
+    checkpoint the job fails.
 
     A job can have several tasks, the ranks of one training: each calls `task`, with torchrun's
     variables in its environment, and rank 0 decides whether the job is restarted.
@@ -81,7 +82,7 @@ class Checkpointable:
         policy: `cfg.resilience`, a mapping, a `forge.Policy`, or None for the defaults.
         directory: The job's directory; `%j` is replaced by the job id (`<array>_<task>` in arrays).
             By default `<job>_forge_<id of this object>` in submitit's folder. A later submission
-            with the same directory resumes from its checkpoints, with new budgets.
+            with the same directory resumes from its checkpoints; its count of requeues begins at 0.
     Raises:
         ConfigError: For a policy that cannot work.
     """

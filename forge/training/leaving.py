@@ -153,5 +153,5 @@ class Leaving:
         asked_at = self._handler.asked_at or time.monotonic()
         return (
             f" {time.monotonic() - asked_at:.0f} s after the stop was requested: if the step has an"
-            " evaluation, move it into a function of `run.every`, where a stop need not wait"
+            " evaluation, move it into a function of `run.every`, which a stop can interrupt"
         )

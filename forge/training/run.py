@@ -264,15 +264,16 @@ class Run:
         return self._inner.epochs(n)
 
     def batches(self, loader: Iterable[_Batch]) -> Iterator[tuple[int, _Batch]]:
-        """Yield `(step, batch)` for one pass through a loader, from the saved batch.
+        """Yield `(step, batch)` for one pass through a loader.
 
-        `step` counts over all epochs. A `break` ends the pass.
+        On resume the pass continues with the first batch that was not trained on. `step` counts
+        over all epochs. A `break` ends the pass.
 
         Args:
             loader: A DataLoader, StatefulDataLoader, or any iterable of batches. Each epoch can
                 have a new loader.
         Returns:
-            An iterator that ends with the loader.
+            An iterator that ends when the loader ends.
         Raises:
             ForgeError: Outside `for epoch in run.epochs(n):`, or twice in one epoch.
         """
@@ -425,9 +426,10 @@ class Run:
                 if patience.is_over(evaluate(model, data)):
                     run.finish("no better for 5 evaluations")
 
-        The current step is completed, and `run.every` functions with `at_end` run. The job then
-        finishes with exit code 0, unless more loops follow. A later start does not continue the
-        loop, not even with a larger `n`.
+        The current step is completed, and the `run.every` functions with `at_end=True` are called.
+        The job then finishes with exit code 0, unless more loops follow. A later start does not
+        continue the loop, not even with a larger `n`. If the job has several ranks, call it in a
+        `run.every` function; a call on any one rank ends the loop on all of them.
 
         Args:
             reason: The explanation that is shown and stored in the ledger.

@@ -43,7 +43,7 @@ def test_repeated_steps_are_counted_after_stops_alone():
     hits = [hit("SIGTERM", 1, 7), hit("SIGKILL", 2, 9)]
     interrupted = run_of(SEEN, [start(5)], [start(5)], hits=hits)
     assert list(report.lines(first, [interrupted], [])) == [
-        "Steps repeated after 1 stop by a signal other than SIGKILL: 2",
+        "2 steps were repeated in 1 run that was stopped by a signal and could save",
         "The longest save took 0.5 s, which fits into the 90 s that a stop can take"
         " (`resilience.shutdown.timeout_s`)",
     ]

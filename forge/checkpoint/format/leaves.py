@@ -142,7 +142,7 @@ def _value_difference(a: torch.Tensor, b: torch.Tensor) -> str:
     is_equal |= x.isnan() & y.isnan()
     count = int((~is_equal).sum())
     if not count:
-        return "equal values, other bits (sign of zero, NaN payload, or order)"
+        return "equal values, different bits (sign of a zero, or NaN payload)"
     largest = (x - y).abs()[~is_equal].max()
     shown = "nan" if bool(largest.isnan()) else f"{float(largest):g}"
     return f"values differ by at most {shown}, in {count} of {a.numel()}"

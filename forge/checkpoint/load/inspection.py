@@ -31,12 +31,12 @@ def load(path: str | os.PathLike[str], *, verify: str = "full") -> Checkpoint:
 
     Args:
         path: A step directory; or a checkpoint directory or a job's directory, from which the
-            newest checkpoint that verifies is read, as a resume does. For a finished job, the
-            state at the end of its `with` block, even if a resume uses an earlier one.
+            newest checkpoint that verifies is read. For a finished job this is the state at the end
+            of its `with` block.
         verify: `full` (checksums), `size` or `none`.
     Returns:
-        A Checkpoint with `path`, `manifest` and `state`: `state["live"]["states"]` has the
-        objects passed to `forge.Run`, by name.
+        A Checkpoint with `path`, `manifest` and `state`: `state["live"]["states"]` maps
+        the names of the objects passed to `forge.Run` to their state dicts.
     Raises:
         CheckpointError: If there is no checkpoint.
         DamagedCheckpoint: Names the damaged file, what was expected and what was found.

@@ -142,9 +142,9 @@ class Overflows:
         if fall.has_updated or fall.num_bad <= _NUM_QUIET:
             return ""
         return (
-            f"the gradients overflow at a scale of {fall.last:g}, so that all {fall.num_bad}"
-            " updates were skipped. The GradScaler lowers its scale at each of them; an overflow"
-            f" at a scale below {fall.top / _FIRST_FALL:g} counts as NaN"
+            f"the first {fall.num_bad} updates were all skipped, because the gradients overflowed;"
+            f" the GradScaler has lowered its scale to {fall.last:g}, and will lower it further."
+            f" Below {fall.top / _FIRST_FALL:g} the NaN policy treats an overflow as a NaN"
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -78,8 +78,8 @@ def checked_name(name: Any) -> str | None:
     problem = (
         f"`name=` is {found}, and becomes the name of a directory: expected a string of at most 100"
         " letters, digits and `_ - . = + , @`, which begins with a letter or a digit, and is"
-        " not `latest`, `step_<number>` or `final_step_<number>`. Give an object that is to be"
-        " saved another keyword."
+        " not `latest`, `step_<number>` or `final_step_<number>`. If you meant an object to"
+        " be saved, pass it as another keyword."
     )
     with exits():
         raise ConfigError([problem], "This Run")

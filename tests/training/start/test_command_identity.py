@@ -208,7 +208,10 @@ def test_a_notebook_has_no_arguments(program):
     assert "did not contain the job's config" in program.start("--seed", "3").stdout
     left = program.start("--seed", "3", NOTEBOOK="1")
     assert left.returncode == 78
-    assert "(config): not known (only the command's arguments) before, not known now" in left.stdout
+    assert (
+        "(config): not known (only the arguments of the command are known) before, not known now"
+        in left.stdout
+    )
 
 
 @pytest.mark.parametrize("kind", ["namespace", "dataclass", "mapping"])
@@ -226,7 +229,10 @@ def test_what_config_holds_makes_the_job_and_nothing_else_does(program, kind):
     )
     assert shown in other.stdout
     unnamed = program.start("--lr", "0.1", "--seed", "4")
-    assert "(config): known before, not known (only the command's arguments) now" in unnamed.stdout
+    assert (
+        "(config): known before, not known (only the arguments of the command are known) now"
+        in unnamed.stdout
+    )
     assert program.start("--workers", "3", "--seed", "4", CONFIG=kind).returncode == 0
 
 
