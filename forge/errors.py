@@ -167,7 +167,7 @@ class ConfigError(ForgeError):
 
     Args:
         problems: The sentences.
-        what: What has the problems.
+        what: The subject of the message: `<what> has a problem: …`.
         page: The page of the documentation to read.
     """
 
@@ -313,12 +313,14 @@ class JobTraceback(Exception):
 
 
 class Exit(SystemExit):
-    """Raised to end the process with `code`, after a stop. `except Exception` does not catch it.
+    """Raised to end the process with `code`: after a stop, or if the training cannot start.
+
+    It is a `SystemExit`: `except Exception` does not catch it.
 
     Args:
         code: The exit code.
-        text: The explanation that is printed.
-        reason: The reason that is recorded; by default the one that belongs to `code`.
+        text: The explanation for people, which is printed.
+        reason: The category in the ledger; by default the one that belongs to `code`.
     """
 
     def __init__(self, code: int, text: str, reason: Reason | None = None) -> None:

@@ -417,7 +417,7 @@ class BestConfig:
     metric: str | None = key(
         None,
         is_filled=True,
-        remedy="Name a metric that run.log() gets, or null.",
+        remedy="Set it to the name of a value that you pass to run.log, or to null.",
         help="Metric of `run.log(name=…)` by which the best checkpoints are kept. null: no"
         " checkpoint is kept for its metric.",
     )
@@ -535,7 +535,7 @@ class Policy:
 
     @property
     def stop_s(self) -> float:
-        """Seconds from a stop signal until forge ends the process (exit code 70); 0: no limit."""
+        """Most seconds that a stop can take; then forge kills the process (70). 0: no limit."""
         given = self.shutdown.timeout_s
         return STOP_SHARE * self.signal.warning_s if given is None else given
 

@@ -186,8 +186,8 @@ def _way_out(job: ComposedJob, sweep: SweepDir) -> str | None:
     for place in (job.directory, *job.directory.parents):
         if place.is_symlink() and not is_ours(os.lstat(place).st_uid, place.parent):
             return (
-                f"{place} is a symbolic link that belongs to another user, to"
-                f" {os.path.realpath(place)}. Remove the link, or choose another `hydra.sweep.dir`."
+                f"{place} is a symbolic link to {os.path.realpath(place)}, and the link belongs to"
+                " another user. Remove the link, or choose another `hydra.sweep.dir`."
             )
         if place == sweep.path:
             break

@@ -55,8 +55,8 @@ def _parser() -> argparse.ArgumentParser:
         "--within",
         metavar="TIME",
         type=_of(seconds_of, "expected a time like 90s, 20m or 1h"),
-        help="total time budget, for example 20m; if it is short, there are fewer interrupted runs,"
-        " but at least one",
+        help="time limit of the whole rehearsal, for example 20m; interrupted runs that do not fit"
+        " are left out, except the first",
     )
     parser.add_argument(
         "--steps",

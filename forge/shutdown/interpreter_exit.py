@@ -28,7 +28,9 @@ def fast_exit() -> None:
         except (io.UnsupportedOperation, BrokenPipeError):
             continue  # in memory only
         except OSError as error:
-            messages.warn(f"An open file could not be written completely at exit: {error}")
+            messages.warn(
+                f"At exit, an open file of your script was not written completely: {error}"
+            )
         except Exception:  # noqa: BLE001 - half made, or an unusual class
             continue
     gc.freeze()

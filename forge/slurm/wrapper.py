@@ -251,7 +251,10 @@ class SlurmJob(Job):
         try:
             return client.show(self._job, _ASK_S).left_s
         except SlurmError as error:
-            self._print(f"{error}; forge counts the time limit from now")
+            self._print(
+                f"{error}; so the time left is unknown, and forge assumes that the job's time limit"
+                " begins now"
+            )
             limit_s: float | None = self.plan.time_limit_s
             return limit_s
 

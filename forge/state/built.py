@@ -77,7 +77,9 @@ class Built:
         if "(class)" in keys:
             return "one class cannot load the state of another. Keep the class, or start a new job."
         if "(groups)" in keys:
-            return "the new groups cannot be matched to the saved ones. Keep the number of groups."
+            return (
+                "the new parameter groups cannot be matched to the saved ones. Keep their number."
+            )
         if isinstance(one, torch.optim.Optimizer):
             schedules = self._schedules_of(one)
             is_driven = any(key.rpartition(".")[2] in ("lr", "initial_lr") for key in keys)

@@ -56,7 +56,8 @@ class RunState(MutableMapping[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         if not isinstance(name, str):
-            raise TypeError(f"run.state[{name!r}]: expected a string, found {type(name).__name__}")
+            kind = type(name).__name__
+            raise TypeError(f"run.state[{name!r}]: expected a string as the key, found {kind}")
         encoder = Encoder()
         encoder.encode(Packed(value, [name]).tree, f"run.state.{name}")
         if encoder.sharded:

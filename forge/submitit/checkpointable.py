@@ -125,11 +125,10 @@ class Checkpointable:
         return (attempt.follow if backend.rank else attempt.run)(self.task, args, kwargs)
 
     def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """Called by submitit, not by you: save if possible, and return the job to submit again.
+        """Called by submitit when it requeues the job, not by you. Saves if possible.
 
-        submitit's own signal handler (before the task begins) and plugins call it in the main
-        thread, and then requeue the job. An open `forge.Run` saves if it is between two loops;
-        inside a loop it cannot, so the job will resume from its last checkpoint, and logs which.
+        If a `forge.Run` is open and is between two loops, it saves. Inside a loop it cannot save
+        here: the job resumes from its last checkpoint, which is named in the log.
 
         Args:
             args: The positional arguments of the task.

@@ -293,7 +293,7 @@ def _keyword_problem(name: str, one: Any) -> str | None:
     if one is None:
         return f"expected an object to save, found None. Leave `{name}` out if there is none."
     if isinstance(one, type):
-        return f"expected an object, found {shown(one)} itself. Write `{name}={one.__name__}(…)`."
+        return f"expected an instance, found {shown(one)} itself. Write `{name}={one.__name__}(…)`."
     if _is_state_dict(one):
         return (
             "found a state dict, which is a copy of the values: forge could not put them back into"

@@ -57,16 +57,16 @@ class Run:
         name: Tells apart several Runs of one script (folds, seeds, stages). The checkpoints are
             in `<checkpoint.dir>/<name>`.
         config: The settings that identify the job: an argparse.Namespace, a dataclass, or a
-            mapping. A start with other values is refused (78) instead of resumed. By default
+            mapping. A start with other values is refused (exit code 78), not resumed. By default
             Hydra's config; without Hydra the command's arguments.
         stateful: Objects to save, by name: anything with state_dict and load_state_dict, and
             `torch.Generator`. The random states of python, numpy, torch and every CUDA device
             are always saved.
     Raises:
-        Exit: With code 78 if the policy or the name is invalid. When the block is entered: 78
-            inside another Run, or if this process has already finished the training in the
-            directory; 73 if a running job owns the directory; 69 if a health check fails; 74 if
-            no checkpoint is usable.
+        Exit: If the training cannot start, with an exit code (`forge.ExitCode`). In the call: 78
+            if the policy or the name is invalid. At `with`: 78 inside another Run, or if this
+            process has already finished the training in the directory; 73 if a running job owns
+            the directory; 69 if a health check fails; 74 if no checkpoint is usable.
         StateMismatch: When the block is entered, if the checkpoint does not fit the objects.
     """
 
@@ -292,8 +292,8 @@ class Run:
         """Update the parameters once: check for NaN, clip, step optimizer and schedule, zero_grad.
 
         If the loss or the gradients are bad, the NaN policy (`resilience.nan`) can skip the update:
-        then neither the optimizer nor the schedule changes. In both cases the gradients are set to
-        None. The call synchronises the GPU with the host once.
+        then neither the optimizer nor the schedule changes. The gradients are set to None, whether
+        the update is done or skipped. The call synchronises the GPU with the host once.
 
         Args:
             loss: The loss on which `backward` was called (unscaled, if a scaler is used).
@@ -302,7 +302,7 @@ class Run:
             schedule: A learning rate schedule given to `forge.Run`, stepped once; or a list.
             scaler: A `torch.amp.GradScaler` given to `forge.Run`. An overflow that the scaler
                 handles does not count as a NaN. If several optimizers share a scaler, its scale is
-                updated when all gradients are used.
+                updated after the last of them.
             clip_norm: Largest L2 norm of the gradients, as in `clip_grad_norm_`.
         Returns:
             Whether the update was done.
@@ -390,8 +390,8 @@ class Run:
         """Allow a pending stop to interrupt a `run.every` function (raises `Exit`).
 
         The checkpoint then has the state before the functions of this step, whatever they have
-        changed since, and the resumed job runs them again. If the functions are short (less than
-        ten times as long as a copy of the state), the stop waits until they return instead. The
+        changed since, and the resumed job runs them again. If the functions last took less
+        time than ten copies of the state in memory, they are not interrupted. The
         call does nothing in a data worker, another thread or a child process. Each call counts as
         progress for the hang detection.
 
@@ -406,9 +406,9 @@ class Run:
         return False
 
     def save(self, *, pin: bool = False) -> None:
-        """Save at the end of the current step, or immediately outside a step.
+        """Save at the end of the current step. Outside a loop: save at once.
 
-        Inside a step a call on any one rank is enough; outside a loop every rank has to call it.
+        In a loop a call on any one rank is enough. Outside a loop every rank has to call it.
 
         Args:
             pin: Keep this checkpoint permanently, as `forge pin` does.

@@ -354,7 +354,10 @@ class Saver:
     def _count_failure(self, step: int, error: OSError) -> None:
         self._failures += 1
         self._ledger.write("save_failed", step=step, error=str(error))
-        text = f"The save at step {step} failed ({self._failures} of {MAX_FAILURES}): {error}"
+        text = (
+            f"The save at step {step} failed ({self._failures} in a row; {MAX_FAILURES} end the"
+            f" run): {error}"
+        )
         if self._failures >= MAX_FAILURES:
             raise unwritable(
                 f"{text}. The run ends, because no further progress can be saved."

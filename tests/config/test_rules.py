@@ -66,7 +66,11 @@ SINGLE = [
     ("checkpoint.keep_last", 0, "at least 1. The newest checkpoint is always kept"),
     ("checkpoint.best.keep", 0, "at least 1. To keep none set `best.metric` to null"),
     ("checkpoint.best.mode", "least", "expected min | max, found 'least'"),
-    ("checkpoint.best.metric", " ", "is empty. Name a metric that run.log() gets, or null"),
+    (
+        "checkpoint.best.metric",
+        " ",
+        "is empty. Set it to the name of a value that you pass to run.log, or to null",
+    ),
     ("checkpoint.best.metric", True, "expected a string, found a boolean"),
     ("checkpoint.init_from", " ", "is empty. Name a file or a checkpoint"),
     ("checkpoint.init_from", "~/weights.pt", "Write the path in full"),

@@ -71,7 +71,7 @@ def prepare_link(app):
 
 PREPARED = {
     "a sweep": (prepare_sweep, r"/.forge belongs to nobody (uid 65534), not to root"),
-    "a link": (prepare_link, "/0 is a symbolic link that belongs to another user, to "),
+    "a link": (prepare_link, "home/other, and the link belongs to another user. Remove the link"),
 }
 
 

@@ -153,7 +153,9 @@ def test_what_cannot_be_saved_is_refused_by_its_path_as_it_is_assigned(value, pa
     with pytest.raises(CheckpointError, match=path):
         state["x"] = value
     assert "x" not in state
-    with pytest.raises(TypeError, match=r"run\.state\[3\]: expected a string, found int"):
+    with pytest.raises(
+        TypeError, match=r"run\.state\[3\]: expected a string as the key, found int"
+    ):
         state[3] = 1
 
 

@@ -178,7 +178,7 @@ RUNS = {
     ),
     "class": (
         lambda job: forge.Run(job.policy, model=torch.nn.Linear),
-        "expected an object, found the class Linear itself. Write `model=Linear(…)`",
+        "expected an instance, found the class Linear itself. Write `model=Linear(…)`",
     ),
     "None": (lambda job: forge.Run(job.policy, ema=None), "Leave `ema` out if there is none"),
 }

@@ -90,8 +90,8 @@ class Steps:
                 f"run.steps was called {_EPOCHS} times with the same loader, as in a loop over"
                 " epochs. A resumed job runs the code between these calls again, so a schedule or a"
                 " best value that is updated there is updated twice. Write `for epoch in"
-                " run.epochs(epochs):` and in it `for step, batch in run.batches(loader):`, which"
-                " run that code once per epoch."
+                " run.epochs(epochs):` and in it `for step, batch in run.batches(loader):`; code in"
+                " the outer loop takes effect once per epoch, even after a resume."
             )
 
     def _loop(self, n: float, loader: Iterable[Any] | None) -> Generator[Any, None, None]:
