@@ -207,5 +207,5 @@ def test_submitit_s_own_handler_resubmits_a_run_from_what_checkpoint_has_saved(f
     for place, checkpoint in HANDED_OVER.items():
         assert jobs[place].result() == expected, place
         assert noted(tmp_path / str(place), "resumed") == ["None", checkpoint]
-        said = f"checkpoints: the newest checkpoint is {checkpoint}"
+        said = f"saves: the newest checkpoint is {checkpoint}"
         assert said in jobs[place].stderr()

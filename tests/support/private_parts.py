@@ -16,7 +16,8 @@ from pathlib import Path
 from repository import modules
 
 DOCUMENTED = {"_exit", "_asdict", "_fields", "_make", "_replace", "_typeshed", "_target_", "_self_"}
-"""Of `os`, of namedtuples, typeshed's own module, and keys of Hydra's: see their documentation."""
+DOCUMENTED |= {"_value_"}
+"""Of `os`, of namedtuples and enums, typeshed's own module, and keys of Hydra: all documented."""
 _PRIVATE = re.compile(r"_[A-Za-z]\w*")
 
 

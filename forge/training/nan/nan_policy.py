@@ -28,6 +28,8 @@ _ACTION: Any = NanAction
 class Checked(NamedTuple):
     """The result of checking one step's loss and gradients."""
 
+    norm: torch.Tensor | None
+    """L2 norm of the gradients; None if it was not computed."""
     problem: str = ""
     """A description of the problem; empty if there is none."""
     is_loss_bad: bool = False
@@ -102,7 +104,7 @@ class NanPolicy:
         if clip_norm is not None and norm is not None:
             clip(parameters, clip_norm, norm.where(norm.isfinite(), 0.0))
         if are_fine():
-            return Checked()
+            return Checked(norm)
         return self._look(value.item(), norm, parameters, names, clip_norm)
 
     def _look(
@@ -134,7 +136,7 @@ class NanPolicy:
             clip(parameters, clip_norm, norm)  # was postponed until now
         if worst > _Badness.overflow.value:
             problem = problem or f"on rank {rank}"
-        return Checked(problem, worst == _Badness.loss.value, all(found))
+        return Checked(norm, problem, worst == _Badness.loss.value, all(found))
 
     def judge(self, step: int, problem: str) -> tuple[bool, str]:
         """Decide about a step that was checked; called once for each of its updates.

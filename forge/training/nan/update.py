@@ -77,7 +77,7 @@ class Updater:
                 of_torch.note_found_inf(scaler, optimizers)
             may_update = self._may_update(checked, optimizers, scaler)
         else:
-            checked, may_update = Checked(), True
+            checked, may_update = Checked(None), True
             if clip_norm is not None and parameters:
                 clip(parameters, clip_norm)
         if may_update:

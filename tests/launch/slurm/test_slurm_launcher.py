@@ -160,7 +160,10 @@ def test_jobs_with_other_limits_are_other_arrays(app):
         ("hydra.launcher.nodes=3", "has 2"),
         ("+hydra.launcher.partitoin=low", "Did you mean `partition`?"),
         ("+hydra.launcher.additional_parameters.signal=USR1", "forge sets --signal itself"),
-        ("+hydra.launcher.additional_parameters.nonsense=x", "The batch script is"),
+        (
+            "+hydra.launcher.additional_parameters.nonsense=x",
+            "sbatch did not accept the batch script",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_runs(app, override, said):

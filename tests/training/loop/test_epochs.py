@@ -385,7 +385,7 @@ def test_loops_over_steps_that_are_epochs_are_named_once(num_loops, is_same, cou
             loader = BATCHES if is_same else DataLoader(BATCHES.dataset)
             list(run.steps((epoch + 1) * len(loader), loader))
     assert run.step == 3 * num_loops
-    assert caplog.text.count("write `for epoch in run.epochs(epochs):`") == count
+    assert caplog.text.count("Write `for epoch in run.epochs(epochs):`") == count
 
 
 def test_a_training_cannot_change_from_steps_to_epochs(a_run):

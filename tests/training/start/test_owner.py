@@ -128,7 +128,7 @@ def test_a_damaged_record_is_made_anew_or_refused(place, damage):
     with pytest.raises(CheckpointError, match="Restore a copy of the file"):
         place.start(2, lr=0.2, take=True)
     place.start(2)
-    assert any("rewritten" in text for text in place.said)
+    assert any("forge writes it again" in text for text in place.said)
     assert place.record.read_text() == text
 
 
