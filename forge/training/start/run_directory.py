@@ -207,7 +207,11 @@ class RunDirectory:
         """Names the checkpoint that a later start would resume from."""
         with contextlib.suppress(OSError):
             steps = step_dirs(self.checkpoint_dir)
-            return f"the newest checkpoint is {steps[0].name}" if steps else "there is none yet"
+            return (
+                f"the newest checkpoint is {steps[0].name}"
+                if steps
+                else "there is no checkpoint yet"
+            )
         return f"{self.checkpoint_dir} cannot be read"
 
     def end(
