@@ -355,8 +355,7 @@ class Saver:
         self._failures += 1
         self._ledger.write("save_failed", step=step, error=str(error))
         text = (
-            f"The save at step {step} failed ({self._failures} in a row; {MAX_FAILURES} end the"
-            f" run): {error}"
+            f"The save at step {step} failed ({self._failures} of {MAX_FAILURES} in a row): {error}"
         )
         if self._failures >= MAX_FAILURES:
             raise unwritable(

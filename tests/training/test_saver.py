@@ -80,7 +80,7 @@ def test_one_failed_save_is_told_and_training_goes_on(is_async, make_saver, fail
         saver.save(step, lambda: {"x": 1}, SaveCause.periodic)
     saver.wait()
     assert kinds(store) == ["save_failed"] * (MAX_FAILURES - 1) + ["save"]
-    assert "failed (1 of 5): [Errno 5]" in caplog.text
+    assert "failed (1 of 5 in a row): [Errno 5]" in caplog.text
     # A success starts the count again.
     fail(store, MAX_FAILURES - 1)
     for step in range(10, 10 + MAX_FAILURES):
@@ -99,7 +99,7 @@ def test_saves_that_fail_again_and_again_end_the_run(is_async, make_saver, fail)
             saver.save(step, lambda: {"x": 1}, SaveCause.periodic)
         saver.wait()
 
-    with pytest.raises(CheckpointError, match=rf"step {MAX_FAILURES} failed \(5 of 5\)"):
+    with pytest.raises(CheckpointError, match=rf"step {MAX_FAILURES} failed \(5 of 5 in a row\)"):
         save_all()
 
 

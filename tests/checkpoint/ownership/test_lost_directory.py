@@ -132,7 +132,7 @@ def test_a_run_outlives_its_directory_for_some_saves(train, caplog):
     run({3: lambda: directory.rename(away), 9: lambda: away.rename(directory)})
     assert trained == list(range(20))
     assert [text.partition(":")[0] for text in caplog.messages if "failed (" in text] == [
-        f"The save at step {step} failed ({number} of 5)"
+        f"The save at step {step} failed ({number} of 5 in a row)"
         for number, step in enumerate([4, 6, 8], 1)
     ]
     assert "removed or emptied" in caplog.text
@@ -245,6 +245,6 @@ def test_a_file_system_that_turns_read_only_and_then_goes_away_and_comes_back(tm
         (14, 2, "removed or emptied"),
     ]:
         (line,) = [x for x in done.stderr.splitlines() if f"save at step {step} failed" in x]
-        assert f"({number} of 5)" in line
+        assert f"({number} of 5 in a row)" in line
         assert error in line
     assert list(place.iterdir()) == []  # nothing went to the bare mount point
