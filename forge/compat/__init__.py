@@ -1,4 +1,4 @@
-"""Private parts of other libraries that forge uses; if one disappears, its test says what to do.
+"""Private parts of other libraries that forge uses; a test of each fails if that part changes.
 
 One module per library. Each function imports its library itself, so importing the module is cheap.
 """

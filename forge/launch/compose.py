@@ -200,7 +200,7 @@ def _stranger(job: ComposedJob) -> str | None:
     overrides = before.overrides
     if overrides is not None and sorted(overrides) != sorted(job.place.overrides):
         return (
-            f"its directory would be {job.directory}, where a job with other overrides was started"
+            f"its directory {job.directory} already has a job with other overrides"
             f" ({messages.escape(' '.join(overrides))}). Choose another `hydra.sweep.dir` or"
             " `hydra.sweep.subdir`."
         )

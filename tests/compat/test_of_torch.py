@@ -279,7 +279,7 @@ def test_unreduced_gradients(reduce_dtype, alone):
 
 
 def test_note_found_inf():
-    """What another rank has found in its gradients has to count for this one's scaler, too."""
+    """If another rank has found an Inf in its gradients, the scaler of this rank must know it."""
     with contract(of_torch.note_found_inf):
         weight = torch.ones(2, requires_grad=True)
         optimizer = torch.optim.SGD([weight], lr=1.0)

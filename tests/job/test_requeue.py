@@ -438,7 +438,7 @@ CONF = "defaults: [{resilience: default}, _self_]\nbad_starts: 2\nhow: 7\n"
 
 
 def test_rules_and_budgets_of_true_jobs(tmp_path):
-    """What is written on the command line is what the wrapper keeps to, and it says so."""
+    """The wrapper applies the rules and budgets of the command line, and prints them."""
     app = App(tmp_path / "app", FLAKY, CONF)
     rule = "resilience.requeue.rules=[{exit_codes:[7],max_restarts:2}]"
     budget = "resilience.requeue.max_failures=2"

@@ -188,7 +188,7 @@ def test_another_config_in_a_directory_that_trained_is_refused(tmp_path):
     done = app.run("lr=2")
     assert done.returncode == 78, done.stdout
     assert "job 0 (lr=2): " in done.stdout
-    assert "where a job with other overrides was started (lr=1)" in done.stdout
+    assert "already has a job with other overrides (lr=1)" in done.stdout
     assert len(seen(app.job(0))) == 2
 
 

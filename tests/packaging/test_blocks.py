@@ -75,7 +75,7 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 
 OUTPUTS = [block for block in BLOCKS if block[1] == "text" and block not in ELSEWHERE]
-"""What commands print, as it was when the page was written."""
+"""Output of commands, copied into the page when it was written."""
 
 
 @pytest.mark.parametrize("block", OUTPUTS, ids=[f"{page}-{n}" for page, _, n in OUTPUTS])

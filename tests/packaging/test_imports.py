@@ -38,7 +38,7 @@ def layer_of(module: str) -> int:
         for member in members:
             if short == member or (member.endswith(".*") and f"{short}.".startswith(member[:-1])):
                 return number
-    raise AssertionError(f"{module} stands in no layer of ARCHITECTURE.md")
+    raise AssertionError(f"{module} is not in any layer of ARCHITECTURE.md")
 
 
 def test_every_module_stands_in_a_layer_and_every_layer_has_modules():

@@ -1,4 +1,4 @@
-"""A batch script written by hand: its job comes back once where it should, and never else.
+"""A batch script written by hand: its job is requeued once if it should be, and otherwise never.
 
 All jobs of a fixture run at once: what takes long is Slurm's pause after a requeue.
 """

@@ -19,7 +19,7 @@ numpy = pytest.importorskip("numpy")
 
 
 def saved(state, tmp_path):
-    """What a checkpoint gives back of it."""
+    """The state as a checkpoint returns it."""
     with closing(Store(tmp_path, CheckpointConfig())) as store:
         store.commit(store.snapshot(1, state.capture(), is_complete=False, copy=False))
         return store.newest().state

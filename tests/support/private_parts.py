@@ -15,8 +15,8 @@ from pathlib import Path
 
 from repository import modules
 
-DOCUMENTED = {"_exit", "_asdict", "_fields", "_make", "_replace", "_typeshed", "_target_", "_self_"}
-DOCUMENTED |= {"_value_"}
+DOCUMENTED = {"_exit", "_asdict", "_fields", "_make", "_replace", "_value_", "_typeshed"}
+DOCUMENTED |= {"_target_", "_self_"}
 """Of `os`, of namedtuples and enums, typeshed's own module, and keys of Hydra: all documented."""
 _PRIVATE = re.compile(r"_[A-Za-z]\w*")
 
@@ -71,7 +71,7 @@ def _defined(tree: ast.Module) -> set[str]:
 
 
 def _inherited(tree: ast.Module) -> set[str]:
-    """What the modules define whose classes the classes of this one derive from."""
+    """Names defined in the modules of the base classes of this module's classes."""
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     bases = {ast.unparse(base).partition("[")[0] for one in classes for base in one.bases}
     found = set()

@@ -126,7 +126,7 @@ def test_a_newest_that_is_damaged_is_passed_over_and_told(trained, caplog):
     ],
 )
 def test_damage_is_an_error_that_names_the_file(harm, complaint, trained):
-    """What was expected, what was found."""
+    """The error says what was expected and what was found."""
     harm(trained / "step_2")
     with pytest.raises(DamagedCheckpoint, match=complaint) as error:
         forge.load(trained / "step_2")

@@ -1,4 +1,7 @@
-"""`run.epochs` and `run.batches`: where a stop and a kill leave them, and how they are used."""
+"""`run.epochs` and `run.batches`: where a stop and a kill leave them, and how they are used.
+
+One module, since all its tests share the loops of one script.
+"""
 
 import contextlib
 import itertools
@@ -21,8 +24,8 @@ STOPS = {"TERM": 143, "USR1": 75, "KILL": -9}
 # -- a stop and a kill, wherever they come ---------------------------------------------------------
 
 
-def disturbed(make_job, undisturbed, folder, loop, places, **policy):
-    """The job, disturbed once; it has ended with the bits of one that was not."""
+def assert_same_when_disturbed(make_job, undisturbed, folder, loop, places, **policy):
+    """Disturb a job once: it ends with the same bits as an undisturbed one. Returns the job."""
     job = make_job(folder, script=SCRIPT, loop=loop, kill_at=places, policy={"checkpoint": policy})
     (name,) = places.values()
     job.run_to_end(STOPS[name])
@@ -52,7 +55,9 @@ HITS = [
 )
 def test_a_stop_and_a_kill_change_no_bit(loop, name, place, tmp_path, make_job, undisturbed):
     """Before a pass, in it, after its last step, and in what follows it."""
-    disturbed(make_job, undisturbed, tmp_path / "job", loop, {place: name}, every_steps=5)
+    assert_same_when_disturbed(
+        make_job, undisturbed, tmp_path / "job", loop, {place: name}, every_steps=5
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,12 +65,16 @@ def test_a_stop_and_a_kill_change_no_bit(loop, name, place, tmp_path, make_job, 
 )
 def test_a_pass_and_a_training_that_end_by_break(name, place, tmp_path, make_job, undisturbed):
     """A later start does not go on with what was left."""
-    disturbed(make_job, undisturbed, tmp_path / "job", "breaks", {place: name}, every_steps=3)
+    assert_same_when_disturbed(
+        make_job, undisturbed, tmp_path / "job", "breaks", {place: name}, every_steps=3
+    )
 
 
 @pytest.mark.parametrize("place", ["before 2", "step 13", "after 2"])
 def test_a_second_loader_is_read_on_from_where_it_was(place, tmp_path, make_job, undisturbed):
-    disturbed(make_job, undisturbed, tmp_path / "job", "second", {place: "KILL"}, every_steps=5)
+    assert_same_when_disturbed(
+        make_job, undisturbed, tmp_path / "job", "second", {place: "KILL"}, every_steps=5
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +82,9 @@ def test_a_second_loader_is_read_on_from_where_it_was(place, tmp_path, make_job,
 )
 def test_a_break_while_a_name_still_holds_the_pass(name, place, tmp_path, make_job, undisturbed):
     """A progress bar does. What follows the pass acts once, and what is due is not left out."""
-    job = disturbed(make_job, undisturbed, tmp_path / "job", "bar", {place: name}, every_steps=3)
+    job = assert_same_when_disturbed(
+        make_job, undisturbed, tmp_path / "job", "bar", {place: name}, every_steps=3
+    )
     evaluated = {step for step, values in job.history.metrics.items() if "held_out" in values}
     assert evaluated == {3, 7, 11, 15}
 
@@ -84,14 +95,18 @@ def test_a_break_while_a_name_still_holds_the_pass(name, place, tmp_path, make_j
 def test_a_loader_whose_state_goes_on_from_pass_to_pass(
     name, place, tmp_path, make_job, undisturbed
 ):
-    disturbed(make_job, undisturbed, tmp_path / "job", "streams", {place: name}, every_steps=5)
+    assert_same_when_disturbed(
+        make_job, undisturbed, tmp_path / "job", "streams", {place: name}, every_steps=5
+    )
 
 
 @pytest.mark.parametrize("place", ["late 1", "before 2", "step 13"])
 def test_each_epoch_may_make_a_loader_with_a_generator(place, tmp_path, make_job, undisturbed):
     """That of the pass before it says nothing of it."""
     folder, places = tmp_path / "job", {place: "KILL"}
-    disturbed(make_job, undisturbed, folder, "loaders_of_epochs", places, every_steps=9)
+    assert_same_when_disturbed(
+        make_job, undisturbed, folder, "loaders_of_epochs", places, every_steps=9
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,7 +131,9 @@ def test_code_before_a_pass_sees_run_state_as_the_epoch_began(
 
 
 def test_several_loaders_in_one_loop(tmp_path, make_job, undisturbed):
-    disturbed(make_job, undisturbed, tmp_path / "job", "several", {"step 13": "TERM"})
+    assert_same_when_disturbed(
+        make_job, undisturbed, tmp_path / "job", "several", {"step 13": "TERM"}
+    )
 
 
 @pytest.mark.parametrize("place", ["after 1", "late 1"])
@@ -124,7 +141,9 @@ def test_a_stop_after_a_pass_commits_what_was_there_before_it(
     place, tmp_path, make_job, undisturbed
 ):
     """Whatever the weights are by then; with a poll it need not wait for the evaluation's end."""
-    job = disturbed(make_job, undisturbed, tmp_path / "job", "swaps", {place: "TERM"})
+    job = assert_same_when_disturbed(
+        make_job, undisturbed, tmp_path / "job", "swaps", {place: "TERM"}
+    )
     assert job.history.attempts[1].start_step == 12
     assert job.steps_repeated == [0]
 
