@@ -17,14 +17,14 @@ PER_JOB = (
 OF_LOCAL_JOBS = ("n_jobs", "tasks_per_job", "cpus_per_job", "gpus_per_job")
 """Options that only `hydra/launcher=local` has (`LocalOptions`, held equal by a test)."""
 OF_THE_SWEEP = {
-    name: f"hydra.launcher.{name}"
+    name: f"Set `hydra.launcher.{name}`."
     for name in ("submitit_folder", "array_parallelism", "wait", "dry_run", "progress", "n_jobs")
 } | {
-    "signal_delay_s": "resilience.signal.warning_s",
-    "max_num_timeout": "resilience.requeue.max_timeouts",
-    "use_srun": "nothing instead: forge always starts tasks with srun",
+    "signal_delay_s": "Set `resilience.signal.warning_s`.",
+    "max_num_timeout": "Set `resilience.requeue.max_timeouts`.",
+    "use_srun": "Remove it: forge always starts tasks with srun.",
 }
-"""Options that all jobs of a sweep share -> what to set instead."""
+"""Options that all jobs of a sweep share -> what to do instead."""
 
 
 def refused(key: str) -> str | None:
@@ -32,6 +32,5 @@ def refused(key: str) -> str | None:
     group, _, name = key.rpartition(".")
     if group != "slurm" or name not in OF_THE_SWEEP:
         return None
-    instead = OF_THE_SWEEP[name]
-    remedy = f"`{instead}`" if "." in instead else instead
-    return f"`resilience.{key}`: is an option of the whole sweep, not of one job. Set {remedy}."
+    what = f"`resilience.{key}`: is an option of the whole sweep, not of one job."
+    return f"{what} {OF_THE_SWEEP[name]}"

@@ -19,19 +19,19 @@ from forge.errors import ConfigError
 from forge.launch import option_check
 
 _OURS = {
-    "signal": "resilience.signal.name and resilience.signal.warning_s",
-    "requeue": "resilience.requeue.enabled",
-    "no-requeue": "resilience.requeue.enabled",
-    "array": "hydra.launcher.array_parallelism",
-    "output": "hydra.launcher.submitit_folder",
-    "error": "hydra.launcher.submitit_folder",
-    "open-mode": "nothing instead: forge always appends to the logs",
-    "parsable": "nothing",
-    "wrap": "nothing",
-    "wait": "hydra.launcher.wait",
-    "chdir": "nothing instead: jobs run in the directory in which the sweep was started",
+    "signal": "set resilience.signal.name and resilience.signal.warning_s instead",
+    "requeue": "set resilience.requeue.enabled instead",
+    "no-requeue": "set resilience.requeue.enabled instead",
+    "array": "set hydra.launcher.array_parallelism instead",
+    "output": "set hydra.launcher.submitit_folder instead",
+    "error": "set hydra.launcher.submitit_folder instead",
+    "open-mode": "forge always appends to the logs",
+    "parsable": "forge reads the output of sbatch",
+    "wrap": "forge submits a batch script of its own",
+    "wait": "set hydra.launcher.wait instead",
+    "chdir": "jobs run in the directory in which the sweep was started",
 }
-"""sbatch options that belong to forge -> what to set instead."""
+"""sbatch options that belong to forge -> what to do, or why nothing can be set."""
 _LEAST = {
     **dict.fromkeys(("nodes", "tasks_per_node", "array_parallelism", "cpus_per_task"), 1),
     **dict.fromkeys(("gpus_per_node", "gpus_per_task", "mem_gb"), 0),
@@ -118,7 +118,7 @@ def _checked(given: Mapping[str, Any]) -> tuple[SlurmOptions, dict[str, str]]:
         if name in _OURS:
             problems[f"additional_parameters.{key}"] = (
                 f"forge sets --{name} itself, and a second --{name} would replace it without"
-                f" warning. Remove this key; set {_OURS[name]}."
+                f" warning. Remove this key: {_OURS[name]}."
             )
     return options, problems
 

@@ -45,10 +45,7 @@ class PassLengths:
         known = [one for one in found if one is not None]
         self._is_known = len(known) == len(found)
         if len(set(known)) > 1:
-            self._refuse(
-                "The loaders that the ranks gave to run.batches differ in length",
-                found,
-            )
+            self._refuse("The loaders that the ranks gave to run.batches differ in length", found)
 
     def ended(self, taken: int) -> None:
         """This rank's loader has ended; exits if the loader of another rank has not.
