@@ -55,6 +55,16 @@ def set_layer_versions(state_dict: Any, versions: Mapping[str, Any]) -> None:
     setattr(state_dict, LAYER_VERSIONS, versions)
 
 
+def non_persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """This module's buffers (not its children's) registered with `persistent=False`.
+
+    If it goes: use `named_buffers(recurse=False)` without the keys of `state_dict()`, which runs
+    the user's hooks.
+    """
+    own = module.named_buffers(recurse=False, remove_duplicate=False)
+    return {name: one for name, one in own if name in module._non_persistent_buffers_set}
+
+
 def persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     """This module's persistent buffers (not its children's), including those that are None.
 
@@ -110,7 +120,7 @@ def num_yielded(iterator: Any) -> int | None:
 def version(value: Any) -> int | None:
     """How often a tensor was changed in place; None for other values and inference tensors.
 
-    If it goes: compare small tensors with a copy.
+    If it goes: compare small tensors with a copy, as `TransientBuffers` does.
     """
     import torch
 

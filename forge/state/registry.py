@@ -26,6 +26,7 @@ from forge.state import (
 from forge.state.adapters import Stateful
 from forge.state.optimizer_state import Copies
 from forge.state.structure import Structure
+from forge.state.transient_buffers import TransientBuffers
 
 _DROPOUTS = (
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
@@ -56,6 +57,7 @@ class StateRegistry:
                     " values belong in run.state."
                 )
             self.objects[name] = adapters.unwrapped(one)
+        self._transient_buffers = TransientBuffers(self.objects)
         self._built: Structure | None = None
         """How the script has built the objects; None before `check_savable`."""
         self._groups: dict[str, list[list[torch.Tensor]]] = {}
@@ -115,6 +117,7 @@ class StateRegistry:
         Raises:
             ConfigError: If the loop has changed objects so that no later start could load them.
         """
+        self._transient_buffers.check()
         for path, one in self._modules():
             module_state.check_reduced(path, one)
         if states is None:

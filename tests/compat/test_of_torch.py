@@ -51,6 +51,22 @@ def test_layer_versions():
         nn.BatchNorm1d(2).load_state_dict(plain)
 
 
+def test_non_persistent_buffers():
+    """Those that a checkpoint lacks, of this module alone."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("saved", torch.zeros(1))
+            self.register_buffer("cache", torch.ones(1), persistent=False)
+            self.register_buffer("unset", None, persistent=False)
+
+    with contract(of_torch.non_persistent_buffers):
+        model = nn.Sequential(Model())
+        assert of_torch.non_persistent_buffers(model) == {}
+        assert of_torch.non_persistent_buffers(model[0]) == {"cache": model[0].cache}
+
+
 def test_persistent_buffers():
     """A buffer that is None until the first call is in no `named_buffers`."""
 
